@@ -1,0 +1,49 @@
+"""The errors that django-ratequota raises; all share the root ``RateQuotaError``.
+
+A refused request is not an error: it is a ``Decision`` with ``allowed=False``.
+"""
+
+from __future__ import annotations
+
+
+class RateQuotaError(Exception):
+    """Root of every error raised by this package."""
+
+
+class InvalidRate(RateQuotaError, ValueError):
+    """A rate that cannot be read or makes no sense; the message says what to write instead."""
+
+
+class InvalidCost(RateQuotaError, ValueError):
+    """A cost that is not a whole number of units in the accepted range."""
+
+
+class InvalidBucket(RateQuotaError, ValueError):
+    """Buckets that cannot be judged together, or a clock or prefix that makes no sense."""
+
+
+class ConfigurationError(RateQuotaError):
+    """``RATEQUOTA`` (or the CACHES alias it names) cannot be used; ``manage.py check`` says the same."""
+
+
+class StoreError(RateQuotaError):
+    """Redis gave no decision.
+
+    ``reason`` is a short, stable label for counters and logs: ``timeout``, ``connection``, or the lower-cased
+    error prefix that the server sent (``readonly``, ``oom``, ``busy``, ``loading``, ``noperm`` ...).
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class NewerRevision(RateQuotaError):
+    """The policies were published anew since the caller's snapshot; nothing was consumed.
+
+    ``revision`` is the stored one: reload the snapshot, then ask again.
+    """
+
+    def __init__(self, revision: int) -> None:
+        super().__init__(f"policies were published at revision {revision}")
+        self.revision = revision

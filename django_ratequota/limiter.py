@@ -1,0 +1,233 @@
+"""The engine: judges buckets in Redis. Needs no database, and no Django settings when given a client.
+
+    limiter = Limiter(client=redis.Redis())
+    decision = limiter.check([Bucket("user:42", Rate.parse("100/min"), scope="search")], cost=1)
+
+Every verb takes buckets and returns a ``Decision`` whose statuses have the buckets' order and length. All raise
+``StoreError`` when Redis gives no decision, ``InvalidCost`` and ``InvalidBucket`` on arguments that make no sense.
+Each has an async twin with the prefix ``a``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable
+from datetime import UTC, tzinfo
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from .exceptions import InvalidBucket, InvalidCost, NewerRevision, StoreError
+from .keys import bucket_key, check_prefix, revision_key
+from .rates import MAX_UNITS
+from .scripts import DECIDE, PUBLISH
+from .store import Command, Store, run_script
+from .twin import adrive, drive
+from .types import Bucket, BucketStatus, Decision
+from .windows import calendar_window
+
+Steps = Generator[Command, Any, Decision]
+
+_DECIDED, _NEWER, _OUTSIDE = 1, 2, 3
+_NO_REVISION = -1
+#: Far above any real request; keeps one script run short.
+_MAX_BUCKETS = 500
+_MAX_US = 2**53 - 1
+
+
+class Limiter:
+    """Checks, charges and resets buckets, any number of them in one atomic round trip."""
+
+    def __init__(
+        self,
+        *,
+        client: redis.Redis | redis.asyncio.Redis | None = None,
+        clock: Callable[[], int] | None = None,
+        prefix: str | None = None,
+        time_zone: tzinfo | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Without ``client``, server, prefix, time zone and timeout come from the Django setting RATEQUOTA.
+
+        ``client`` says where the server is; the limiter connects there on its own, without retries. ``clock``
+        returns µs since the Unix epoch, for tests and simulations only: else the server's clock counts.
+        ``prefix`` begins every key (default ``rq``), ``time_zone`` aligns calendar windows (default UTC), and
+        ``timeout`` is in seconds (default 0.1).
+        """
+        if client is None:
+            from .conf import settings
+
+            self.store = Store.from_settings(settings)
+            prefix = prefix or settings.prefix
+            time_zone = time_zone or settings.time_zone
+        else:
+            self.store = Store(client.connection_pool, 0.1 if timeout is None else timeout)
+        self.prefix = check_prefix(prefix or "rq")
+        self.time_zone: tzinfo = time_zone or UTC
+        self._clock = clock
+        # The store's clock minus this process's monotonic one, as last seen (µs).
+        self._offset_us = time.time_ns() // 1000 - _monotonic_us()
+
+    @property
+    def now_us(self) -> int:
+        """The store's clock as this process last saw it, or the injected one."""
+        return self._read_clock() if self._clock else _monotonic_us() + self._offset_us
+
+    def check(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
+        """Admit the request and charge every bucket ``cost`` units, or refuse it and change nothing."""
+        return self._run(self.steps("check", buckets, cost))
+
+    def peek(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
+        """What ``check`` would decide now; changes nothing."""
+        return self._run(self.steps("peek", buckets, cost))
+
+    def charge(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
+        """Charge every bucket; never refuses, and may leave it in debt."""
+        return self._run(self.steps("charge", buckets, cost))
+
+    def refund(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
+        """Give units back to every bucket, never more than were used."""
+        return self._run(self.steps("refund", buckets, cost))
+
+    def acquire(self, bucket: Bucket, timeout: float, cost: int = 1) -> Decision:
+        """Book the next free slot of a ``leaky_bucket`` used as a queue, first come, first served.
+
+        When allowed, sleep ``decision.retry_after`` seconds, then go ahead. Refused at once, with nothing booked,
+        when that wait would exceed ``timeout`` (seconds).
+        """
+        return self._run(self._acquire_steps(bucket, timeout, cost))
+
+    def reset(self, buckets: Iterable[Bucket]) -> int:
+        """Forget what was counted; returns how many of the buckets had counted anything."""
+        return drive(self._reset_steps(buckets), self.store.execute)
+
+    async def acheck(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
+        """``check``, awaited."""
+        return await self._arun(self.steps("check", buckets, cost))
+
+    async def apeek(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
+        """``peek``, awaited."""
+        return await self._arun(self.steps("peek", buckets, cost))
+
+    async def acharge(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
+        """``charge``, awaited."""
+        return await self._arun(self.steps("charge", buckets, cost))
+
+    async def arefund(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
+        """``refund``, awaited."""
+        return await self._arun(self.steps("refund", buckets, cost))
+
+    async def aacquire(self, bucket: Bucket, timeout: float, cost: int = 1) -> Decision:  # noqa: ASYNC109 - a bound on the slot
+        """``acquire``, awaited: the call to Redis, not the slot."""
+        return await self._arun(self._acquire_steps(bucket, timeout, cost))
+
+    async def areset(self, buckets: Iterable[Bucket]) -> int:
+        """``reset``, awaited."""
+        return await adrive(self._reset_steps(buckets), self.store.aexecute)
+
+    def publish(self) -> int:
+        """Give the policies a new revision and return it: every process reloads before its next decision."""
+        revision = drive(run_script(PUBLISH, [revision_key(self.prefix)], ()), self.store.execute)
+        return int(revision)
+
+    def stored_revision(self) -> int:
+        """The revision that the store holds; 0 when it holds none. Learns the store's clock on the way."""
+        try:
+            self._run(self.steps("peek", (), 1, revision=0))
+        except NewerRevision as newer:
+            return newer.revision
+        return 0
+
+    def steps(self, mode: str, buckets: Iterable[Bucket], cost: int, *, revision: int | None = None, patience_us: int = 0) -> Steps:
+        """The steps of a verb, for callers that drive them among steps of their own.
+
+        Raises ``NewerRevision`` into the caller when policies newer than ``revision`` have been published.
+        """
+        buckets = tuple(buckets)
+        _check_cost(cost)
+        keys = self._keys(buckets)
+        if revision is not None:
+            keys.insert(0, revision_key(self.prefix))
+        now_us = self.now_us
+        for _ in range(3):
+            windows = [self._window(bucket, now_us) for bucket in buckets]
+            args: list[object] = [
+                mode,
+                self._read_clock() if self._clock else 0,
+                _NO_REVISION if revision is None else revision,
+                cost,
+                patience_us,
+            ]
+            for bucket, (start, finish) in zip(buckets, windows, strict=True):
+                rate = bucket.rate
+                enforced = 1 if bucket.mode == "enforce" else 0
+                args += (rate.algorithm, rate.limit, rate.period_us, rate.capacity, enforced, start, finish)
+            reply = yield from run_script(DECIDE, keys, args)
+            outcome, allowed, now_us, stored = reply[:4]
+            if not self._clock:
+                self._offset_us = now_us - _monotonic_us()
+            if outcome == _DECIDED:
+                statuses = tuple(
+                    BucketStatus(
+                        bucket=bucket,
+                        allowed=reply[at] == 1,
+                        remaining=reply[at + 1],
+                        retry_after_us=None if reply[at + 2] < 0 else reply[at + 2],
+                        reset_after_us=reply[at + 3],
+                        window_us=finish - start or bucket.rate.period_us,
+                    )
+                    for at, bucket, (start, finish) in zip(range(4, len(reply), 4), buckets, windows, strict=True)
+                )
+                return Decision(
+                    allowed=allowed == 1, statuses=statuses, at_us=now_us, revision=revision or 0, settler=self
+                )
+            if outcome == _NEWER:
+                raise NewerRevision(stored)
+        raise StoreError("clock", "the store's clock left three calendar windows in a row")
+
+    def _acquire_steps(self, bucket: Bucket, timeout: float, cost: int) -> Steps:
+        if bucket.rate.algorithm != "leaky_bucket":
+            raise InvalidBucket(f"acquire queues by leaky_bucket; write the rate as '{bucket.rate} leaky_bucket'")
+        if not 0 <= timeout <= _MAX_US / 10**6:
+            raise InvalidBucket(f"timeout must be seconds, 0 or more, not {timeout!r}")
+        return self.steps("acquire", (bucket,), cost, patience_us=int(timeout * 10**6))
+
+    def _reset_steps(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
+        keys = self._keys(tuple(buckets))
+        return int((yield ("DEL", *keys))) if keys else 0
+
+    def _keys(self, buckets: tuple[Bucket, ...]) -> list[str]:
+        keys = [bucket_key(self.prefix, bucket) for bucket in buckets]
+        if len(set(keys)) < len(keys):
+            raise InvalidBucket("two buckets share subject, scope, algorithm and period, so one counter; keep one")
+        if len(keys) > _MAX_BUCKETS:
+            raise InvalidBucket(f"a check takes at most {_MAX_BUCKETS} buckets, not {len(keys)}")
+        return keys
+
+    def _window(self, bucket: Bucket, now_us: int) -> tuple[int, int]:
+        calendar = bucket.rate.calendar
+        return calendar_window(calendar, now_us, self.time_zone) if calendar else (0, 0)
+
+    def _read_clock(self) -> int:
+        now_us = self._clock() if self._clock else 0
+        if not isinstance(now_us, int) or not 0 < now_us <= _MAX_US:
+            raise InvalidBucket(f"the clock must return whole µs since the Unix epoch, from 1 to 2^53, not {now_us!r}")
+        return now_us
+
+    def _run(self, steps: Steps) -> Decision:
+        return drive(steps, self.store.execute)
+
+    async def _arun(self, steps: Steps) -> Decision:
+        return await adrive(steps, self.store.aexecute)
+
+
+def _check_cost(cost: object) -> None:
+    # 0 is a free request: judged, and charged nothing.
+    if not isinstance(cost, int) or isinstance(cost, bool) or not 0 <= cost <= MAX_UNITS:
+        shown = f"of type {type(cost).__name__}" if not isinstance(cost, int) or isinstance(cost, bool) else "outside it"
+        raise InvalidCost(f"a cost is a whole number from 0 to {MAX_UNITS}; this one is {shown}")
+
+
+def _monotonic_us() -> int:
+    return time.monotonic_ns() // 1000

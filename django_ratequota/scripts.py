@@ -1,0 +1,55 @@
+"""Composes ``lua/*.lua`` into the scripts that Redis runs."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+
+from .rates import ALGORITHMS
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script: its source, its SHA1 (the name EVALSHA knows it by) and where each line comes from."""
+
+    source: str
+    sha: str
+    #: (file name, line in it) of each line of ``source``, in order.
+    lines: tuple[tuple[str, int], ...]
+
+    def locate(self, message: str) -> str:
+        """The server's error message with ``user_script:LINE`` turned into file and line."""
+
+        def place(match: re.Match[str]) -> str:
+            line = int(match[1])
+            return "{}:{}".format(*self.lines[line - 1]) if 0 < line <= len(self.lines) else match[0]
+
+        return re.sub(r"user_script:(\d+)", place, message)
+
+
+def _compose(*parts: tuple[str, str, str]) -> Script:
+    """Join files, each given as (name, opening, closing); the opening goes in front of the file's first line."""
+    source: list[str] = []
+    lines: list[tuple[str, int]] = []
+    folder = files(__package__) / "lua"
+    for name, opening, closing in parts:
+        body = (opening + (folder / name).read_text().rstrip()).splitlines()
+        lines += [(name, number) for number in range(1, len(body) + 1)]
+        source += body
+        if closing:
+            lines.append((name, len(body)))
+            source.append(closing)
+    text = "\n".join(source) + "\n"
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), tuple(lines))
+
+
+#: Judges any number of buckets: check, peek, charge, refund, acquire.
+DECIDE = _compose(
+    ("prelude.lua", "", ""),
+    *((f"{name}.lua", f"algorithms.{name} = (function() ", "end)()") for name in ALGORITHMS),
+    ("driver.lua", "", ""),
+)
+#: Gives the policies a new revision.
+PUBLISH = _compose(("publish.lua", "", ""))

@@ -1,0 +1,172 @@
+"""What goes into a check and what comes out of it. No Django, no Redis: plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from .rates import DEFAULT_ALGORITHM, Rate, format_period
+
+_SECOND = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One rate applied to one subject: one counter, one Redis key.
+
+    The counter is named by ``subject``, ``scope``, and the rate's algorithm and period. Buckets that agree in
+    these share it, whatever their limits.
+    """
+
+    #: Whom the counter belongs to, as ``kind:value``: ``user:42``, ``ip:203.0.113.7``, ``everyone``.
+    subject: str
+    rate: Rate
+    #: What is limited; for policies from the database, the endpoint's name, "" = all endpoints together.
+    scope: str = field(default="", kw_only=True)
+    #: The endpoint's primary key, which stays when it is renamed; None = the counter is named by ``scope``.
+    endpoint_id: int | None = field(default=None, kw_only=True)
+    #: What the policy counts per: caller | ip | plan | everyone | an identifier's name; "" = not from a policy.
+    counted_per: str = field(default="", kw_only=True)
+    #: What clients see in the RateLimit headers; "" = made from scope and rate.
+    name: str = field(default="", kw_only=True)
+    #: ``enforce`` refuses; ``log`` is judged and counted, and never refuses.
+    mode: Literal["enforce", "log"] = field(default="enforce", kw_only=True)
+    #: What happens while the store gives no decision: allow | deny | local; "" = the setting ON_ERROR.
+    on_error: str = field(default="", kw_only=True)
+    #: The RatePolicy it comes from; None outside the database.
+    policy_id: int | None = field(default=None, kw_only=True)
+
+    @property
+    def title(self) -> str:
+        """The name in headers and problem bodies: ``search/min``, or what ``name`` says."""
+        if self.name:
+            return self.name
+        algorithm = "" if self.rate.algorithm == DEFAULT_ALGORITHM else f" {self.rate.algorithm}"
+        shared = "" if self.counted_per in ("", "caller") else f" per {self.counted_per}"
+        return f"{self.scope or 'all'}/{format_period(self.rate.period)}{algorithm}{shared}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketStatus:
+    """One bucket at the instant of the decision, the request's own units included when it was admitted."""
+
+    bucket: Bucket
+    #: Whether this bucket has, or had, room for the cost.
+    allowed: bool
+    #: Whole units still free now; 7 after the third request of ``10/min``; never negative.
+    remaining: int
+    #: µs until this cost would be admitted; 0 when it was; None when it never can be (cost above capacity).
+    retry_after_us: int | None
+    #: µs until the bucket is back to full.
+    reset_after_us: int
+    #: µs that the bucket's window lasts: the calendar month's own length, else the rate's period.
+    window_us: int
+
+    @property
+    def limit(self) -> int:
+        """The most units the bucket holds (its capacity): what ``remaining`` counts down from."""
+        return self.bucket.rate.capacity
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until this cost would be admitted; 0.0 when it was; None when it never can be."""
+        return None if self.retry_after_us is None else self.retry_after_us / _SECOND
+
+    @property
+    def reset_after(self) -> float:
+        """Seconds until the bucket is back to full."""
+        return self.reset_after_us / _SECOND
+
+    @property
+    def refused(self) -> bool:
+        """Whether this bucket makes the decision a refusal: an enforced one without room."""
+        return not self.allowed and self.bucket.mode == "enforce"
+
+
+class Settler(Protocol):
+    """Whoever can charge and refund buckets afterwards: the limiter that made the decision."""
+
+    def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
+    def refund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
+    async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
+    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The outcome of one check: allowed or not, and how each bucket stands."""
+
+    allowed: bool
+    #: Same order and length as the buckets asked about.
+    statuses: tuple[BucketStatus, ...] = ()
+    #: The store's clock at the decision, µs since the Unix epoch; 0 when the store was not reached.
+    at_us: int = 0
+    #: Names of the policies that say ``blocked``, or that deny while the store is down; no bucket stands behind them.
+    blocked_by: tuple[str, ...] = ()
+    #: Why the store gave no decision (``timeout``, ``readonly`` ...); "" when it gave one.
+    error: str = ""
+    #: The revision of the policies it was judged by; 0 without policies from the database.
+    revision: int = 0
+    settler: Settler | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the policies' ``on_error`` decided, because the store did not."""
+        return bool(self.error)
+
+    @property
+    def refusing(self) -> tuple[BucketStatus, ...]:
+        """The enforced buckets that had no room; empty when allowed."""
+        return () if self.allowed else tuple(status for status in self.statuses if status.refused)
+
+    @property
+    def violated(self) -> tuple[str, ...]:
+        """Names of the policies that refused, as clients may see them."""
+        return (*self.blocked_by, *(status.bucket.title for status in self.refusing))
+
+    @property
+    def retry_after_us(self) -> int | None:
+        """µs until the same request would be admitted; None when waiting cannot help.
+
+        0 when it was admitted, except from ``acquire``: there it is the wait for the booked slot.
+        """
+        if self.allowed:
+            return max((status.retry_after_us or 0 for status in self.statuses if status.allowed), default=0)
+        waits = [status.retry_after_us for status in self.refusing]
+        if self.blocked_by or not waits or None in waits:
+            return None
+        return max(wait for wait in waits if wait is not None)
+
+    @property
+    def retry_after(self) -> float | None:
+        """``retry_after_us`` in seconds."""
+        wait = self.retry_after_us
+        return None if wait is None else wait / _SECOND
+
+    @property
+    def binding(self) -> BucketStatus | None:
+        """The enforced bucket that matters most: refused with the longest wait, else the smallest remaining share."""
+        if self.refusing:
+            return max(self.refusing, key=lambda s: float("inf") if s.retry_after_us is None else s.retry_after_us)
+        enforced = [status for status in self.statuses if status.bucket.mode == "enforce"]
+        return min(enforced, key=lambda s: s.remaining / s.limit, default=None)
+
+    @property
+    def _buckets(self) -> tuple[Bucket, ...]:
+        return tuple(status.bucket for status in self.statuses)
+
+    def charge(self, cost: int) -> Decision:
+        """Charge the same buckets ``cost`` units more; never refuses, and may go into debt."""
+        return self.settler.charge(self._buckets, cost=cost) if self.settler and self.statuses else self
+
+    def refund(self, cost: int) -> Decision:
+        """Give the same buckets ``cost`` units back, never more than was used."""
+        return self.settler.refund(self._buckets, cost=cost) if self.settler and self.statuses else self
+
+    async def acharge(self, cost: int) -> Decision:
+        """``charge``, awaited."""
+        return await self.settler.acharge(self._buckets, cost=cost) if self.settler and self.statuses else self
+
+    async def arefund(self, cost: int) -> Decision:
+        """``refund``, awaited."""
+        return await self.settler.arefund(self._buckets, cost=cost) if self.settler and self.statuses else self
