@@ -13,12 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable
 from datetime import UTC, tzinfo
+from functools import lru_cache
 from typing import Any
 
 import redis
 import redis.asyncio
 
-from .exceptions import InvalidBucket, InvalidCost, NewerRevision, StoreError
+from .exceptions import ConfigurationError, InvalidBucket, InvalidCost, NewerRevision, StoreError
 from .keys import bucket_key, check_prefix, revision_key
 from .rates import MAX_UNITS
 from .scripts import DECIDE, PUBLISH
@@ -68,11 +69,17 @@ class Limiter:
         self._clock = clock
         # The store's clock minus this process's monotonic one, as last seen (µs).
         self._offset_us = time.time_ns() // 1000 - _monotonic_us()
+        # When the store last compared the caller's revision with its own (monotonic, µs).
+        self._answered_us = -(2**62)
 
     @property
     def now_us(self) -> int:
         """The store's clock as this process last saw it, or the injected one."""
         return self._read_clock() if self._clock else _monotonic_us() + self._offset_us
+
+    def answer_age(self) -> float:
+        """Seconds since the store last compared a caller's revision with the published one."""
+        return (_monotonic_us() - self._answered_us) / 10**6
 
     def check(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """Admit the request and charge every bucket ``cost`` units, or refuse it and change nothing."""
@@ -145,7 +152,7 @@ class Limiter:
         Raises ``NewerRevision`` into the caller when policies newer than ``revision`` have been published.
         """
         buckets = tuple(buckets)
-        _check_cost(cost)
+        check_cost(cost)
         keys = self._keys(buckets)
         if revision is not None:
             keys.insert(0, revision_key(self.prefix))
@@ -167,6 +174,8 @@ class Limiter:
             outcome, allowed, now_us, stored = reply[:4]
             if not self._clock:
                 self._offset_us = now_us - _monotonic_us()
+            if revision is not None:
+                self._answered_us = _monotonic_us()
             if outcome == _DECIDED:
                 statuses = tuple(
                     BucketStatus(
@@ -222,7 +231,23 @@ class Limiter:
         return await adrive(steps, self.store.aexecute)
 
 
-def _check_cost(cost: object) -> None:
+@lru_cache(maxsize=1)
+def _settings_limiter(_generation: int) -> Limiter:
+    return Limiter()
+
+
+def default_limiter() -> Limiter:
+    """This process's limiter by the settings; raises ``StoreError`` where these name no Redis."""
+    from .conf import settings
+
+    try:
+        return _settings_limiter(settings.generation)
+    except ConfigurationError as error:
+        raise StoreError("configuration", str(error)) from error
+
+
+def check_cost(cost: object) -> None:
+    """Raises ``InvalidCost`` unless ``cost`` is a whole number of units in range."""
     # 0 is a free request: judged, and charged nothing.
     if not isinstance(cost, int) or isinstance(cost, bool) or not 0 <= cost <= MAX_UNITS:
         shown = f"of type {type(cost).__name__}" if not isinstance(cost, int) or isinstance(cost, bool) else "outside it"

@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 from .rates import DEFAULT_ALGORITHM, Rate, format_period
 
 _SECOND = 10**6
+#: What a client denied for want of a store is told to wait: stores come back within seconds or not soon at all.
+_STORE_RETRY_US = 1 * _SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,10 @@ class Decision:
     statuses: tuple[BucketStatus, ...] = ()
     #: The store's clock at the decision, µs since the Unix epoch; 0 when the store was not reached.
     at_us: int = 0
-    #: Names of the policies that say ``blocked``, or that deny while the store is down; no bucket stands behind them.
+    #: Names of the policies that say ``blocked``; no bucket stands behind them.
     blocked_by: tuple[str, ...] = ()
+    #: Names of the policies that deny because the store gave no decision.
+    denied_by: tuple[str, ...] = ()
     #: Why the store gave no decision (``timeout``, ``readonly`` ...); "" when it gave one.
     error: str = ""
     #: The revision of the policies it was judged by; 0 without policies from the database.
@@ -122,7 +126,7 @@ class Decision:
     @property
     def violated(self) -> tuple[str, ...]:
         """Names of the policies that refused, as clients may see them."""
-        return (*self.blocked_by, *(status.bucket.title for status in self.refusing))
+        return (*self.blocked_by, *self.denied_by, *(status.bucket.title for status in self.refusing))
 
     @property
     def retry_after_us(self) -> int | None:
@@ -132,6 +136,8 @@ class Decision:
         """
         if self.allowed:
             return max((status.retry_after_us or 0 for status in self.statuses if status.allowed), default=0)
+        if self.denied_by and not self.blocked_by:
+            return _STORE_RETRY_US
         waits = [status.retry_after_us for status in self.refusing]
         if self.blocked_by or not waits or None in waits:
             return None

@@ -42,6 +42,16 @@ def redis_client() -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
+def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
+    """This process as just started: no snapshot, no user in memory, no key in Redis, nothing noted."""
+    from django_ratequota.snapshot import policies
+
+    policies.forget()
+    yield
+    policies.forget()
+
+
+@pytest.fixture
 def clock() -> Clock:
     return Clock()
 

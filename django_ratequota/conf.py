@@ -1,0 +1,245 @@
+"""The Django setting ``RATEQUOTA = {...}``: every key optional, read once, read anew when a test overrides it."""
+
+from __future__ import annotations
+
+import zoneinfo
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import tzinfo
+from difflib import get_close_matches
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from .exceptions import ConfigurationError, InvalidBucket
+from .keys import check_prefix
+
+Network = IPv4Network | IPv6Network
+
+#: What a policy may count per besides the names in IDENTIFIERS.
+COUNTED_PER = ("caller", "ip", "plan", "everyone")
+ON_ERROR = ("allow", "deny")
+HEADER_SETS = ("ietf", "x-ratelimit")
+#: A trusted proxy that talks through a Unix socket has no address.
+UNIX = "unix"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """``RATEQUOTA`` with its defaults. Field names are the keys in lower case."""
+
+    #: CACHES alias of django-redis whose server and credentials are used, on connections of our own.
+    cache: str = "default"
+    #: redis://, rediss:// or unix:// URL, instead of CACHE.
+    redis_url: str = ""
+    #: First part of every Redis key: 1 to 16 ASCII letters, digits or _ . : -
+    prefix: str = "rq"
+    #: Seconds that one call to Redis may take.
+    timeout: float = 0.1
+    #: What a policy without its own on_error does while Redis gives no decision: allow or deny (503).
+    on_error: str = "allow"
+    #: Seconds between looks for policy changes whose publication was lost.
+    poll_seconds: float = 30.0
+    #: Seconds that a request without any limit may rely on the last look at the revision; 0 = it always asks.
+    revision_max_age: float = 0.0
+    #: Networks (CIDR) whose X-Forwarded-For is believed; "unix" = a proxy on a Unix socket.
+    trusted_proxies: tuple[str, ...] = ()
+    #: IPv6 addresses that share this many leading bits count as one client.
+    ipv6_prefix: int = 64
+    #: {name: dotted path of (request) -> str | None}: more kinds of subjects, such as tenant or api_key.
+    identifiers: Mapping[str, str] = field(default_factory=dict)
+    #: Who the caller is: the first of these that answers.
+    caller: tuple[str, ...] = ("user", "ip")
+    #: Dotted path of (request) -> plan slug or None, instead of plan assignments.
+    plan_resolver: str = ""
+    #: The middleware enforces every view.
+    enforce_all: bool = False
+    #: Response headers to send: ietf (RateLimit, RateLimit-Policy), x-ratelimit.
+    headers: tuple[str, ...] = HEADER_SETS
+    #: Time zone of calendar days, weeks and months; "" = Django's TIME_ZONE.
+    time_zone_name: str = ""
+    #: Users whose own policies and plan are held in memory.
+    user_cache_size: int = 10_000
+    networks: tuple[Network, ...] = ()
+
+    @property
+    def time_zone(self) -> tzinfo:
+        """The zone of calendar windows."""
+        return zoneinfo.ZoneInfo(self.time_zone_name or django_settings.TIME_ZONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with one key of RATEQUOTA, and what to write instead."""
+
+    key: str
+    message: str
+    hint: str
+    #: A warning leaves the key out; an error makes the setting unusable until it is mended.
+    warning: bool = False
+
+
+_KEYS = {("TIME_ZONE" if f.name == "time_zone_name" else f.name.upper()): f.name for f in fields(Settings) if f.name != "networks"}
+
+
+def read(raw: object) -> tuple[Settings, list[Problem]]:
+    """The settings that ``raw`` asks for, and its problems; a key with a problem keeps its default."""
+    problems: list[Problem] = []
+    if not isinstance(raw, Mapping):
+        return Settings(), [Problem("RATEQUOTA", f"RATEQUOTA is a {type(raw).__name__}.", "Write RATEQUOTA = {...}.")]
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        name = _KEYS.get(key)
+        if name is None:
+            near = get_close_matches(str(key).upper(), _KEYS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(sorted(_KEYS))}."
+            problems.append(Problem(str(key), f"RATEQUOTA has no key {key!r}; it is ignored.", hint, warning=True))
+            continue
+        try:
+            values |= _VALIDATORS[name](value)
+        except (ConfigurationError, InvalidBucket) as error:
+            problems.append(Problem(key, f"RATEQUOTA[{key!r}] = {value!r:.80} cannot be used.", str(error)))
+    settings = Settings(**values)
+    known = {"user", "ip", *settings.identifiers}
+    for name in settings.caller:
+        if name not in known:
+            hint = f"Name some of {', '.join(sorted(known))}."
+            problems.append(Problem("CALLER", f"RATEQUOTA['CALLER'] names {name!r}, which is no identifier.", hint))
+    return settings, problems
+
+
+def _text(name: str, allowed: tuple[str, ...] = ()) -> Any:
+    def validate(value: object) -> dict[str, Any]:
+        if not isinstance(value, str) or (allowed and value not in allowed):
+            raise ConfigurationError(f"Write one of {', '.join(allowed)}." if allowed else "Write a string.")
+        return {name: value}
+
+    return validate
+
+
+def _number(name: str, least: float, most: float, kind: type = float) -> Any:
+    def validate(value: object) -> dict[str, Any]:
+        accepted = int if kind is int else (int, float)
+        if not isinstance(value, accepted) or isinstance(value, bool) or not least <= value <= most:
+            raise ConfigurationError(f"Write {'a whole' if kind is int else 'a'} number from {least} to {most}.")
+        return {name: value}
+
+    return validate
+
+
+def _names(name: str, allowed: tuple[str, ...] = ()) -> Any:
+    def validate(value: object) -> dict[str, Any]:
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise ConfigurationError("Write a list of strings.")
+        if allowed and not set(value) <= set(allowed):
+            raise ConfigurationError(f"Choose from {', '.join(allowed)}.")
+        return {name: tuple(value)}
+
+    return validate
+
+
+def _prefix(value: object) -> dict[str, Any]:
+    return {"prefix": check_prefix(value)}  # type: ignore[arg-type]  # it checks the type
+
+
+def _proxies(value: object) -> dict[str, Any]:
+    names = _names("trusted_proxies")(value)["trusted_proxies"]
+    try:
+        return {
+            "trusted_proxies": names,
+            "networks": tuple(ip_network(name.strip()) for name in names if name != UNIX),
+        }
+    except ValueError as error:
+        raise ConfigurationError(f"{error}; write networks such as 10.0.0.0/8, or 'unix'.") from error
+
+
+def _dotted(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(f"Write the dotted path of {what}.")
+    try:
+        if not callable(import_string(value)):
+            raise ConfigurationError(f"{value} is not callable; write the dotted path of {what}.")
+    except ImportError as error:
+        raise ConfigurationError(f"{error}; write the dotted path of {what}.") from error
+    return value
+
+
+def _identifiers(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError("Write {name: dotted path of (request) -> str | None}.")
+    for name, path in value.items():
+        if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or name in (*COUNTED_PER, "user"):
+            taken = ", ".join((*COUNTED_PER, "user"))
+            raise ConfigurationError(f"{name!r} is no name for an identifier: use letters, digits and _, not {taken}.")
+        _dotted(path, "(request) -> str | None")
+    return {"identifiers": dict(value)}
+
+
+def _plan_resolver(value: object) -> dict[str, Any]:
+    return {"plan_resolver": _dotted(value, "(request) -> slug | None") if value else ""}
+
+
+def _enforce_all(value: object) -> dict[str, Any]:
+    if not isinstance(value, bool):
+        raise ConfigurationError("Write True or False.")
+    return {"enforce_all": value}
+
+
+def _time_zone(value: object) -> dict[str, Any]:
+    try:
+        zoneinfo.ZoneInfo(str(value))
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ConfigurationError("Write a zone of the IANA database, such as Europe/Berlin.") from error
+    return {"time_zone_name": str(value)}
+
+
+_VALIDATORS: dict[str, Any] = {
+    "cache": _text("cache"),
+    "redis_url": _text("redis_url"),
+    "prefix": _prefix,
+    "timeout": _number("timeout", 0.001, 60),
+    "on_error": _text("on_error", ON_ERROR),
+    "poll_seconds": _number("poll_seconds", 0, 86_400),
+    "revision_max_age": _number("revision_max_age", 0, 3600),
+    "trusted_proxies": _proxies,
+    "ipv6_prefix": _number("ipv6_prefix", 1, 128, int),
+    "identifiers": _identifiers,
+    "caller": _names("caller"),
+    "plan_resolver": _plan_resolver,
+    "enforce_all": _enforce_all,
+    "headers": _names("headers", HEADER_SETS),
+    "time_zone_name": _time_zone,
+    "user_cache_size": _number("user_cache_size", 1, 10_000_000, int),
+}
+
+
+class _LazySettings:
+    """``settings.timeout`` and so on, read from Django on first use; ``reload`` forgets them."""
+
+    _settings: Settings | None = None
+    #: Grows with every reload, so that whatever was made from the settings can tell that it is out of date.
+    generation = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if self._settings is None:
+            self._settings = read(getattr(django_settings, "RATEQUOTA", {}))[0]
+        return getattr(self._settings, name)
+
+    def reload(self) -> None:
+        self._settings = None
+        self.generation += 1
+
+
+#: The settings in force.
+settings: Any = _LazySettings()
+
+
+def _forget(*, setting: str, **_: object) -> None:
+    if setting in ("RATEQUOTA", "TIME_ZONE", "CACHES"):
+        settings.reload()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_ratequota.conf")

@@ -1,0 +1,83 @@
+"""``@ratequota`` for plain Django views: sync, async, and class-based ones through ``method_decorator``."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+
+from .enforcement import acheck_request, check_request
+from .headers import add_headers
+from .limiter import check_cost
+from .responses import refusal_response
+from .routes import remember_scope
+
+View = TypeVar("View", bound=Callable[..., Any])
+
+#: Set on views that enforce for themselves, so that the middleware leaves them to it.
+ENFORCES_ITSELF = "enforces_ratequota"
+
+
+@overload
+def ratequota(scope: View) -> View: ...
+@overload
+def ratequota(scope: str | None = None, cost: int | None = None, block: bool = True) -> Callable[[View], View]: ...
+
+
+def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) -> Any:
+    """Enforce the policies of ``scope``, and of endpoints that match the view's route, before the view runs.
+
+    ``cost`` is in units, None = the endpoint's own. A refused request gets 429 (503 while the store is down);
+    with ``block=False`` the view runs all the same, and decides by ``request.ratequota`` (a ``Decision``).
+    Raises ``InvalidCost`` when decorating.
+    """
+    if callable(scope):
+        return ratequota()(scope)
+    if scope is not None and not isinstance(scope, str):
+        raise TypeError(f"scope is the name of an endpoint, such as 'search', not {scope!r}")
+    if cost is not None:
+        check_cost(cost)
+    if scope:
+        remember_scope(scope)
+
+    def decorate(view: Any) -> Any:
+        async def arun(request: Any, *args: Any, **kwargs: Any) -> Any:
+            decision = await acheck_request(request, scope, cost)
+            if block and not decision.allowed:
+                return refusal_response(request, decision)
+            response = view(request, *args, **kwargs)
+            if inspect.isawaitable(response):
+                response = await response
+            add_headers(response, decision)
+            return response
+
+        def run(request: Any, *args: Any, **kwargs: Any) -> Any:
+            if _in_event_loop():
+                # The dispatch of an async class-based view: not a coroutine function, but awaited by Django.
+                return arun(request, *args, **kwargs)
+            decision = check_request(request, scope, cost)
+            if block and not decision.allowed:
+                return refusal_response(request, decision)
+            response = view(request, *args, **kwargs)
+            add_headers(response, decision)
+            return response
+
+        wrapper: Any = functools.wraps(view)(arun if iscoroutinefunction(view) else run)
+        if iscoroutinefunction(view):
+            markcoroutinefunction(wrapper)
+        setattr(wrapper, ENFORCES_ITSELF, True)
+        return wrapper
+
+    return decorate
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

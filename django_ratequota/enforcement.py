@@ -1,0 +1,301 @@
+"""From a request to a decision: identify, resolve, check. The one place that orchestrates.
+
+Each step that may block is yielded (see ``twin``): a command for Redis, or a function that reads the database. So
+the sync and the async way are the same code.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import Error as DatabaseError
+
+from .conf import settings
+from .exceptions import NewerRevision, StoreError
+from .identity import Caller
+from .limiter import Limiter, check_cost, default_limiter
+from .resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve
+from .routes import resolved
+from .signals import request_refused
+from .snapshot import NOBODY, PlanFacts, Snapshot, policies
+from .store import Command
+from .twin import adrive, drive
+from .types import Bucket, Decision
+
+logger = logging.getLogger("django_ratequota")
+
+Step = Command | Callable[[], Any]
+
+#: Reloads in one request, should operators publish faster than a process can read.
+_MAX_RELOADS = 5
+
+
+def check_request(request: Any, scope: str | None = None, cost: int | None = None) -> Decision:
+    """Identify the caller, resolve the policies, and admit or refuse the request in one round trip.
+
+    ``request`` is Django's or DRF's. ``scope`` names the endpoint; endpoints that match its route count as well.
+    ``cost`` is in units, None = the endpoint's own. What this request was charged before is not charged again.
+    The decision is kept as ``request.ratequota``. Raises ``InvalidCost``; whatever Redis or the database do is
+    decided by the policies' ``on_error``.
+    """
+    return drive(_check_steps(request, scope, cost, None), _do)
+
+
+async def acheck_request(request: Any, scope: str | None = None, cost: int | None = None) -> Decision:
+    """``check_request``, awaited."""
+    user = await _auser(request)
+    return await adrive(_check_steps(request, scope, cost, user), _ado)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What applies to a caller at an endpoint, and why; nothing was consumed."""
+
+    plan: PlanFacts | None
+    candidates: tuple[Candidate, ...]
+    resolution: Resolution
+    #: What ``check`` would decide now; its statuses stand in the order of ``resolution.buckets``.
+    decision: Decision
+
+
+def explain_caller(
+    caller: Caller, *, scope: str | None, route: str | None = None, name: str | None = None, method: str = "GET"
+) -> Explanation:
+    """Say what applies to the caller. Raises ``django.db.Error``; a failing store shows in the decision."""
+
+    def steps() -> Generator[Step, Any, Explanation]:
+        # The next request would be judged by the newest policies, so this is too.
+        revision = 0
+        try:
+            revision = default_limiter().stored_revision()
+        except StoreError:
+            pass
+        snapshot = policies.reload(revision)
+        asked = yield from _ask(caller, snapshot, scope, route, name, method)
+        resolution = resolve(asked)
+        decision = yield from _judge(resolution, "peek", resolution.cost, resolution.buckets, None)
+        return Explanation(
+            plan=plan_of(asked), candidates=explain(asked), resolution=resolution, decision=decision
+        )
+
+    return drive(steps(), _do)
+
+
+def reset_caller(caller: Caller, **where: Any) -> tuple[Bucket, ...]:
+    """Forget what the caller's buckets counted; takes what ``explain_caller`` takes. Raises ``StoreError``.
+
+    Only the caller's own: buckets shared with others (counted per plan or everyone) keep their counts.
+    """
+    explanation = explain_caller(caller, **where)
+    own = tuple(b for b in explanation.resolution.buckets if b.counted_per not in ("plan", "everyone"))
+    default_limiter().reset(own)
+    return own
+
+
+def _check_steps(
+    request: Any, scope: str | None, cost: int | None, user: Any
+) -> Generator[Step, Any, Decision]:
+    if cost is not None:
+        check_cost(cost)
+    http = getattr(request, "_request", request)
+    before: Decision | None = getattr(http, "ratequota", None)
+    decision = yield from _decide(request, http, scope, cost, user, before)
+    http.ratequota = decision
+    if not decision.allowed and decision is not before:
+        request_refused.send_robust(sender=None, request=http, decision=decision)
+    return decision
+
+
+def _decide(
+    request: Any, http: Any, scope: str | None, cost: int | None, user: Any, before: Decision | None
+) -> Generator[Step, Any, Decision]:
+    route, name = resolved(http)
+    caller = Caller(request, user)
+    try:
+        snapshot = yield from _snapshot()
+    except DatabaseError as error:
+        logger.error("the policies could not be read, ON_ERROR decides: %s", error)
+        return _degraded((), "database")
+    charged = {status.bucket for status in before.statuses} if before is not None and before.allowed else set()
+    for reloads in range(_MAX_RELOADS + 1):
+        try:
+            asked = yield from _ask(caller, snapshot, scope, route, name, http.method or "GET")
+            resolution = (yield partial(resolve, asked)) if _may_block() else resolve(asked)
+        except DatabaseError as error:
+            logger.error("a user's policies could not be read, ON_ERROR decides: %s", error)
+            return _degraded((), "database")
+        buckets = tuple(bucket for bucket in resolution.buckets if bucket not in charged)
+        if before is not None and before.allowed and not buckets and not resolution.blocked_by:
+            return before
+        # The last time round, the newest policies that could be read decide.
+        revision = snapshot.revision if reloads < _MAX_RELOADS else None
+        try:
+            decision = yield from _judge(
+                resolution, "check", resolution.cost if cost is None else cost, buckets, revision
+            )
+        except NewerRevision as newer:
+            try:
+                snapshot = yield partial(policies.reload, newer.revision)
+            except DatabaseError as error:
+                logger.error("policies of revision %s could not be read: %s", newer.revision, error)
+                decision = yield from _judge(
+                    resolution, "check", resolution.cost if cost is None else cost, buckets, None
+                )
+            else:
+                continue
+        break
+    if before is not None and before.allowed:
+        decision = replace(decision, statuses=(*before.statuses, *decision.statuses))
+    return decision
+
+
+def _snapshot() -> Generator[Step, Any, Snapshot]:
+    snapshot = policies.current()
+    if snapshot is None:
+        revision = 0
+        try:
+            revision = yield default_limiter().stored_revision
+        except StoreError:
+            pass
+        return (yield partial(policies.reload, revision))
+    if policies.overdue():
+        try:
+            snapshot = (yield policies.poll) or snapshot
+        except DatabaseError as error:
+            logger.warning("policy changes could not be looked for, the last known policies go on: %s", error)
+    return snapshot
+
+
+def _ask(
+    caller: Caller, snapshot: Snapshot, scope: str | None, route: str | None, name: str | None, method: str
+) -> Generator[Step, Any, Asked]:
+    entry = NOBODY
+    user_id = caller.user_id
+    if user_id is not None:
+        entry = policies.user(user_id) or (yield partial(policies.load_user, user_id))
+    return Asked(
+        caller=caller,
+        entry=entry,
+        endpoints=match_endpoints(snapshot, scope=scope, route=route, name=name, method=method),
+        scope=scope,
+        snapshot=snapshot,
+        now_us=_now_us(),
+    )
+
+
+def _judge(
+    resolution: Resolution, mode: str, cost: int, buckets: tuple[Bucket, ...], revision: int | None
+) -> Generator[Step, Any, Decision]:
+    """Ask the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``."""
+    # A blocked request consumes nothing, but asks all the same: it, too, sees the edit that lifts the block.
+    asked = () if resolution.blocked_by else buckets
+    try:
+        limiter = default_limiter()
+        if not asked and revision is not None and _fresh(limiter):
+            decision = Decision(allowed=True, revision=revision)
+        else:
+            decision = yield from limiter.steps(mode, asked, cost, revision=revision)
+    except StoreError as error:
+        _note(error)
+        return _degraded(buckets, error.reason, resolution.blocked_by)
+    _note(None)
+    if resolution.blocked_by:
+        return replace(decision, allowed=False, blocked_by=resolution.blocked_by)
+    return replace(decision, settler=_Settler(limiter))
+
+
+def _degraded(buckets: tuple[Bucket, ...], reason: str, blocked_by: tuple[str, ...] = ()) -> Decision:
+    """What ``on_error`` says; a policy that denies outweighs those that allow."""
+    enforced = [bucket for bucket in buckets if bucket.mode == "enforce"]
+    denied_by = [b.title for b in enforced if (b.on_error or settings.on_error) == "deny"]
+    if reason == "database" and settings.on_error == "deny":
+        denied_by = ["all"]
+    return Decision(
+        allowed=not denied_by and not blocked_by, blocked_by=blocked_by, denied_by=tuple(denied_by), error=reason
+    )
+
+
+class _Settler:
+    """Charges and refunds after the decision; a store that fails then is logged and fails no request."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+
+    def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+        return drive(self._steps("charge", buckets, cost), _do)
+
+    def refund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+        return drive(self._steps("refund", buckets, cost), _do)
+
+    async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+        return await adrive(self._steps("charge", buckets, cost), _ado)
+
+    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+        return await adrive(self._steps("refund", buckets, cost), _ado)
+
+    def _steps(self, mode: str, buckets: tuple[Bucket, ...], cost: int) -> Generator[Step, Any, Decision]:
+        try:
+            decision = yield from self._limiter.steps(mode, buckets, cost)
+        except StoreError as error:
+            _note(error)
+            return Decision(allowed=True, error=error.reason)
+        return replace(decision, settler=self)
+
+
+def _may_block() -> bool:
+    """Whether resolving calls the project's own functions, which may read the database."""
+    return bool(settings.identifiers or settings.plan_resolver)
+
+
+def _now_us() -> int:
+    try:
+        return default_limiter().now_us
+    except StoreError:
+        return time.time_ns() // 1000
+
+
+def _fresh(limiter: Limiter) -> bool:
+    return limiter.answer_age() < settings.revision_max_age
+
+
+_failing = ""
+
+
+def _note(error: StoreError | None) -> None:
+    """Log once when the store starts failing, for each new reason, and once when it is back."""
+    global _failing  # noqa: PLW0603
+    reason = error.reason if error else ""
+    if reason != _failing:
+        _failing = reason
+        if error:
+            logger.error("Redis gives no decisions (%s), each policy's on_error decides: %s", reason, error)
+        else:
+            logger.warning("Redis gives decisions again")
+
+
+def _do(step: Step) -> Any:
+    return step() if callable(step) else default_limiter().store.execute(step)
+
+
+async def _ado(step: Step) -> Any:
+    return await sync_to_async(step)() if callable(step) else await default_limiter().store.aexecute(step)
+
+
+async def _auser(request: Any) -> Any:
+    """The request's user, found without blocking the event loop."""
+    if hasattr(request, "auser"):
+        return await request.auser()
+    return await sync_to_async(_read_user)(request)
+
+
+def _read_user(request: Any) -> Any:
+    user = getattr(request, "user", None)
+    if user is not None:
+        _ = user.is_authenticated  # a lazy object reads the database here, in the thread
+    return user

@@ -1,0 +1,155 @@
+"""Who is asking: user, client address, custom identifiers, and the subject a counter belongs to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from functools import cached_property
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import Any
+
+from django.utils.module_loading import import_string
+
+from .conf import UNIX, Network, settings
+
+logger = logging.getLogger("django_ratequota")
+
+Address = IPv4Address | IPv6Address
+
+
+class Caller:
+    """The caller of one request; what is asked of it is worked out once, and only when asked."""
+
+    def __init__(self, request: Any, user: Any = None) -> None:
+        """``user`` when it is known already (async code awaits it), else ``request.user`` is read."""
+        self._request = request
+        self._user = user
+        self._values: dict[str, str | None] = {}
+
+    @cached_property
+    def user_id(self) -> str | None:
+        """The logged-in user's primary key as text; None for anonymous callers."""
+        user = self._user if self._user is not None else getattr(self._request, "user", None)
+        if user is None or not user.is_authenticated or user.pk is None:
+            return None
+        return str(user.pk)
+
+    @cached_property
+    def address(self) -> Address | None:
+        """The client's address, as far as trusted proxies vouch for it; None when there is none."""
+        meta = self._request.META
+        return client_address(
+            meta.get("REMOTE_ADDR", ""),
+            meta.get("HTTP_X_FORWARDED_FOR", ""),
+            settings.networks,
+            UNIX in settings.trusted_proxies,
+        )
+
+    @cached_property
+    def plan_slug(self) -> str | None:
+        """What PLAN_RESOLVER says; None without one."""
+        return self._ask(settings.plan_resolver) if settings.plan_resolver else None
+
+    def value(self, kind: str) -> str | None:
+        """The caller's value of a kind of subject: ``user``, ``ip`` or a name from IDENTIFIERS."""
+        if kind not in self._values:
+            self._values[kind] = self._find(kind)
+        return self._values[kind]
+
+    def subject(self, counted_per: str, plan_id: int | None) -> str | None:
+        """Whose counter a policy counted per this uses; None when the caller has no such thing."""
+        if counted_per == "everyone":
+            return "everyone"
+        if counted_per == "plan":
+            return None if plan_id is None else f"plan:{plan_id}"
+        if counted_per == "caller":
+            for kind in settings.caller:
+                value = self.value(kind)
+                if value is not None:
+                    return f"{kind}:{value}"
+            # Nobody is beyond limits for want of a name.
+            return "ip:unknown"
+        value = self.value(counted_per)
+        return None if value is None else f"{counted_per}:{value}"
+
+    def _find(self, kind: str) -> str | None:
+        if kind == "user":
+            return self.user_id
+        if kind == "ip":
+            return None if self.address is None else client_text(self.address, settings.ipv6_prefix)
+        path = settings.identifiers.get(kind)
+        return self._ask(path) if path else None
+
+    def _ask(self, path: str) -> str | None:
+        """Call a configured function; its errors are logged and count as no answer, never as a failed request."""
+        try:
+            value = import_string(path)(self._request)
+        except Exception:
+            logger.exception("%s failed; the request is judged without it", path)
+            return None
+        return None if value is None or value == "" else str(value)
+
+
+class NamedCaller(Caller):
+    """A caller described by hand, for ``explain``: no request stands behind it."""
+
+    def __init__(self, *, user_id: str | None, address: str | None, identifiers: dict[str, str] | None = None) -> None:
+        self.user_id = user_id
+        self.address = None if address is None else unmap(ip_address(address))
+        self.plan_slug = None
+        self._values = dict(identifiers or {})
+
+    def _find(self, kind: str) -> str | None:
+        return super()._find(kind) if kind in ("user", "ip") else None
+
+
+def client_address(remote: str, forwarded: str, trusted: Iterable[Network], trust_unix: bool = False) -> Address | None:
+    """The client's address: from the peer leftwards through X-Forwarded-For, as long as each hop is trusted.
+
+    Anything that is no address ends the walk at the last hop that was one, so that what a client writes there
+    itself is never believed.
+    """
+    hop = _read(remote)
+    if hop is None and not (trust_unix and not remote):
+        return None
+    if hop is not None and not _within(hop, trusted):
+        return hop
+    for text in reversed(forwarded.split(",")) if forwarded else ():
+        step = _read(text)
+        if step is None:
+            break
+        hop = step
+        if not _within(hop, trusted):
+            break
+    return hop
+
+
+def client_text(address: Address, ipv6_prefix: int) -> str:
+    """The address as part of a subject: IPv4 as it is, IPv6 as the network that counts as one client."""
+    if isinstance(address, IPv4Address):
+        return str(address)
+    if ipv6_prefix == 128:
+        return str(IPv6Address(int(address)))
+    return str(IPv6Network((int(address), ipv6_prefix), strict=False))
+
+
+def unmap(address: Address) -> Address:
+    """``::ffff:203.0.113.7`` as 203.0.113.7: a /64 mask would put every mapped address into one counter."""
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def _read(text: str) -> Address | None:
+    text = text.strip()
+    if text.startswith("["):  # [2001:db8::1]:4711
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:  # 203.0.113.7:4711
+        text = text.partition(":")[0]
+    try:
+        return unmap(ip_address(text))
+    except ValueError:
+        return None
+
+
+def _within(address: Address, networks: Iterable[Network]) -> bool:
+    return any(address in network for network in networks)

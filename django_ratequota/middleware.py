@@ -1,0 +1,72 @@
+"""Adds the rate headers to every response; with ENFORCE_ALL it enforces every view as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+
+from .conf import settings
+from .decorators import ENFORCES_ITSELF
+from .enforcement import acheck_request, check_request
+from .headers import add_headers
+from .responses import refusal_response
+
+
+class RateQuotaMiddleware:
+    """Sync and async middleware; put it after the one that sets ``request.user``."""
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[Any], Any]) -> None:
+        self.get_response = get_response
+        if iscoroutinefunction(get_response):
+            markcoroutinefunction(self)
+            self.process_view = self._aprocess_view
+        else:
+            self.process_view = self._process_view
+
+    def __call__(self, request: Any) -> Any:
+        """The response, with the headers of what was decided on its way."""
+        if iscoroutinefunction(self):
+            return self._acall(request)
+        return _finish(request, self.get_response(request))
+
+    async def _acall(self, request: Any) -> Any:
+        return _finish(request, await self.get_response(request))
+
+    def _process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
+        if not settings.enforce_all or enforces_itself(view):
+            return None
+        decision = check_request(request)
+        return None if decision.allowed else refusal_response(request, decision)
+
+    async def _aprocess_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
+        if not settings.enforce_all or enforces_itself(view):
+            return None
+        decision = await acheck_request(request)
+        return None if decision.allowed else refusal_response(request, decision)
+
+
+def enforces_itself(view: Any) -> bool:
+    """Whether the view is decorated or has our throttle: it knows its scope and cost, and who authenticated."""
+    if getattr(view, ENFORCES_ITSELF, False):
+        return True
+    holder = getattr(view, "cls", None) or getattr(view, "view_class", None)
+    if getattr(getattr(holder, "dispatch", None), ENFORCES_ITSELF, False):
+        return True
+    # Told by name: a project without DRF must not import it here.
+    return any(
+        base.__module__ == "django_ratequota.throttling" and base.__name__ == "QuotaThrottle"
+        for throttle in getattr(holder, "throttle_classes", ())
+        for base in throttle.__mro__
+    )
+
+
+def _finish(request: Any, response: Any) -> Any:
+    decision = getattr(request, "ratequota", None)
+    if decision is not None:
+        add_headers(response, decision)
+    return response

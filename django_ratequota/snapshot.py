@@ -1,0 +1,377 @@
+"""The in-process picture of all policies at one revision, and the protocol that keeps it current.
+
+A ``Snapshot`` is immutable: plans, endpoints, and the policies for subjects, plans and everyone. What belongs to
+one user only is a ``UserEntry``, loaded on demand and kept in a bounded LRU. ``Policies`` holds both and reloads
+what the PolicyChange rows it has not seen say has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from ipaddress import ip_network
+from typing import Any
+
+from django.utils import timezone
+
+from .conf import Network, settings
+from .exceptions import InvalidRate
+from .rates import Rate, parse_rates
+
+logger = logging.getLogger("django_ratequota")
+
+#: Row ids are not handed out in the order of commits: a row this far below the newest may still turn up.
+_LATE_COMMITS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFacts:
+    """A plan as the resolver needs it."""
+
+    id: int
+    name: str
+    slug: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointFacts:
+    """An endpoint as the resolver needs it; ``methods`` empty = all but OPTIONS."""
+
+    id: int
+    name: str
+    routes: tuple[str, ...]
+    methods: frozenset[str]
+    cost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyFacts:
+    """A policy as the resolver needs it; times in µs since the Unix epoch, None = open."""
+
+    id: int
+    endpoint_id: int | None
+    user: str
+    subject: str
+    plan_id: int | None
+    counted_per: str
+    text: str
+    #: The rates to count by, or the words unlimited and blocked.
+    rates: tuple[Rate, ...] | str
+    mode: str
+    on_error: str
+    starts_us: int | None
+    ends_us: int | None
+    #: The addresses that a subject ``ip:...`` stands for; None for other audiences.
+    network: Network | None = None
+
+    @property
+    def dated(self) -> bool:
+        """Whether it has a start or an end: a dated policy beats an open one."""
+        return self.starts_us is not None or self.ends_us is not None
+
+    def active(self, now_us: int) -> bool:
+        """Whether it counts at ``now_us``."""
+        return (self.starts_us is None or self.starts_us <= now_us) and (self.ends_us is None or now_us < self.ends_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A user's plan for a time."""
+
+    plan_id: int
+    starts_us: int
+    ends_us: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserEntry:
+    """What belongs to one user only."""
+
+    policies: tuple[PolicyFacts, ...] = ()
+    assignments: tuple[Assignment, ...] = ()
+
+    def plan_id(self, now_us: int) -> int | None:
+        """The plan assigned at ``now_us``: a dated assignment beats an open one, then the latest start."""
+        active = [a for a in self.assignments if a.starts_us <= now_us and (a.ends_us is None or now_us < a.ends_us)]
+        best = max(active, key=lambda a: (a.ends_us is not None, a.starts_us), default=None)
+        return None if best is None else best.plan_id
+
+
+NOBODY = UserEntry()
+
+
+class Group:
+    """The policies that compete for one endpoint and counted_per, indexed by audience; users' own left out."""
+
+    __slots__ = ("by_plan", "by_subject", "everyone", "networks", "policies")
+
+    def __init__(self, policies: Iterable[PolicyFacts]) -> None:
+        #: All of them, those that are off included, for ``explain``.
+        self.policies = tuple(policies)
+        self.by_subject: dict[str, list[PolicyFacts]] = {}
+        self.networks: list[PolicyFacts] = []
+        self.by_plan: dict[int, list[PolicyFacts]] = {}
+        self.everyone: list[PolicyFacts] = []
+        for policy in self.policies:
+            if policy.mode == "off":
+                continue
+            if policy.network is not None:
+                self.networks.append(policy)
+            elif policy.subject:
+                self.by_subject.setdefault(policy.subject, []).append(policy)
+            elif policy.plan_id is not None:
+                self.by_plan.setdefault(policy.plan_id, []).append(policy)
+            else:
+                self.everyone.append(policy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All that is not one user's own, as the database held it at ``revision`` or later."""
+
+    revision: int
+    plans: Mapping[int, PlanFacts]
+    #: default_for -> plan id
+    defaults: Mapping[str, int]
+    endpoints: Mapping[int, EndpointFacts]
+    #: endpoint id (None = all endpoints) -> counted_per -> the policies that compete there.
+    groups: Mapping[int | None, Mapping[str, Group]]
+    #: Kinds of subjects that some policy names as its audience.
+    subject_kinds: frozenset[str]
+    loaded_at: float = field(default_factory=time.time)
+
+    def plan_by_slug(self, slug: str) -> PlanFacts | None:
+        """The plan that code calls ``slug``."""
+        return next((plan for plan in self.plans.values() if plan.slug == slug), None)
+
+
+class Policies:
+    """This process's policies: the current snapshot and the users in use.
+
+    A request takes ``current()``, then ``user(...)``; both are at least as new as the snapshot's revision. When
+    the store reports a newer revision, ``reload`` reads what has changed.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew, as a fresh process does: for tests."""
+        self._lock = threading.Lock()
+        self._users_lock = threading.Lock()
+        self._snapshot: Snapshot | None = None
+        self._users: OrderedDict[str, UserEntry] = OrderedDict()
+        # Grows whenever users are dropped: an entry read before that is used once and not kept.
+        self._drops = 0
+        self._newest_change = 0
+        self._seen: set[int] = set()
+        self._polled = 0.0
+
+    def current(self) -> Snapshot | None:
+        """The snapshot in force; None before the first ``reload``."""
+        return self._snapshot
+
+    def overdue(self) -> bool:
+        """Whether it is time to look for changes whose publication was lost."""
+        return time.monotonic() - self._polled >= settings.poll_seconds
+
+    def reload(self, revision: int) -> Snapshot:
+        """Bring the snapshot to ``revision``, a number read from the store before this call.
+
+        One thread reads the database, others wait for it. Raises ``django.db.Error`` when it cannot; the last
+        snapshot stays in force.
+        """
+        with self._lock:
+            snapshot = self._snapshot
+            if snapshot is not None and snapshot.revision >= revision:
+                return snapshot
+            return self._refresh(revision)
+
+    def poll(self) -> Snapshot | None:
+        """Look for unseen changes without a new revision; returns at once while another thread looks."""
+        if not self._lock.acquire(blocking=False):
+            return self._snapshot
+        try:
+            if self._snapshot is None or not self.overdue():
+                return self._snapshot
+            return self._refresh(self._snapshot.revision)
+        finally:
+            self._lock.release()
+
+    def user(self, user_id: str) -> UserEntry | None:
+        """The user's entry if it is in memory."""
+        with self._users_lock:
+            entry = self._users.get(user_id)
+            if entry is not None:
+                self._users.move_to_end(user_id)
+            return entry
+
+    def load_user(self, user_id: str) -> UserEntry:
+        """Read the user's entry from the database (two queries); raises ``django.db.Error``."""
+        drops = self._drops
+        entry = _load_user(user_id)
+        with self._users_lock:
+            if drops == self._drops:
+                self._users[user_id] = entry
+                while len(self._users) > settings.user_cache_size:
+                    self._users.popitem(last=False)
+        return entry
+
+    def _refresh(self, revision: int) -> Snapshot:
+        self._polled = time.monotonic()
+        # Changes are read before the data they announce: one that commits in between is read twice, never missed.
+        changes = self._unseen_changes()
+        snapshot = self._snapshot
+        if snapshot is None or any(change.shared for change in changes):
+            snapshot = load_snapshot(revision)
+        elif snapshot.revision != revision:
+            snapshot = replace(snapshot, revision=revision)
+        with self._users_lock:
+            if changes:
+                self._drops += 1
+            if any(change.everything for change in changes):
+                self._users.clear()
+            for change in changes:
+                for user in change.users:
+                    self._users.pop(user, None)
+        self._snapshot = snapshot
+        self._remember(changes)
+        return snapshot
+
+    def _unseen_changes(self) -> list[_Change]:
+        from .models import PolicyChange
+
+        rows = PolicyChange.objects.order_by()
+        recent = set(rows.filter(pk__gt=self._newest_change - _LATE_COMMITS).values_list("pk", flat=True))
+        unseen = recent - self._seen
+        if self._snapshot is None or not unseen:
+            # The first load reads everything anyway.
+            return [_Change(pk) for pk in unseen]
+        fields = ("pk", "model", "touched_user", "before", "after")
+        return [_Change.read(*row) for row in rows.filter(pk__in=unseen).values_list(*fields)]
+
+    def _remember(self, changes: Iterable[_Change]) -> None:
+        self._seen.update(change.pk for change in changes)
+        self._newest_change = max(self._seen, default=0)
+        self._seen = {pk for pk in self._seen if pk > self._newest_change - _LATE_COMMITS}
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What one PolicyChange row touches."""
+
+    pk: int
+    #: Users whose entries it makes stale.
+    users: frozenset[str] = frozenset()
+    #: Whether it touches what the snapshot holds.
+    shared: bool = False
+    #: Whether it may touch anything at all.
+    everything: bool = False
+
+    @classmethod
+    def read(cls, pk: int, model: str, touched_user: str, before: Any, after: Any) -> _Change:
+        if model == "*":
+            return cls(pk, shared=True, everything=True)
+        if touched_user:
+            return cls(pk, frozenset([touched_user]))
+        users = {str(state["user"]) for state in (before, after) if state and state.get("user") is not None}
+        return cls(pk, frozenset(users), shared=True)
+
+
+def load_snapshot(revision: int) -> Snapshot:
+    """Read all shared policies from the database (three queries); raises ``django.db.Error``."""
+    from .models import Endpoint, Plan, RatePolicy
+
+    plans = {plan.pk: plan for plan in Plan.objects.order_by()}
+    groups: dict[int | None, dict[str, list[PolicyFacts]]] = {}
+    kinds = set()
+    for policy in _policy_facts(RatePolicy.objects.filter(user__isnull=True)):
+        groups.setdefault(policy.endpoint_id, {}).setdefault(policy.counted_per, []).append(policy)
+        if policy.subject:
+            kinds.add(policy.subject.partition(":")[0])
+    return Snapshot(
+        revision=revision,
+        plans={pk: PlanFacts(id=pk, name=plan.name, slug=plan.slug) for pk, plan in plans.items()},
+        defaults={plan.default_for: pk for pk, plan in plans.items() if plan.default_for},
+        endpoints={
+            endpoint.pk: EndpointFacts(
+                id=endpoint.pk,
+                name=endpoint.name,
+                routes=tuple(endpoint.routes.split()),
+                methods=frozenset(endpoint.methods.split()),
+                cost=endpoint.cost,
+            )
+            for endpoint in Endpoint.objects.order_by()
+        },
+        groups={
+            endpoint_id: {counted_per: Group(policies) for counted_per, policies in competing.items()}
+            for endpoint_id, competing in groups.items()
+        },
+        subject_kinds=frozenset(kinds),
+    )
+
+
+def _load_user(user_id: str) -> UserEntry:
+    from .models import PlanAssignment, RatePolicy
+
+    assignments = PlanAssignment.objects.filter(user_id=user_id).order_by()
+    return UserEntry(
+        policies=tuple(_policy_facts(RatePolicy.objects.filter(user_id=user_id))),
+        assignments=tuple(
+            Assignment(plan_id=a.plan_id, starts_us=_us(a.starts_at), ends_us=a.ends_at and _us(a.ends_at))
+            for a in assignments
+        ),
+    )
+
+
+def _policy_facts(policies: Any) -> Iterator[PolicyFacts]:
+    # Ended ones are left out, with a day's margin: what has ended is decided by the store's clock, not this one.
+    ended = timezone.now() - timedelta(days=1)
+    for policy in policies.exclude(ends_at__lt=ended).order_by():
+        yield PolicyFacts(
+            id=policy.pk,
+            endpoint_id=policy.endpoint_id,
+            user="" if policy.user_id is None else str(policy.user_id),
+            subject=policy.subject,
+            plan_id=policy.plan_id,
+            counted_per=policy.counted_per,
+            text=policy.rates,
+            rates=_read_rates(policy),
+            mode=policy.mode,
+            on_error=policy.on_error,
+            starts_us=policy.starts_at and _us(policy.starts_at),
+            ends_us=policy.ends_at and _us(policy.ends_at),
+            network=_network(policy.subject),
+        )
+
+
+def _network(subject: str) -> Network | None:
+    kind, _, value = subject.partition(":")
+    if kind != "ip":
+        return None
+    try:
+        return ip_network(value)
+    except ValueError:  # written past the model's validation: it matches nobody
+        return None
+
+
+def _read_rates(policy: Any) -> tuple[Rate, ...] | str:
+    try:
+        return parse_rates(policy.rates, policy.algorithm)
+    except InvalidRate as error:
+        # Written past the model's validation; limiting nobody by it beats failing every request.
+        logger.error("policy %s is left out, its rates %r cannot be read: %s", policy.pk, policy.rates, error)
+        return ()
+
+
+def _us(moment: datetime) -> int:
+    return round(moment.timestamp() * 10**6)
+
+
+#: The policies of this process.
+policies = Policies()

@@ -1,0 +1,83 @@
+"""Django REST framework: one throttle class for all limits.
+
+REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"]}
+"""
+
+from __future__ import annotations
+
+import logging
+from inspect import signature
+from typing import Any
+
+from django.utils.encoding import force_str
+from rest_framework.exceptions import APIException
+from rest_framework.throttling import BaseThrottle
+
+from .enforcement import check_request
+from .exceptions import InvalidCost
+from .headers import add_headers, retry_after_seconds
+from .limiter import check_cost
+from .responses import refusal_text, status_code
+from .types import Decision
+
+logger = logging.getLogger("django_ratequota")
+
+
+class StoreUnavailable(APIException):
+    """503: a policy denies because the store gives no decision. ``wait`` becomes Retry-After."""
+
+    status_code = 503
+    default_code = "temporary_reduced_capacity"
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(refusal_text(decision))
+        self.wait = retry_after_seconds(decision)
+
+
+class QuotaThrottle(BaseThrottle):
+    """Enforces every policy that applies to the request, together and in one round trip.
+
+    The view's ``throttle_scope`` names the endpoint; its ``throttle_cost``, an int or ``(request, view) -> int``,
+    says the units consumed (else the endpoint's own cost).
+    """
+
+    def __init__(self) -> None:
+        self.decision: Decision | None = None
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        """Whether the request is admitted. Raises ``StoreUnavailable`` (503) where a policy denies without store."""
+        scope = getattr(view, "throttle_scope", None)
+        self.decision = decision = check_request(request, force_str(scope) if scope else None, _cost(request, view))
+        headers = getattr(view, "headers", None)
+        if headers is not None:
+            # DRF puts these on the response, refused or not. Retry-After it makes itself from wait().
+            add_headers(headers, decision)
+            headers.pop("Retry-After", None)
+        if not decision.allowed and status_code(decision) == 503:
+            raise StoreUnavailable(decision)
+        return decision.allowed
+
+    def wait(self) -> float | None:
+        """Seconds until the same request would be admitted; None when waiting cannot help."""
+        return self.decision.retry_after if self.decision else None
+
+
+def _cost(request: Any, view: Any) -> int | None:
+    cost = getattr(view, "throttle_cost", None)
+    if cost is None:
+        return None
+    try:
+        if callable(cost):
+            cost = _plain_function(cost)(request, view)
+        check_cost(cost)
+    except InvalidCost as error:
+        # A request must not fail for a number computed from it; the endpoint's own cost is a fair stand-in.
+        logger.error("throttle_cost of %s: %s; the endpoint's cost counts", type(view).__name__, error)
+        return None
+    return int(cost)
+
+
+def _plain_function(cost: Any) -> Any:
+    """A function of (request, view) that was set on the class has become a method: take the function back."""
+    function = getattr(cost, "__func__", None)
+    return function if function is not None and len(signature(function).parameters) == 2 else cost

@@ -1,0 +1,5 @@
+"""URLs of the test suite."""
+from django.contrib import admin
+from django.urls import path
+
+urlpatterns = [path("admin/", admin.site.urls)]
