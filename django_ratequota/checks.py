@@ -25,7 +25,7 @@ def connect() -> None:
 
 def check_settings(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
     """E001: a key of RATEQUOTA that cannot be used. W001: a key that does not exist."""
-    _, problems = conf.read(getattr(django_settings, "RATEQUOTA", {}))
+    problems = conf.read(getattr(django_settings, "RATEQUOTA", {}))[1]
     return [
         checks.Warning(problem.message, hint=problem.hint, id="django_ratequota.W001")
         if problem.warning
@@ -81,7 +81,7 @@ def check_middleware(app_configs: Any = None, **_: Any) -> list[checks.CheckMess
 
 
 def server_version(info: Any) -> tuple[str, str]:
-    """("valkey" or "redis", version) from the reply to INFO; Valkey calls itself Redis 7.2.4 for old clients' sake."""
+    """("valkey" or "redis", version) from the reply to INFO; Valkey also calls itself Redis 7.2.4."""
     if isinstance(info, bytes):
         info = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
     if info.get("valkey_version"):

@@ -82,7 +82,11 @@ class Problem:
     warning: bool = False
 
 
-_KEYS = {("TIME_ZONE" if f.name == "time_zone_name" else f.name.upper()): f.name for f in fields(Settings) if f.name != "networks"}
+_KEYS = {
+    ("TIME_ZONE" if f.name == "time_zone_name" else f.name.upper()): f.name
+    for f in fields(Settings)
+    if f.name != "networks"
+}
 
 
 def read(raw: object) -> tuple[Settings, list[Problem]]:
@@ -171,9 +175,16 @@ def _identifiers(value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigurationError("Write {name: dotted path of (request) -> str | None}.")
     for name, path in value.items():
-        if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or name in (*COUNTED_PER, "user"):
+        if (
+            not isinstance(name, str)
+            or not name.isidentifier()
+            or not name.isascii()
+            or name in (*COUNTED_PER, "user")
+        ):
             taken = ", ".join((*COUNTED_PER, "user"))
-            raise ConfigurationError(f"{name!r} is no name for an identifier: use letters, digits and _, not {taken}.")
+            raise ConfigurationError(
+                f"{name!r} is no name for an identifier: use letters, digits and _, not {taken}."
+            )
         _dotted(path, "(request) -> str | None")
     return {"identifiers": dict(value)}
 

@@ -14,12 +14,9 @@ from .enforcement import acheck_request, check_request
 from .headers import add_headers
 from .limiter import check_cost
 from .responses import refusal_response
-from .routes import remember_scope
+from .routes import SCOPE_ATTRIBUTE
 
 View = TypeVar("View", bound=Callable[..., Any])
-
-#: Set on views that enforce for themselves, so that the middleware leaves them to it.
-ENFORCES_ITSELF = "enforces_ratequota"
 
 
 @overload
@@ -41,8 +38,6 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
         raise TypeError(f"scope is the name of an endpoint, such as 'search', not {scope!r}")
     if cost is not None:
         check_cost(cost)
-    if scope:
-        remember_scope(scope)
 
     def decorate(view: Any) -> Any:
         async def arun(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +64,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
         wrapper: Any = functools.wraps(view)(arun if iscoroutinefunction(view) else run)
         if iscoroutinefunction(view):
             markcoroutinefunction(wrapper)
-        setattr(wrapper, ENFORCES_ITSELF, True)
+        setattr(wrapper, SCOPE_ATTRIBUTE, scope or "")
         return wrapper
 
     return decorate

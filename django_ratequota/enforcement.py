@@ -65,7 +65,12 @@ class Explanation:
 
 
 def explain_caller(
-    caller: Caller, *, scope: str | None, route: str | None = None, name: str | None = None, method: str = "GET"
+    caller: Caller,
+    *,
+    scope: str | None,
+    route: str | None = None,
+    name: str | None = None,
+    method: str = "GET",
 ) -> Explanation:
     """Say what applies to the caller. Raises ``django.db.Error``; a failing store shows in the decision."""
 
@@ -80,9 +85,7 @@ def explain_caller(
         asked = yield from _ask(caller, snapshot, scope, route, name, method)
         resolution = resolve(asked)
         decision = yield from _judge(resolution, "peek", resolution.cost, resolution.buckets, None)
-        return Explanation(
-            plan=plan_of(asked), candidates=explain(asked), resolution=resolution, decision=decision
-        )
+        return Explanation(plan=plan_of(asked), candidates=explain(asked), resolution=resolution, decision=decision)
 
     return drive(steps(), _do)
 
@@ -98,9 +101,7 @@ def reset_caller(caller: Caller, **where: Any) -> tuple[Bucket, ...]:
     return own
 
 
-def _check_steps(
-    request: Any, scope: str | None, cost: int | None, user: Any
-) -> Generator[Step, Any, Decision]:
+def _check_steps(request: Any, scope: str | None, cost: int | None, user: Any) -> Generator[Step, Any, Decision]:
     if cost is not None:
         check_cost(cost)
     http = getattr(request, "_request", request)
@@ -115,7 +116,7 @@ def _check_steps(
 def _decide(
     request: Any, http: Any, scope: str | None, cost: int | None, user: Any, before: Decision | None
 ) -> Generator[Step, Any, Decision]:
-    route, name = resolved(http)
+    route, name = resolved(getattr(http, "resolver_match", None))
     caller = Caller(request, user)
     try:
         snapshot = yield from _snapshot()
@@ -123,6 +124,7 @@ def _decide(
         logger.error("the policies could not be read, ON_ERROR decides: %s", error)
         return _degraded((), "database")
     charged = {status.bucket for status in before.statuses} if before is not None and before.allowed else set()
+    readable = True
     for reloads in range(_MAX_RELOADS + 1):
         try:
             asked = yield from _ask(caller, snapshot, scope, route, name, http.method or "GET")
@@ -133,23 +135,18 @@ def _decide(
         buckets = tuple(bucket for bucket in resolution.buckets if bucket not in charged)
         if before is not None and before.allowed and not buckets and not resolution.blocked_by:
             return before
-        # The last time round, the newest policies that could be read decide.
-        revision = snapshot.revision if reloads < _MAX_RELOADS else None
+        # Where newer policies cannot be read, or keep being published, the last that could be read decide.
+        revision = snapshot.revision if readable and reloads < _MAX_RELOADS else None
+        units = resolution.cost if cost is None else cost
         try:
-            decision = yield from _judge(
-                resolution, "check", resolution.cost if cost is None else cost, buckets, revision
-            )
+            decision = yield from _judge(resolution, "check", units, buckets, revision)
+            break
         except NewerRevision as newer:
             try:
                 snapshot = yield partial(policies.reload, newer.revision)
             except DatabaseError as error:
                 logger.error("policies of revision %s could not be read: %s", newer.revision, error)
-                decision = yield from _judge(
-                    resolution, "check", resolution.cost if cost is None else cost, buckets, None
-                )
-            else:
-                continue
-        break
+                readable = False
     if before is not None and before.allowed:
         decision = replace(decision, statuses=(*before.statuses, *decision.statuses))
     return decision
@@ -163,8 +160,8 @@ def _snapshot() -> Generator[Step, Any, Snapshot]:
             revision = yield default_limiter().stored_revision
         except StoreError:
             pass
-        return (yield partial(policies.reload, revision))
-    if policies.overdue():
+        snapshot = yield partial(policies.reload, revision)
+    elif policies.overdue():
         try:
             snapshot = (yield policies.poll) or snapshot
         except DatabaseError as error:
@@ -217,7 +214,10 @@ def _degraded(buckets: tuple[Bucket, ...], reason: str, blocked_by: tuple[str, .
     if reason == "database" and settings.on_error == "deny":
         denied_by = ["all"]
     return Decision(
-        allowed=not denied_by and not blocked_by, blocked_by=blocked_by, denied_by=tuple(denied_by), error=reason
+        allowed=not denied_by and not blocked_by,
+        blocked_by=blocked_by,
+        denied_by=tuple(denied_by),
+        error=reason,
     )
 
 
@@ -261,7 +261,7 @@ def _now_us() -> int:
 
 
 def _fresh(limiter: Limiter) -> bool:
-    return limiter.answer_age() < settings.revision_max_age
+    return limiter.answer_age() < float(settings.revision_max_age)
 
 
 _failing = ""
@@ -269,7 +269,7 @@ _failing = ""
 
 def _note(error: StoreError | None) -> None:
     """Log once when the store starts failing, for each new reason, and once when it is back."""
-    global _failing  # noqa: PLW0603
+    global _failing
     reason = error.reason if error else ""
     if reason != _failing:
         _failing = reason

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from typing import Any, Protocol
 
 import http_sf
 
@@ -25,8 +25,10 @@ def decision_headers(decision: Decision) -> dict[str, str]:
     if decision.degraded or not enforced:
         return headers
     if "ietf" in settings.headers:
-        headers["RateLimit-Policy"] = http_sf.ser([(_title(status), _policy(status)) for status in enforced])
-        headers["RateLimit"] = http_sf.ser([(_title(status), _standing(status, decision)) for status in enforced])
+        policies: list[Any] = [(_title(status), _policy(status)) for status in enforced]
+        standings: list[Any] = [(_title(status), _standing(status, decision)) for status in enforced]
+        headers["RateLimit-Policy"] = http_sf.ser(policies)
+        headers["RateLimit"] = http_sf.ser(standings)
     binding = decision.binding
     if "x-ratelimit" in settings.headers and binding is not None:
         headers["X-RateLimit-Limit"] = str(binding.limit)
@@ -35,7 +37,14 @@ def decision_headers(decision: Decision) -> dict[str, str]:
     return headers
 
 
-def add_headers(response: MutableMapping[str, str], decision: Decision) -> None:
+class Headers(Protocol):
+    """A Django response, or any mapping of header names to values."""
+
+    def __contains__(self, name: Any, /) -> bool: ...
+    def __setitem__(self, name: str, value: str, /) -> None: ...
+
+
+def add_headers(response: Headers, decision: Decision) -> None:
     """Put the decision's headers on a response, leaving those that are there already."""
     for name, value in decision_headers(decision).items():
         if name not in response:

@@ -93,7 +93,9 @@ class Caller:
 class NamedCaller(Caller):
     """A caller described by hand, for ``explain``: no request stands behind it."""
 
-    def __init__(self, *, user_id: str | None, address: str | None, identifiers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *, user_id: str | None, address: str | None, identifiers: dict[str, str] | None = None
+    ) -> None:
         self.user_id = user_id
         self.address = None if address is None else unmap(ip_address(address))
         self.plan_slug = None
@@ -103,7 +105,9 @@ class NamedCaller(Caller):
         return super()._find(kind) if kind in ("user", "ip") else None
 
 
-def client_address(remote: str, forwarded: str, trusted: Iterable[Network], trust_unix: bool = False) -> Address | None:
+def client_address(
+    remote: str, forwarded: str, trusted: Iterable[Network], trust_unix: bool = False
+) -> Address | None:
     """The client's address: from the peer leftwards through X-Forwarded-For, as long as each hop is trusted.
 
     Anything that is no address ends the walk at the last hop that was one, so that what a client writes there

@@ -63,17 +63,18 @@ def _endpoint(bucket: Bucket) -> str:
     # An anonymous caller counts as ip:X, and so does anyone at X under a policy counted per ip: two counters.
     if bucket.counted_per in ("", "caller", "plan", "everyone"):
         return endpoint
-    per = bucket.counted_per if re.fullmatch(r"[a-z0-9_]{1,12}", bucket.counted_per, re.ASCII) else f"~{_digest(bucket.counted_per)}"
+    per = (
+        bucket.counted_per
+        if re.fullmatch(r"[a-z0-9_]{1,12}", bucket.counted_per, re.ASCII)
+        else f"~{_digest(bucket.counted_per)}"
+    )
     return f"{endpoint}.{per}"
 
 
 def _rate(rate: Rate) -> str:
-    if rate.period == MONTH:
-        period = MONTH
-    else:
-        seconds, rest = divmod(rate.period_us, 10**6)
-        period = f"{rate.period_us}us" if rest else str(seconds)
-    return f"{_ALGORITHM[rate.algorithm]}{period}"
+    seconds, rest = divmod(rate.period_us, 10**6)
+    period = f"{rate.period_us}us" if rest else str(seconds)
+    return f"{_ALGORITHM[rate.algorithm]}{MONTH if rate.period == MONTH else period}"
 
 
 def _digest(text: str) -> str:

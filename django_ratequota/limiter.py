@@ -146,7 +146,15 @@ class Limiter:
             return newer.revision
         return 0
 
-    def steps(self, mode: str, buckets: Iterable[Bucket], cost: int, *, revision: int | None = None, patience_us: int = 0) -> Steps:
+    def steps(
+        self,
+        mode: str,
+        buckets: Iterable[Bucket],
+        cost: int,
+        *,
+        revision: int | None = None,
+        patience_us: int = 0,
+    ) -> Steps:
         """The steps of a verb, for callers that drive them among steps of their own.
 
         Raises ``NewerRevision`` into the caller when policies newer than ``revision`` have been published.
@@ -189,7 +197,11 @@ class Limiter:
                     for at, bucket, (start, finish) in zip(range(4, len(reply), 4), buckets, windows, strict=True)
                 )
                 return Decision(
-                    allowed=allowed == 1, statuses=statuses, at_us=now_us, revision=revision or 0, settler=self
+                    allowed=allowed == 1,
+                    statuses=statuses,
+                    at_us=now_us,
+                    revision=revision or 0,
+                    settler=self,
                 )
             if outcome == _NEWER:
                 raise NewerRevision(stored)
@@ -221,7 +233,9 @@ class Limiter:
     def _read_clock(self) -> int:
         now_us = self._clock() if self._clock else 0
         if not isinstance(now_us, int) or not 0 < now_us <= _MAX_US:
-            raise InvalidBucket(f"the clock must return whole µs since the Unix epoch, from 1 to 2^53, not {now_us!r}")
+            raise InvalidBucket(
+                f"the clock must return whole µs since the Unix epoch, from 1 to 2^53, not {now_us!r}"
+            )
         return now_us
 
     def _run(self, steps: Steps) -> Decision:
@@ -250,7 +264,9 @@ def check_cost(cost: object) -> None:
     """Raises ``InvalidCost`` unless ``cost`` is a whole number of units in range."""
     # 0 is a free request: judged, and charged nothing.
     if not isinstance(cost, int) or isinstance(cost, bool) or not 0 <= cost <= MAX_UNITS:
-        shown = f"of type {type(cost).__name__}" if not isinstance(cost, int) or isinstance(cost, bool) else "outside it"
+        shown = (
+            f"of type {type(cost).__name__}" if not isinstance(cost, int) or isinstance(cost, bool) else "outside it"
+        )
         raise InvalidCost(f"a cost is a whole number from 0 to {MAX_UNITS}; this one is {shown}")
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from .conf import settings
-from .decorators import ENFORCES_ITSELF
 from .enforcement import acheck_request, check_request
 from .headers import add_headers
 from .responses import refusal_response
+from .routes import enforces_itself
 
 
 class RateQuotaMiddleware:
@@ -48,21 +48,6 @@ class RateQuotaMiddleware:
             return None
         decision = await acheck_request(request)
         return None if decision.allowed else refusal_response(request, decision)
-
-
-def enforces_itself(view: Any) -> bool:
-    """Whether the view is decorated or has our throttle: it knows its scope and cost, and who authenticated."""
-    if getattr(view, ENFORCES_ITSELF, False):
-        return True
-    holder = getattr(view, "cls", None) or getattr(view, "view_class", None)
-    if getattr(getattr(holder, "dispatch", None), ENFORCES_ITSELF, False):
-        return True
-    # Told by name: a project without DRF must not import it here.
-    return any(
-        base.__module__ == "django_ratequota.throttling" and base.__name__ == "QuotaThrottle"
-        for throttle in getattr(holder, "throttle_classes", ())
-        for base in throttle.__mro__
-    )
 
 
 def _finish(request: Any, response: Any) -> Any:

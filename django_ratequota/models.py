@@ -1,4 +1,4 @@
-"""Plans, endpoints and policies as operators edit them. Fields, constraints, ``clean``; no logic hides in ``save``."""
+"""Plans, endpoints and policies as operators edit them: fields, constraints, ``clean``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class Plan(RecordedModel):
         ANONYMOUS = "anonymous", _("anonymous callers")
 
     name = models.CharField(
-        _("name"), max_length=100, unique=True, help_text=_("What operators call this tier, such as Free or Pro.")
+        _("name"),
+        max_length=100,
+        unique=True,
+        help_text=_("What operators call this tier, such as Free or Pro."),
     )
     slug = models.SlugField(
         _("slug"), max_length=100, unique=True, help_text=_("What code calls it; PLAN_RESOLVER returns this.")
@@ -100,10 +103,16 @@ class PlanAssignment(RecordedModel):
         _("starts at"), default=timezone.now, help_text=_("The plan counts from this moment on.")
     )
     ends_at = models.DateTimeField(
-        _("ends at"), null=True, blank=True, help_text=_("The plan counts until this moment; empty = open-ended.")
+        _("ends at"),
+        null=True,
+        blank=True,
+        help_text=_("The plan counts until this moment; empty = open-ended."),
     )
     reason = models.CharField(
-        _("reason"), max_length=200, blank=True, help_text=_("Why, for whoever looks later: a ticket or a contract.")
+        _("reason"),
+        max_length=200,
+        blank=True,
+        help_text=_("Why, for whoever looks later: a ticket or a contract."),
     )
     created_by = models.ForeignKey(
         django_settings.AUTH_USER_MODEL,
@@ -141,7 +150,9 @@ class Endpoint(RecordedModel):
         _("name"),
         max_length=100,
         unique=True,
-        help_text=_("The scope that code refers to (throttle_scope, ratequota(scope=...)). Clients see it in headers."),
+        help_text=_(
+            "The scope that code refers to (throttle_scope, ratequota(scope=...)). Clients see it in headers."
+        ),
     )
     description = models.TextField(_("description"), blank=True, help_text=_("For operators; clients never see it."))
     routes = models.TextField(
@@ -156,7 +167,9 @@ class Endpoint(RecordedModel):
         _("methods"),
         max_length=100,
         blank=True,
-        help_text=_("HTTP methods separated by spaces, such as GET POST; empty = all but OPTIONS. HEAD counts as GET."),
+        help_text=_(
+            "HTTP methods separated by spaces, such as GET POST; empty = all but OPTIONS. HEAD counts as GET."
+        ),
     )
     cost = models.PositiveBigIntegerField(
         _("cost"),
@@ -296,7 +309,10 @@ class RatePolicy(RecordedModel):
         _("ends at"), null=True, blank=True, help_text=_("Counts until this moment; empty = open-ended.")
     )
     reason = models.CharField(
-        _("reason"), max_length=200, blank=True, help_text=_("Why, for whoever looks later: a ticket or a contract.")
+        _("reason"),
+        max_length=200,
+        blank=True,
+        help_text=_("Why, for whoever looks later: a ticket or a contract."),
     )
 
     objects = RecordingManager()

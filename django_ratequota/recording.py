@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from django.apps import apps
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
 from django.dispatch import Signal
@@ -56,24 +57,25 @@ def stored_image(model: type[models.Model], pk: Any, using: str) -> dict[str, An
     return None if stored is None else image(stored)
 
 
-def record(
-    instance: models.Model, before: dict[str, Any] | None, after: dict[str, Any] | None, using: str
-) -> None:
+def record(instance: models.Model, before: dict[str, Any] | None, after: dict[str, Any] | None, using: str) -> None:
     """Write one change and see to it that the transaction's commit publishes it."""
     _write([_change(instance, before, after)], using)
 
 
 def record_publication(reason: str, using: str = "default") -> None:
     """Write a change that makes every process load everything anew, for edits by other means (raw SQL)."""
-    from .models import PolicyChange
-
+    PolicyChange = _policy_change()
     actor, _ = _author.get()
     _write([PolicyChange(model="*", action=PolicyChange.Action.PUBLISH, actor=actor, reason=reason)], using)
 
 
-def _change(instance: models.Model, before: dict[str, Any] | None, after: dict[str, Any] | None) -> Any:
-    from .models import PolicyChange
+def _policy_change() -> Any:
+    # By name: the models import this module for their manager.
+    return apps.get_model("django_ratequota", "PolicyChange")
 
+
+def _change(instance: models.Model, before: dict[str, Any] | None, after: dict[str, Any] | None) -> Any:
+    PolicyChange = _policy_change()
     actor, reason = _author.get()
     action = PolicyChange.Action.UPDATE
     if before is None or after is None:
@@ -94,9 +96,7 @@ def _change(instance: models.Model, before: dict[str, Any] | None, after: dict[s
 
 
 def _write(changes: list[Any], using: str) -> None:
-    from .models import PolicyChange
-
-    PolicyChange.objects.using(using).bulk_create(changes, batch_size=_BATCH)
+    _policy_change().objects.using(using).bulk_create(changes, batch_size=_BATCH)
     # One publication a transaction is enough, and a loop of saves should not cost a round trip each.
     if not any(entry[1] is _publish for entry in transaction.get_connection(using).run_on_commit):
         transaction.on_commit(_publish, using=using)
@@ -108,7 +108,8 @@ def _publish() -> None:
         revision = default_limiter().publish()
     except StoreError as error:
         logger.error(
-            "a policy change is saved but could not be published (%s); processes find it within POLL_SECONDS", error
+            "a policy change is saved but could not be published (%s); processes find it within POLL_SECONDS",
+            error,
         )
     policies_changed.send_robust(sender=None, revision=revision)
 
@@ -141,13 +142,15 @@ class RecordingQuerySet(models.QuerySet[Any]):
     bulk_create.alters_data = True  # type: ignore[attr-defined]
 
     def _rows(self) -> models.QuerySet[Any]:
-        return self.select_for_update() if transaction.get_connection(self.db).features.has_select_for_update else self.all()
+        return (
+            self.select_for_update()
+            if transaction.get_connection(self.db).features.has_select_for_update
+            else self.all()
+        )
 
     def _record(self, changes: Iterable[tuple[Any, dict[str, Any] | None]]) -> None:
         written = [
-            _change(instance, before, after)
-            for instance, before in changes
-            if (after := image(instance)) != before
+            _change(instance, before, after) for instance, before in changes if (after := image(instance)) != before
         ]
         if written:
             _write(written, self.db)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -144,7 +144,10 @@ def explain(asked: Asked) -> tuple[Candidate, ...]:
                 reason = f"wins: {_audience(policy)} is the most specific audience here"
                 candidates.append(
                     Candidate(
-                        policy=policy, won=True, reason=reason, buckets=make_buckets(policy, endpoint, subject)
+                        policy=policy,
+                        won=True,
+                        reason=reason,
+                        buckets=make_buckets(policy, endpoint, subject),
                     )
                 )
             else:
@@ -186,7 +189,11 @@ def _groups(asked: Asked) -> Iterator[tuple[EndpointFacts | None, str, list[Poli
 
 
 def _contenders(
-    asked: Asked, endpoint: EndpointFacts | None, counted_per: str, own: list[PolicyFacts], plan: PlanFacts | None
+    asked: Asked,
+    endpoint: EndpointFacts | None,
+    counted_per: str,
+    own: list[PolicyFacts],
+    plan: PlanFacts | None,
 ) -> Iterator[PolicyFacts]:
     """The policies of a group whose audience includes the caller."""
     yield from (policy for policy in own if policy.mode != "off")
@@ -233,7 +240,8 @@ def _inapplicable(policy: PolicyFacts, asked: Asked, plan: PlanFacts | None, sub
             return f"the caller is not {policy.subject}"
     elif policy.plan_id is not None and (plan is None or plan.id != policy.plan_id):
         wanted = asked.snapshot.plans.get(policy.plan_id)
-        return f"it is for plan {wanted.name if wanted else policy.plan_id}, the caller is on {plan.name if plan else 'no plan'}"
+        own = plan.name if plan else "no plan"
+        return f"it is for plan {wanted.name if wanted else policy.plan_id}, the caller is on {own}"
     if subject is None:
         return f"the caller has no {policy.counted_per} to count by"
     return ""
@@ -260,10 +268,10 @@ def _in_network(policy: PolicyFacts, caller: Caller) -> bool:
 
 def _matches(pattern: str, route: str | None, name: str | None) -> bool:
     text = route if pattern.startswith("/") else name
-    return text is not None and _glob(pattern)(text)
+    return text is not None and _glob(pattern).fullmatch(text) is not None
 
 
 @lru_cache(maxsize=4096)
-def _glob(pattern: str) -> Callable[[str], object]:
+def _glob(pattern: str) -> re.Pattern[str]:
     # Only * is special: routes are full of brackets, which fnmatch would take for character sets.
-    return re.compile(".*".join(re.escape(part) for part in pattern.split("*")), re.DOTALL).fullmatch
+    return re.compile(".*".join(re.escape(part) for part in pattern.split("*")), re.DOTALL)

@@ -54,6 +54,7 @@ def problem(decision: Decision) -> dict[str, Any]:
 def refusal_response(request: Any, decision: Decision) -> HttpResponse:
     """The response to a refused request, in the media type the client prefers."""
     media_type = request.get_preferred_type(_MEDIA_TYPES) or _MEDIA_TYPES[0]
+    content: str
     if media_type == "text/html":
         content = format_html(
             "<!doctype html>\n<title>{title}</title>\n<h1>{title}</h1>\n<p>{text}</p>\n",

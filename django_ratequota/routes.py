@@ -6,15 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from django.urls import URLPattern, URLResolver, get_resolver
+from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
 
-#: Scopes named by decorators, as their modules were imported.
-_decorated: set[str] = set()
-
-
-def remember_scope(scope: str) -> None:
-    """Note a scope that code names, for the admin to offer."""
-    _decorated.add(scope)
+#: Set by ``@ratequota`` on the views it decorates: the scope, "" = none.
+SCOPE_ATTRIBUTE = "ratequota_scope"
 
 
 def readable(route: str) -> str:
@@ -27,30 +22,53 @@ def readable(route: str) -> str:
     return plain if plain.startswith("/") else f"/{plain}"
 
 
-def resolved(request: Any) -> tuple[str | None, str | None]:
-    """(route, URL name with namespaces) that Django resolved the request to; Nones where it did not."""
-    match = getattr(request, "resolver_match", None)
+def resolved(match: ResolverMatch | None) -> tuple[str | None, str | None]:
+    """(route, URL name with namespaces) of what Django resolved a request to; Nones where it did not."""
     if match is None:
         return None, None
     return readable(match.route or ""), match.view_name or None
 
 
+def scope_of(view: Any) -> str | None:
+    """The scope that a view names for itself, by decorator or as ``throttle_scope``; None when it names none."""
+    holder = getattr(view, "cls", None) or getattr(view, "view_class", None)
+    for place, attribute in (
+        (view, SCOPE_ATTRIBUTE),
+        (getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE),
+        (holder, "throttle_scope"),
+    ):
+        scope = getattr(place, attribute, None)
+        if isinstance(scope, str) and scope:
+            return scope
+    return None
+
+
+def enforces_itself(view: Any) -> bool:
+    """Whether the view is decorated or has our throttle: it knows its scope and cost, and who authenticated."""
+    holder = getattr(view, "cls", None) or getattr(view, "view_class", None)
+    if hasattr(view, SCOPE_ATTRIBUTE) or hasattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE):
+        return True
+    # Told by name: a project without DRF must not import it here.
+    return any(
+        base.__module__ == "django_ratequota.throttling" and base.__name__ == "QuotaThrottle"
+        for throttle in getattr(holder, "throttle_classes", ())
+        for base in throttle.__mro__
+    )
+
+
 def known_routes() -> list[tuple[str, str]]:
     """(route, URL name or "") of every view in the URLconf, the admin's left out, in URLconf order."""
     return [
-        (readable(route), name) for route, name, _ in _walk(get_resolver().url_patterns, "", "") if name[:6] != "admin:"
+        (readable(route), name)
+        for route, name, _ in _walk(get_resolver().url_patterns, "", "")
+        if name[:6] != "admin:"
     ]
 
 
 def known_scopes() -> list[str]:
-    """Every scope that code names: by decorator, or as ``throttle_scope`` of a view in the URLconf; sorted."""
-    scopes = set(_decorated)
-    for _, _, view in _walk(get_resolver().url_patterns, "", ""):
-        for holder in (view, getattr(view, "cls", None), getattr(view, "view_class", None)):
-            scope = getattr(holder, "throttle_scope", None)
-            if isinstance(scope, str) and scope:
-                scopes.add(scope)
-    return sorted(scopes)
+    """Every scope that a view in the URLconf names for itself, sorted."""
+    scopes = {scope_of(view) for _, _, view in _walk(get_resolver().url_patterns, "", "")}
+    return sorted(scope for scope in scopes if scope)
 
 
 def _walk(patterns: Any, prefix: str, namespace: str) -> Iterator[tuple[str, str, Any]]:

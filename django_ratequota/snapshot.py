@@ -76,7 +76,9 @@ class PolicyFacts:
 
     def active(self, now_us: int) -> bool:
         """Whether it counts at ``now_us``."""
-        return (self.starts_us is None or self.starts_us <= now_us) and (self.ends_us is None or now_us < self.ends_us)
+        return (self.starts_us is None or self.starts_us <= now_us) and (
+            self.ends_us is None or now_us < self.ends_us
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +180,7 @@ class Policies:
 
     def overdue(self) -> bool:
         """Whether it is time to look for changes whose publication was lost."""
-        return time.monotonic() - self._polled >= settings.poll_seconds
+        return time.monotonic() - self._polled >= float(settings.poll_seconds)
 
     def reload(self, revision: int) -> Snapshot:
         """Bring the snapshot to ``revision``, a number read from the store before this call.

@@ -127,7 +127,7 @@ class Store:
     def execute(self, command: Command) -> Any:
         """Send one command and return its reply; raises ``StoreError``."""
         try:
-            return self._client.execute_command(*command)
+            return self._client.execute_command(*command)  # type: ignore[no-untyped-call]
         except (RedisError, OSError) as error:
             raise store_error(error) from error
 
@@ -136,7 +136,7 @@ class Store:
         try:
             async with asyncio.timeout(self.timeout):
                 client = await self._async_client()
-                return await client.execute_command(*command)
+                return await client.execute_command(*command)  # type: ignore[no-untyped-call]
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             raise store_error(error) from error
 

@@ -20,7 +20,7 @@ def drive(steps: Generator[Step, Any, Result], do: Callable[[Step], Any]) -> Res
         while True:
             try:
                 result = do(step)
-            except Exception as error:  # noqa: BLE001 - the generator decides what to do about it
+            except Exception as error:
                 step = steps.throw(error)
             else:
                 step = steps.send(result)
@@ -36,7 +36,7 @@ async def adrive(steps: Generator[Step, Any, Result], do: Callable[[Step], Await
         while True:
             try:
                 result = await do(step)
-            except Exception as error:  # noqa: BLE001 - the generator decides what to do about it
+            except Exception as error:
                 step = steps.throw(error)
             else:
                 step = steps.send(result)

@@ -47,7 +47,9 @@ TEMPLATES = [
         },
     }
 ]
-DATABASES = {"default": dj_database_url.config(default=os.environ.get("RATEQUOTA_TEST_DATABASE", "sqlite://:memory:"))}
+DATABASES = {
+    "default": dj_database_url.config(default=os.environ.get("RATEQUOTA_TEST_DATABASE", "sqlite://:memory:"))
+}
 CACHES = {
     "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url()},
     "local": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},

@@ -1,4 +1,5 @@
 """URLs of the test suite."""
+
 from django.contrib import admin
 from django.urls import path
 

@@ -1,0 +1,42 @@
+# Recipes for people and for CI; `make help` lists them. Python 3.11 or later, and nothing else, must be there.
+
+PYTHON ?= python3
+PORT ?= 8000
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test lint format wheel clean
+
+help: ## List the recipes
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# One stamp a dependency group: installing again only when pyproject.toml changed.
+$(VENV)/.demo $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group $*
+	@touch $@
+
+demo: $(VENV)/.demo ## Serve the example project with an embedded Redis on port PORT (default 8000)
+	@exec $(BIN)/python manage.py demo --port $(PORT)
+
+test: $(VENV)/.test ## Run the whole test suite (ARGS="-k name" for a part of it)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.lint ## Check style, types, imports, migrations and the example project
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python manage.py makemigrations --check --dry-run
+	@$(BIN)/python manage.py check --fail-level WARNING
+
+format: $(VENV)/.lint ## Bring the code into shape
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+wheel: ## Build the wheel, install it in an empty environment and use it there
+	@PYTHON=$(PYTHON) tests/wheel.sh
+
+clean: ## Remove what the recipes made
+	@rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,175 @@
+"""``manage.py ratequota explain|reset|publish|status``: what operators ask without opening the admin."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from ipaddress import ip_address
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ObjectDoesNotExist
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error as DatabaseError
+from django.db import transaction
+from django.urls import Resolver404, resolve
+
+from ...checks import server_version
+from ...conf import settings
+from ...enforcement import Explanation, explain_caller, reset_caller
+from ...exceptions import StoreError
+from ...identity import NamedCaller
+from ...limiter import default_limiter
+from ...models import Endpoint, PolicyChange
+from ...recording import record_publication
+from ...routes import resolved, scope_of
+from ...types import BucketStatus
+
+
+class Command(BaseCommand):
+    """One command with four verbs; ``explain`` and ``status`` change nothing."""
+
+    help = "Explain, reset, publish and inspect rate quotas."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """The verbs and their options."""
+        verbs = parser.add_subparsers(dest="verb", required=True, metavar="explain | reset | publish | status")
+        explain = verbs.add_parser("explain", help="What applies to a caller, and why; consumes nothing.")
+        reset = verbs.add_parser("reset", help="Forget what a caller's own counters hold.")
+        for verb in (explain, reset):
+            verb.add_argument("--user", help="User name.")
+            verb.add_argument("--ip", help="Client address, such as 203.0.113.7.")
+            verb.add_argument(
+                "--identifier",
+                action="append",
+                default=[],
+                metavar="NAME=VALUE",
+                help="Value of a name in RATEQUOTA['IDENTIFIERS'], such as tenant=acme; may be repeated.",
+            )
+            verb.add_argument("--endpoint", help="Endpoint name (scope).")
+            verb.add_argument("--path", help="Path to resolve, such as /api/reports/7/.")
+            verb.add_argument("--method", default="GET", help="HTTP method (default GET).")
+        publish = verbs.add_parser("publish", help="Make every process read all policies anew, after raw SQL.")
+        publish.add_argument("--reason", default="ratequota publish", help="Kept in the history.")
+        verbs.add_parser("status", help="The store, and the revision here and there.")
+
+    def handle(self, *args: Any, verb: str, **options: Any) -> None:
+        """Run one verb."""
+        try:
+            getattr(self, f"_{verb}")(options)
+        except DatabaseError as error:
+            raise CommandError(f"The database gives no answer: {error}") from error
+        except StoreError as error:
+            raise CommandError(f"Redis gives no answer ({error.reason}): {error}") from error
+
+    def _explain(self, options: dict[str, Any]) -> None:
+        explanation = explain_caller(_caller(options), **_where(options))
+        for line in _describe(explanation):
+            self.stdout.write(line)
+
+    def _reset(self, options: dict[str, Any]) -> None:
+        buckets = reset_caller(_caller(options), **_where(options))
+        for bucket in buckets:
+            self.stdout.write(f"reset {bucket.title} of {bucket.subject}")
+        self.stdout.write(
+            f"{len(buckets)} counters reset" if buckets else "Nothing of this caller's own is counted there"
+        )
+
+    def _publish(self, options: dict[str, Any]) -> None:
+        before = default_limiter().stored_revision()
+        with transaction.atomic():
+            record_publication(options["reason"])
+        revision = default_limiter().stored_revision()
+        if revision <= before:
+            raise CommandError("The publication is recorded, but Redis has no new revision; see the log")
+        self.stdout.write(f"Published revision {revision}; every process reads all policies anew")
+
+    def _status(self, options: dict[str, Any]) -> None:
+        limiter = default_limiter()
+        info = limiter.store.execute(("INFO", "everything"))
+        name, version = server_version(info)
+        revision = limiter.stored_revision()
+        newest = PolicyChange.objects.order_by("-pk").first()
+        self.stdout.write(f"store        {name} {version}, up {info['uptime_in_seconds']} s")
+        self.stdout.write(f"eviction     {info['maxmemory_policy']}, {info['evicted_keys']} keys evicted")
+        self.stdout.write(f"keys         {settings.prefix}:*")
+        self.stdout.write(f"revision     {revision or 'none published yet'}")
+        change = f"{newest.at:%Y-%m-%d %H:%M:%S %Z} {newest}" if newest else "none"
+        self.stdout.write(f"last change  {change}")
+
+
+def _caller(options: dict[str, Any]) -> NamedCaller:
+    if not options["user"] and not options["ip"] and not options["identifier"]:
+        raise CommandError("Say who is asking: --user NAME, --ip ADDRESS or --identifier NAME=VALUE")
+    user_id = None
+    if options["user"]:
+        users = get_user_model()._default_manager
+        try:
+            user_id = str(users.get_by_natural_key(options["user"]).pk)
+        except ObjectDoesNotExist as error:
+            raise CommandError(f"There is no user {options['user']!r}") from error
+    address = options["ip"]
+    if address:
+        try:
+            ip_address(address)
+        except ValueError as error:
+            raise CommandError(f"--ip: {error}") from error
+    identifiers = {}
+    for text in options["identifier"]:
+        name, equals, value = text.partition("=")
+        if not equals or name not in settings.identifiers:
+            known = ", ".join(settings.identifiers) or "none are configured"
+            raise CommandError(f"--identifier wants NAME=VALUE with a name from RATEQUOTA['IDENTIFIERS'] ({known})")
+        identifiers[name] = value
+    return NamedCaller(user_id=user_id, address=address, identifiers=identifiers)
+
+
+def _where(options: dict[str, Any]) -> dict[str, Any]:
+    endpoint, path = options["endpoint"], options["path"]
+    where: dict[str, Any] = {"scope": endpoint, "method": options["method"].upper()}
+    if endpoint and not Endpoint.objects.filter(name=endpoint).exists():
+        names = ", ".join(Endpoint.objects.values_list("name", flat=True)) or "none yet"
+        raise CommandError(f"There is no endpoint {endpoint!r}; there are: {names}")
+    if path:
+        try:
+            match = resolve(path.partition("?")[0])
+        except Resolver404 as error:
+            raise CommandError(f"No route matches {path!r}; write a path such as /api/reports/") from error
+        where["route"], where["name"] = resolved(match)
+        where["scope"] = endpoint or scope_of(match.func)
+    return where
+
+
+def _describe(explanation: Explanation) -> Iterator[str]:
+    plan = explanation.plan
+    yield f"plan         {plan.name if plan else 'none'}"
+    if not explanation.candidates:
+        yield "No policy is there for this endpoint: nothing is limited"
+        return
+    yield "policies"
+    statuses = {(s.bucket.policy_id, s.bucket.rate): s for s in explanation.decision.statuses}
+    for candidate in explanation.candidates:
+        policy = candidate.policy
+        note = "" if policy.mode == "enforce" else f" [{policy.mode}]"
+        yield f"  {policy.id:>5}  {policy.text}{note}, counted per {policy.counted_per}: {candidate.reason}"
+        for bucket in candidate.buckets:
+            status = statuses.get((bucket.policy_id, bucket.rate))
+            standing = _standing(status) if status else "no live counter"
+            yield f"         {bucket.title} of {bucket.subject}: {standing}"
+    yield f"decision     {_verdict(explanation)}"
+
+
+def _standing(status: BucketStatus) -> str:
+    if status.allowed:
+        return f"{status.remaining} of {status.limit} left, full again in {status.reset_after:.1f} s"
+    if status.retry_after is None:
+        return f"{status.remaining} of {status.limit} left, never enough for this cost"
+    return f"{status.remaining} of {status.limit} left, room again in {status.retry_after:.1f} s"
+
+
+def _verdict(explanation: Explanation) -> str:
+    decision, cost = explanation.decision, explanation.resolution.cost
+    verdict = f"a request of cost {cost} would be {'admitted' if decision.allowed else 'refused'} now"
+    if decision.violated:
+        verdict += f", by {', '.join(decision.violated)}"
+    return f"{verdict} (Redis gives no answer: {decision.error})" if decision.degraded else verdict
