@@ -98,8 +98,13 @@ def _change(instance: models.Model, before: dict[str, Any] | None, after: dict[s
 def _write(changes: list[Any], using: str) -> None:
     _policy_change().objects.using(using).bulk_create(changes, batch_size=_BATCH)
     # One publication a transaction is enough, and a loop of saves should not cost a round trip each.
-    if not any(entry[1] is _publish for entry in transaction.get_connection(using).run_on_commit):
+    if not publication_pending(using):
         transaction.on_commit(_publish, using=using)
+
+
+def publication_pending(using: str = "default") -> bool:
+    """Whether this thread's open transaction holds policy changes of its own, visible to nobody else yet."""
+    return any(entry[1] is _publish for entry in transaction.get_connection(using).run_on_commit)
 
 
 def _publish() -> None:

@@ -22,6 +22,7 @@ from django.utils import timezone
 from .conf import Network, settings
 from .exceptions import InvalidRate
 from .rates import Rate, parse_rates
+from .recording import publication_pending
 
 logger = logging.getLogger("django_ratequota")
 
@@ -192,6 +193,9 @@ class Policies:
             snapshot = self._snapshot
             if snapshot is not None and snapshot.revision >= revision:
                 return snapshot
+            if publication_pending():
+                # What this transaction reads may yet be rolled back: good for this request, not to be kept.
+                return load_snapshot(revision)
             return self._refresh(revision)
 
     def poll(self) -> Snapshot | None:
@@ -199,7 +203,7 @@ class Policies:
         if not self._lock.acquire(blocking=False):
             return self._snapshot
         try:
-            if self._snapshot is None or not self.overdue():
+            if self._snapshot is None or not self.overdue() or publication_pending():
                 return self._snapshot
             return self._refresh(self._snapshot.revision)
         finally:
@@ -218,7 +222,7 @@ class Policies:
         drops = self._drops
         entry = _load_user(user_id)
         with self._users_lock:
-            if drops == self._drops:
+            if drops == self._drops and not publication_pending():
                 self._users[user_id] = entry
                 while len(self._users) > settings.user_cache_size:
                     self._users.popitem(last=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from .rates import DEFAULT_ALGORITHM, Rate, format_period
+from .rates import DEFAULT_ALGORITHM, MONTH, Rate, format_period
 
 _SECOND = 10**6
 #: What a client denied for want of a store is told to wait: stores come back within seconds or not soon at all.
@@ -43,7 +43,8 @@ class Bucket:
         """The name in headers and problem bodies: ``search/min``, or what ``name`` says."""
         if self.name:
             return self.name
-        algorithm = "" if self.rate.algorithm == DEFAULT_ALGORITHM else f" {self.rate.algorithm}"
+        plain = self.rate.algorithm == DEFAULT_ALGORITHM or self.rate.period == MONTH
+        algorithm = "" if plain else f" {self.rate.algorithm}"
         shared = "" if self.counted_per in ("", "caller") else f" per {self.counted_per}"
         return f"{self.scope or 'all'}/{format_period(self.rate.period)}{algorithm}{shared}"
 

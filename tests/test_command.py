@@ -1,0 +1,145 @@
+"""``manage.py ratequota``: what it prints, and that explaining consumes nothing."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test import RequestFactory
+
+from django_ratequota import check_request
+from django_ratequota.limiter import default_limiter
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+
+def run(*args: str) -> str:
+    out = io.StringIO()
+    call_command("ratequota", *args, stdout=out)
+    return out.getvalue()
+
+
+def ask(user: User, **kwargs: Any) -> Any:
+    request = RequestFactory().get("/")
+    request.user = user
+    return check_request(request, **kwargs)
+
+
+@pytest.fixture
+def alice() -> User:
+    """On Free, with an override, as in the design's worked example."""
+    user = User.objects.create(username="alice")
+    free = Plan.objects.create(name="Free", slug="free")
+    PlanAssignment.objects.create(user=user, plan=free)
+    search = Endpoint.objects.create(name="search")
+    RatePolicy.objects.create(plan=free, rates="100/min")
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="10/min")
+    RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="10000/month")
+    RatePolicy.objects.create(user=user, rates="1000/min")
+    return user
+
+
+def test_explain_names_winners_losers_and_live_counters(alice: User) -> None:
+    for _ in range(3):
+        assert ask(alice, scope="search").allowed
+    text = run("explain", "--user", "alice", "--endpoint", "search")
+    assert "plan         Free" in text
+    assert "1000/min, counted per caller: wins: the user is the most specific audience here" in text
+    override = RatePolicy.objects.get(user=alice)
+    assert f"100/min, counted per caller: lost: policy {override.pk} for the user is more specific" in text
+    assert f"search/min of user:{alice.pk}: 7 of 10 left" in text
+    assert "search/month per everyone of everyone: 9997 of 10000 left" in text
+    assert "a request of cost 1 would be admitted now" in text
+
+
+def test_explain_consumes_nothing_and_says_who_refuses(alice: User) -> None:
+    for _ in range(11):
+        ask(alice, scope="search")
+    first = run("explain", "--user", "alice", "--endpoint", "search")
+    assert "would be refused now, by search/min" in first
+    assert "0 of 10 left, room again in" in first
+    for _ in range(5):
+        run("explain", "--user", "alice", "--endpoint", "search")
+    assert "9990 of 10000 left" in run("explain", "--user", "alice", "--endpoint", "search")
+
+
+def test_explain_sees_an_edit_that_was_just_made(alice: User) -> None:
+    run("explain", "--user", "alice")
+    RatePolicy.objects.filter(user=alice).update(rates="blocked")
+    assert "would be refused now, by all/blocked" in run("explain", "--user", "alice")
+
+
+def test_explain_resolves_a_path_and_its_view() -> None:
+    endpoint = Endpoint.objects.create(name="admin-login", routes="/admin/login/")
+    RatePolicy.objects.create(endpoint=endpoint, counted_per="ip", rates="5/min")
+    text = run("explain", "--ip", "203.0.113.7", "--path", "/admin/login/?next=/", "--method", "post")
+    assert "admin-login/min per ip of ip:203.0.113.7: 5 of 5 left" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["explain"], "Say who is asking"),
+        (["explain", "--user", "nobody"], "There is no user 'nobody'"),
+        (["explain", "--ip", "300.1.1.1"], "does not appear to be an IPv4 or IPv6 address"),
+        (["explain", "--ip", "::1", "--endpoint", "serach"], "There is no endpoint 'serach'; there are: none yet"),
+        (["explain", "--ip", "::1", "--path", "/nowhere/"], "No route matches '/nowhere/'"),
+        (["explain", "--identifier", "tenant=acme"], "with a name from RATEQUOTA['IDENTIFIERS'] (none are configured)"),
+    ],
+)
+def test_bad_arguments_are_told_what_to_write(args: list[str], message: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        run(*args)
+    assert message in str(caught.value)
+
+
+def test_reset_forgets_the_callers_own_counters_only(alice: User) -> None:
+    for _ in range(11):
+        ask(alice, scope="search")
+    assert not ask(alice, scope="search").allowed
+    text = run("reset", "--user", "alice", "--endpoint", "search")
+    assert f"reset search/min of user:{alice.pk}" in text
+    assert "2 counters reset" in text
+    decision = ask(alice, scope="search")
+    assert decision.allowed
+    assert [status.remaining for status in decision.statuses] == [999, 9, 9989]
+
+
+def test_publish_carries_raw_sql_to_the_next_request(alice: User) -> None:
+    assert ask(alice).allowed
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'blocked' WHERE user_id = %s", [alice.pk])
+    assert ask(alice).allowed
+    before = default_limiter().stored_revision()
+    assert "every process reads all policies anew" in run("publish", "--reason", "OPS-7")
+    assert default_limiter().stored_revision() > before
+    assert not ask(alice).allowed
+    assert PolicyChange.objects.first().reason == "OPS-7"
+
+
+def test_status_shows_store_revision_and_last_change(alice: User) -> None:
+    text = run("status")
+    assert f"revision     {default_limiter().stored_revision()}" in text
+    assert "created: user alice × all endpoints: 1000/min" in text
+    assert "keys         rqtest:*" in text
+
+
+@pytest.mark.parametrize("verb", [["status"], ["publish"], ["reset", "--ip", "::1"]])
+def test_an_unreachable_store_is_an_error_in_a_sentence(verb: list[str], settings: Any) -> None:
+    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0"}
+    if verb[0] == "reset":
+        RatePolicy.objects.create(rates="5/min")
+    with pytest.raises(CommandError, match=r"Redis gives no answer \(connection\)"):
+        run(*verb)
+
+
+def test_explain_works_while_the_store_is_down(alice: User, settings: Any) -> None:
+    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0"}
+    text = run("explain", "--user", "alice", "--endpoint", "search")
+    assert "no live counter" in text
+    assert "Redis gives no answer: connection" in text
