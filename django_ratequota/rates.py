@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from .exceptions import InvalidRate
@@ -109,7 +108,7 @@ class Rate:
     @property
     def period_us(self) -> int:
         """The period in µs; a month counts as 31 days (its exact window comes from the calendar)."""
-        return MONTH_US if self.period == MONTH else round(Fraction(self.period) * _SECOND)
+        return MONTH_US if self.period == MONTH else round(self.period * _SECOND)
 
     @property
     def capacity(self) -> int:
@@ -171,7 +170,7 @@ def format_period(period: float | Literal["month"]) -> str:
     """``60`` -> ``min``, ``900`` -> ``15min``, ``0.5`` -> ``0.5s``: the period as rate text writes it."""
     if period == MONTH:
         return MONTH
-    period_us = round(Fraction(period) * _SECOND)
+    period_us = round(period * _SECOND)
     for unit, size in _UNITS.items():
         count, rest = divmod(period_us, size)
         if count and not rest:
