@@ -91,14 +91,22 @@ class Caller:
 
 
 class NamedCaller(Caller):
-    """A caller described by hand, for ``explain``: no request stands behind it."""
+    """A caller described by hand, for ``explain``: no request stands behind it.
+
+    ``plan_slug`` and ``identifiers`` are what PLAN_RESOLVER and the IDENTIFIERS would answer.
+    """
 
     def __init__(
-        self, *, user_id: str | None, address: str | None, identifiers: dict[str, str] | None = None
+        self,
+        *,
+        user_id: str | None,
+        address: str | None,
+        identifiers: dict[str, str] | None = None,
+        plan_slug: str | None = None,
     ) -> None:
         self.user_id = user_id
         self.address = None if address is None else unmap(ip_address(address))
-        self.plan_slug = None
+        self.plan_slug = plan_slug
         self._values = dict(identifiers or {})
 
     def _find(self, kind: str) -> str | None:

@@ -191,6 +191,8 @@ class Endpoint(RecordedModel):
     def clean(self) -> None:
         """Brings routes and methods into canonical form; raises ``ValidationError`` naming line or word."""
         errors: dict[str, Any] = {}
+        if self.name == "all":
+            errors["name"] = _("Headers say 'all' for all endpoints together; choose another name.")
         lines = [line.strip() for line in self.routes.splitlines() if line.strip()]
         self.routes = "\n".join(lines)
         for line in lines:

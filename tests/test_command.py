@@ -74,6 +74,16 @@ def test_explain_sees_an_edit_that_was_just_made(alice: User) -> None:
     assert "would be refused now, by all/blocked" in run("explain", "--user", "alice")
 
 
+def test_explain_takes_the_plan_that_a_resolver_would_say(alice: User, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
+    Plan.objects.create(name="Pro", slug="pro")
+    with pytest.raises(CommandError, match="give --plan SLUG"):
+        run("explain", "--user", "alice")
+    text = run("explain", "--user", "alice", "--plan", "pro")
+    assert "plan         Pro" in text
+    assert "100/min, counted per caller: lost: it is for plan Free, the caller is on Pro" in text
+
+
 def test_explain_resolves_a_path_and_its_view() -> None:
     endpoint = Endpoint.objects.create(name="admin-login", routes="/admin/login/")
     RatePolicy.objects.create(endpoint=endpoint, counted_per="ip", rates="5/min")
@@ -89,6 +99,7 @@ def test_explain_resolves_a_path_and_its_view() -> None:
         (["explain", "--ip", "300.1.1.1"], "does not appear to be an IPv4 or IPv6 address"),
         (["explain", "--ip", "::1", "--endpoint", "serach"], "There is no endpoint 'serach'; there are: none yet"),
         (["explain", "--ip", "::1", "--path", "/nowhere/"], "No route matches '/nowhere/'"),
+        (["explain", "--ip", "::1", "--plan", "gold"], "There is no plan 'gold'; there are: none yet"),
         (["explain", "--identifier", "tenant=acme"], "with a name from RATEQUOTA['IDENTIFIERS'] (none are configured)"),
     ],
 )

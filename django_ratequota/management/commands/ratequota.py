@@ -20,7 +20,7 @@ from ...enforcement import Explanation, explain_caller, reset_caller
 from ...exceptions import StoreError
 from ...identity import NamedCaller
 from ...limiter import default_limiter
-from ...models import Endpoint, PolicyChange
+from ...models import Endpoint, Plan, PolicyChange
 from ...recording import record_publication
 from ...routes import resolved, scope_of
 from ...types import BucketStatus
@@ -46,6 +46,7 @@ class Command(BaseCommand):
                 metavar="NAME=VALUE",
                 help="Value of a name in RATEQUOTA['IDENTIFIERS'], such as tenant=acme; may be repeated.",
             )
+            verb.add_argument("--plan", help="Slug of the caller's plan, where PLAN_RESOLVER says it.")
             verb.add_argument("--endpoint", help="Endpoint name (scope).")
             verb.add_argument("--path", help="Path to resolve, such as /api/reports/7/.")
             verb.add_argument("--method", default="GET", help="HTTP method (default GET).")
@@ -121,7 +122,13 @@ def _caller(options: dict[str, Any]) -> NamedCaller:
             known = ", ".join(settings.identifiers) or "none are configured"
             raise CommandError(f"--identifier wants NAME=VALUE with a name from RATEQUOTA['IDENTIFIERS'] ({known})")
         identifiers[name] = value
-    return NamedCaller(user_id=user_id, address=address, identifiers=identifiers)
+    slug = options["plan"]
+    if slug and not Plan.objects.filter(slug=slug).exists():
+        slugs = ", ".join(Plan.objects.values_list("slug", flat=True)) or "none yet"
+        raise CommandError(f"There is no plan {slug!r}; there are: {slugs}")
+    if settings.plan_resolver and not slug:
+        raise CommandError("PLAN_RESOLVER says the plan, and it needs a request: give --plan SLUG")
+    return NamedCaller(user_id=user_id, address=address, identifiers=identifiers, plan_slug=slug)
 
 
 def _where(options: dict[str, Any]) -> dict[str, Any]:
