@@ -147,10 +147,10 @@ class RecordingQuerySet(models.QuerySet[Any]):
     bulk_create.alters_data = True  # type: ignore[attr-defined]
 
     def _rows(self) -> models.QuerySet[Any]:
+        """The rows that an update will touch, locked where the database can: no change of theirs goes between."""
+        rows = self.model._base_manager.using(self.db).filter(pk__in=self.order_by().values("pk"))
         return (
-            self.select_for_update()
-            if transaction.get_connection(self.db).features.has_select_for_update
-            else self.all()
+            rows.select_for_update() if transaction.get_connection(self.db).features.has_select_for_update else rows
         )
 
     def _record(self, changes: Iterable[tuple[Any, dict[str, Any] | None]]) -> None:
