@@ -148,7 +148,9 @@ class RecordingQuerySet(models.QuerySet[Any]):
 
     def _rows(self) -> models.QuerySet[Any]:
         """The rows that an update will touch, locked where the database can: no change of theirs goes between."""
-        rows = self.model._base_manager.using(self.db).filter(pk__in=self.order_by().values("pk")).order_by()
+        rows: models.QuerySet[Any] = (
+            self.model._base_manager.using(self.db).filter(pk__in=self.order_by().values("pk")).order_by()
+        )
         return (
             rows.select_for_update() if transaction.get_connection(self.db).features.has_select_for_update else rows
         )

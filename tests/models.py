@@ -122,7 +122,8 @@ class SlidingWindowLog(Model):
 
     def add(self, rate: Rate, now: int, units: int) -> None:
         at = self.at(now)
-        self.entries = [entry for entry in self.entries if entry[0] > at - rate.period_us]
+        if units:
+            self.entries = [entry for entry in self.entries if entry[0] > at - rate.period_us]
         if units > 0:
             self.entries.append((at, units))
         while units < 0 and self.entries:  # the newest requests' units go back first
@@ -246,9 +247,7 @@ def judge(
     ``logged`` are the positions of buckets in log mode. ``claims`` (the engine's statuses) only save time.
     """
     hints: list[BucketStatus | None] = list(claims) if claims else [None] * len(models)
-    waits = [
-        model.wait(rate, now, cost, claim=hint) for model, rate, hint in zip(models, rates, hints, strict=True)
-    ]
+    waits = [model.wait(rate, now, cost, claim=hint) for model, rate, hint in zip(models, rates, hints, strict=True)]
     if verb in ("charge", "refund"):
         waits = [0] * len(models)
     passed = [wait is not None and wait <= patience_us for wait in waits]

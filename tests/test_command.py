@@ -100,7 +100,10 @@ def test_explain_resolves_a_path_and_its_view() -> None:
         (["explain", "--ip", "::1", "--endpoint", "serach"], "There is no endpoint 'serach'; there are: none yet"),
         (["explain", "--ip", "::1", "--path", "/nowhere/"], "No route matches '/nowhere/'"),
         (["explain", "--ip", "::1", "--plan", "gold"], "There is no plan 'gold'; there are: none yet"),
-        (["explain", "--identifier", "tenant=acme"], "with a name from RATEQUOTA['IDENTIFIERS'] (none are configured)"),
+        (
+            ["explain", "--identifier", "tenant=acme"],
+            "with a name from RATEQUOTA['IDENTIFIERS'] (none are configured)",
+        ),
     ],
 )
 def test_bad_arguments_are_told_what_to_write(args: list[str], message: str) -> None:

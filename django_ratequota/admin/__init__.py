@@ -1,1 +1,7 @@
-"""Admin pages."""
+"""The operators' pages in the Django admin, one module a model."""
+
+from __future__ import annotations
+
+from . import assignments, changes, endpoints, plans, policies
+
+__all__ = ["assignments", "changes", "endpoints", "plans", "policies"]

@@ -1,0 +1,40 @@
+"""Plan assignments: which user is on which plan, since when and until when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.utils.translation import gettext_lazy as _
+
+from ..models import PlanAssignment
+from .base import ActiveFilter, RecordedAdmin, UserLookup, is_active, user_search_fields
+
+
+@admin.register(PlanAssignment)
+class PlanAssignmentAdmin(UserLookup, RecordedAdmin):
+    """Plan assignments."""
+
+    list_display = ["user", "plan", "starts_at", "ends_at", "active", "reason", "created_by"]
+    list_filter = [ActiveFilter, ("plan", admin.RelatedOnlyFieldListFilter)]
+    list_select_related = ["user", "plan", "created_by"]
+    list_per_page = 50
+    show_facets = admin.ShowFacets.ALWAYS
+    autocomplete_fields = ["plan"]
+    fields = ["user", "plan", "starts_at", "ends_at", "reason", "created_by", "created_at"]
+    readonly_fields = ["created_by", "created_at"]
+
+    def get_search_fields(self, request: Any) -> list[str]:
+        """The user's name, and what else tells an assignment."""
+        return [*user_search_fields(), "plan__name", "reason"]
+
+    def save_model(self, request: Any, obj: Any, form: Any, change: bool) -> None:
+        """Note who made the assignment."""
+        if not change:
+            obj.created_by = request.user
+        super().save_model(request, obj, form, change)
+
+    @admin.display(description=_("active"), boolean=True)
+    def active(self, assignment: PlanAssignment) -> bool:
+        """Whether it counts now."""
+        return is_active(assignment)

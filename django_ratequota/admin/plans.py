@@ -1,0 +1,46 @@
+"""Plans, each with its policies as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Count, QuerySet
+from django.utils.translation import gettext_lazy as _
+
+from ..models import Plan
+from .base import RecordedAdmin
+from .policies import PolicyInline
+
+
+class PlanPolicyInline(PolicyInline):
+    """The plan's policies."""
+
+    fields = ["endpoint", "counted_per", "rates", "algorithm", "mode", "starts_at", "ends_at"]
+    autocomplete_fields = ["endpoint"]
+
+    def get_queryset(self, request: Any) -> QuerySet[Any]:
+        """With what each row shows."""
+        return super().get_queryset(request).select_related("endpoint", "plan")
+
+
+@admin.register(Plan)
+class PlanAdmin(RecordedAdmin):
+    """Plans."""
+
+    list_display = ["name", "slug", "default_for", "policy_count", "description"]
+    list_filter = ["default_for"]
+    search_fields = ["name", "slug", "description"]
+    prepopulated_fields = {"slug": ["name"]}
+    show_facets = admin.ShowFacets.ALWAYS
+    inlines = [PlanPolicyInline]
+
+    def get_queryset(self, request: Any) -> QuerySet[Any]:
+        """With the number of policies."""
+        queryset: QuerySet[Any] = super().get_queryset(request).annotate(policy_count=Count("policies"))
+        return queryset
+
+    @admin.display(description=_("policies"), ordering="policy_count")
+    def policy_count(self, plan: Any) -> int:
+        """How many policies the plan has."""
+        return int(plan.policy_count)

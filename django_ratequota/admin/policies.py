@@ -1,0 +1,174 @@
+"""Rate policies: their own page, and the table of them on plan and endpoint pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.db.models import Q, QuerySet
+from django.utils.translation import gettext_lazy as _
+
+from ..conf import COUNTED_PER, settings
+from ..models import RatePolicy
+from .base import ActiveFilter, RecordedAdmin, UserLookup, is_active, user_search_fields
+
+
+class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
+    """A policy's form, whole or a part of its fields."""
+
+    class Meta:
+        model = RatePolicy
+        fields = "__all__"  # noqa: DJ007 - the admin pages name theirs
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "counted_per" in self.fields:
+            self.fields["counted_per"] = self._counted_per_field()
+        if "rates" in self.fields:
+            self.fields["rates"].widget.attrs.update({"size": 36, "spellcheck": "false", "class": "ratequota-rates"})
+
+    def _counted_per_field(self) -> forms.ChoiceField:
+        plain = self.fields["counted_per"]
+        names = [*COUNTED_PER, *settings.identifiers]
+        # An identifier that left the settings still shows, and is refused with a sentence when saved.
+        if self.instance.counted_per not in names:
+            names.append(self.instance.counted_per)
+        return forms.ChoiceField(
+            choices=[(name, name) for name in names], label=plain.label, help_text=plain.help_text, initial="caller"
+        )
+
+    def add_error(self, field: str | None, error: Any) -> None:
+        """Errors of fields that this form leaves out stand above it, instead of failing the page."""
+        if field is None and hasattr(error, "error_dict"):
+            shown: dict[str, list[ValidationError]] = {}
+            for name, errors in error.error_dict.items():
+                shown.setdefault(name if name in self.fields else NON_FIELD_ERRORS, []).extend(errors)
+            error = ValidationError(shown)
+        super().add_error(field, error)
+
+
+class PolicyFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
+    """The table of policies on a plan's or endpoint's page."""
+
+    def clean(self) -> None:
+        """Refuses two undated policies for the same, whether both are new or one is stored already."""
+        super().clean()
+        kept: dict[tuple[Any, ...], Any] = {}
+        own = [form.instance.pk for form in self.initial_forms]
+        for form in self.forms:
+            if not form.is_valid() or form in self.deleted_forms or not (form.instance.pk or form.has_changed()):
+                continue
+            policy = form.instance
+            if policy.starts_at or policy.ends_at:
+                continue
+            key = (policy.endpoint_id, policy.user_id, policy.subject, policy.plan_id, policy.counted_per)
+            stored = RatePolicy.objects.filter(
+                endpoint=key[0],
+                user=key[1],
+                subject=key[2],
+                plan=key[3],
+                counted_per=key[4],
+                starts_at__isnull=True,
+                ends_at__isnull=True,
+            ).exclude(pk__in=own)
+            if key in kept or (self.instance.pk and stored.exists()):
+                form.add_error(
+                    None,
+                    _(
+                        "There is such a policy without dates already: same audience, endpoint and counted per. "
+                        "Edit that one, or give this one dates."
+                    ),
+                )
+                continue
+            kept[key] = form
+
+
+class PolicyInline(UserLookup, admin.TabularInline):  # type: ignore[type-arg]
+    """One row a policy, its rates as text."""
+
+    model = RatePolicy
+    form = PolicyForm
+    formset = PolicyFormSet
+    extra = 0
+    show_change_link = True
+    classes = ["ratequota-policies"]
+
+    class Media:
+        css = {"all": ["django_ratequota/admin.css"]}
+
+
+class AudienceFilter(admin.SimpleListFilter):
+    """What kind of audience a policy has."""
+
+    title = _("audience")
+    parameter_name = "audience"
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
+        """The choices."""
+        choices = {"user": _("a user"), "subject": _("a subject"), "plan": _("a plan"), "everyone": _("everyone")}
+        return list(choices.items())
+
+    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """The rows of the choice."""
+        condition = {
+            "user": Q(user__isnull=False),
+            "subject": ~Q(subject=""),
+            "plan": Q(plan__isnull=False),
+            "everyone": Q(user__isnull=True, subject="", plan__isnull=True),
+        }.get(self.value() or "")
+        return queryset if condition is None else queryset.filter(condition)
+
+
+@admin.register(RatePolicy)
+class RatePolicyAdmin(UserLookup, RecordedAdmin):
+    """All policies; mode is edited in the list."""
+
+    form = PolicyForm
+    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "starts_at", "ends_at", "active"]
+    list_editable = ["mode"]
+    list_filter = [
+        "mode",
+        AudienceFilter,
+        ActiveFilter,
+        "counted_per",
+        ("plan", admin.RelatedOnlyFieldListFilter),
+        ("endpoint", admin.RelatedOnlyFieldListFilter),
+    ]
+    list_select_related = ["user", "plan", "endpoint"]
+    list_per_page = 50
+    show_facets = admin.ShowFacets.ALWAYS
+    autocomplete_fields = ["plan", "endpoint"]
+    fieldsets = [
+        (_("Who"), {"fields": ["user", "subject", "plan"], "description": _("At most one; none = everyone.")}),
+        (_("What"), {"fields": ["endpoint", "counted_per"]}),
+        (_("How much"), {"fields": ["rates", "algorithm", "mode", "on_error"]}),
+        (_("When and why"), {"fields": ["starts_at", "ends_at", "reason"]}),
+    ]
+
+    class Media:
+        css = {"all": ["django_ratequota/admin.css"]}
+
+    def get_search_fields(self, request: Any) -> list[str]:
+        """The user's name, and what else tells a policy."""
+        return [*user_search_fields(), "subject", "reason", "plan__name", "endpoint__name"]
+
+    def get_changelist_form(self, request: Any, **kwargs: Any) -> Any:
+        """The form of a row of the list: the same one, so that its errors find their place."""
+        return super().get_changelist_form(request, **{**kwargs, "form": PolicyForm})
+
+    @admin.display(description=_("audience"), ordering="plan__name")
+    def audience(self, policy: RatePolicy) -> str:
+        """Whom the policy is for."""
+        return policy.audience
+
+    @admin.display(description=_("endpoint"), ordering="endpoint__name")
+    def endpoint_name(self, policy: RatePolicy) -> str:
+        """What it limits."""
+        return policy.endpoint.name if policy.endpoint else str(_("all endpoints"))
+
+    @admin.display(description=_("active"), boolean=True)
+    def active(self, policy: RatePolicy) -> bool:
+        """Whether it counts now."""
+        return policy.mode != RatePolicy.Mode.OFF and is_active(policy)

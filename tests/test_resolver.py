@@ -1,0 +1,556 @@
+"""Which policies apply, and why: rows of the database in, buckets and reasons out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_network
+from itertools import count
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db.models import Value
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from django_ratequota import Rate, check_request
+from django_ratequota.identity import Caller, NamedCaller
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve
+from django_ratequota.snapshot import (
+    NOBODY,
+    Assignment,
+    EndpointFacts,
+    Group,
+    PlanFacts,
+    PolicyFacts,
+    Snapshot,
+    UserEntry,
+    load_snapshot,
+    policies,
+)
+from tests.views import request_from
+
+# Ahead of the real clock, by which policies that ended long ago are not even loaded.
+NOW = datetime(2100, 3, 1, 12, tzinfo=UTC)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+ADDRESS = "203.0.113.7"
+TENANT = {"tenant": "acme"}
+
+database = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def tenants(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.views.tenant"}}
+
+
+def asked(user: User | None = None, scope: str | None = None, at: datetime = NOW, **named: Any) -> Asked:
+    """The question a caller's request poses to the policies as the database holds them."""
+    snapshot = load_snapshot(0)
+    return Asked(
+        caller=NamedCaller(user_id=str(user.pk) if user else None, **{"address": ADDRESS, **named}),
+        entry=policies.load_user(str(user.pk)) if user else NOBODY,
+        endpoints=match_endpoints(snapshot, scope=scope, route=None, name=None, method="GET"),
+        scope=scope,
+        snapshot=snapshot,
+        now_us=round(at.timestamp()) * 10**6,
+    )
+
+
+def limits(resolution: Resolution) -> list[str]:
+    """``subject rate`` of each bucket."""
+    return [f"{bucket.subject} {bucket.rate}" for bucket in resolution.buckets]
+
+
+@pytest.fixture
+def alice(db: None) -> User:
+    return User.objects.create(username="alice")
+
+
+def test_the_worked_example(alice: User) -> None:
+    free = Plan.objects.create(name="Free", slug="free")
+    PlanAssignment.objects.create(user=alice, plan=free, starts_at=NOW - DAY)
+    search = Endpoint.objects.create(name="search")
+    Endpoint.objects.create(name="export")
+    RatePolicy.objects.create(plan=free, rates="100/min")
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="10/min")
+    RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="10000/min")
+    RatePolicy.objects.create(user=alice, rates="1000/min")
+    own = f"user:{alice.pk}"
+    found = resolve(asked(alice, "search"))
+    assert limits(found) == [f"{own} 1000/min", f"{own} 10/min", "everyone 10000/min"]
+    assert [bucket.title for bucket in found.buckets] == ["all/min", "search/min", "search/min per everyone"]
+    assert limits(resolve(asked(alice, "export"))) == [f"{own} 1000/min"]
+    assert limits(resolve(asked(alice))) == [f"{own} 1000/min"]
+    assert limits(resolve(asked(None, "search"))) == ["everyone 10000/min"]
+
+
+#: (the fields that win, the fields that lose); users and plans are filled in by the test.
+PRECEDENCE = [
+    ({"user": "alice"}, {"subject": "tenant:acme"}),
+    ({"user": "alice"}, {"subject": f"ip:{ADDRESS}"}),
+    ({"user": "alice"}, {"plan": "free"}),
+    ({"user": "alice"}, {}),
+    ({"subject": "tenant:acme"}, {"plan": "free"}),
+    ({"subject": f"ip:{ADDRESS}"}, {"plan": "free"}),
+    ({"subject": "ip:0.0.0.0/0"}, {"plan": "free"}),
+    ({"subject": "tenant:acme"}, {}),
+    ({"plan": "free"}, {}),
+    ({"subject": f"ip:{ADDRESS}"}, {"subject": "ip:203.0.113.0/24"}),
+    ({"subject": "ip:203.0.113.0/24"}, {"subject": "ip:203.0.0.0/16"}),
+    ({"subject": "ip:203.0.0.0/16"}, {"subject": "ip:0.0.0.0/0"}),
+    # a date never outweighs a more specific audience
+    ({"user": "alice"}, {"ends_at": NOW + HOUR}),
+    ({"subject": "ip:203.0.113.0/24"}, {"subject": "ip:203.0.0.0/16", "starts_at": NOW - HOUR}),
+    ({"plan": "free"}, {"starts_at": NOW - HOUR, "ends_at": NOW + HOUR}),
+    # among equals: dated, then the latest start
+    ({"ends_at": NOW + HOUR}, {}),
+    ({"starts_at": NOW - DAY}, {}),
+    ({"user": "alice", "ends_at": NOW + HOUR}, {"user": "alice"}),
+    ({"starts_at": NOW - HOUR}, {"starts_at": NOW - DAY, "ends_at": NOW + HOUR}),
+    ({"starts_at": NOW - DAY}, {"ends_at": NOW + HOUR}),
+    ({"starts_at": NOW}, {"starts_at": NOW - HOUR}),
+    # what is not in force does not compete
+    ({}, {"user": "alice", "mode": "off"}),
+    ({}, {"user": "alice", "ends_at": NOW}),
+    ({}, {"user": "alice", "starts_at": NOW + HOUR}),
+    ({}, {"subject": "tenant:globex"}),
+    ({}, {"subject": "ip:198.51.100.0/24"}),
+    ({}, {"subject": "ip:2001:db8::/32"}),
+    ({}, {"plan": "pro"}),
+    ({}, {"user": "bob"}),
+    # log mode competes like any other
+    ({"user": "alice", "mode": "log"}, {}),
+]
+
+
+@pytest.mark.parametrize("winner_first", [True, False], ids=["older", "newer"])
+@pytest.mark.parametrize(("wins", "loses"), PRECEDENCE)
+def test_precedence(alice: User, wins: dict[str, Any], loses: dict[str, Any], winner_first: bool) -> None:
+    named = {
+        "alice": alice,
+        "bob": User.objects.create(username="bob"),
+        "free": Plan.objects.create(name="Free", slug="free", default_for="authenticated"),
+        "pro": Plan.objects.create(name="Pro", slug="pro"),
+    }
+    for fields in (wins, loses) if winner_first else (loses, wins):
+        given_by_name = {name: named.get(value, value) for name, value in fields.items()}
+        RatePolicy.objects.create(rates="7/hour" if fields is wins else "1/hour", **given_by_name)
+    asking = asked(alice, identifiers=TENANT)
+    assert limits(resolve(asking)) == [f"user:{alice.pk} 7/hour"]
+    # An override of another user is never looked at: it is not even loaded.
+    assert {candidate.won for candidate in explain(asking)} == ({True} if loses == {"user": "bob"} else {True, False})
+
+
+@database
+def test_the_highest_id_wins_among_equals() -> None:
+    for rates in ("1/hour", "2/hour", "3/hour"):
+        RatePolicy.objects.create(starts_at=NOW - DAY, rates=rates)
+    assert limits(resolve(asked())) == [f"ip:{ADDRESS} 3/hour"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "buckets", "blocked_by"),
+    [
+        ({"rates": "unlimited"}, [], ()),
+        ({"rates": "blocked"}, [], ("all/blocked",)),
+        ({"rates": "blocked", "mode": "log"}, [], ()),
+        ({"rates": "blocked", "mode": "off"}, ["5/hour"], ()),
+        ({"rates": "2/hour, 1/s", "mode": "log"}, ["2/hour", "1/s"], ()),
+        ({"rates": "2/hour, 1/s"}, ["2/hour", "1/s"], ()),
+    ],
+)
+def test_an_override_replaces_the_group(
+    alice: User, fields: dict[str, Any], buckets: list[str], blocked_by: tuple[str, ...]
+) -> None:
+    RatePolicy.objects.create(rates="5/hour")
+    search = Endpoint.objects.create(name="search")
+    RatePolicy.objects.create(endpoint=search, rates="9/day")
+    RatePolicy.objects.create(user=alice, **fields)
+    found = resolve(asked(alice, "search"))
+    # The endpoint's group is another one: neither unlimited nor blocked touches it.
+    assert limits(found) == [f"user:{alice.pk} {rate}" for rate in (*buckets, "9/day")]
+    assert found.blocked_by == blocked_by
+    mode = "log" if fields.get("mode") == "log" else "enforce"
+    assert {bucket.mode for bucket in found.buckets[:-1]} <= {mode if buckets != ["5/hour"] else "enforce"}
+
+
+@database
+def test_a_blocked_endpoint_is_named() -> None:
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="blocked")
+    assert resolve(asked(scope="search")).blocked_by == ("search/blocked",)
+    assert resolve(asked(scope="export")).blocked_by == ()
+
+
+@database
+def test_rates_that_cannot_be_read_leave_the_next_policy_in_force(caplog: Any) -> None:
+    plan = Plan.objects.create(name="Free", slug="free", default_for="anonymous")
+    RatePolicy.objects.create(rates="5/hour")
+    broken = RatePolicy.objects.create(plan=plan, rates="7/hour")
+    RatePolicy.objects.filter(pk=broken.pk).update(rates=Value("7 per hour"))
+    asking = asked()
+    assert limits(resolve(asking)) == [f"ip:{ADDRESS} 5/hour"]
+    assert f"policy {broken.pk} is left out, its rates '7 per hour' cannot be read" in caplog.text
+    assert [c.reason for c in explain(asking) if not c.won] == ["lost: its rates '7 per hour' cannot be read"]
+
+
+@pytest.mark.parametrize(
+    ("counted_per", "logged_in", "named", "subject"),
+    [
+        ("caller", True, {}, "user:{pk}"),
+        ("caller", False, {}, f"ip:{ADDRESS}"),
+        ("caller", False, {"address": None}, "ip:unknown"),
+        ("ip", True, {}, f"ip:{ADDRESS}"),
+        ("ip", False, {"address": "2001:db8::7"}, "ip:2001:db8::/64"),
+        ("plan", True, {"plan_slug": "pro"}, "plan:{plan}"),
+        ("plan", True, {}, None),
+        ("everyone", False, {}, "everyone"),
+        ("tenant", True, {"identifiers": TENANT}, "tenant:acme"),
+        ("tenant", True, {}, None),
+        # written past the model's validation
+        ("phase of the moon", True, {}, None),
+    ],
+)
+def test_counted_per(
+    alice: User, counted_per: str, logged_in: bool, named: dict[str, Any], subject: str | None
+) -> None:
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    RatePolicy.objects.create(counted_per=counted_per, rates="5/hour")
+    asking = asked(alice if logged_in else None, **named)
+    expected = [] if subject is None else [f"{subject.format(pk=alice.pk, plan=plan.pk)} 5/hour"]
+    assert limits(resolve(asking)) == expected
+    [candidate] = explain(asking)
+    assert candidate.won is (subject is not None)
+    assert candidate.won or candidate.reason == f"lost: the caller has no {counted_per} to count by"
+
+
+def test_defaults_are_for_callers_without_an_assignment(alice: User) -> None:
+    assert plan_of(asked(alice)) is None
+    Plan.objects.create(name="Guest", slug="guest", default_for="anonymous")
+    assert plan_of(asked(alice)) is None
+    Plan.objects.create(name="Free", slug="free", default_for="authenticated")
+
+    def plans() -> list[str | None]:
+        return [plan.name if (plan := plan_of(asked(user))) else None for user in (alice, None)]
+
+    assert plans() == ["Free", "Guest"]
+    PlanAssignment.objects.create(user=alice, plan=Plan.objects.create(name="Pro", slug="pro"), starts_at=NOW - DAY)
+    assert plans() == ["Pro", "Guest"]
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        ([], "Default"),
+        ([(-1, None)], "0"),
+        ([(0, None)], "0"),
+        ([(1, None)], "Default"),
+        ([(-2, 0)], "Default"),
+        ([(-2, 1)], "0"),
+        # a dated one beats an open one, however late that started
+        ([(-1, None), (-5, 1)], "1"),
+        ([(-5, 1), (-1, None)], "0"),
+        # then the latest start
+        ([(-5, None), (-1, None), (-3, None)], "1"),
+        ([(-5, 1), (-1, 2), (-3, 9)], "1"),
+        # what has ended or not begun does not compete
+        ([(-5, None), (-4, -1), (1, 2)], "0"),
+    ],
+)
+def test_assignments(alice: User, assignments: list[tuple[int, int | None]], expected: str) -> None:
+    Plan.objects.create(name="Default", slug="default", default_for="authenticated")
+    for number, (starts, ends) in enumerate(assignments):
+        PlanAssignment.objects.create(
+            user=alice,
+            plan=Plan.objects.create(name=str(number), slug=str(number)),
+            starts_at=NOW + starts * HOUR,
+            ends_at=None if ends is None else NOW + ends * HOUR,
+        )
+    plan = plan_of(asked(alice))
+    assert plan is not None
+    assert plan.name == expected
+
+
+def test_an_assignment_ends_at_its_end_and_not_before(alice: User) -> None:
+    plan = Plan.objects.create(name="Trial", slug="trial")
+    PlanAssignment.objects.create(user=alice, plan=plan, starts_at=NOW, ends_at=NOW + HOUR)
+    second = timedelta(seconds=1)
+    seen = [plan_of(asked(alice, at=at)) for at in (NOW - second, NOW, NOW + HOUR - second, NOW + HOUR)]
+    assert [bool(plan) for plan in seen] == [False, True, True, False]
+
+
+ROUTE, NAME = "/api/reports/(?P<pk>[^/.]+)/", "v1:report-detail"
+
+
+@pytest.mark.parametrize(
+    ("routes", "matched"),
+    [
+        ("", False),
+        (ROUTE, True),
+        ("/api/reports/*", True),
+        ("/api/*/", True),
+        ("/*", True),
+        ("*", True),
+        ("/api/reports/", False),
+        ("/api/reports", False),
+        ("api/reports/*", False),
+        ("/API/reports/*", False),
+        ("/api/reports/(?P<pk>[^/.]+)", False),
+        # only * is special
+        ("/api/reports/?????????????????", False),
+        ("/api/reports/[(]*", False),
+        ("/api.reports/*", False),
+        ("v1:report-detail", True),
+        ("v1:*", True),
+        ("*:report-*", True),
+        ("report-detail", False),
+        ("v1:report", False),
+        ("V1:*", False),
+        ("/nowhere/\nv1:*\nother", True),
+        ("/nowhere/\nother", False),
+    ],
+)
+def test_endpoints_match_routes_and_names(routes: str, matched: bool) -> None:
+    endpoint = EndpointFacts(id=1, name="x", routes=tuple(routes.split()), methods=frozenset(), cost=1)
+    snapshot = picture([endpoint])
+    found = match_endpoints(snapshot, scope=None, route=ROUTE, name=NAME, method="GET")
+    assert found == ((endpoint,) if matched else ())
+    assert match_endpoints(snapshot, scope=None, route=None, name=None, method="GET") == ()
+
+
+@pytest.mark.parametrize(
+    ("methods", "method", "matched"),
+    [
+        ("", "GET", True),
+        ("", "HEAD", True),
+        ("", "POST", True),
+        ("", "BREW", True),
+        ("", "OPTIONS", False),
+        ("GET", "GET", True),
+        ("GET", "HEAD", True),
+        ("GET", "POST", False),
+        ("GET POST", "POST", True),
+        ("POST", "HEAD", False),
+        ("OPTIONS", "OPTIONS", True),
+        ("OPTIONS", "GET", False),
+        ("GET OPTIONS", "OPTIONS", True),
+    ],
+)
+@pytest.mark.parametrize("scope", [None, "x"])
+def test_endpoints_match_methods(methods: str, method: str, matched: bool, scope: str | None) -> None:
+    endpoint = EndpointFacts(id=1, name="x", routes=("*",), methods=frozenset(methods.split()), cost=1)
+    found = match_endpoints(picture([endpoint]), scope=scope, route="/", name="home", method=method)
+    assert bool(found) is matched
+
+
+def test_the_endpoint_named_by_the_scope_comes_first_and_sets_the_cost() -> None:
+    endpoints = [
+        EndpointFacts(id=n, name=name, routes=routes, methods=frozenset(), cost=cost)
+        for n, (name, routes, cost) in enumerate([("a", ("/*",), 7), ("b", ("/*",), 9), ("c", (), 2)], 1)
+    ]
+    snapshot = picture(endpoints)
+
+    def found(scope: str | None, route: str | None) -> tuple[str, int]:
+        matched = match_endpoints(snapshot, scope=scope, route=route, name=None, method="GET")
+        caller = NamedCaller(user_id=None, address=ADDRESS)
+        question = Asked(caller=caller, entry=NOBODY, endpoints=matched, scope=scope, snapshot=snapshot, now_us=0)
+        return "".join(endpoint.name for endpoint in matched), resolve(question).cost
+
+    assert found("c", "/x/") == ("cab", 2)
+    assert found("b", "/x/") == ("ba", 9)
+    assert found(None, "/x/") == ("ab", 9)
+    assert found("unknown", "/x/") == ("ab", 9)
+    assert found("unknown", None) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"mode": "off", "plan": "free"}, "it is switched off"),
+        ({"starts_at": NOW + HOUR}, "it has not started yet"),
+        ({"ends_at": NOW}, "it has ended"),
+        ({"subject": "ip:198.51.100.0/24"}, "the caller's address is not in 198.51.100.0/24"),
+        ({"subject": "tenant:globex"}, "the caller is not tenant:globex"),
+        ({"plan": "pro"}, "it is for plan Pro, the caller is on Free"),
+        ({"plan": "free"}, "policy {winner} for the user is more specific"),
+        ({"user": "alice", "starts_at": NOW - DAY}, "policy {winner} for the same audience is newer"),
+        ({"user": "alice"}, "policy {winner} for the same audience is dated"),
+    ],
+)
+def test_explain_says_why_a_policy_lost(alice: User, fields: dict[str, Any], reason: str) -> None:
+    named = {
+        "alice": alice,
+        "free": Plan.objects.create(name="Free", slug="free", default_for="authenticated"),
+        "pro": Plan.objects.create(name="Pro", slug="pro"),
+    }
+    winner = RatePolicy.objects.create(user=alice, starts_at=NOW - HOUR, rates="7/hour")
+    RatePolicy.objects.create(rates="5/hour", **{name: named.get(value, value) for name, value in fields.items()})
+    reasons = [(c.won, c.reason) for c in explain(asked(alice, identifiers=TENANT))]
+    assert sorted(reasons) == [
+        (False, f"lost: {reason.format(winner=winner.pk)}"),
+        (True, "wins: the user is the most specific audience here"),
+    ]
+
+
+@database
+def test_explain_says_that_nothing_applies() -> None:
+    RatePolicy.objects.create(subject="ip:198.51.100.1", mode="off", rates="5/hour")
+    RatePolicy.objects.create(subject="ip:198.51.100.2", rates="5/hour")
+    reasons = {c.reason for c in explain(asked())}
+    assert reasons == {"lost: it is switched off", "lost: the caller's address is not in 198.51.100.2/32"}
+
+
+# Random policies, as facts: rows would be slow, and their constraints would keep the odd ones out.
+
+PLANS = {n: PlanFacts(id=n, name=f"Plan {n}", slug=f"plan-{n}") for n in (1, 2)}
+ENDPOINTS = [EndpointFacts(id=n, name=f"e{n}", routes=(), methods=frozenset(), cost=1) for n in (1, 2)]
+RATES = ((Rate.parse("5/hour"),), (Rate.parse("1/s"), Rate.parse("9/day")), "unlimited", "blocked", ())
+SUBJECTS = (
+    "tenant:acme",
+    "tenant:globex",
+    "ip:203.0.113.7",
+    "ip:203.0.113.0/24",
+    "ip:198.51.100.0/24",
+    "ip:nonsense",
+)
+
+
+def picture(endpoints: list[EndpointFacts], rows: list[PolicyFacts] = [], **fields: Any) -> Snapshot:  # noqa: B006
+    """A snapshot of these; users' own policies left out."""
+    groups: dict[int | None, dict[str, list[PolicyFacts]]] = {}
+    for row in rows:
+        if not row.user:
+            groups.setdefault(row.endpoint_id, {}).setdefault(row.counted_per, []).append(row)
+    return Snapshot(
+        revision=1,
+        **{"plans": {}, "defaults": {}, **fields},
+        endpoints={endpoint.id: endpoint for endpoint in endpoints},
+        groups={e: {per: Group(rivals) for per, rivals in named.items()} for e, named in groups.items()},
+        subject_kinds=frozenset(row.subject.partition(":")[0] for row in rows if row.subject),
+    )
+
+
+@st.composite
+def facts(draw: st.DrawFn) -> list[PolicyFacts]:
+    ids: Iterator[int] = count(1)
+    moments = st.sampled_from([None, 10, 20, 30])
+    rows = []
+    for _ in range(draw(st.integers(0, 8))):
+        audience = draw(st.sampled_from(["user", "subject", "plan", "everyone"]))
+        subject = draw(st.sampled_from(SUBJECTS)) if audience == "subject" else ""
+        kind, _, value = subject.partition(":")
+        rows.append(
+            PolicyFacts(
+                id=next(ids),
+                endpoint_id=draw(st.sampled_from([None, 1, 2])),
+                user="42" if audience == "user" else "",
+                subject=subject,
+                plan_id=draw(st.sampled_from([1, 2])) if audience == "plan" else None,
+                counted_per=draw(st.sampled_from(["caller", "ip", "plan", "everyone", "tenant"])),
+                text="",
+                rates=draw(st.sampled_from(RATES)),
+                mode=draw(st.sampled_from(["enforce", "enforce", "log", "off"])),
+                on_error="",
+                starts_us=draw(moments),
+                ends_us=draw(moments),
+                network=ip_network(value) if kind == "ip" and value != "nonsense" else None,
+            )
+        )
+    return draw(st.permutations(rows))
+
+
+def callers() -> st.SearchStrategy[tuple[NamedCaller, int | None]]:
+    """A caller, and the plan assigned to it for good."""
+    return st.tuples(
+        st.builds(
+            NamedCaller,
+            user_id=st.sampled_from([None, "42"]),
+            address=st.sampled_from([None, ADDRESS, "203.0.113.8", "2001:db8::7"]),
+            identifiers=st.sampled_from([{}, TENANT]),
+        ),
+        st.sampled_from([None, 1, 2]),
+    )
+
+
+def rank(policy: PolicyFacts) -> tuple[Any, ...]:
+    """DESIGN.md §4, step 3, word for word."""
+    audience = [policy.plan_id is not None, bool(policy.subject), bool(policy.user)]
+    prefix = policy.network.prefixlen if policy.network else 0
+    dated = policy.starts_us is not None or policy.ends_us is not None
+    return audience[::-1], prefix, dated, policy.starts_us or 0, policy.id
+
+
+def concerns(policy: PolicyFacts, caller: Caller, plan: int | None, now: int) -> bool:
+    """Whether the policy is in force for the caller at ``now``."""
+    if policy.mode == "off" or not policy.rates or not policy.active(now):
+        return False
+    if policy.user:
+        return policy.user == caller.user_id
+    if policy.subject.startswith("ip:"):
+        return policy.network is not None and caller.address is not None and caller.address in policy.network
+    if policy.subject:
+        return policy.subject == f"tenant:{caller.value('tenant')}"
+    return policy.plan_id in (None, plan)
+
+
+@given(facts(), callers(), st.sampled_from([None, "e1", "e2", "unknown"]), st.sampled_from([5, 10, 25, 30]))
+@example([], (NamedCaller(user_id=None, address=None), None), None, 5)
+def test_explain_agrees_with_resolve_and_both_with_the_rules(
+    rows: list[PolicyFacts], who: tuple[NamedCaller, int | None], scope: str | None, now: int
+) -> None:
+    caller, assigned = who
+    plan = assigned if caller.user_id else 1
+    snapshot = picture(ENDPOINTS, rows, plans=PLANS, defaults={"anonymous": 1})
+    own = UserEntry(
+        policies=tuple(row for row in rows if row.user),
+        assignments=(Assignment(plan_id=assigned, starts_us=0, ends_us=None),) if assigned else (),
+    )
+    question = Asked(
+        caller=caller,
+        entry=own if caller.user_id else NOBODY,
+        endpoints=match_endpoints(snapshot, scope=scope, route=None, name=None, method="GET"),
+        scope=scope,
+        snapshot=snapshot,
+        now_us=now,
+    )
+    resolution, candidates = resolve(question), explain(question)
+
+    competing: dict[tuple[int | None, str], list[PolicyFacts]] = {}
+    for row in rows:
+        at = {None: True, 1: scope == "e1", 2: scope == "e2"}[row.endpoint_id]
+        countable = caller.subject(row.counted_per, plan) is not None
+        if at and countable and concerns(row, caller, plan, now):
+            competing.setdefault((row.endpoint_id, row.counted_per), []).append(row)
+    expected = {max(rivals, key=rank).id for rivals in competing.values()}
+
+    assert {policy.id for policy in resolution.winners} == expected
+    assert {c.policy.id for c in candidates if c.won} == expected
+    assert len(resolution.winners) == len(expected)
+    looked_at = [row.id for row in rows if row.endpoint_id in (None, *(e.id for e in question.endpoints))]
+    looked_at = [n for n in looked_at if caller.user_id or not next(row for row in rows if row.id == n).user]
+    assert sorted(c.policy.id for c in candidates) == sorted(looked_at)
+    assert all(c.reason.startswith("wins: " if c.won else "lost: ") for c in candidates)
+    assert buckets_of(candidates) == list(resolution.buckets)
+    refusing = [c for c in candidates if c.won and c.policy.rates == "blocked" and c.policy.mode == "enforce"]
+    assert len(resolution.blocked_by) == len(refusing)
+
+
+def buckets_of(candidates: tuple[Candidate, ...]) -> list[Any]:
+    return [bucket for candidate in candidates for bucket in candidate.buckets]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+def test_plans_shed_load_by_sharing_one_counter_with_different_limits(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "tests.views.tenant"}
+    search = Endpoint.objects.create(name="search")
+    for slug, rates in (("free", "2/hour"), ("pro", "3/hour")):
+        plan = Plan.objects.create(name=slug, slug=slug)
+        RatePolicy.objects.create(plan=plan, endpoint=search, counted_per="everyone", rates=rates)
+
+    def admitted(plan: str) -> bool:
+        return check_request(request_from(tenant=plan), scope="search").allowed
+
+    assert [admitted(plan) for plan in ("pro", "free", "free", "pro", "pro")] == [True, True, False, True, False]

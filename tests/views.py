@@ -1,0 +1,156 @@
+"""Views of the test suite, one of each kind that can be limited; what RATEQUOTA's dotted paths name; a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import AnonymousUser, User
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import RequestFactory
+from django.utils.decorators import method_decorator
+from django.views import View
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.decorators import action, api_view, throttle_scope
+from rest_framework.response import Response
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+
+from django_ratequota import check_request
+from django_ratequota.decorators import ratequota
+
+
+def plain(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return JsonResponse({"ran": True})
+
+
+async def aplain(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"ran": True})
+
+
+@ratequota(scope="search")
+def decorated(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"ran": True})
+
+
+@ratequota(scope="search")
+async def adecorated(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"ran": True})
+
+
+@ratequota
+def bare(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"ran": True})
+
+
+@ratequota(scope="search", cost=3)
+def costly(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"ran": True})
+
+
+@ratequota(scope="search", block=False)
+def deciding(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"allowed": request.ratequota.allowed})
+
+
+@ratequota(scope="search", block=False)
+async def adeciding(request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"allowed": request.ratequota.allowed})
+
+
+@method_decorator(ratequota(scope="search"), name="dispatch")
+class Decorated(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"ran": True})
+
+
+@method_decorator(ratequota(scope="search"), name="dispatch")
+class ADecorated(View):
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"ran": True})
+
+
+def outspoken(request: HttpRequest) -> HttpResponse:
+    """Sets a rate header of its own."""
+    check_request(request, scope="search")
+    return JsonResponse({"ran": True}, headers={"X-RateLimit-Limit": "mine"})
+
+
+@ratequota(scope="search")
+def thorough(request: HttpRequest) -> HttpResponse:
+    """Checks once more what the decorator has checked."""
+    decisions = [check_request(request, scope="search"), check_request(request)]
+    return JsonResponse({"allowed": [decision.allowed for decision in decisions]})
+
+
+def checking(request: HttpRequest) -> HttpResponse:
+    """A plain view that checks for itself what the middleware may have checked already."""
+    decision = check_request(request, scope="search")
+    return JsonResponse({"allowed": decision.allowed})
+
+
+class NameAuthentication(BaseAuthentication):
+    """``Authorization: Name alice``: a token scheme without the tokens."""
+
+    def authenticate(self, request: Any) -> tuple[User, None] | None:
+        scheme, _, name = request.headers.get("Authorization", "").partition(" ")
+        return (User.objects.get(username=name), None) if scheme == "Name" else None
+
+
+class Search(APIView):
+    authentication_classes = [NameAuthentication]
+    throttle_scope = "search"
+    throttle_cost: Any = None
+
+    def get(self, request: Any) -> Response:
+        return Response({"ran": True})
+
+
+class Unthrottled(APIView):
+    throttle_classes: list[Any] = []
+
+    def get(self, request: Any) -> Response:
+        return Response({"ran": True})
+
+
+@api_view()
+@throttle_scope("search")
+def api_search(request: Any) -> Response:
+    return Response({"ran": True})
+
+
+class Reports(ViewSet):
+    def list(self, request: Any) -> Response:
+        return Response([])
+
+    def retrieve(self, request: Any, pk: str) -> Response:
+        return Response({"id": pk})
+
+    @action(detail=False, throttle_classes=[])
+    def export(self, request: Any) -> Response:
+        return Response({"ran": True})
+
+
+def tenant(request: Any) -> Any:
+    """An identifier: whatever the test put on the request, an exception included."""
+    value = request.tenant
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+def api_key(request: Any) -> str | None:
+    return request.headers.get("X-Api-Key")
+
+
+def busiest(request: Any) -> str:
+    """An identifier that reads the database."""
+    return f"{User.objects.count()} users"
+
+
+def request_from(user: Any = None, address: str = "203.0.113.7", headers: Any = None, **attributes: Any) -> Any:
+    """A request as views get it, by ``user`` (None = anonymous)."""
+    request = RequestFactory().get("/", REMOTE_ADDR=address, headers=headers)
+    request.user = user or AnonymousUser()
+    for name, value in attributes.items():
+        setattr(request, name, value)
+    return request
