@@ -20,7 +20,7 @@ from django_ratequota.scripts import DECIDE, PUBLISH, Script
 from django_ratequota.store import run_script
 from django_ratequota.twin import drive
 
-from .conftest import NOON_US, Clock
+from .conftest import NOON_US
 
 MINUTE = Bucket("user:1", Rate.parse("10/min"))
 LOG = Bucket("user:1", Rate.parse("10/min sliding_window_log"))
@@ -273,11 +273,3 @@ def test_stored_revision(redis_client: redis.Redis, limiter: Limiter) -> None:
     assert redis_client.keys("rqtest:*") == []
     published = limiter.publish()
     assert limiter.stored_revision() == published
-
-
-def test_a_newer_revision_counts_before_a_wrong_window(limiter: Limiter, clock: Clock) -> None:
-    published = limiter.publish()
-    steps = limiter.steps("check", [Bucket("user:1", Rate.parse("10/day fixed_window"))], 1, revision=0)
-    with pytest.raises(NewerRevision) as caught:
-        drive(steps, limiter.store.execute)
-    assert caught.value.revision == published

@@ -1,0 +1,86 @@
+"""A small API. Views say what they are (their scope) and what they cost; how much is allowed stands in the admin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth import authenticate
+from django.http import HttpRequest, JsonResponse
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_ratequota import acheck_request
+from django_ratequota.decorators import ratequota
+from django_ratequota.responses import refusal_response
+
+REPORTS = [{"number": number, "title": f"Report {number}"} for number in range(1, 4)]
+
+
+class Login(APIView):
+    """Checks a password; limited per address, as whoever guesses passwords has no account."""
+
+    authentication_classes = ()
+    throttle_scope = "login"
+
+    def post(self, request: Request) -> Response:
+        user = authenticate(request, username=request.data.get("username"), password=request.data.get("password"))
+        return Response({"ok": user is not None}, status=200 if user else 401)
+
+
+class ReportList(APIView):
+    """All reports. Names no scope: the endpoint "reports" matches its route."""
+
+    permission_classes = (IsAuthenticated,)
+
+    def get(self, request: Request) -> Response:
+        return Response(REPORTS)
+
+
+class ReportDetail(APIView):
+    """One report; the same endpoint by the same route pattern."""
+
+    permission_classes = (IsAuthenticated,)
+
+    def get(self, request: Request, number: int) -> Response:
+        found = [report for report in REPORTS if report["number"] == number]
+        return Response(found[0] if found else None, status=200 if found else 404)
+
+
+class Search(APIView):
+    """An expensive one: each request consumes five units."""
+
+    permission_classes = (IsAuthenticated,)
+    throttle_scope = "search"
+    throttle_cost = 5
+
+    def get(self, request: Request) -> Response:
+        words = request.query_params.get("q", "").lower().split()
+        return Response([report for report in REPORTS if all(word in str(report["title"]).lower() for word in words)])
+
+
+class Export(APIView):
+    """Rarely allowed on the Free plan."""
+
+    permission_classes = (IsAuthenticated,)
+    throttle_scope = "exports"
+
+    def get(self, request: Request) -> Response:
+        return Response({"rows": len(REPORTS)})
+
+
+@ratequota(scope="status")
+def status(request: HttpRequest) -> JsonResponse:
+    """A plain Django view, open to everybody."""
+    return JsonResponse({"status": "ok"})
+
+
+async def completions(request: HttpRequest) -> Any:
+    """An async view that knows its cost only afterwards: one unit a word of the answer."""
+    decision = await acheck_request(request, scope="completions")
+    if not decision.allowed:
+        return refusal_response(request, decision)
+    answer = "as many words as there are units to pay for"
+    settled = await decision.acharge(len(answer.split()) - 1)
+    return JsonResponse({"answer": answer, "remaining": settled.binding.remaining if settled.binding else None})
