@@ -160,7 +160,7 @@ class Endpoint(RecordedModel):
         blank=True,
         help_text=_(
             "One pattern a line, * for anything: a URL name such as reports:*, or a route starting with / such as "
-            "/api/v1/reports/*. Matched against the route that Django resolved, such as /api/v1/reports/<int:pk>/."
+            "/api/v1/reports/*. Matched against the route that Django resolved, never the path that a client wrote."
         ),
     )
     methods = models.CharField(

@@ -55,8 +55,8 @@ def seed() -> None:
     }
     for plan, endpoint, rates, fields in POLICIES:
         RatePolicy.objects.get_or_create(
-            plan=plan and plans[plan],
-            endpoint=endpoint and endpoints[endpoint],
+            plan=plans[plan] if plan else None,
+            endpoint=endpoints[endpoint] if endpoint else None,
             user=None,
             counted_per=fields.get("counted_per", "caller"),
             defaults={"rates": rates, **fields},

@@ -25,7 +25,8 @@ class Login(APIView):
     throttle_scope = "login"
 
     def post(self, request: Request) -> Response:
-        user = authenticate(request, username=request.data.get("username"), password=request.data.get("password"))
+        given = {name: request.POST.get(name) for name in ("username", "password")}
+        user = authenticate(request, **given)
         return Response({"ok": user is not None}, status=200 if user else 401)
 
 

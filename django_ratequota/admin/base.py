@@ -9,6 +9,8 @@ from django.contrib.admin.widgets import ForeignKeyRawIdWidget
 from django.contrib.auth import get_user_model
 from django.db.models import Q, QuerySet
 from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..recording import acting
@@ -84,6 +86,20 @@ class ActiveFilter(admin.SimpleListFilter):
             "dated": Q(ends_at__isnull=False),
         }.get(self.value() or "")
         return queryset if condition is None else queryset.filter(condition)
+
+
+def when(row: Any) -> str:
+    """The row's dates in a few words; "always" without any."""
+    dates = {"start": _short(row.starts_at), "end": _short(row.ends_at)}
+    if row.starts_at and row.ends_at:
+        return gettext("%(start)s to %(end)s") % dates
+    if row.starts_at:
+        return gettext("from %(start)s") % dates
+    return gettext("until %(end)s") % dates if row.ends_at else gettext("always")
+
+
+def _short(moment: Any) -> str:
+    return date_format(timezone.localtime(moment), "SHORT_DATETIME_FORMAT") if moment else ""
 
 
 def is_active(row: Any) -> bool:

@@ -53,13 +53,17 @@ class EndpointForm(forms.ModelForm):  # type: ignore[type-arg]
     class Meta:
         model = Endpoint
         fields = ["name", "description", "routes", "methods", "cost"]
-        widgets = {"name": ScopeInput, "routes": RoutesInput(attrs={"rows": 4})}
+        widgets = {
+            "name": ScopeInput,
+            "description": AdminTextareaWidget(attrs={"rows": 2}),
+            "routes": RoutesInput(attrs={"rows": 4}),
+        }
 
 
 class EndpointPolicyInline(PolicyInline):
     """The endpoint's policies for plans and for everyone; overrides, maybe thousands, have their own list."""
 
-    fields = ["plan", "counted_per", "rates", "algorithm", "mode", "starts_at", "ends_at"]
+    fields = ["plan", "counted_per", "rates", "algorithm", "mode", "when"]
     autocomplete_fields = ["plan"]
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.widgets import AdminTextareaWidget
+from django.db import models
 from django.db.models import Count, QuerySet
 from django.utils.translation import gettext_lazy as _
 
@@ -16,7 +18,7 @@ from .policies import PolicyInline
 class PlanPolicyInline(PolicyInline):
     """The plan's policies."""
 
-    fields = ["endpoint", "counted_per", "rates", "algorithm", "mode", "starts_at", "ends_at"]
+    fields = ["endpoint", "counted_per", "rates", "algorithm", "mode", "when"]
     autocomplete_fields = ["endpoint"]
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
@@ -31,6 +33,7 @@ class PlanAdmin(RecordedAdmin):
     list_display = ["name", "slug", "default_for", "policy_count", "description"]
     list_filter = ["default_for"]
     search_fields = ["name", "slug", "description"]
+    formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
     prepopulated_fields = {"slug": ["name"]}
     show_facets = admin.ShowFacets.ALWAYS
     inlines = [PlanPolicyInline]

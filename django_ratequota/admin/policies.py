@@ -6,13 +6,14 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
+from django.contrib.admin.widgets import RelatedFieldWidgetWrapper
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
-from .base import ActiveFilter, RecordedAdmin, UserLookup, is_active, user_search_fields
+from .base import ActiveFilter, RecordedAdmin, UserLookup, is_active, user_search_fields, when
 
 
 class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -27,7 +28,7 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
         if "counted_per" in self.fields:
             self.fields["counted_per"] = self._counted_per_field()
         if "rates" in self.fields:
-            self.fields["rates"].widget.attrs.update({"size": 36, "spellcheck": "false", "class": "ratequota-rates"})
+            self.fields["rates"].widget.attrs.update({"spellcheck": "false", "class": "vTextField ratequota-rates"})
 
     def _counted_per_field(self) -> forms.ChoiceField:
         plain = self.fields["counted_per"]
@@ -93,10 +94,23 @@ class PolicyInline(UserLookup, admin.TabularInline):  # type: ignore[type-arg]
     formset = PolicyFormSet
     extra = 0
     show_change_link = True
-    classes = ["ratequota-policies"]
+    # Dates, reason and what else is rare are on the policy's own page, a click away.
+    readonly_fields = ["when"]
 
     class Media:
         css = {"all": ["django_ratequota/admin.css"]}
+
+    def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
+        """Without the icons that add or edit the other object: they would take a line in every row."""
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if field is not None and isinstance(field.widget, RelatedFieldWidgetWrapper):
+            field.widget = field.widget.widget
+        return field
+
+    @admin.display(description=_("when"))
+    def when(self, policy: RatePolicy) -> str:
+        """The policy's dates."""
+        return when(policy)
 
 
 class AudienceFilter(admin.SimpleListFilter):
@@ -126,7 +140,7 @@ class RatePolicyAdmin(UserLookup, RecordedAdmin):
     """All policies; mode is edited in the list."""
 
     form = PolicyForm
-    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "starts_at", "ends_at", "active"]
+    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "when", "active"]
     list_editable = ["mode"]
     list_filter = [
         "mode",
@@ -167,6 +181,11 @@ class RatePolicyAdmin(UserLookup, RecordedAdmin):
     def endpoint_name(self, policy: RatePolicy) -> str:
         """What it limits."""
         return policy.endpoint.name if policy.endpoint else str(_("all endpoints"))
+
+    @admin.display(description=_("when"), ordering="ends_at")
+    def when(self, policy: RatePolicy) -> str:
+        """The policy's dates."""
+        return when(policy)
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, policy: RatePolicy) -> bool:

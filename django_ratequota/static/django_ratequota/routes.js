@@ -5,7 +5,7 @@ document.addEventListener("click", (event) => {
   if (!button) {
     return;
   }
-  const area = document.getElementById(button.closest(".ratequota-routes").dataset.target);
+  const area = document.getElementById(button.closest("details").dataset.target);
   const lines = area.value.split("\n").filter((line) => line.trim());
   if (!lines.includes(button.dataset.pattern)) {
     area.value = [...lines, button.dataset.pattern].join("\n");

@@ -39,8 +39,9 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, port: int, check: bool, **options: Any) -> None:
-        # Whoever stops the demo politely gets the same cleaning up as by Ctrl-C.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # However it is stopped politely, it cleans up; a shell's background jobs would ignore SIGINT.
+        for stop in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(stop, signal.default_int_handler)
         if check:
             port = _free_port()
         elif not _is_free(port):
