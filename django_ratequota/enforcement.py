@@ -33,7 +33,7 @@ logger = logging.getLogger("django_ratequota")
 Step = Command | Callable[[], Any]
 
 #: Reloads in one request, should operators publish faster than a process can read.
-_MAX_RELOADS = 5
+_MAX_RELOADS = 20
 
 
 def check_request(request: Any, scope: str | None = None, cost: int | None = None) -> Decision:
@@ -147,9 +147,8 @@ def _decide(
             except DatabaseError as error:
                 logger.error("policies of revision %s could not be read: %s", newer.revision, error)
                 readable = False
-    if before is not None and before.allowed:
-        decision = replace(decision, statuses=(*before.statuses, *decision.statuses))
-    return decision
+    kept = before.statuses if before is not None and before.allowed else ()
+    return replace(decision, statuses=(*kept, *decision.statuses), revision=snapshot.revision)
 
 
 def _snapshot() -> Generator[Step, Any, Snapshot]:

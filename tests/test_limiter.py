@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
@@ -214,7 +215,7 @@ def test_booked_slots_never_come_closer_than_the_interval(
         wait = limiter.acquire(queue, timeout=3600).retry_after_us
         assert wait is not None
         slots.append(clock.now_us + wait)
-    for earlier, later in zip(slots, slots[1:], strict=False):
+    for earlier, later in itertools.pairwise(slots):
         assert (later - earlier) * limit > 10**6 - limit  # whole µs: rounded up each
     assert (slots[-1] - slots[0]) * limit > 10**6 * (len(slots) - 1) - limit
 
@@ -296,7 +297,7 @@ def test_two_event_loops_in_a_row_count_once_each(
 def test_loops_that_are_done_leave_no_connection_and_are_forgotten(
     redis_client: redis.Redis, limiter: Limiter, run: Callable[..., Any]
 ) -> None:
-    """Under WSGI every async view runs in a loop of its own."""
+    """Under WSGI every async call runs in a loop of its own; each stayed in memory with its client and its pool."""
     loops: list[weakref.ref[Any]] = []
 
     async def ask() -> None:
@@ -370,7 +371,7 @@ def test_a_clock_that_is_none(redis_client: redis.Redis, now: Any) -> None:
     assert redis_client.keys("rqtest:*") == []
 
 
-@pytest.mark.parametrize("now", [1, 2**53 - 1])
+@pytest.mark.parametrize("now", [1, 2**52])
 def test_the_ends_of_time(redis_client: redis.Redis, now: int) -> None:
     limiter = Limiter(client=redis_client, clock=lambda: now, prefix="rqtest", timeout=5)
     buckets = [bucket(f"10/min {algorithm}") for algorithm in ALGORITHMS]

@@ -29,6 +29,6 @@ urlpatterns = [
     path("api-search/", views.api_search, name="api-search"),
     path("api/", include(router.urls)),
     path("v1/", include(([path("items/<int:pk>/", views.plain, name="item")], "v1"))),
-    re_path(r"^(?i:files)/?$", views.plain, name="files"),
+    re_path(r"^[fF][iI][lL][eE][sS]/?$", views.plain, name="files"),
     path("nameless/", views.plain),
 ]

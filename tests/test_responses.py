@@ -1,0 +1,113 @@
+"""Refusals outside DRF: problem details, and the media type that the client prefers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.test import Client, RequestFactory
+from django.utils.html import escape
+
+from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.models import RatePolicy
+from django_ratequota.responses import problem, refusal_response, refusal_text, status_code
+
+BLOCKED = Decision(allowed=False, blocked_by=("search/blocked",))
+DENIED = Decision(allowed=False, denied_by=("all/hour", "search/hour"), error="timeout")
+TYPES = "https://iana.org/assignments/http-problem-types#"
+
+
+@pytest.fixture
+def refused(limiter: Limiter) -> Decision:
+    buckets = [Bucket("user:1", Rate.parse("2/min"), scope="search"), Bucket("user:1", Rate.parse("9/min"))]
+    limiter.check(buckets, cost=2)
+    return limiter.check(buckets)
+
+
+def test_a_quota_as_a_problem(refused: Decision) -> None:
+    assert problem(refused) == {
+        "type": f"{TYPES}quota-exceeded",
+        "title": "Quota exceeded",
+        "status": 429,
+        "detail": "Too many requests. Try again in 30 seconds.",
+        "violated-policies": ["search/min"],
+        "retry_after": 30,
+    }
+
+
+def test_a_block_as_a_problem() -> None:
+    assert problem(BLOCKED) == {
+        "type": f"{TYPES}quota-exceeded",
+        "title": "Quota exceeded",
+        "status": 429,
+        "detail": "Requests are blocked.",
+        "violated-policies": ["search/blocked"],
+        "retry_after": None,
+    }
+
+
+def test_a_denial_without_a_store_as_a_problem() -> None:
+    assert problem(DENIED) == {
+        "type": f"{TYPES}temporary-reduced-capacity",
+        "title": "Temporarily reduced capacity",
+        "status": 503,
+        "detail": "Requests cannot be counted right now. Try again in 1 second.",
+        "violated-policies": ["all/hour", "search/hour"],
+        "retry_after": 1,
+    }
+
+
+def test_a_block_is_no_outage() -> None:
+    both = Decision(allowed=False, blocked_by=("all/blocked",), denied_by=("search/hour",), error="timeout")
+    assert status_code(both) == 429
+    assert refusal_text(both) == "Requests are blocked."
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type"),
+    [
+        (None, "application/problem+json"),
+        ("*/*", "application/problem+json"),
+        ("application/*", "application/problem+json"),
+        ("application/json", "application/problem+json"),
+        ("application/problem+json", "application/problem+json"),
+        ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", "text/html"),
+        ("text/html", "text/html"),
+        ("text/plain", "text/plain"),
+        ("text/plain;q=0.5, text/html;q=0.9", "text/html"),
+        ("text/html;q=0.1, application/json", "application/problem+json"),
+        # what is not on offer, or makes no sense, gets the default
+        ("image/png", "application/problem+json"),
+        ("", "application/problem+json"),
+        ("nonsense", "application/problem+json"),
+        ("text/html;q=nonsense;;,;=,/", "application/problem+json"),
+    ],
+)
+def test_the_client_chooses_the_media_type(refused: Decision, accept: str | None, media_type: str) -> None:
+    headers = None if accept is None else {"Accept": accept}
+    response = refusal_response(RequestFactory().get("/", headers=headers), refused)
+    assert response.status_code == 429
+    assert response["Content-Type"] == media_type
+    assert response["Vary"] == "Accept"
+    assert response["Retry-After"] == "30"
+    content = response.content.decode()
+    if media_type == "application/problem+json":
+        assert json.loads(content) == problem(refused)
+    elif media_type == "text/html":
+        assert content.startswith("<!doctype html>\n<title>Quota exceeded</title>")
+        assert f"<p>{escape(refusal_text(refused))}</p>" in content
+    else:
+        assert content == "Too many requests. Try again in 30 seconds.\n"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+def test_a_denial_over_http_says_when_to_come_back_and_no_numbers(client: Client, settings: Any) -> None:
+    RatePolicy.objects.create(rates="9/hour", on_error="deny")
+    assert client.get("/bare/").status_code == 200
+    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0"}
+    response = client.get("/bare/")
+    assert (response.status_code, response["Retry-After"]) == (503, "1")
+    assert response.json()["violated-policies"] == ["all/hour"]
+    assert not [name for name in response.headers if "ratelimit" in name.lower()]

@@ -1,0 +1,77 @@
+"""A process of its own that checks requests as it is told: one line in, one line of JSON out.
+
+Run by test_propagation with the databases of the test: ``check USER SCOPE``, ``run`` and a line of Python,
+``hammer``, ``progress`` and ``rest``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+
+def main() -> None:
+    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+    import django
+
+    django.setup()
+    from django.contrib.auth.models import User
+    from django.db import connection
+    from django.test import RequestFactory
+
+    from django_ratequota import check_request, models
+    from django_ratequota.limiter import default_limiter
+
+    names: dict[str, Any] = {**vars(models), "User": User}
+
+    def check(user: str, scope: str) -> dict[str, Any]:
+        request = RequestFactory().get("/")
+        request.user = User.objects.get(username=user)
+        decision = check_request(request, scope=scope)
+        return {
+            "allowed": decision.allowed,
+            "remaining": [status.remaining for status in decision.statuses],
+            "revision": decision.revision,
+            "error": decision.error,
+        }
+
+    found: list[tuple[int, int, str]] = []
+    rest_now = threading.Event()
+
+    def hammer() -> None:
+        # What was published before the request was made binds its decision.
+        while not rest_now.is_set():
+            published = default_limiter().stored_revision()
+            decision = check_request(RequestFactory().get("/"))
+            found.append((published, decision.revision, decision.error))
+        connection.close()
+
+    threads = [threading.Thread(target=hammer) for _ in range(8)]
+
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        verb, _, rest = line.strip().partition(" ")
+        if verb == "check":
+            answer: Any = check(*rest.split(" "))
+        elif verb == "hammer":
+            answer = [thread.start() for thread in threads]
+        elif verb == "progress":
+            target, deadline = len(found) + 20, time.monotonic() + 30
+            while len(found) < target and time.monotonic() < deadline:
+                time.sleep(0.001)
+            answer = len(found) >= target
+        elif verb == "rest":
+            rest_now.set()
+            answer = [thread.join() for thread in threads] and found
+        else:
+            exec(rest, names)
+            answer = names.pop("answer", None)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
