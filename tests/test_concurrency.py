@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -130,17 +131,18 @@ def test_threads_that_find_the_script_gone_count_exactly(redis_client: redis.Red
 CHILD = """
 import sys
 from contextlib import nullcontext
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import redis
 import time_machine
 
 from django_ratequota import Bucket, Limiter, Rate
 
-url, off, times, *rates = sys.argv[1:]
+url, zone, off, times, *rates = sys.argv[1:]
 host = time_machine.travel(datetime.now(UTC) + timedelta(seconds=int(off))) if int(off) else nullcontext()
 with host, redis.Redis.from_url(url) as client:
-    limiter = Limiter(client=client, prefix="rqtest", timeout=30)
+    zone = timezone(timedelta(hours=int(zone)))
+    limiter = Limiter(client=client, prefix="rqtest", time_zone=zone, timeout=30)
     buckets = [Bucket("user:1", Rate.parse(rate)) for rate in rates]
     limiter.peek(buckets)
     print("ready", flush=True)
@@ -150,11 +152,13 @@ with host, redis.Redis.from_url(url) as client:
 """
 
 
-def in_processes(offsets: list[int], times: int, *rates: str) -> list[int]:
+def in_processes(client: redis.Redis, offsets: list[int], times: int, *rates: str) -> list[int]:
     """How many requests each process was admitted; all begin when the last one is ready."""
+    # A zone in which it is about noon, so that no calendar window ends meanwhile.
+    zone = 12 - datetime.fromtimestamp(client.time()[0], UTC).hour
     children = [
         subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", CHILD, server.url(), str(offset), str(times), *rates],
+            [sys.executable, "-W", "error", "-c", CHILD, server.url(), str(zone), str(offset), str(times), *rates],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parent.parent,
@@ -175,25 +179,23 @@ def in_processes(offsets: list[int], times: int, *rates: str) -> list[int]:
 
 
 def test_four_processes_on_one_limit_of_a_thousand(redis_client: redis.Redis) -> None:
-    admitted = in_processes([0] * 4, 400, "1000/3650day")
+    admitted = in_processes(redis_client, [0] * 4, 300, "1000/3650day")
     assert sum(admitted) == 1000
-    assert min(admitted) > 0
+    assert min(admitted) >= 100  # the others ask 900 times
 
 
 def test_two_hosts_an_hour_and_a_month_apart_share_one_limit(redis_client: redis.Redis) -> None:
     """Limiters that send the application's clock mint capacity, or starve the slower host."""
     rates = [rate.format(limit=200) for rate in SLOW]
-    admitted = in_processes([-3600, 3600, 32 * 86_400], 120, *rates)
+    admitted = in_processes(redis_client, [-3600, 3600, 32 * 86_400], 90, *rates)
     assert sum(admitted) == 200
-    assert min(admitted) > 0
+    assert min(admitted) >= 20  # the others ask 180 times
 
 
-def test_two_hosts_on_two_sides_of_midnight_count_in_one_window(redis_client: redis.Redis) -> None:
-    """By their own clocks one of them is always in another day and month."""
-    admitted = in_processes([0, 40 * 86_400], 150, "200/month")
+def test_two_hosts_in_two_months_count_in_one_window(redis_client: redis.Redis) -> None:
+    admitted = in_processes(redis_client, [0, 40 * 86_400], 150, "200/month")
     assert sum(admitted) == 200
-    [key] = redis_client.keys("rqtest:*")
-    assert key == bucket_key("rqtest", bucket("200/month")).encode()
+    assert redis_client.keys("rqtest:*") == [bucket_key("rqtest", bucket("200/month")).encode()]
 
 
 # --- One round trip. ---

@@ -1,0 +1,132 @@
+"""The middleware, in Django's sync and async handlers: headers, and enforcing every view once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
+from django.test import AsyncClient, Client
+
+from django_ratequota.models import Endpoint, RatePolicy
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+Get = Callable[..., Any]
+EVERY_VIEW = ["/plain/", "/aplain/", "/bare/", "/class/", "/aclass/", "/search/", "/api/reports/", "/unthrottled/"]
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def get(request: Any) -> Get:
+    """GET through Django's sync or async handler, with an X-Forwarded-For that nobody trusts."""
+    return Client().get if request.param == "wsgi" else async_to_sync(AsyncClient().get)
+
+
+@pytest.fixture
+def enforce_all(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+
+
+def left(response: Any) -> list[str]:
+    """``remaining`` of each policy in the RateLimit header."""
+    return [item.partition("r=")[2].partition(";")[0] for item in response["RateLimit"].split(",")]
+
+
+def test_by_default_it_enforces_nothing(get: Get) -> None:
+    RatePolicy.objects.create(rates="1/hour")
+    for path in ("/plain/", "/aplain/", "/unthrottled/"):
+        for _ in range(2):
+            response = get(path)
+            assert response.status_code == 200
+            assert "RateLimit" not in response
+
+
+def test_it_adds_the_headers_of_what_a_view_checked(get: Get) -> None:
+    RatePolicy.objects.create(rates="5/hour")
+    response = get("/checking/")
+    assert left(response) == ["4"]
+    assert response["X-RateLimit-Remaining"] == "4"
+
+
+def test_it_overwrites_no_header_of_the_view(get: Get) -> None:
+    RatePolicy.objects.create(rates="5/hour")
+    response = get("/outspoken/")
+    assert (response["X-RateLimit-Limit"], response["X-RateLimit-Remaining"]) == ("mine", "4")
+
+
+@pytest.mark.usefixtures("enforce_all")
+class TestEnforceAll:
+    @pytest.mark.parametrize("path", EVERY_VIEW)
+    def test_every_view_is_enforced_and_charged_once(self, get: Get, path: str) -> None:
+        RatePolicy.objects.create(rates="2/hour")
+        assert [left(get(path)), left(get(path))] == [["1"], ["0"]]
+        refused = get(path)
+        assert (refused.status_code, left(refused)) == (429, ["0"])
+        assert 1700 < int(refused["Retry-After"]) <= 1800
+
+    def test_routes_are_matched_before_the_view_runs(self, get: Get) -> None:
+        item = Endpoint.objects.create(name="item", routes="/v1/items/*", cost=3)
+        RatePolicy.objects.create(endpoint=item, rates="5/hour")
+        assert left(get("/v1/items/7/")) == ["2"]
+        assert get("/v1/items/8/").status_code == 429
+        assert get("/plain/").status_code == 200
+
+    def test_a_view_that_checks_for_itself_is_charged_once(self, get: Get) -> None:
+        search = Endpoint.objects.create(name="search")
+        RatePolicy.objects.create(rates="9/hour")
+        RatePolicy.objects.create(endpoint=search, rates="5/hour")
+        response = get("/checking/")
+        assert response.json() == {"allowed": True}
+        assert left(response) == ["8", "4"]
+        assert left(get("/thorough/")) == ["7", "3"]
+
+    def test_decorated_and_drf_views_keep_scope_and_cost(self, get: Get) -> None:
+        search = Endpoint.objects.create(name="search", cost=2)
+        RatePolicy.objects.create(endpoint=search, rates="100/hour")
+        assert left(get("/search/")) == ["98"]
+        assert left(get("/decorated/")) == ["96"]
+        assert left(get("/aclass/")) == ["94"]
+        assert left(get("/costly/")) == ["91"]
+
+    def test_a_drf_view_counts_for_whom_it_authenticates(self, get: Get) -> None:
+        User.objects.create(username="alice")
+        RatePolicy.objects.create(rates="1/hour")
+        headers = {"Authorization": "Name alice"}
+        assert [get("/search/", headers=headers).status_code for _ in range(2)] == [200, 429]
+        assert get("/plain/").status_code == 200
+
+    def test_an_action_that_throws_its_throttles_out_is_enforced_all_the_same(self, get: Get) -> None:
+        RatePolicy.objects.create(rates="1/hour")
+        assert [get("/api/reports/export/").status_code for _ in range(2)] == [200, 429]
+
+    def test_the_admin_is_enforced_like_any_view(self, get: Get) -> None:
+        login = Endpoint.objects.create(name="admin-login", routes="admin:login")
+        RatePolicy.objects.create(endpoint=login, counted_per="ip", rates="1/hour")
+        assert [get("/admin/login/").status_code for _ in range(2)] == [200, 429]
+
+    def test_what_no_view_answers_is_not_counted(self, get: Get) -> None:
+        RatePolicy.objects.create(rates="1/hour")
+        for _ in range(2):
+            response = get("/nowhere/")
+            assert response.status_code == 404
+            assert "RateLimit" not in response
+        assert get("/plain/").status_code == 200
+
+    def test_a_refusal_is_the_clients_media_type(self, get: Get) -> None:
+        RatePolicy.objects.create(rates="blocked")
+        response = get("/plain/", headers={"Accept": "text/plain"})
+        assert (response.status_code, response.content) == (429, b"Requests are blocked.\n")
+
+    @pytest.mark.parametrize(("on_error", "status"), [("allow", 200), ("deny", 503)])
+    def test_a_store_that_is_down_is_never_a_500(self, get: Get, settings: Any, on_error: str, status: int) -> None:
+        RatePolicy.objects.create(rates="1/hour", on_error=on_error)
+        settings.RATEQUOTA = {"ENFORCE_ALL": True, "REDIS_URL": "redis://127.0.0.1:1/0"}
+        assert [get(path).status_code for path in EVERY_VIEW] == [status] * len(EVERY_VIEW)
+
+    def test_the_setting_takes_effect_at_once(self, get: Get, settings: Any) -> None:
+        RatePolicy.objects.create(rates="1/hour")
+        assert get("/plain/").status_code == 200
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": False}
+        assert get("/plain/").status_code == 200
