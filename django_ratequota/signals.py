@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models.signals import post_delete, post_save, pre_save
+from django.db.models.signals import post_save, pre_delete, pre_save
 from django.dispatch import Signal
 
 from .recording import image, policies_changed, record, stored_image
@@ -28,7 +28,8 @@ def _saved(instance: Any, using: str, **_: Any) -> None:
         record(instance, before, after, using)
 
 
-def _deleted(instance: Any, using: str, **_: Any) -> None:
+def _to_be_deleted(instance: Any, using: str, **_: Any) -> None:
+    # Before the first row of a cascade goes: afterwards an object may no longer know its endpoint or user.
     record(instance, image(instance), None, using)
 
 
@@ -40,6 +41,6 @@ def connect() -> None:
         for signal, receiver in (
             (pre_save, _remember),
             (post_save, _saved),
-            (post_delete, _deleted),
+            (pre_delete, _to_be_deleted),
         ):
             signal.connect(receiver, sender=model, dispatch_uid=f"ratequota_{receiver.__name__}")

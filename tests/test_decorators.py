@@ -18,6 +18,8 @@ from tests.views import request_from
 
 Get = Callable[..., Any]
 
+EVERY_KIND = ["/decorated/", "/adecorated/", "/class/", "/aclass/", "/amethod/"]
+
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 
@@ -32,7 +34,7 @@ def search() -> Endpoint:
     return Endpoint.objects.create(name="search")
 
 
-@pytest.mark.parametrize("path", ["/decorated/", "/adecorated/", "/class/", "/aclass/"])
+@pytest.mark.parametrize("path", EVERY_KIND)
 def test_every_kind_of_view_is_held_to_its_scope(get: Get, search: Endpoint, path: str) -> None:
     RatePolicy.objects.create(endpoint=search, rates="2/hour")
     for left in ("1", "0"):
@@ -49,7 +51,7 @@ def test_every_kind_of_view_is_held_to_its_scope(get: Get, search: Endpoint, pat
     assert refused["X-RateLimit-Remaining"] == "0"
 
 
-@pytest.mark.parametrize("path", ["/decorated/", "/adecorated/", "/class/", "/aclass/"])
+@pytest.mark.parametrize("path", EVERY_KIND)
 def test_headers_do_not_need_the_middleware(get: Get, settings: Any, path: str) -> None:
     settings.MIDDLEWARE = []
     RatePolicy.objects.create(rates="1/hour")

@@ -20,7 +20,7 @@ EVERY_VIEW = ["/plain/", "/aplain/", "/bare/", "/class/", "/aclass/", "/search/"
 
 @pytest.fixture(params=["wsgi", "asgi"])
 def get(request: Any) -> Get:
-    """GET through Django's sync or async handler, with an X-Forwarded-For that nobody trusts."""
+    """GET through Django's sync or async handler."""
     return Client().get if request.param == "wsgi" else async_to_sync(AsyncClient().get)
 
 

@@ -338,12 +338,10 @@ def test_the_right_password_is_taken_from_the_client(own_server: ValkeyServer, o
     limiter.store.close()
 
 
-@BOTH
-def test_a_key_of_another_type(own: redis.Redis, own_limiter: Limiter, ask: Ask) -> None:
+def test_a_key_of_another_type(own: redis.Redis, own_limiter: Limiter) -> None:
     own.set("rqtest:{user:1}:0:sl60", "text")
-    with pytest.raises(StoreError) as caught:
-        own_limiter.check([LOG])
-    assert caught.value.reason == "wrongtype"
+    assert reason(own_limiter, lambda limiter: limiter.check([LOG])) == "wrongtype"
+    assert reason(own_limiter, lambda limiter: asyncio.run(limiter.acheck([LOG]))) == "wrongtype"
 
 
 @BOTH

@@ -69,6 +69,12 @@ class ADecorated(View):
         return JsonResponse({"ran": True})
 
 
+class ADecoratedMethod(View):
+    @method_decorator(ratequota(scope="search"))
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"ran": True})
+
+
 def outspoken(request: HttpRequest) -> HttpResponse:
     """Sets a rate header of its own."""
     check_request(request, scope="search")

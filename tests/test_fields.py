@@ -1,0 +1,143 @@
+"""RatesField: rate text is stored in its canonical form, whichever way it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.db import connection
+from django.db.models import Case, Value, When
+
+from django_ratequota.fields import RatesField
+from django_ratequota.models import RatePolicy
+from django_ratequota.rates import MAX_TEXT
+
+WRITTEN, CANONICAL = " 1_000 / 60 sec BURST 50 , 5/2Weeks GCRA", "1000/min burst 50, 5/2week gcra"
+
+
+def stored() -> list[str]:
+    """What the database holds, read past the field."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT rates FROM django_ratequota_ratepolicy ORDER BY id")
+        return [row[0] for row in cursor.fetchall()]
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        (WRITTEN, CANONICAL),
+        (CANONICAL, CANONICAL),
+        ("  Unlimited ", "unlimited"),
+        ("BLOCKED", "blocked"),
+        ("90/90minutes", "90/90min"),
+        ("7/24h fixed_window", "7/day fixed_window"),
+        ("1/month fixed_window", "1/month"),
+        (None, None),
+        ("", ""),
+    ],
+)
+def test_cleaning_makes_text_canonical(text: str | None, canonical: str | None) -> None:
+    field = RatesField(null=True, blank=True)
+    assert field.to_python(text) == canonical
+    assert field.clean(text, None) == canonical
+    assert field.get_prep_value(text) == canonical
+
+
+@pytest.mark.parametrize("text", ["10", "10/min,", "unlimited, 1/s", 7, "1" * 10**6])
+def test_cleaning_refuses_what_cannot_be_read(text: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RatesField().clean(text, None)
+    assert caught.value.code == "invalid_rate"
+    assert len(caught.value.message) < 200
+
+
+def test_text_that_grows_beyond_the_column_is_refused() -> None:
+    """Canonical text is longer where units were abbreviated; PostgreSQL would fail the save."""
+    text = ",".join(f"{number}/{number}m" for number in range(10, 46))
+    assert len(text) <= MAX_TEXT
+    with pytest.raises(ValidationError, match=f"at most {MAX_TEXT} characters"):
+        RatesField().clean(text, None)
+
+
+def test_the_field_describes_itself_to_migrations() -> None:
+    name, path, args, kwargs = RatesField(help_text="x").deconstruct()
+    assert (name, path, args) == (None, "django_ratequota.fields.RatesField", [])
+    assert kwargs == {"help_text": "x", "max_length": MAX_TEXT}
+
+
+def test_a_form_shows_one_line_that_takes_whole_rate_text() -> None:
+    field = RatesField().formfield()
+    assert field is not None
+    assert field.max_length == MAX_TEXT
+    assert type(field.widget).__name__ == "TextInput"
+
+
+def _save(written: str) -> None:
+    RatePolicy(rates=written).save()
+
+
+def _save_again(written: str) -> None:
+    policy = RatePolicy.objects.create(rates="1/s")
+    policy.rates = written
+    policy.save(update_fields=["rates"])
+
+
+def _update(written: str) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    RatePolicy.objects.update(rates=written)
+
+
+def _update_by_case(written: str) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    field = RatePolicy._meta.get_field("rates")
+    RatePolicy.objects.update(rates=Case(When(pk__gt=0, then=Value(written, output_field=field)), output_field=field))
+
+
+def _bulk_create(written: str) -> None:
+    RatePolicy.objects.bulk_create([RatePolicy(rates=written)])
+
+
+def _bulk_update(written: str) -> None:
+    policy = RatePolicy.objects.create(rates="1/s")
+    policy.rates = written
+    RatePolicy.objects.bulk_update([policy], ["rates"])
+
+
+def _update_or_create(written: str) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    RatePolicy.objects.update_or_create(counted_per="caller", defaults={"rates": written})
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "write", [_save, _save_again, _update, _update_by_case, _bulk_create, _bulk_update, _update_or_create]
+)
+def test_the_database_holds_canonical_text(write: Callable[[str], None]) -> None:
+    write(WRITTEN)
+    assert stored() == [CANONICAL]
+
+
+@pytest.mark.django_db
+def test_a_saved_object_reads_as_it_is_stored() -> None:
+    saved = RatePolicy.objects.create(rates=WRITTEN)
+    assert saved.rates == CANONICAL
+    (created,) = RatePolicy.objects.bulk_create([RatePolicy(rates=WRITTEN, counted_per="ip")])
+    assert created.rates == CANONICAL
+
+
+@pytest.mark.django_db
+def test_a_lookup_takes_any_spelling() -> None:
+    policy = RatePolicy.objects.create(rates=CANONICAL)
+    assert RatePolicy.objects.get(rates=WRITTEN) == policy
+    assert RatePolicy.objects.get(rates__in=[WRITTEN, "2/s"]) == policy
+    assert not RatePolicy.objects.exclude(rates=WRITTEN).exists()
+
+
+@pytest.mark.django_db
+def test_text_that_cannot_be_read_is_stored_as_it_is_for_cleaning_to_refuse() -> None:
+    policy = RatePolicy.objects.create(rates="ten a day")
+    assert stored() == ["ten a day"]
+    with pytest.raises(ValidationError, match="at character 1"):
+        policy.full_clean()
