@@ -131,11 +131,19 @@ def test_what_views_say_of_themselves(path: str, scope: str | None, itself: bool
     assert (scope_of(wrapped), enforces_itself(wrapped)) == (scope, itself)
 
 
-def test_a_scope_that_is_no_text_is_none() -> None:
-    view = views.Search.as_view(throttle_scope=None)
-    assert scope_of(view) == "search"
-    assert scope_of(type("Odd", (views.Search,), {"throttle_scope": 7}).as_view()) is None
-    assert scope_of(type("Empty", (views.Search,), {"throttle_scope": ""}).as_view()) is None
+@pytest.mark.parametrize(
+    ("own", "given", "scope"),
+    [
+        ("search", {}, "search"),
+        ("search", {"throttle_scope": "export"}, "export"),
+        ("search", {"throttle_scope": None}, None),
+        (None, {"throttle_scope": "export"}, "export"),
+        (7, {}, None),
+        ("", {}, None),
+    ],
+)
+def test_what_as_view_was_given_counts_before_the_class(own: Any, given: dict[str, Any], scope: str | None) -> None:
+    assert scope_of(type("View", (views.Search,), {"throttle_scope": own}).as_view(**given)) == scope
 
 
 def test_known_routes_are_the_urlconfs_without_the_admins() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
-from django.contrib.admin.widgets import RelatedFieldWidgetWrapper
+from django.contrib.admin.widgets import AutocompleteSelect, RelatedFieldWidgetWrapper
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
@@ -14,6 +14,19 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
 from .base import ActiveFilter, RecordedAdmin, UserLookup, is_active, user_search_fields, when
+
+
+class KnownSelect(AutocompleteSelect):
+    """An autocomplete that knows its row's object, where the plain one would ask the database for each row."""
+
+    known: Any = None
+
+    def optgroups(self, name: str, value: Any, attrs: Any = None) -> Any:
+        """The one option to show: what else there is, autocomplete finds."""
+        if self.known is None or [str(one) for one in value] != [str(self.known.pk)]:
+            return super().optgroups(name, value, attrs)
+        empty = self.create_option(name, "", "", False, 0)
+        return [(None, [empty, self.create_option(name, self.known.pk, str(self.known), True, 1)], 0)]
 
 
 class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -27,6 +40,9 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
         super().__init__(*args, **kwargs)
         if "counted_per" in self.fields:
             self.fields["counted_per"] = self._counted_per_field()
+        for name, field in self.fields.items():
+            if isinstance(field.widget, KnownSelect):
+                field.widget.known = getattr(self.instance, name)
         if "rates" in self.fields:
             self.fields["rates"].widget.attrs.update({"spellcheck": "false", "class": "vTextField ratequota-rates"})
 
@@ -104,7 +120,9 @@ class PolicyInline(UserLookup, admin.TabularInline):  # type: ignore[type-arg]
         """Without the icons that add or edit the other object: they would take a line in every row."""
         field = super().formfield_for_dbfield(db_field, request, **kwargs)
         if field is not None and isinstance(field.widget, RelatedFieldWidgetWrapper):
-            field.widget = field.widget.widget
+            choices = field.widget.choices
+            field.widget = KnownSelect(db_field, self.admin_site)
+            field.widget.choices = choices
         return field
 
     @admin.display(description=_("when"))
