@@ -10,7 +10,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from django.test import override_settings
-from hypothesis import given
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from django_ratequota.conf import Settings, read, settings
@@ -169,6 +170,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
+@examples(max_examples=300, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 def test_reading_never_fails_and_a_problem_says_what_to_write(raw: dict[str, Any]) -> None:
     found, problems = read(raw)
     assert all(problem.hint and problem.key in raw for problem in problems)

@@ -7,7 +7,7 @@ from typing import Any
 
 import http_sf
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, BucketStatus, Decision, Limiter, Rate
@@ -108,6 +108,7 @@ def test_retry_after_is_the_longest_wait_and_nothing_when_one_bucket_never_passe
         max_size=6,
     )
 )
+@settings(max_examples=200, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_header_can_be_read_back_and_no_t_is_later_than_retry_after(drawn: list[Any]) -> None:
     statuses = tuple(
         standing(rate, passed=ok, remaining=units, retry_us=0 if ok else wait, reset_us=reset, mode=mode)

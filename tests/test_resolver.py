@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db.models import Value
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from django_ratequota import Rate, check_request
@@ -194,6 +194,15 @@ def test_rates_that_cannot_be_read_leave_the_next_policy_in_force(caplog: Any) -
     assert limits(resolve(asking)) == [f"ip:{ADDRESS} 5/hour"]
     assert f"policy {broken.pk} is left out, its rates '7 per hour' cannot be read" in caplog.text
     assert [c.reason for c in explain(asking) if not c.won] == ["lost: its rates '7 per hour' cannot be read"]
+
+
+@database
+@pytest.mark.parametrize("subject", ["ip:::ffff:203.0.113.7", "ip:203.0.113.7/32", " ip:203.0.113.7"])
+def test_an_address_is_meant_however_it_is_written(subject: str) -> None:
+    policy = RatePolicy(subject=subject, rates="5/hour")
+    policy.full_clean()
+    policy.save()
+    assert limits(resolve(asked())) == [f"ip:{ADDRESS} 5/hour"]
 
 
 @pytest.mark.parametrize(
@@ -496,6 +505,7 @@ def concerns(policy: PolicyFacts, caller: Caller, plan: int | None, now: int) ->
 
 
 @given(facts(), callers(), st.sampled_from([None, "e1", "e2", "unknown"]), st.sampled_from([5, 10, 25, 30]))
+@settings(max_examples=300, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @example([], (NamedCaller(user_id=None, address=None), None), None, 5)
 def test_explain_agrees_with_resolve_and_both_with_the_rules(
     rows: list[PolicyFacts], who: tuple[NamedCaller, int | None], scope: str | None, now: int

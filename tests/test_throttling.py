@@ -161,6 +161,12 @@ def test_a_throttle_that_was_not_asked_has_nothing_to_say() -> None:
     assert QuotaThrottle().wait() is None
 
 
+def test_the_throttle_named_twice_charges_once(search: Endpoint) -> None:
+    RatePolicy.objects.create(rates="10/hour")
+    view = type("Twice", (Search,), {"throttle_classes": [QuotaThrottle] * 2}).as_view()
+    assert view(APIRequestFactory().get("/")).headers["X-RateLimit-Remaining"] == "8"
+
+
 def test_other_throttles_go_on_beside_it(search: Endpoint) -> None:
     class Never(QuotaThrottle):
         def allow_request(self, request: Any, view: Any) -> bool:
