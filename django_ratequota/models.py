@@ -27,8 +27,12 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT
 class RecordedModel(models.Model):
     """A model whose changes are recorded (see ``recording``) in the transaction that makes them."""
 
+    objects = RecordingManager()
+
     class Meta:
         abstract = True
+        # Changes through related objects (plan.policies.add(...)) go by the base manager.
+        base_manager_name = "objects"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """``Model.save`` in a transaction: outside one, Django would commit before the change is recorded."""
@@ -63,9 +67,7 @@ class Plan(RecordedModel):
         help_text=_("Who is on this plan without being assigned to it. At most one plan each."),
     )
 
-    objects = RecordingManager()
-
-    class Meta:
+    class Meta(RecordedModel.Meta):
         verbose_name = _("plan")
         verbose_name_plural = _("plans")
         ordering = ["name"]
@@ -128,9 +130,7 @@ class PlanAssignment(RecordedModel):
         _("created at"), auto_now_add=True, help_text=_("When the assignment was made.")
     )
 
-    objects = RecordingManager()
-
-    class Meta:
+    class Meta(RecordedModel.Meta):
         verbose_name = _("plan assignment")
         verbose_name_plural = _("plan assignments")
         ordering = ["-starts_at"]
@@ -178,9 +178,7 @@ class Endpoint(RecordedModel):
         help_text=_("Units that a request consumes, unless the code says otherwise."),
     )
 
-    objects = RecordingManager()
-
-    class Meta:
+    class Meta(RecordedModel.Meta):
         verbose_name = _("endpoint")
         verbose_name_plural = _("endpoints")
         ordering = ["name"]
@@ -200,7 +198,7 @@ class Endpoint(RecordedModel):
                 errors["routes"] = _("%(line)r is no pattern: write a URL name or a route without spaces.") % {
                     "line": line[:60]
                 }
-            elif "://" in line or "?" in line:
+            elif "://" in line or re.search(r"(?<!\()\?[\w.-]+=", line):
                 errors["routes"] = _("%(line)r: write the route only, such as /api/reports/*, no host or query.") % {
                     "line": line[:60]
                 }
@@ -317,9 +315,7 @@ class RatePolicy(RecordedModel):
         help_text=_("Why, for whoever looks later: a ticket or a contract."),
     )
 
-    objects = RecordingManager()
-
-    class Meta:
+    class Meta(RecordedModel.Meta):
         verbose_name = _("rate policy")
         verbose_name_plural = _("rate policies")
         ordering = ["endpoint__name", "plan__name", "pk"]
@@ -455,14 +451,19 @@ def canonical_subject(text: str) -> str:
     if kind != "ip":
         return f"{kind}:{value}"
     try:
-        if "/" in value:
-            return f"ip:{ipaddress.ip_network(value)}"
-        return f"ip:{ipaddress.ip_address(value)}"
+        network = unmapped(ipaddress.ip_network(value if "/" in value else ipaddress.ip_address(value)))
     except ValueError as error:
         raise ValidationError(
             _("%(error)s; write an address such as 203.0.113.7 or a network such as 203.0.113.0/24."),
             params={"error": str(error)[:100]},
         ) from error
+    return f"ip:{network if '/' in value else network.network_address}"
+
+
+def unmapped(network: Any) -> Any:
+    """``::ffff:203.0.113.0/120`` as 203.0.113.0/24: requests are told by their IPv4 address."""
+    mapped = network.network_address.ipv4_mapped if network.version == 6 and network.prefixlen >= 96 else None
+    return network if mapped is None else ipaddress.ip_network((mapped, network.prefixlen - 96))
 
 
 def _check_dates(starts_at: Any, ends_at: Any) -> None:

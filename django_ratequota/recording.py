@@ -7,12 +7,13 @@ sends no signal, from the managers' own queryset below.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from django.apps import apps
+from django.core.exceptions import ObjectDoesNotExist
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
 from django.dispatch import Signal
@@ -51,15 +52,31 @@ def image(instance: models.Model) -> dict[str, Any]:
     return values
 
 
-def stored_image(model: type[models.Model], pk: Any, using: str) -> dict[str, Any] | None:
-    """The fields that the database holds for ``pk``; None when it holds no such object."""
-    stored = model._base_manager.using(using).filter(pk=pk).first()
-    return None if stored is None else image(stored)
+def stored(
+    model: type[models.Model], pks: Collection[Any], using: str, lock: bool = False
+) -> dict[Any, models.Model]:
+    """The objects as the database holds them, by primary key, their related objects with them; one query.
+
+    ``lock`` keeps others from changing them until the transaction ends, where the database can.
+    """
+    rows = model._base_manager.using(using).filter(pk__in=pks).order_by("pk")
+    features = transaction.get_connection(using).features
+    if lock and features.has_select_for_update:
+        rows = rows.select_for_update(of=("self",) if features.has_select_for_update_of else ())
+    related = [field.name for field in model._meta.concrete_fields if field.is_relation]
+    found = {row.pk: row for row in rows.select_related(*related)}
+    missing = [pk for pk in pks if pk not in found]
+    if missing:
+        # Not there, or a fixture names a related object that it has yet to bring.
+        found |= {row.pk: row for row in rows.filter(pk__in=missing)}
+    return found
 
 
-def record(instance: models.Model, before: dict[str, Any] | None, after: dict[str, Any] | None, using: str) -> None:
-    """Write one change and see to it that the transaction's commit publishes it."""
-    _write([_change(instance, before, after)], using)
+def record(before: models.Model | None, after: models.Model | None, using: str) -> None:
+    """Write one change, given as the stored object before and after, and see to it that the commit publishes it."""
+    change = _change(before, after)
+    if change is not None:
+        _write([change], using)
 
 
 def record_publication(reason: str, using: str = "default") -> None:
@@ -74,25 +91,36 @@ def _policy_change() -> Any:
     return apps.get_model("django_ratequota", "PolicyChange")
 
 
-def _change(instance: models.Model, before: dict[str, Any] | None, after: dict[str, Any] | None) -> Any:
+def _change(before: models.Model | None, after: models.Model | None) -> Any:
+    """The row to write; None where nothing changed."""
     PolicyChange = _policy_change()
-    actor, reason = _author.get()
+    instance = after or before
+    states = [None if state is None else image(state) for state in (before, after)]
+    if instance is None or states[0] == states[1]:
+        return None
     action = PolicyChange.Action.UPDATE
     if before is None or after is None:
         action = PolicyChange.Action.DELETE if after is None else PolicyChange.Action.CREATE
-    users = {str(state.get("user") or "") for state in (before, after) if state is not None}
-    own_reason = str((after or before or {}).get("reason") or "")
+    actor, reason = _author.get()
+    users = {str(state.get("user") or "") for state in states if state is not None}
     return PolicyChange(
-        model=instance._meta.model_name,
-        object_id=str((after or before or {}).get(instance._meta.pk.name, instance.pk)),
-        object_text=str(instance)[:300],
+        model=(instance._meta.concrete_model or type(instance))._meta.model_name,
+        object_id=str(instance.pk),
+        object_text=_text(instance)[:300],
         touched_user=users.pop()[:64] if len(users) == 1 else "",
         action=action,
         actor=actor,
-        reason=(reason or own_reason)[:200],
-        before=before,
-        after=after,
+        reason=(reason or getattr(instance, "reason", ""))[:200],
+        before=states[0],
+        after=states[1],
     )
+
+
+def _text(instance: models.Model) -> str:
+    try:
+        return str(instance)
+    except ObjectDoesNotExist:  # a fixture names a related object that it has yet to bring
+        return f"{instance._meta.verbose_name} {instance.pk}"
 
 
 def _write(changes: list[Any], using: str) -> None:
@@ -125,10 +153,11 @@ class RecordingQuerySet(models.QuerySet[Any]):
     def update(self, **kwargs: Any) -> int:
         """``QuerySet.update``, recorded row by row."""
         with transaction.atomic(using=self.db):
-            before = {instance.pk: image(instance) for instance in self._rows()}
-            count = super().update(**kwargs)
-            after = self.model._base_manager.using(self.db).filter(pk__in=before)
-            self._record((instance, before[instance.pk]) for instance in after)
+            before = self._rows()
+            # These rows and no others: one that another transaction has committed since would go unrecorded.
+            count = super(RecordingQuerySet, self.filter(pk__in=list(before))).update(**kwargs)
+            after = stored(self.model, before, self.db)
+            self._record((before[pk], after.get(pk)) for pk in before)
         return count
 
     update.alters_data = True  # type: ignore[attr-defined]
@@ -141,24 +170,18 @@ class RecordingQuerySet(models.QuerySet[Any]):
                 # Which rows were written, and over what, the database does not say.
                 record_publication(f"bulk_create of {self.model._meta.verbose_name_plural}", self.db)
             else:
-                self._record((instance, None) for instance in created)
+                after = stored(self.model, [instance.pk for instance in created], self.db)
+                self._record((None, row) for row in after.values())
         return created
 
     bulk_create.alters_data = True  # type: ignore[attr-defined]
 
-    def _rows(self) -> models.QuerySet[Any]:
-        """The rows that an update will touch, locked where the database can: no change of theirs goes between."""
-        rows: models.QuerySet[Any] = (
-            self.model._base_manager.using(self.db).filter(pk__in=self.order_by().values("pk")).order_by()
-        )
-        return (
-            rows.select_for_update() if transaction.get_connection(self.db).features.has_select_for_update else rows
-        )
+    def _rows(self) -> dict[Any, models.Model]:
+        """The rows that an update will touch, locked."""
+        return stored(self.model, list(self.order_by().values_list("pk", flat=True)), self.db, lock=True)
 
-    def _record(self, changes: Iterable[tuple[Any, dict[str, Any] | None]]) -> None:
-        written = [
-            _change(instance, before, after) for instance, before in changes if (after := image(instance)) != before
-        ]
+    def _record(self, changes: Iterable[tuple[models.Model | None, models.Model | None]]) -> None:
+        written = [change for before, after in changes if (change := _change(before, after)) is not None]
         if written:
             _write(written, self.db)
 

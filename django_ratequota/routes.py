@@ -59,9 +59,9 @@ def enforces_itself(view: Any) -> bool:
 def known_routes() -> list[tuple[str, str]]:
     """(route, URL name or "") of every view in the URLconf, the admin's left out, in URLconf order."""
     return [
-        (readable(route), name)
+        (readable(route), "" if name.endswith(":") else name)
         for route, name, _ in _walk(get_resolver().url_patterns, "", "")
-        if name[:6] != "admin:"
+        if not name.startswith("admin:")
     ]
 
 
@@ -72,10 +72,11 @@ def known_scopes() -> list[str]:
 
 
 def _walk(patterns: Any, prefix: str, namespace: str) -> Iterator[tuple[str, str, Any]]:
+    """(route, name with namespaces, view) of every pattern; without a name, the namespaces alone."""
     for pattern in patterns:
         route = prefix + str(pattern.pattern)
         if isinstance(pattern, URLResolver):
             inner = f"{namespace}{pattern.namespace}:" if pattern.namespace else namespace
             yield from _walk(pattern.url_patterns, route, inner)
         elif isinstance(pattern, URLPattern):
-            yield route, f"{namespace}{pattern.name}" if pattern.name else "", pattern.callback
+            yield route, f"{namespace}{pattern.name or ''}", pattern.callback

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.apps import apps
 from django.db.models.signals import post_save, pre_delete, pre_save
 from django.dispatch import Signal
 
-from .recording import image, policies_changed, record, stored_image
+from .recording import policies_changed, record, stored
 
 __all__ = ["policies_changed", "request_refused"]
 
@@ -18,29 +19,32 @@ _BEFORE = "_ratequota_before"
 
 
 def _remember(sender: Any, instance: Any, using: str, **_: Any) -> None:
-    setattr(instance, _BEFORE, None if instance.pk is None else stored_image(sender, instance.pk, using))
+    setattr(instance, _BEFORE, _stored(sender, instance.pk, using))
 
 
-def _saved(instance: Any, using: str, **_: Any) -> None:
-    after = image(instance)
-    before = instance.__dict__.pop(_BEFORE, None)
-    if before != after:
-        record(instance, before, after, using)
+def _saved(sender: Any, instance: Any, using: str, **_: Any) -> None:
+    record(instance.__dict__.pop(_BEFORE, None), _stored(sender, instance.pk, using), using)
 
 
-def _to_be_deleted(instance: Any, using: str, **_: Any) -> None:
+def _to_be_deleted(sender: Any, instance: Any, using: str, **_: Any) -> None:
     # Before the first row of a cascade goes: afterwards an object may no longer know its endpoint or user.
-    record(instance, image(instance), None, using)
+    record(_stored(sender, instance.pk, using), None, using)
+
+
+def _stored(model: Any, pk: Any, using: str) -> Any:
+    # What the database holds, not what the object says: fields may be unsaved, or expressions.
+    return None if pk is None else stored(model, [pk], using).get(pk)
 
 
 def connect() -> None:
-    """Listen to the models that decide what is enforced; called once the apps are ready."""
-    from .models import Endpoint, Plan, PlanAssignment, RatePolicy
+    """Listen to the models that decide what is enforced, a project's proxies of them too; called once at start."""
+    from .models import RecordedModel
 
-    for model in (Plan, PlanAssignment, Endpoint, RatePolicy):
-        for signal, receiver in (
-            (pre_save, _remember),
-            (post_save, _saved),
-            (pre_delete, _to_be_deleted),
-        ):
-            signal.connect(receiver, sender=model, dispatch_uid=f"ratequota_{receiver.__name__}")
+    for model in apps.get_models():
+        if issubclass(model, RecordedModel):
+            for signal, receiver in (
+                (pre_save, _remember),
+                (post_save, _saved),
+                (pre_delete, _to_be_deleted),
+            ):
+                signal.connect(receiver, sender=model, dispatch_uid=f"ratequota_{receiver.__name__}")

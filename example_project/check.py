@@ -2,96 +2,141 @@
 
 from __future__ import annotations
 
-import base64
+import json
 import re
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Generator
 from html.parser import HTMLParser
+from http.client import HTTPException
 from http.cookiejar import CookieJar
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import urlencode
-from urllib.request import HTTPCookieProcessor, OpenerDirector, Request, build_opener
+from urllib.parse import urlencode, urljoin
+from urllib.request import HTTPCookieProcessor, ProxyHandler, Request, build_opener
 
 from .seed import ADMIN, PASSWORD
 
 _TIMEOUT = 30
+_POLICIES = "/admin/django_ratequota/ratepolicy/"
 
 
 class Differs(Exception):
     """What was seen is not what was expected."""
 
 
-def drive(address: str) -> Iterator[str]:
-    """Try the whole way; yields what was seen, raises ``Differs`` at the first surprise."""
-    api = _Browser(address, user="alice")
-    for number in (1, 2, 3):
-        seen = api.get("/api/exports/")
-        _expect(f"export {number}", seen.status, 200)
-    _expect("units left", seen.headers["X-RateLimit-Remaining"], "0")
-    yield "exports 1-3: 200, X-RateLimit-Remaining 0"
+def drive(address: str) -> Generator[str, None, None]:
+    """Try the whole way; yields what was seen, raises ``Differs`` at the first surprise.
 
-    refused = api.get("/api/exports/")
+    The policy it edits is as before when it ends: the database may be one that is kept.
+    """
+    admin = log_in(address)
+    policy = policy_path(admin, plan="Free", endpoint="exports")
+    before = set_rates(admin, policy, "3/hour")
+    yield f"admin: logged in, plan Free has {before} for exports; the check wants 3/hour"
+    try:
+        yield from _use_up_and_raise(address, admin, policy)
+    finally:
+        set_rates(admin, policy, before)
+
+    token = Browser(address).post("/api/login/", {"username": "alice", "password": PASSWORD})
+    _expect("login", token.status, 200)
+    searched = Browser(address, f"Token {json.loads(token.text)['token']}").get("/api/search/?q=report")
+    _expect("search", (searched.status, 'search/min";r=45' in searched.headers["RateLimit"]), (200, True))
+    yield f"login and search: 200, cost 5, RateLimit {searched.headers['RateLimit']}"
+    answered = Browser(address).get("/api/completions/")
+    _expect("completions", (answered.status, '"remaining": 90' in answered.text), (200, True))
+    yield "completions: 200, one unit at the door and nine settled afterwards: 90 of 100 left"
+
+
+def _use_up_and_raise(address: str, admin: Browser, policy: str) -> Generator[str, None, None]:
+    alice = Browser(address, basic("alice", PASSWORD))
+    for number in (1, 2, 3):
+        seen = alice.get("/api/exports/")
+        _expect(f"export {number}", seen.status, 200)
+        _expect("units left", seen.headers["X-RateLimit-Remaining"], str(3 - number))
+    yield "exports 1-3: 200, X-RateLimit-Remaining 2, 1, 0"
+
+    refused = alice.get("/api/exports/")
     _expect("export 4", refused.status, 429)
     for header in ("Retry-After", "RateLimit", "RateLimit-Policy", "X-RateLimit-Reset"):
         _expect(f"{header} is there", header in refused.headers, True)
     _expect("Retry-After within the 20 minutes of 3/hour", 0 < int(refused.headers["Retry-After"]) <= 1200, True)
     yield f"export 4: 429, Retry-After {refused.headers['Retry-After']}, RateLimit {refused.headers['RateLimit']}"
 
-    admin = _Browser(address)
-    form = _form(admin.get("/admin/login/").text)
-    name, password = ADMIN
-    _expect("login", admin.post("/admin/login/", {**form, "username": name, "password": password}).status, 200)
-    listed = admin.get("/admin/django_ratequota/ratepolicy/?q=exports")
-    _expect("list of policies", listed.status, 200)
-    rows = [row for row in re.findall(r"<tr.*?</tr>", listed.text, re.DOTALL) if "3/hour" in row]
-    _expect("policies of 3/hour for exports", len(rows), 1)
-    path = re.findall(r'href="([^"]*/change/)', rows[0])[0].partition("?")[0]
-    path = path if path.startswith("/") else f"/admin/django_ratequota/ratepolicy/{path}"
-    saved = admin.post(path, {**_form(admin.get(path).text), "rates": "6/hour"})
-    _expect("saving 6/hour", (saved.status, "was changed successfully" in saved.text), (200, True))
-    yield "admin: logged in, raised 3/hour to 6/hour"
-
-    passed = api.get("/api/exports/")
+    set_rates(admin, policy, "6/hour")
+    yield "admin: raised 3/hour to 6/hour"
+    passed = alice.get("/api/exports/")
     _expect("the next export", passed.status, 200)
     _expect("units left of 6 after 4", passed.headers["X-RateLimit-Remaining"], "2")
     yield "export 5: 200, X-RateLimit-Remaining 2: the units used before the edit still count"
 
-    searched = api.get("/api/search/?q=report")
-    _expect("search", (searched.status, 'search/min";r=45' in searched.headers["RateLimit"]), (200, True))
-    yield f"search: 200, cost 5, RateLimit {searched.headers['RateLimit']}"
-    answered = _Browser(address).get("/api/completions/")
-    _expect("completions", (answered.status, '"remaining": 90' in answered.text), (200, True))
-    yield "completions: 200, one unit at the door and nine settled afterwards: 90 of 100 left"
+
+def log_in(address: str) -> Browser:
+    """A browser with a session in the admin."""
+    admin = Browser(address)
+    name, password = ADMIN
+    form = form_fields(admin.get("/admin/login/?next=/admin/").text)
+    seen = admin.post("/admin/login/", {**form, "username": name, "password": password})
+    _expect("admin login", (seen.status, "/admin/logout/" in seen.text), (200, True))
+    return admin
 
 
-class _Response:
+def policy_path(admin: Browser, plan: str, endpoint: str) -> str:
+    """The path of the admin's page for the plan's policy, found by the list's search as an operator would."""
+    listed = admin.get(f"{_POLICIES}?q={endpoint}")
+    _expect("list of policies", listed.status, 200)
+    rows = [row for row in re.findall(r"<tr.*?</tr>", listed.text, re.DOTALL) if f"plan {plan}" in row]
+    _expect(f"policies of plan {plan} for {endpoint}", len(rows), 1)
+    return str(urljoin(_POLICIES, re.findall(r'href="([^"?]*/change/)', rows[0])[0]))
+
+
+def set_rates(admin: Browser, path: str, rates: str) -> str:
+    """Change the policy's rates in its form and nothing else; returns what they were."""
+    form = form_fields(admin.get(path).text)
+    seen = admin.post(path, {**form, "rates": rates})
+    _expect(f"saving {rates}", (seen.status, "was changed successfully" in seen.text), (200, True))
+    return form["rates"]
+
+
+def basic(user: str, password: str) -> str:
+    """The Authorization header that ``curl -u user:password`` sends."""
+    return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+class Response:
+    """What came back."""
+
     def __init__(self, status: int, headers: Any, text: str) -> None:
         self.status, self.headers, self.text = status, headers, text
 
 
-class _Browser:
-    """Keeps cookies, follows redirects; as a user it sends the password with every request."""
+class Browser:
+    """Keeps cookies and follows redirects; ``authorization`` is sent with every request."""
 
-    def __init__(self, address: str, user: str = "") -> None:
+    def __init__(self, address: str, authorization: str = "") -> None:
         self._address = address
-        self._opener: OpenerDirector = build_opener(HTTPCookieProcessor(CookieJar()))
-        token = base64.b64encode(f"{user}:{PASSWORD}".encode()).decode()
-        self._headers = {"Authorization": f"Basic {token}"} if user else {}
+        # A proxy from the environment could not reach the loopback.
+        self._opener = build_opener(ProxyHandler({}), HTTPCookieProcessor(CookieJar()))
+        self._headers = {"Authorization": authorization} if authorization else {}
 
-    def get(self, path: str) -> _Response:
+    def get(self, path: str) -> Response:
+        """GET it; any status is an answer. Raises ``Differs`` when none comes."""
         return self._open(Request(self._address + path, headers=self._headers))
 
-    def post(self, path: str, fields: dict[str, str]) -> _Response:
-        headers = {**self._headers, "Referer": self._address + path}
-        return self._open(Request(self._address + path, urlencode(fields).encode(), headers))
+    def post(self, path: str, fields: dict[str, str]) -> Response:
+        """POST the fields as a form would."""
+        return self._open(Request(self._address + path, urlencode(fields).encode(), self._headers))
 
-    def _open(self, request: Request) -> _Response:
+    def _open(self, request: Request) -> Response:
         try:
-            with self._opener.open(request, timeout=_TIMEOUT) as response:
-                return _Response(response.status, response.headers, response.read().decode())
-        except HTTPError as error:
-            with error:
-                return _Response(error.code, error.headers, error.read().decode())
+            try:
+                answer = self._opener.open(request, timeout=_TIMEOUT)
+            except HTTPError as error:
+                answer = error
+            with answer:
+                return Response(answer.status, answer.headers, answer.read().decode())
+        except (OSError, HTTPException) as error:
+            raise Differs(f"{request.selector}: no answer, {error}") from error
 
 
 class _FormParser(HTMLParser):
@@ -131,7 +176,8 @@ class _FormParser(HTMLParser):
             self.fields[self._textarea] += data
 
 
-def _form(html: str) -> dict[str, str]:
+def form_fields(html: str) -> dict[str, str]:
+    """The fields of the page's forms, by name, as they stand."""
     parser = _FormParser()
     parser.feed(html)
     return parser.fields

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
@@ -46,21 +47,19 @@ POLICIES: list[tuple[str | None, str | None, str, dict[str, Any]]] = [
 @transaction.atomic
 def seed() -> None:
     """Create whatever is missing."""
-    plans = {
-        name: Plan.objects.get_or_create(slug=name.lower(), defaults={"name": name, "default_for": default_for})[0]
-        for name, default_for in PLANS.items()
-    }
+    plans = {name: _plan(name, default_for) for name, default_for in PLANS.items()}
     endpoints = {
         name: Endpoint.objects.get_or_create(name=name, defaults=fields)[0] for name, fields in ENDPOINTS.items()
     }
     for plan, endpoint, rates, fields in POLICIES:
-        RatePolicy.objects.get_or_create(
-            plan=plans[plan] if plan else None,
-            endpoint=endpoints[endpoint] if endpoint else None,
-            user=None,
-            counted_per=fields.get("counted_per", "caller"),
-            defaults={"rates": rates, **fields},
-        )
+        place = {
+            "plan": plans[plan] if plan else None,
+            "endpoint": endpoints[endpoint] if endpoint else None,
+            "counted_per": fields.get("counted_per", "caller"),
+        }
+        # Operators may have added dated ones beside it.
+        if not RatePolicy.objects.filter(user=None, subject="", **place).exists():
+            RatePolicy.objects.create(rates=rates, **{**fields, **place})
     for name, plan in USERS.items():
         user = _user(name, PASSWORD)
         if not PlanAssignment.objects.filter(user=user).exists():
@@ -75,6 +74,15 @@ def seed() -> None:
             ends_at=timezone.now() + timedelta(days=7),
             reason="Migration week, ticket 4711",
         )
+
+
+def _plan(name: str, default_for: str) -> Plan:
+    plan = Plan.objects.filter(Q(slug=name.lower()) | Q(name=name)).first()
+    if plan is None:
+        if Plan.objects.filter(default_for=default_for).exists():
+            default_for = ""  # operators chose another default
+        plan = Plan.objects.create(name=name, slug=name.lower(), default_for=default_for)
+    return plan
 
 
 def _user(name: str, password: str, **flags: bool) -> User:

@@ -21,6 +21,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.staticfiles",
     "rest_framework",
+    "rest_framework.authtoken",
     "django_ratequota",  # the app
     "example_project",
 ]
@@ -51,7 +52,9 @@ TEMPLATES = [
     }
 ]
 
-DATABASES = {"default": dj_database_url.config(default=f"sqlite:///{BASE_DIR / 'db.sqlite3'}")}
+DATABASES = {
+    "default": dj_database_url.parse(os.environ.get("DATABASE_URL") or f"sqlite:///{BASE_DIR / 'db.sqlite3'}")
+}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 TIME_ZONE = "UTC"
@@ -61,14 +64,21 @@ STATIC_URL = "static/"
 CACHES = {
     "default": {
         "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0"),
+        "LOCATION": os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",
     }
 }
-RATEQUOTA = {"PREFIX": os.environ.get("RATEQUOTA_PREFIX", "rq")}
+RATEQUOTA = {
+    "PREFIX": os.environ.get("RATEQUOTA_PREFIX", "rq"),
+    # A laptop that is busy with other things may stall longer than the default of 0.1 seconds.
+    "TIMEOUT": 1.0,
+}
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
+        # For the curl lines. DRF checks a password before it throttles: an API of yours takes passwords at its
+        # limited login only.
         "rest_framework.authentication.BasicAuthentication",
+        "rest_framework.authentication.TokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],

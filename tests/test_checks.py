@@ -61,6 +61,8 @@ def told(messages: list[checks.CheckMessage]) -> list[str]:
     return [str(message.id).removeprefix("django_ratequota.") for message in messages]
 
 
+# The checks of models ask the database what it can do.
+@pytest.mark.django_db
 def test_what_this_suite_runs_with_is_in_order() -> None:
     messages = [message for message in checks.run_checks() if "django_ratequota" in str(message.id)]
     assert messages == []
@@ -91,6 +93,7 @@ def test_no_setting_at_all_is_fine(settings: Any) -> None:
     assert check_settings() == []
 
 
+@pytest.mark.django_db
 def test_manage_check_tells_it(settings: Any) -> None:
     settings.RATEQUOTA = {"TIMEOUT": "soon"}
     with pytest.raises(SystemCheckError, match=r"django_ratequota\.E001") as caught:

