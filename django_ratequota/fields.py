@@ -42,4 +42,4 @@ class RatesField(models.CharField):  # type: ignore[type-arg]
         try:
             return self.to_python(value)
         except ValidationError:
-            return super().get_prep_value(value)
+            return models.Field.get_prep_value(self, value)

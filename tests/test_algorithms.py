@@ -194,8 +194,10 @@ def test_refund_takes_the_log_s_newest_requests_first(limiter: Limiter, clock: C
     for _ in range(5):
         limiter.check(asked, 2)
         clock.advance(1)
-    limiter.refund(asked, 5)  # leaves 2 + 2 + 1, the last of them at second 2
-    assert limiter.check(asked, 10).retry_after == 60 + 2 - 5
+    [refunded] = limiter.refund(asked, 5).statuses  # leaves 2 + 2 + 1, the last of them at second 2
+    [status] = limiter.check(asked, 6).statuses
+    assert (refunded.remaining, refunded.reset_after) == (5, 60 + 2 - 5)
+    assert (status.allowed, status.remaining, status.retry_after, status.reset_after) == (False, 5, 55, 57)
     clock.advance(57)
     assert limiter.check(asked, 10).allowed
 

@@ -128,20 +128,28 @@ def _redis(folder: Path, url: str) -> Iterator[str]:
 @contextmanager
 def _server(port: int, environment: dict[str, str], log: Path | None) -> Iterator[subprocess.Popen[bytes]]:
     """Django's own server in a process of its own, ready to answer; its log goes to stderr where ``log`` is None."""
-    manage = [sys.executable, str(BASE_DIR / "manage.py")]
-    if subprocess.run([*manage, "seed"], env=environment).returncode:
-        raise CommandError("The database could not be prepared; the reason stands above.")
+    with _manage("seed", env=environment) as preparation:
+        if preparation.wait():
+            raise CommandError("The database could not be prepared; the reason stands above.")
     # --insecure: the admin has its style sheets also with DEBUG=0.
-    command = [*manage, "runserver", "--noreload", "--skip-checks", "--insecure", f"127.0.0.1:{port}"]
+    words = ["runserver", "--noreload", "--skip-checks", "--insecure", f"127.0.0.1:{port}"]
     with ExitStack() as stack:
         errors = stack.enter_context(log.open("wb")) if log else None
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
-        try:
-            _wait_until_open(port, process)
-            yield process
-        finally:
-            process.terminate()
-            process.wait()
+        streams = {"stdout": subprocess.DEVNULL, "stderr": errors}
+        process = stack.enter_context(_manage(*words, env=environment, **streams))
+        _wait_until_open(port, process)
+        yield process
+
+
+@contextmanager
+def _manage(*words: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """``manage.py`` with these words as a process that does not outlive the context."""
+    process = subprocess.Popen([sys.executable, str(BASE_DIR / "manage.py"), *words], **options)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def _wait_until_open(port: int, process: subprocess.Popen[bytes]) -> None:
