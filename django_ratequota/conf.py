@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zoneinfo
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import tzinfo
 from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -112,6 +112,7 @@ def read(raw: object) -> tuple[Settings, list[Problem]]:
         if name not in known:
             hint = f"Name some of {', '.join(sorted(known))}."
             problems.append(Problem("CALLER", f"RATEQUOTA['CALLER'] names {name!r}, which is no identifier.", hint))
+            settings = replace(settings, caller=Settings().caller)
     return settings, problems
 
 
@@ -164,10 +165,11 @@ def _dotted(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise ConfigurationError(f"Write the dotted path of {what}.")
     try:
-        if not callable(import_string(value)):
-            raise ConfigurationError(f"{value} is not callable; write the dotted path of {what}.")
-    except ImportError as error:
+        found = import_string(value)
+    except Exception as error:  # a module may raise anything while it is imported
         raise ConfigurationError(f"{error}; write the dotted path of {what}.") from error
+    if not callable(found):
+        raise ConfigurationError(f"{value} is not callable; write the dotted path of {what}.")
     return value
 
 

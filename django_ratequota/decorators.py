@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable
@@ -51,9 +50,6 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
             return response
 
         def run(request: Any, *args: Any, **kwargs: Any) -> Any:
-            if _in_event_loop():
-                # The dispatch of an async class-based view: not a coroutine function, but awaited by Django.
-                return arun(request, *args, **kwargs)
             decision = check_request(request, scope, cost)
             if block and not decision.allowed:
                 return refusal_response(request, decision)
@@ -61,8 +57,9 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
             add_headers(response, decision)
             return response
 
-        wrapper: Any = functools.wraps(view)(arun if iscoroutinefunction(view) else run)
-        if iscoroutinefunction(view):
+        awaited = _is_awaited(view)
+        wrapper: Any = functools.wraps(view)(arun if awaited else run)
+        if awaited:
             markcoroutinefunction(wrapper)
         setattr(wrapper, SCOPE_ATTRIBUTE, scope or "")
         return wrapper
@@ -70,9 +67,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
     return decorate
 
 
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+def _is_awaited(view: Any) -> bool:
+    """Whether Django awaits the view: a coroutine function, or the dispatch of an async class-based view."""
+    holder = getattr(getattr(view, "func", view), "__self__", None)
+    return iscoroutinefunction(view) or bool(getattr(holder, "view_is_async", False))

@@ -15,6 +15,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
+from django.utils.functional import LazyObject
 
 from .conf import settings
 from .exceptions import NewerRevision, StoreError
@@ -123,7 +124,7 @@ def _decide(
     except DatabaseError as error:
         logger.error("the policies could not be read, ON_ERROR decides: %s", error)
         return _degraded((), "database")
-    charged = {status.bucket for status in before.statuses} if before is not None and before.allowed else set()
+    charged = {status.bucket.counter for status in before.statuses} if before and before.allowed else set()
     readable = True
     for reloads in range(_MAX_RELOADS + 1):
         try:
@@ -132,7 +133,7 @@ def _decide(
         except DatabaseError as error:
             logger.error("a user's policies could not be read, ON_ERROR decides: %s", error)
             return _degraded((), "database")
-        buckets = tuple(bucket for bucket in resolution.buckets if bucket not in charged)
+        buckets = tuple(bucket for bucket in resolution.buckets if bucket.counter not in charged)
         if before is not None and before.allowed and not buckets and not resolution.blocked_by:
             return before
         # Where newer policies cannot be read, or keep being published, the last that could be read decide.
@@ -287,14 +288,13 @@ async def _ado(step: Step) -> Any:
 
 
 async def _auser(request: Any) -> Any:
-    """The request's user, found without blocking the event loop."""
-    if hasattr(request, "auser"):
-        return await request.auser()
-    return await sync_to_async(_read_user)(request)
+    """The request's user, found without blocking the event loop.
 
-
-def _read_user(request: Any) -> Any:
+    ``request.auser`` comes second: it is the session's user, whoever a later middleware has put in its place.
+    """
     user = getattr(request, "user", None)
-    if user is not None:
-        _ = user.is_authenticated  # a lazy object reads the database here, in the thread
+    if user is None and hasattr(request, "auser"):
+        return await request.auser()
+    if isinstance(user, LazyObject):
+        await sync_to_async(getattr)(user, "is_authenticated")  # reads the session and the user, in a thread
     return user

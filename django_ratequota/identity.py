@@ -84,10 +84,10 @@ class Caller:
         """Call a configured function; its errors are logged and count as no answer, never as a failed request."""
         try:
             value = import_string(path)(self._request)
+            return None if value is None or value == "" else str(value)
         except Exception:
             logger.exception("%s failed; the request is judged without it", path)
             return None
-        return None if value is None or value == "" else str(value)
 
 
 class NamedCaller(Caller):

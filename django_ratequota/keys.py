@@ -23,8 +23,8 @@ _ALGORITHM = {
     "gcra": "gc",
 }
 #: Subjects that clients cannot choose stay readable; every other kind (API keys, header values) is hashed.
-_READABLE = re.compile(r"(?:everyone|(?:user|plan|ip):[0-9A-Za-z_.:/-]{1,46})", re.ASCII)
-_READABLE_SCOPE = re.compile(r"[A-Za-z_][0-9A-Za-z_-]{0,30}", re.ASCII)
+_READABLE = re.compile(r"(?:everyone|(?:user|plan|ip):[0-9A-Za-z_.:/-]{1,43})", re.ASCII)
+_READABLE_SCOPE = re.compile(r"[A-Za-z_][0-9A-Za-z_-]{0,26}", re.ASCII)
 _KIND = re.compile(r"[a-z0-9_]{1,16}(?=:)", re.ASCII)
 _PREFIX = re.compile(r"[0-9A-Za-z_.:-]{1,16}", re.ASCII)
 

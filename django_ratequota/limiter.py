@@ -21,7 +21,7 @@ import redis.asyncio
 
 from .exceptions import ConfigurationError, InvalidBucket, InvalidCost, NewerRevision, StoreError
 from .keys import bucket_key, check_prefix, revision_key
-from .rates import MAX_UNITS
+from .rates import MAX_UNITS, show
 from .scripts import DECIDE, PUBLISH
 from .store import Command, Store, run_script
 from .twin import adrive, drive
@@ -234,7 +234,7 @@ class Limiter:
         now_us = self._clock() if self._clock else 0
         if not isinstance(now_us, int) or not 0 < now_us <= _MAX_US:
             raise InvalidBucket(
-                f"the clock must return whole µs since the Unix epoch, from 1 to 2^53, not {now_us!r}"
+                f"the clock must return whole µs since the Unix epoch, from 1 to 2^53, not {show(now_us)}"
             )
         return now_us
 

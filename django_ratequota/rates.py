@@ -163,7 +163,10 @@ def normalize_rates(text: str) -> str:
     specs = _read_rates(text)
     if isinstance(specs, str):
         return specs
-    return ", ".join(_format(spec.limit, spec.period, spec.burst, spec.algorithm) for spec in specs)
+    canonical = ", ".join(_format(spec.limit, spec.period, spec.burst, spec.algorithm) for spec in specs)
+    if len(canonical) > MAX_TEXT:
+        raise InvalidRate(f"rates may have {MAX_TEXT} characters in canonical form, these have {len(canonical)}")
+    return canonical
 
 
 def format_period(period: float | Literal["month"]) -> str:
@@ -175,7 +178,7 @@ def format_period(period: float | Literal["month"]) -> str:
         count, rest = divmod(period_us, size)
         if count and not rest:
             return unit if count == 1 else f"{count}{unit}"
-    return f"{period:g}s"
+    return f"{period}s"
 
 
 def _format(limit: int, period: float | Literal["month"], burst: int | None, algorithm: str | None) -> str:
@@ -194,7 +197,7 @@ def _month_is_calendar(limit: int, algorithm: str) -> InvalidRate:
 
 def _check_units(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_UNITS:
-        raise InvalidRate(f"{name} must be a whole number from 1 to {MAX_UNITS}, not {_show(value)}")
+        raise InvalidRate(f"{name} must be a whole number from 1 to {MAX_UNITS}, not {show(value)}")
 
 
 def _check_period(period: object) -> None:
@@ -204,11 +207,12 @@ def _check_period(period: object) -> None:
         or not MIN_PERIOD_US <= period * _SECOND <= MAX_PERIOD_US
     ):
         raise InvalidRate(
-            f"period must be 0.001 to {MAX_PERIOD_US // _SECOND} seconds, or 'month', not {_show(period)}"
+            f"period must be 0.001 to {MAX_PERIOD_US // _SECOND} seconds, or 'month', not {show(period)}"
         )
 
 
-def _show(value: object) -> str:
+def show(value: object) -> str:
+    """The value as a message shows it: never longer than a line, whatever it is."""
     try:
         text = repr(value)
     except ValueError:  # an int of more than 4300 digits refuses to print
@@ -236,17 +240,17 @@ class _Text:
 
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
-            raise InvalidRate(f"a rate is text such as 100/min, not {_show(text)}")
+            raise InvalidRate(f"a rate is text such as 100/min, not {show(text)}")
         if len(text) > MAX_TEXT:
             raise InvalidRate(f"rate text may have {MAX_TEXT} characters, this has {len(text)}")
-        self.text, self.at = text, 0
+        self.text, self.start, self.at = text, 0, 0
 
     def take(self, pattern: str) -> str | None:
         """The next token when it matches, blanks around it passed over; else None, and nothing is consumed."""
         match = re.compile(rf"\s*({pattern})\s*", re.ASCII | re.IGNORECASE).match(self.text, self.at)
         if match is None:
             return None
-        self.at = match.end()
+        self.start, self.at = match.start(1), match.end()
         return match[1].lower()
 
     def number(self, what: str) -> int:
@@ -255,12 +259,12 @@ class _Text:
             raise self.expected(what)
         plain = digits.replace("_", "").lstrip("0") or "0"
         if len(plain) > len(str(MAX_UNITS)) or not 1 <= int(plain) <= MAX_UNITS:
-            raise InvalidRate(f"{what} must be from 1 to {MAX_UNITS}, at character {self.at - len(digits) + 1}")
+            raise InvalidRate(f"{what} must be from 1 to {MAX_UNITS}, at character {self.start + 1}")
         return int(plain)
 
     def expected(self, what: str) -> InvalidRate:
         rest = self.text[self.at :].strip()
-        found = f"not {_show(rest)}" if rest else "but the text ends"
+        found = f"not {show(rest)}" if rest else "but the text ends"
         return InvalidRate(f"expected {what} at character {self.at + 1}, {found}; write for example 100/min")
 
 

@@ -64,7 +64,7 @@ def stored(
     if lock and features.has_select_for_update:
         rows = rows.select_for_update(of=("self",) if features.has_select_for_update_of else ())
     related = [field.name for field in model._meta.concrete_fields if field.is_relation]
-    found = {row.pk: row for row in rows.select_related(*related)}
+    found = {row.pk: row for row in (rows.select_related(*related) if related else rows)}
     missing = [pk for pk in pks if pk not in found]
     if missing:
         # Not there, or a fixture names a related object that it has yet to bring.

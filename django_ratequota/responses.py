@@ -65,6 +65,8 @@ def refusal_response(request: Any, decision: Decision) -> HttpResponse:
         content = refusal_text(decision) + "\n"
     else:
         media_type, content = _MEDIA_TYPES[0], json.dumps(problem(decision))
+    if media_type.startswith("text/"):
+        media_type += "; charset=utf-8"
     response = HttpResponse(content, status=status_code(decision), content_type=media_type)
     response["Vary"] = "Accept"
     add_headers(response, decision)

@@ -31,29 +31,33 @@ def resolved(match: ResolverMatch | None) -> tuple[str | None, str | None]:
 
 def scope_of(view: Any) -> str | None:
     """The scope that a view names for itself, by decorator or as ``throttle_scope``; None when it names none."""
-    holder = getattr(view, "cls", None) or getattr(view, "view_class", None)
-    for place, attribute in (
-        (view, SCOPE_ATTRIBUTE),
-        (getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE),
-        (holder, "throttle_scope"),
-    ):
-        scope = getattr(place, attribute, None)
-        if isinstance(scope, str) and scope:
-            return scope
-    return None
+    holder = _view_class(view)
+    decorated = getattr(view, SCOPE_ATTRIBUTE, "") or getattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE, "")
+    scope = decorated or _class_attribute(view, "throttle_scope")
+    return scope if isinstance(scope, str) and scope else None
 
 
 def enforces_itself(view: Any) -> bool:
     """Whether the view is decorated or has our throttle: it knows its scope and cost, and who authenticated."""
-    holder = getattr(view, "cls", None) or getattr(view, "view_class", None)
+    holder = _view_class(view)
     if hasattr(view, SCOPE_ATTRIBUTE) or hasattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE):
         return True
     # Told by name: a project without DRF must not import it here.
     return any(
         base.__module__ == "django_ratequota.throttling" and base.__name__ == "QuotaThrottle"
-        for throttle in getattr(holder, "throttle_classes", ())
-        for base in throttle.__mro__
+        for throttle in _class_attribute(view, "throttle_classes") or ()
+        for base in getattr(throttle, "__mro__", ())
     )
+
+
+def _view_class(view: Any) -> Any:
+    return getattr(view, "cls", None) or getattr(view, "view_class", None)
+
+
+def _class_attribute(view: Any, name: str) -> Any:
+    """What the view's instances have under that name: what ``as_view`` was given, else the class's own."""
+    given = getattr(view, "initkwargs", None) or getattr(view, "view_initkwargs", None) or {}
+    return given[name] if name in given else getattr(_view_class(view), name, None)
 
 
 def known_routes() -> list[tuple[str, str]]:

@@ -18,6 +18,8 @@ from ipaddress import ip_network
 from itertools import pairwise
 from typing import Any
 
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
 from django.db.models import Q
 from django.utils import timezone
 
@@ -364,6 +366,10 @@ def load_snapshot(revision: int) -> Snapshot:
 def _load_user(user_id: str) -> UserEntry:
     from .models import PlanAssignment, RatePolicy
 
+    try:
+        get_user_model()._meta.pk.to_python(user_id)
+    except ValidationError:  # a principal that is no row of the user model: a service account of a token, say
+        return NOBODY
     assignments = PlanAssignment.objects.filter(user_id=user_id).order_by()
     return UserEntry(
         policies=tuple(_policy_facts(RatePolicy.objects.filter(user_id=user_id))),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -57,6 +58,11 @@ _PREFIXES = frozenset(
     "TRYAGAIN UNKILLABLE WRONGPASS WRONGTYPE".split()
 )
 _EXCEPTION_PREFIXES: dict[type[Exception], str] = {
+    # redis-py takes the prefix off these; the more special first.
+    redis.exceptions.MasterDownError: "masterdown",
+    redis.exceptions.ClusterDownError: "clusterdown",
+    redis.exceptions.TryAgainError: "tryagain",
+    redis.exceptions.ClusterCrossSlotError: "crossslot",
     redis.exceptions.BusyLoadingError: "loading",
     redis.exceptions.ReadOnlyError: "readonly",
     redis.exceptions.NoScriptError: "noscript",
@@ -67,16 +73,18 @@ _EXCEPTION_PREFIXES: dict[type[Exception], str] = {
 
 
 class _LoopClient:
-    """The client of one event loop, closed when the loop shuts its asynchronous generators down."""
+    """The client of one event loop, closed and forgotten when the loop shuts its asynchronous generators down."""
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
+    def __init__(self, client: redis.asyncio.Redis, forget: Callable[[], object]) -> None:
         self.client = client
+        self._forget = forget
         self.closer = self._close_with_loop()
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
+            self._forget()
             await self.client.aclose()
 
 
@@ -150,7 +158,8 @@ class Store:
                 retry=AsyncRetry(NoBackoff(), 0),
                 **self._kwargs,
             )
-            known = self._async_clients[loop] = _LoopClient(redis.asyncio.Redis.from_pool(pool))
+            client = redis.asyncio.Redis.from_pool(pool)
+            known = self._async_clients[loop] = _LoopClient(client, partial(self._async_clients.pop, loop, None))
             await anext(known.closer)
         return known.client
 
@@ -163,12 +172,15 @@ def run_script(script: Script, keys: Sequence[str], args: Sequence[object]) -> G
     """Steps that run a script by its SHA1, loading it where the server does not know it (then nothing ran)."""
     evalsha = ("EVALSHA", script.sha, len(keys), *keys, *args)
     try:
+        try:
+            return (yield evalsha)
+        except StoreError as error:
+            if error.reason != "noscript":
+                raise
+        yield ("SCRIPT", "LOAD", script.source)
         return (yield evalsha)
     except StoreError as error:
-        if error.reason != "noscript":
-            raise StoreError(error.reason, script.locate(str(error))) from error
-    yield ("SCRIPT", "LOAD", script.source)
-    return (yield evalsha)
+        raise StoreError(error.reason, script.locate(str(error))) from error
 
 
 def store_error(error: Exception) -> StoreError:
@@ -188,17 +200,20 @@ def store_error(error: Exception) -> StoreError:
 
 
 def _alias_pool(alias: str) -> redis.ConnectionPool:
-    from django.core.cache import InvalidCacheBackendError, caches
+    from django.core.cache import caches
     from django_redis.cache import RedisCache
 
     try:
         cache = caches[alias]
-    except InvalidCacheBackendError as error:
+    except Exception as error:  # whatever its backend raises, its settings are to blame
         raise ConfigurationError(f"CACHES has no alias {alias!r} that works: {error}") from error
     if not isinstance(cache, RedisCache):
         raise ConfigurationError(
             f"CACHES[{alias!r}] is {type(cache).__name__}, not django_redis.cache.RedisCache; "
             "set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL']"
         )
-    pool: redis.ConnectionPool = cache.client.get_client(write=True).connection_pool
+    try:
+        pool: redis.ConnectionPool = cache.client.get_client(write=True).connection_pool
+    except Exception as error:
+        raise ConfigurationError(f"CACHES[{alias!r}] cannot be used: {error}") from error
     return pool

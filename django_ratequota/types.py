@@ -39,6 +39,12 @@ class Bucket:
     policy_id: int | None = field(default=None, kw_only=True)
 
     @property
+    def counter(self) -> tuple[object, ...]:
+        """What names the counter: equal for buckets that share it."""
+        endpoint = self.scope if self.endpoint_id is None else self.endpoint_id
+        return (self.subject, endpoint, self.counted_per, self.rate.algorithm, self.rate.period)
+
+    @property
     def title(self) -> str:
         """The name in headers and problem bodies: ``search/min``, or what ``name`` says."""
         if self.name:

@@ -14,11 +14,15 @@ def calendar_window(unit: Literal["day", "week", "month"], now_us: int, zone: tz
 
     A day lasts 23 to 25 hours where clocks change: each bound is the local midnight as an instant.
     """
-    return _bounds(unit, datetime.fromtimestamp(now_us // _SECOND, zone).date(), zone)
+    start, finish, after = _bounds(unit, datetime.fromtimestamp(now_us // _SECOND, zone).date(), zone)
+    if now_us >= finish:
+        # Clocks went back over midnight: the hour that the old date has twice belongs to the new one.
+        start, finish, _ = _bounds(unit, after, zone)
+    return start, finish
 
 
 @lru_cache(maxsize=256)
-def _bounds(unit: str, day: date, zone: tzinfo) -> tuple[int, int]:
+def _bounds(unit: str, day: date, zone: tzinfo) -> tuple[int, int, date]:
     if unit == "day":
         first, after = day, day + timedelta(days=1)
     elif unit == "week":
@@ -27,7 +31,7 @@ def _bounds(unit: str, day: date, zone: tzinfo) -> tuple[int, int]:
     else:
         first = day.replace(day=1)
         after = (first + timedelta(days=32)).replace(day=1)
-    return _midnight_us(first, zone), _midnight_us(after, zone)
+    return _midnight_us(first, zone), _midnight_us(after, zone), after
 
 
 def _midnight_us(day: date, zone: tzinfo) -> int:

@@ -422,6 +422,17 @@ def test_the_largest_numbers_are_judged(limiter: Limiter, clock: Clock, algorith
         assert 0 < status.reset_after_us < 2**53
 
 
+@pytest.mark.parametrize("meter", METERS)
+def test_a_debt_of_ages_stays_a_number(redis_client: redis.Redis, limiter: Limiter, meter: str) -> None:
+    asked = bucket(f"1/3653day {meter}")
+    [owing] = limiter.charge([asked], 10**12).statuses
+    [refused] = limiter.check([asked]).statuses
+    assert (owing.remaining, owing.reset_after_us) == (0, 2**53 - 1)
+    assert (refused.allowed, refused.retry_after_us, refused.reset_after_us) == (False, 2**53 - 1, 2**53 - 1)
+    # The key need not outlive ten years.
+    assert 0 < redis_client.pttl(bucket_key("rqtest", asked)) <= 3653 * 86_400 * 1000
+
+
 # --- The log's memory. ---
 
 

@@ -67,16 +67,14 @@ class Place:
         output, _ = process.communicate(timeout=SECONDS)
         return process.returncode, output + self.log.read_text()
 
-    def valkey(self) -> redis.Redis:
-        """A client of the embedded server, as soon as that is there."""
+    def find(self, pattern: str) -> Path:
+        """The temporary file of that name, as soon as it is there."""
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
-            for file in self.temporary.glob("*/valkey.conf"):
-                port = re.search(r"^port (\d+)$", file.read_text(), re.MULTILINE)
-                if port and accepts(int(port[1])):
-                    return redis.Redis(port=int(port[1]))
+            for file in self.temporary.glob(pattern):
+                return file
             time.sleep(0.02)
-        raise AssertionError("no embedded server in time")
+        raise AssertionError(f"no {pattern} in time")
 
     def left_behind(self) -> list[object]:
         """Files, and process groups with a process in them, that should not be there."""
@@ -122,11 +120,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def alive(group: int) -> bool:
@@ -214,7 +207,7 @@ def test_check_says_what_differs(place: Place, kept: dict[str, str], redis_clien
 
 
 def test_demo_serves_until_ctrl_c_and_leaves_nothing(place: Place) -> None:
-    demo = Demo(place)
+    demo = Demo(place, DEBUG="0")
     commands = [shlex.split(line) for line in demo.ready().splitlines() if "curl" in line]
     assert [request(words, demo.address) for words in commands] == [[200], [200], [200, 200, 200, 429]]
     visitor = Browser(demo.address)
@@ -226,7 +219,9 @@ def test_demo_serves_until_ctrl_c_and_leaves_nothing(place: Place) -> None:
     status, output = place.run("demo", "--port", str(demo.port))
     assert (status, f"Port {demo.port} is taken" in output, "PORT=" in output) == (1, True, True)
 
-    with place.valkey() as valkey:
+    port = re.search(r"^port (\d+)$", place.find("*/valkey.conf").read_text(), re.MULTILINE)
+    assert port
+    with redis.Redis(port=int(port[1])) as valkey:
         assert valkey.ping()
         status, output = demo.stop(by=signal.SIGINT, everyone=True)
         assert (status, output) == (0, "\nStopped; nothing is left behind.\n")
@@ -260,7 +255,7 @@ def test_an_edit_in_one_servers_admin_binds_the_other(place: Place, kept: dict[s
 
 def test_a_check_stopped_halfway_fails_and_leaves_nothing(place: Place) -> None:
     process = place.start("demo", "--check")
-    place.valkey().close()
+    place.find("*/demo.sqlite3")  # now another process migrates
     process.terminate()
     process.communicate(timeout=SECONDS)
     assert (process.returncode, "Stopped before" in place.log.read_text()) == (1, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
@@ -14,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import redis
+from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.contrib.auth.models import User
 from django.core import serializers
@@ -496,7 +496,7 @@ def test_asynchronous_changes_are_recorded(alice: User, bob: User, free: Plan) -
             await RatePolicy.objects.abulk_create([RatePolicy(user=alice, rates="6/s")])
             await RatePolicy.objects.all().adelete()
 
-    rows = recorded_by(lambda: asyncio.run(changes()))
+    rows = recorded_by(async_to_sync(changes))
     told = [((row.before or {}).get("rates"), (row.after or {}).get("rates")) for row in rows]
     assert told == [
         (None, "1/s"),

@@ -42,12 +42,14 @@ BOTH = pytest.mark.parametrize("ask", [ask_plainly, ask_awaiting], ids=["plain",
 class Peer:
     """A TCP server that greets as Redis does, notes every other command, and answers it as told, or not at all."""
 
-    GREETING = ("HELLO", "CLIENT", "AUTH", "SELECT")
-
-    def __init__(self, answer: Callable[[int], bytes | None] = lambda number: None) -> None:
+    def __init__(
+        self,
+        answer: Callable[[int], bytes | None] = lambda number: None,
+        greeting: tuple[str, ...] = ("HELLO", "CLIENT", "AUTH", "SELECT"),
+    ) -> None:
         #: The commands received, greetings aside.
         self.commands: list[str] = []
-        self._answer = answer
+        self._answer, self._greeting = answer, greeting
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self._lock = threading.Lock()
@@ -81,7 +83,7 @@ class Peer:
                 while header := stream.readline():
                     parts = [stream.read(int(stream.readline()[1:]) + 2)[:-2] for _ in range(int(header[1:]))]
                     name = parts[0].decode().upper()
-                    if name in self.GREETING:
+                    if name in self._greeting:
                         reply: bytes | None = b"+OK\r\n"
                     else:
                         with self._lock:
@@ -153,6 +155,20 @@ def test_a_server_that_never_greets_is_given_up_in_time(ask: Ask) -> None:
         limiter.store.close()
     assert caught.value.reason == "timeout"
     assert took < 5
+
+
+@BOTH
+def test_connecting_counts_into_the_time(ask: Ask) -> None:
+    """Each answer of a slow greeting came in time, all together took five times as long."""
+    never = threading.Event()
+    peer = Peer(lambda number: b"+OK\r\n" if not never.wait(0.15) else None, greeting=())
+    limiter = Limiter(client=peer.client(password="secret", db=1), prefix="rqtest", timeout=0.2)
+    with pytest.raises(StoreError) as caught:
+        ask(limiter)
+    limiter.store.close()
+    peer.close()
+    assert caught.value.reason == "timeout"
+    assert "EVALSHA" not in peer.commands
 
 
 @BOTH

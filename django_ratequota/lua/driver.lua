@@ -55,10 +55,13 @@ end
 local values = #KEYS > 0 and redis.call('MGET', unpack(KEYS)) or {}
 if first == 1 then
   local stored = tonumber(values[1] or '') or 0
+  if stored < revision then
+    -- The server lost data, maybe a publication that nobody has read yet: publish anew, so that all look.
+    stored = math.max(revision + 1, now)
+    redis.call('SET', KEYS[1], string.format('%.0f', stored))
+  end
   if stored > revision then
     return {2, 0, now, stored}
-  elseif stored < revision and mode ~= 'peek' then
-    redis.call('SET', KEYS[1], string.format('%.0f', revision))
   end
 end
 for _, b in ipairs(buckets) do
