@@ -165,7 +165,9 @@ def normalize_rates(text: str) -> str:
         return specs
     canonical = ", ".join(_format(spec.limit, spec.period, spec.burst, spec.algorithm) for spec in specs)
     if len(canonical) > MAX_TEXT:
-        raise InvalidRate(f"rates may have {MAX_TEXT} characters in canonical form, these have {len(canonical)}")
+        raise InvalidRate(
+            f"rates may have at most {MAX_TEXT} characters in canonical form, these have {len(canonical)}"
+        )
     return canonical
 
 

@@ -15,27 +15,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from ipaddress import ip_network
-from itertools import pairwise
 from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
-from django.db.models import Q
 from django.utils import timezone
 
+from .changes import Seen
 from .conf import Network, settings
 from .exceptions import InvalidRate
 from .rates import Rate, parse_rates
 from .recording import publication_pending
 
 logger = logging.getLogger("django_ratequota")
-
-#: Ids are handed out before commits: those left out below the newest may still turn up, for this many seconds.
-_LATE_COMMIT_SECONDS = 3600.0
-#: No more of them are looked for; a longer run of missing ids is a jump of the sequence.
-_MAX_GAPS = 1000
-#: More unseen changes than this are not read one by one: everything is loaded anew.
-_MAX_CHANGES = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,9 +171,7 @@ class Policies:
         self._users: OrderedDict[str, UserEntry] = OrderedDict()
         # Grows whenever users are dropped: an entry read before that is used once and not kept.
         self._drops = 0
-        # The newest PolicyChange row that was seen (id, at), and ids below it that were not (since, monotonic).
-        self._newest: tuple[int, Any] = (0, None)
-        self._gaps: dict[int, float] = {}
+        self._seen = Seen()
         self._polled = 0.0
 
     def current(self) -> Snapshot | None:
@@ -244,90 +234,26 @@ class Policies:
 
     def _refresh(self, revision: int) -> Snapshot:
         self._polled = time.monotonic()
-        # Changes are read before the data they announce: one that commits in between is read twice, never missed.
-        seen = self._look()
         snapshot = self._snapshot
-        if snapshot is None or any(change.shared for change in seen.changes):
+        # Changes are read before the data they announce: one that commits in between is read twice, never missed.
+        if snapshot is None:
+            changes, seen = [], Seen.of_history()
+        else:
+            changes, seen = self._seen.look()
+        if snapshot is None or any(change.shared for change in changes):
             snapshot = load_snapshot(revision)
         elif snapshot.revision != revision:
             snapshot = replace(snapshot, revision=revision)
         with self._users_lock:
-            if seen.changes:
+            if changes:
                 self._drops += 1
-            if any(change.everything for change in seen.changes):
+            if any(change.everything for change in changes):
                 self._users.clear()
-            for change in seen.changes:
+            for change in changes:
                 for user in change.users:
                     self._users.pop(user, None)
-        self._snapshot, self._newest, self._gaps = snapshot, seen.newest, seen.gaps
+        self._snapshot, self._seen = snapshot, seen
         return snapshot
-
-    def _look(self) -> _Look:
-        """Read the changes that this process has not seen."""
-        from .models import PolicyChange
-
-        newest, at = self._newest
-        now = time.monotonic()
-        gaps = {pk: since for pk, since in self._gaps.items() if now - since < _LATE_COMMIT_SECONDS}
-        rows = PolicyChange.objects.order_by("-pk")
-        if self._snapshot is None:
-            # The first load reads everything anyway; only what may still commit late matters.
-            recent = rows.values_list("pk", "at")[:_MAX_CHANGES]
-            return _Look.at(list(recent), [], (0, None), {}, now)
-        fields = ("pk", "at", "model", "touched_user", "before", "after")
-        found = list(rows.filter(Q(pk__gte=newest) | Q(pk__in=gaps)).values_list(*fields)[: _MAX_CHANGES + 1])
-        known = newest == 0 or any(row[:2] == (newest, at) for row in found)
-        unseen = [row for row in found if row[0] != newest]
-        changes = [_Change.read(*row[2:]) for row in unseen]
-        if not known:
-            # Too many to read, or the row is gone: another history, from a backup say.
-            changes = [_Change(shared=True, everything=True)]
-            return _Look.at([row[:2] for row in found], changes, (0, None), {}, now)
-        return _Look.at([row[:2] for row in unseen], changes, self._newest, gaps, now)
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """What one look at the PolicyChange rows found, and what the next one starts from."""
-
-    changes: list[_Change]
-    newest: tuple[int, Any]
-    gaps: dict[int, float]
-
-    @classmethod
-    def at(
-        cls, rows: list[Any], changes: list[_Change], newest: tuple[int, Any], gaps: dict[int, float], now: float
-    ) -> _Look:
-        """The look after ``rows`` (id, at) were seen, coming from ``newest`` and ``gaps``."""
-        seen = {pk for pk, _ in rows}
-        gaps = {pk: since for pk, since in gaps.items() if pk not in seen}
-        # Where the look was cut off, nothing is known of what lies below it.
-        start = min(seen) if len(rows) >= _MAX_CHANGES else newest[0]
-        for low, high in pairwise(sorted({start, *seen})):
-            if high > newest[0]:
-                gaps |= dict.fromkeys(range(max(low + 1, high - _MAX_GAPS), high), now)
-        return cls(changes, max([newest, *rows]), dict(sorted(gaps.items())[-_MAX_GAPS:]))
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """What one PolicyChange row touches."""
-
-    #: Users whose entries it makes stale.
-    users: frozenset[str] = frozenset()
-    #: Whether it touches what the snapshot holds.
-    shared: bool = False
-    #: Whether it may touch anything at all.
-    everything: bool = False
-
-    @classmethod
-    def read(cls, model: str, touched_user: str, before: Any, after: Any) -> _Change:
-        if model == "*":
-            return cls(shared=True, everything=True)
-        if touched_user:
-            return cls(frozenset([touched_user]))
-        users = {str(state["user"]) for state in (before, after) if state and state.get("user") is not None}
-        return cls(frozenset(users), shared=True)
 
 
 def load_snapshot(revision: int) -> Snapshot:

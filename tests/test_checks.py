@@ -161,7 +161,7 @@ def test_a_server_that_tells_nobody_its_version_is_taken_as_it_is(settings: Any)
 @pytest.mark.parametrize(
     ("info", "expected"),
     [
-        (b"# Server\r\nredis_version:6.2.5\r\nos:Linux\r\n", ("redis", "6.2.5")),
+        (b"# Server\r\nredis_version:6.2.5\r\nexecutable:/opt/a:b\r\n", ("redis", "6.2.5")),
         (b"redis_version:7.2.4\r\nvalkey_version:9.1.2\r\n", ("valkey", "9.1.2")),
         ({"redis_version": "8.2.3"}, ("redis", "8.2.3")),
         ({"redis_version": 7.0}, ("redis", "7.0")),

@@ -47,6 +47,7 @@ PROXIES = ["10.0.0.0/8", " ::1 ", "unix"]
         ({"ENFORCE_ALL": True}, "enforce_all", True),
         ({"HEADERS": []}, "headers", ()),
         ({"HEADERS": ["x-ratelimit"]}, "headers", ("x-ratelimit",)),
+        ({"HEADERS": ["x-ratelimit", "ietf"]}, "headers", ("x-ratelimit", "ietf")),
         ({"TIME_ZONE": "Europe/Berlin"}, "time_zone", ZoneInfo("Europe/Berlin")),
         ({"TIME_ZONE": ZoneInfo("Asia/Tokyo")}, "time_zone", ZoneInfo("Asia/Tokyo")),
         ({}, "time_zone", ZoneInfo("UTC")),

@@ -207,7 +207,7 @@ def test_the_setting_chooses_headers(settings: Any, chosen: list[str], expected:
     ("scope", "title"),
     [
         ("suche-größe", "suche-gr??e/min"),
-        ('say "hi" \\ bye', 'say "hi" \\ bye/min'),
+        ('say "hi" \\ bye~', 'say "hi" \\ bye~/min'),
         ("a\r\nSet-Cookie: x=1", "a??Set-Cookie: x=1/min"),
         ("\x00\ud800\x7f", "???/min"),
     ],

@@ -143,6 +143,17 @@ def test_a_part_s_digest_is_not_that_part(bucket: Bucket) -> None:
         assert (bucket_key("rq", posing) == key) == (counter(posing) == counter(bucket))
 
 
+@pytest.mark.parametrize("part", ["subject", "scope", "counted_per"])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("x" * 10**6 + "a", "x" * 10**6 + "b"), ("\ud800", "\ud801"), ("\0", "\0\0"), ("é", "e\u0301"), ("?", "\udfff")],
+    ids=["at the end", "surrogates", "NUL", "accents", "what replaces"],
+)
+def test_texts_that_differ_anywhere_are_two_counters(part: str, one: str, other: str) -> None:
+    keys = {bucket_key("rq", replace(Bucket("user:1", MINUTE), **{part: text})) for text in (one, other)}
+    assert len(keys) == 2
+
+
 def test_an_endpoint_and_a_scope_of_the_same_text_are_two_counters() -> None:
     by_id, by_name = Bucket("user:1", MINUTE, endpoint_id=7), Bucket("user:1", MINUTE, scope="7")
     assert bucket_key("rq", by_id) != bucket_key("rq", by_name)

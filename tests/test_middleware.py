@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.contrib.auth.models import User
+from django.http import HttpResponse
 from django.test import AsyncClient, Client
 
+from django_ratequota.middleware import RateQuotaMiddleware
 from django_ratequota.models import Endpoint, RatePolicy
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -32,6 +34,16 @@ def enforce_all(settings: Any) -> None:
 def left(response: Any) -> list[str]:
     """``remaining`` of each policy in the RateLimit header."""
     return [item.partition("r=")[2].partition(";")[0] for item in response["RateLimit"].split(",")]
+
+
+def test_it_is_awaited_where_what_follows_is() -> None:
+    async def aview(request: Any) -> HttpResponse:
+        return HttpResponse()
+
+    assert RateQuotaMiddleware.sync_capable
+    assert RateQuotaMiddleware.async_capable
+    assert iscoroutinefunction(RateQuotaMiddleware(aview))
+    assert not iscoroutinefunction(RateQuotaMiddleware(lambda request: HttpResponse()))
 
 
 def test_by_default_it_enforces_nothing(get: Get) -> None:

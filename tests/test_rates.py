@@ -108,6 +108,7 @@ UNITS = "s, min, hour, day, week or month"
         ("١٠٠/min", "expected a limit (a number) at character 1"),
         ("1００/min", "expected '/' at character 2"),
         ("100/ſ", "expected a unit"),
+        ("100/wee\u212a", "expected a unit"),  # the Kelvin sign, which lower-cases to k
         ("\ud800/min", r"expected a limit (a number) at character 1, not '\ud800/min'"),
         ("0/min", "a limit (a number) must be from 1 to 1000000000000, at character 1"),
         ("1000000000001/min", "a limit (a number) must be from 1 to 1000000000000, at character 1"),

@@ -10,6 +10,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils.functional import lazystr
 from rest_framework.test import APIRequestFactory
+from rest_framework.throttling import BaseThrottle
 
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, RatePolicy
@@ -167,16 +168,17 @@ def test_the_throttle_named_twice_charges_once(search: Endpoint) -> None:
     assert view(APIRequestFactory().get("/")).headers["X-RateLimit-Remaining"] == "8"
 
 
-def test_other_throttles_go_on_beside_it(search: Endpoint) -> None:
-    class Never(QuotaThrottle):
+def test_other_throttles_go_on_beside_it_and_the_longest_wait_counts(search: Endpoint) -> None:
+    class Never(BaseThrottle):
         def allow_request(self, request: Any, view: Any) -> bool:
             return False
 
         def wait(self) -> float:
-            return 12.3
+            return 7200.3
 
-    RatePolicy.objects.create(rates="10/hour")
+    RatePolicy.objects.create(rates="2/hour")
     view = type("Both", (Search,), {"throttle_classes": [QuotaThrottle, Never]}).as_view()
-    response = view(APIRequestFactory().get("/"))
-    assert (response.status_code, response.headers["Retry-After"]) == (429, "13")
-    assert response.headers["X-RateLimit-Remaining"] == "8"
+    for _ in range(2):
+        response = view(APIRequestFactory().get("/"))
+        assert (response.status_code, response.headers["Retry-After"]) == (429, "7201")
+        assert response.headers["X-RateLimit-Remaining"] == "0"

@@ -1,0 +1,100 @@
+"""Which PolicyChange rows a process has seen, and what those it has not seen touch.
+
+Rows are told by id. Ids are handed out before commits, so a row may turn up below others seen long before it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+from django.apps import apps
+from django.db.models import Q
+from django.utils import timezone
+
+#: Ids left out below the newest may still turn up, for this many seconds.
+_LATE_COMMIT_SECONDS = 3600
+#: So many runs of missing ids are looked at again, the newest first.
+_MAX_GAPS = 100
+#: More unseen changes than this are not read one by one: everything is loaded anew.
+_MAX_CHANGES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one PolicyChange row touches."""
+
+    #: Users whose entries it makes stale.
+    users: frozenset[str] = frozenset()
+    #: Whether it touches what the snapshot holds.
+    shared: bool = False
+    #: Whether it may touch anything at all.
+    everything: bool = False
+
+    @classmethod
+    def read(cls, model: str, touched_user: str, before: Any, after: Any) -> Change:
+        if model == "*":
+            return cls(shared=True, everything=True)
+        if touched_user:
+            return cls(frozenset([touched_user]))
+        users = {str(state["user"]) for state in (before, after) if state and state.get("user") is not None}
+        return cls(frozenset(users), shared=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Which PolicyChange rows were seen: all up to the newest, but for gaps."""
+
+    newest: int = 0
+    #: When the newest row was written; tells it from one of another history, restored from a backup.
+    at: Any = None
+    #: Runs of ids that were not seen, as (id below, id above, since when by the monotonic clock).
+    gaps: tuple[tuple[int, int, float], ...] = ()
+
+    @classmethod
+    def of_history(cls) -> Seen:
+        """All rows that are there now, and the gaps of the time in which others may still commit late."""
+        rows = _rows()
+        late = timezone.now() - timedelta(seconds=_LATE_COMMIT_SECONDS)
+        before = rows.filter(at__lt=late).values_list("pk", "at").last() or (0, None)
+        return cls(*before).after(list(rows.filter(pk__gt=before[0]).values_list("pk", "at")))
+
+    def look(self) -> tuple[list[Change], Seen]:
+        """Read the rows that were not seen: what they touch, and what has been seen then."""
+        unseen = _rows().filter(self._unseen())
+        found = list(unseen.values_list("pk", "at", "model", "touched_user", "before", "after")[: _MAX_CHANGES + 1])
+        everything = [Change(shared=True, everything=True)]
+        if len(found) > _MAX_CHANGES:
+            ids = list(unseen.values_list("pk", "at"))
+            changes = everything
+        else:
+            ids = [row[:2] for row in found]
+            changes = [Change.read(*row[2:]) for row in found if row[0] != self.newest]
+        if self.newest and (self.newest, self.at) not in ids:
+            # Another history than the one seen so far, from a backup say.
+            return everything, Seen.of_history()
+        return changes, self.after(ids)
+
+    def _unseen(self) -> Q:
+        """The rows not seen, and the newest that was: it tells whether this is the same history."""
+        condition = Q(pk__gte=self.newest)
+        for low, high, since in self.gaps:
+            if time.monotonic() - since < _LATE_COMMIT_SECONDS:
+                condition |= Q(pk__gt=low, pk__lt=high)
+        return condition
+
+    def after(self, ids: list[tuple[int, Any]]) -> Seen:
+        """With these rows (id, at) seen as well, in the order of their ids."""
+        newest, at = max([(self.newest, self.at), *ids[-1:]], key=lambda row: row[0])
+        gaps = []
+        for low, high, since in (*self.gaps, (self.newest, newest, time.monotonic())):
+            inside = [pk for pk, _ in ids if low < pk < high]
+            gaps += [(a, b, since) for a, b in pairwise([low, *inside, high]) if b - a > 1]
+        return Seen(newest, at, tuple(sorted(gaps)[-_MAX_GAPS:]))
+
+
+def _rows() -> Any:
+    return apps.get_model("django_ratequota", "PolicyChange").objects.order_by("pk")
