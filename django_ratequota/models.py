@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Any
 
@@ -20,6 +19,7 @@ from .exceptions import InvalidRate
 from .fields import RatesField
 from .rates import ALGORITHMS, DEFAULT_ALGORITHM, MAX_UNITS, parse_rates
 from .recording import RecordingManager
+from .validation import canonical_subject, check_dates
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
@@ -140,7 +140,7 @@ class PlanAssignment(RecordedModel):
 
     def clean(self) -> None:
         """Refuses an end that is not after the start."""
-        _check_dates(self.starts_at, self.ends_at)
+        check_dates(self.starts_at, self.ends_at)
 
 
 class Endpoint(RecordedModel):
@@ -364,7 +364,7 @@ class RatePolicy(RecordedModel):
             ("rates", self._check_rates),
             ("subject", self._check_subject),
             ("counted_per", self._check_counted_per),
-            ("ends_at", lambda: _check_dates(self.starts_at, self.ends_at)),
+            ("ends_at", lambda: check_dates(self.starts_at, self.ends_at)),
         ):
             try:
                 check()
@@ -435,37 +435,3 @@ class PolicyChange(models.Model):
 
     def __str__(self) -> str:
         return f"{self.get_action_display()}: {self.object_text}"
-
-
-def canonical_subject(text: str) -> str:
-    """``kind:value`` with an address or network in its usual spelling; raises ``ValidationError``."""
-    kind, colon, value = text.strip().partition(":")
-    known = ("ip", *settings.identifiers)
-    if not colon or not value or kind not in known:
-        raise ValidationError(
-            _("Write kind:value, where kind is one of %(known)s, such as ip:203.0.113.7."),
-            params={"known": ", ".join(known)},
-        )
-    if "\x00" in value:
-        raise ValidationError(_("A subject has no NUL characters."))
-    if kind != "ip":
-        return f"{kind}:{value}"
-    try:
-        network = unmapped(ipaddress.ip_network(value if "/" in value else ipaddress.ip_address(value)))
-    except ValueError as error:
-        raise ValidationError(
-            _("%(error)s; write an address such as 203.0.113.7 or a network such as 203.0.113.0/24."),
-            params={"error": str(error)[:100]},
-        ) from error
-    return f"ip:{network if '/' in value else network.network_address}"
-
-
-def unmapped(network: Any) -> Any:
-    """``::ffff:203.0.113.0/120`` as 203.0.113.0/24: requests are told by their IPv4 address."""
-    mapped = network.network_address.ipv4_mapped if network.version == 6 and network.prefixlen >= 96 else None
-    return network if mapped is None else ipaddress.ip_network((mapped, network.prefixlen - 96))
-
-
-def _check_dates(starts_at: Any, ends_at: Any) -> None:
-    if starts_at is not None and ends_at is not None and ends_at <= starts_at:
-        raise ValidationError({"ends_at": _("The end must lie after the start.")})

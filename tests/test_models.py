@@ -14,10 +14,11 @@ from django.test import RequestFactory
 from django.utils.functional import Promise
 
 from django_ratequota.identity import Caller
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy, canonical_subject
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.rates import MAX_UNITS
 from django_ratequota.routes import known_routes
 from django_ratequota.snapshot import load_snapshot
+from django_ratequota.validation import canonical_subject
 
 pytestmark = pytest.mark.django_db
 

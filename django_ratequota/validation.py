@@ -1,0 +1,46 @@
+"""What the models' ``clean`` share: subjects in one spelling, dates in order."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext_lazy as _
+
+from .conf import settings
+
+
+def canonical_subject(text: str) -> str:
+    """``kind:value`` with an address or network in its usual spelling; raises ``ValidationError``."""
+    kind, colon, value = text.strip().partition(":")
+    known = ("ip", *settings.identifiers)
+    if not colon or not value or kind not in known:
+        raise ValidationError(
+            _("Write kind:value, where kind is one of %(known)s, such as ip:203.0.113.7."),
+            params={"known": ", ".join(known)},
+        )
+    if "\x00" in value:
+        raise ValidationError(_("A subject has no NUL characters."))
+    if kind != "ip":
+        return f"{kind}:{value}"
+    try:
+        network = _unmapped(ipaddress.ip_network(value if "/" in value else ipaddress.ip_address(value)))
+    except ValueError as error:
+        raise ValidationError(
+            _("%(error)s; write an address such as 203.0.113.7 or a network such as 203.0.113.0/24."),
+            params={"error": str(error)[:100]},
+        ) from error
+    return f"ip:{network if '/' in value else network.network_address}"
+
+
+def _unmapped(network: Any) -> Any:
+    """``::ffff:203.0.113.0/120`` as 203.0.113.0/24: requests are told by their IPv4 address."""
+    mapped = network.network_address.ipv4_mapped if network.version == 6 and network.prefixlen >= 96 else None
+    return network if mapped is None else ipaddress.ip_network((mapped, network.prefixlen - 96))
+
+
+def check_dates(starts_at: Any, ends_at: Any) -> None:
+    """Raises ``ValidationError`` on ``ends_at`` unless the end lies after the start, where both are given."""
+    if starts_at is not None and ends_at is not None and ends_at <= starts_at:
+        raise ValidationError({"ends_at": _("The end must lie after the start.")})
