@@ -44,6 +44,10 @@ class Change:
         return cls(frozenset(users), shared=True)
 
 
+#: No change.
+NOTHING: list[Change] = []
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Which PolicyChange rows were seen: all up to the newest, but for gaps."""

@@ -21,7 +21,7 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
-from .changes import Seen
+from .changes import NOTHING, Seen
 from .conf import Network, settings
 from .exceptions import InvalidRate
 from .rates import Rate, parse_rates
@@ -237,7 +237,7 @@ class Policies:
         snapshot = self._snapshot
         # Changes are read before the data they announce: one that commits in between is read twice, never missed.
         if snapshot is None:
-            changes, seen = [], Seen.of_history()
+            changes, seen = NOTHING, Seen.of_history()
         else:
             changes, seen = self._seen.look()
         if snapshot is None or any(change.shared for change in changes):
