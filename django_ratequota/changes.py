@@ -44,10 +44,6 @@ class Change:
         return cls(frozenset(users), shared=True)
 
 
-#: No change.
-NOTHING: list[Change] = []
-
-
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Which PolicyChange rows were seen: all up to the newest, but for gaps."""
@@ -59,12 +55,15 @@ class Seen:
     gaps: tuple[tuple[int, int, float], ...] = ()
 
     @classmethod
-    def of_history(cls) -> Seen:
-        """All rows that are there now, and the gaps of the time in which others may still commit late."""
+    def of_history(cls) -> tuple[list[Change], Seen]:
+        """No change to heed, as everything is about to be read; and all rows seen that are there now.
+
+        Its gaps are those of the time in which others may still commit late.
+        """
         rows = _rows()
         late = timezone.now() - timedelta(seconds=_LATE_COMMIT_SECONDS)
         before = rows.filter(at__lt=late).values_list("pk", "at").last() or (0, None)
-        return cls(*before).after(list(rows.filter(pk__gt=before[0]).values_list("pk", "at")))
+        return [], cls(*before).after(list(rows.filter(pk__gt=before[0]).values_list("pk", "at")))
 
     def look(self) -> tuple[list[Change], Seen]:
         """Read the rows that were not seen: what they touch, and what has been seen then."""
@@ -79,7 +78,7 @@ class Seen:
             changes = [Change.read(*row[2:]) for row in found if row[0] != self.newest]
         if self.newest and (self.newest, self.at) not in ids:
             # Another history than the one seen so far, from a backup say.
-            return everything, Seen.of_history()
+            return everything, Seen.of_history()[1]
         return changes, self.after(ids)
 
     def _unseen(self) -> Q:

@@ -21,7 +21,7 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
-from .changes import NOTHING, Seen
+from .changes import Seen
 from .conf import Network, settings
 from .exceptions import InvalidRate
 from .rates import Rate, parse_rates
@@ -236,10 +236,7 @@ class Policies:
         self._polled = time.monotonic()
         snapshot = self._snapshot
         # Changes are read before the data they announce: one that commits in between is read twice, never missed.
-        if snapshot is None:
-            changes, seen = NOTHING, Seen.of_history()
-        else:
-            changes, seen = self._seen.look()
+        changes, seen = self._seen.look() if snapshot is not None else Seen.of_history()
         if snapshot is None or any(change.shared for change in changes):
             snapshot = load_snapshot(revision)
         elif snapshot.revision != revision:

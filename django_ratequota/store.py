@@ -38,6 +38,7 @@ _OURS = (
     "health_check_interval",
     "parser_class",
     "decode_responses",
+    "encoding",
     "encoding_errors",
     "event_dispatcher",
     "maint_notifications_config",
