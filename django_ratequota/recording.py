@@ -60,9 +60,9 @@ def stored(
     ``lock`` keeps others from changing them until the transaction ends, where the database can.
     """
     rows = model._base_manager.using(using).filter(pk__in=pks).order_by("pk")
-    features = transaction.get_connection(using).features
-    if lock and features.has_select_for_update:
-        rows = rows.select_for_update(of=("self",) if features.has_select_for_update_of else ())
+    connection = transaction.get_connection(using)
+    if lock and connection.in_atomic_block and connection.features.has_select_for_update:
+        rows = rows.select_for_update(of=("self",) if connection.features.has_select_for_update_of else ())
     related = [field.name for field in model._meta.concrete_fields if field.is_relation]
     found = {row.pk: row for row in (rows.select_related(*related) if related else rows)}
     missing = [pk for pk in pks if pk not in found]

@@ -19,7 +19,8 @@ _BEFORE = "_ratequota_before"
 
 
 def _remember(sender: Any, instance: Any, using: str, **_: Any) -> None:
-    setattr(instance, _BEFORE, _stored(sender, instance.pk, using))
+    # Locked: a save that comes between would be recorded after this one, and be overwritten by it all the same.
+    setattr(instance, _BEFORE, _stored(sender, instance.pk, using, lock=True))
 
 
 def _saved(sender: Any, instance: Any, using: str, **_: Any) -> None:
@@ -28,12 +29,12 @@ def _saved(sender: Any, instance: Any, using: str, **_: Any) -> None:
 
 def _to_be_deleted(sender: Any, instance: Any, using: str, **_: Any) -> None:
     # Before the first row of a cascade goes: afterwards an object may no longer know its endpoint or user.
-    record(_stored(sender, instance.pk, using), None, using)
+    record(_stored(sender, instance.pk, using, lock=True), None, using)
 
 
-def _stored(model: Any, pk: Any, using: str) -> Any:
+def _stored(model: Any, pk: Any, using: str, lock: bool = False) -> Any:
     # What the database holds, not what the object says: fields may be unsaved, or expressions.
-    return None if pk is None else stored(model, [pk], using).get(pk)
+    return None if pk is None else stored(model, [pk], using, lock).get(pk)
 
 
 def connect() -> None:
