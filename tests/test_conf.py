@@ -100,6 +100,8 @@ NUMBERS = ["0.1", None, True, float("nan"), float("inf"), -1, 10**9, [1]]
         ("CALLER", "user", "Write a list of strings."),
         ("CALLER", [None], "Write a list of strings."),
         ("CALLER", ["tenant"], "Name some of ip, user."),
+        # else everybody would be the same caller
+        ("CALLER", [], "Name some of ip, user."),
         ("PLAN_RESOLVER", "tests.views.nobody", "write the dotted path of (request) -> slug | None."),
         ("PLAN_RESOLVER", len, "Write the dotted path of (request) -> slug | None."),
         ("ENFORCE_ALL", 1, "Write True or False."),

@@ -18,7 +18,7 @@ from tests.views import request_from
 
 Get = Callable[..., Any]
 
-EVERY_KIND = ["/decorated/", "/adecorated/", "/class/", "/aclass/", "/amethod/"]
+EVERY_KIND = ["/decorated/", "/adecorated/", "/class/", "/aclass/", "/astacked/", "/amethod/"]
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 

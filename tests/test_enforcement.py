@@ -28,7 +28,7 @@ from django_ratequota.signals import request_refused
 from django_ratequota.snapshot import policies
 from tests import server
 from tests.conftest import Clock
-from tests.views import request_from
+from tests.views import NameAuthentication, request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -177,6 +177,8 @@ class TestCost:
         with pytest.raises(InvalidCost, match="a cost is a whole number"):
             check(request_from(), None, cost)
         assert left(check(request_from())) == [9]
+        with override_settings(RATEQUOTA={"CACHE": "local"}), pytest.raises(InvalidCost):
+            check(request_from(), None, cost)
 
     def test_more_than_the_capacity_is_refused_for_good(self, check: Check) -> None:
         RatePolicy.objects.create(rates="10/hour")
@@ -203,6 +205,14 @@ class TestOncePerRequest:
         assert check(request, None, 1).allowed
         decision = check(request, "search", 1)
         assert (decision.allowed, room(decision), decision.violated) == (False, ["8/10", "0/1"], ("search/hour",))
+
+    def test_a_later_block_refuses_what_was_admitted_before(self, check: Check, search: Endpoint) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        RatePolicy.objects.create(endpoint=search, rates="blocked")
+        request = request_from()
+        assert check(request).allowed
+        decision = check(request, "search")
+        assert (decision.allowed, decision.blocked_by, room(decision)) == (False, ("search/blocked",), ["9/10"])
 
     def test_a_refused_request_may_ask_again(self, check: Check) -> None:
         policy = RatePolicy.objects.create(rates="1/hour")
@@ -552,9 +562,11 @@ class TestUsers:
         # Django's own middleware put auser there; DRF, or a token middleware, then set the user.
         drf = Request(request_from(auser=auser))
         drf.user = alice
+        token = request_from(auser=auser, headers={"Authorization": "Name alice"})
+        unread = Request(token, authenticators=[NameAuthentication()])
         lazy, lazy_too = (SimpleLazyObject(lambda: User.objects.get(username="alice")) for _ in range(2))
-        requests = [drf, request_from(alice, auser=auser), request_from(lazy), request_from(lazy_too, auser=auser)]
-        for request in requests:
+        plain = [request_from(user, auser=auser) for user in (alice, lazy)]
+        for request in (drf, unread, *plain, request_from(lazy_too)):
             decision = check(request)
             assert [status.bucket.subject for status in decision.statuses] == [f"user:{alice.pk}"]
 
@@ -603,12 +615,16 @@ class TestDatabaseDown:
         policy.save()
         with database_down():
             assert [room(check(request_from(alice))) for _ in range(2)] == [["8/10"], ["7/10"]]
+            with monitored() as commands:
+                assert room(check_request(request_from(alice))) == ["6/10"]
+        # Refused for the newer policies, then judged by those at hand.
+        assert commands == ["EVALSHA", "EVALSHA"]
         assert "could not be read: the database is gone" in caplog.text
-        assert room(check(request_from(alice))) == ["16/20"]
+        assert room(check(request_from(alice))) == ["15/20"]
 
     @pytest.mark.parametrize("on_error", ["allow", "deny"])
     def test_a_user_not_in_memory_is_decided_by_the_setting(
-        self, check: Check, settings: Any, alice: User, on_error: str
+        self, check: Check, settings: Any, caplog: Any, alice: User, on_error: str
     ) -> None:
         RatePolicy.objects.create(rates="10/hour")
         settings.RATEQUOTA = {**settings.RATEQUOTA, "ON_ERROR": on_error}
@@ -616,6 +632,7 @@ class TestDatabaseDown:
         with database_down():
             decision = check(request_from(alice))
         assert (decision.allowed, decision.error) == (on_error == "allow", "database")
+        assert "a user's policies could not be read" in caplog.text
         assert left(check(request_from(alice))) == [9]
 
 
@@ -709,7 +726,10 @@ class TestRedisDown:
     ) -> None:
         schemeless = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "127.0.0.1:6379"}
         settings.CACHES = {**settings.CACHES, "schemeless": schemeless}
-        RatePolicy.objects.create(rates="1/hour")
+        now = datetime.now(UTC)
+        hour = timedelta(hours=1)
+        RatePolicy.objects.create(starts_at=now - hour, ends_at=now + hour, rates="1/hour")
+        RatePolicy.objects.create(starts_at=now + hour, counted_per="ip", on_error="deny", rates="1/hour")
         settings.RATEQUOTA = {**unusable, "ON_ERROR": on_error}
         decision = check(request_from())
         assert (decision.allowed, decision.error) == (on_error == "allow", "configuration")

@@ -101,8 +101,11 @@ def test_the_longest_wait_decides_and_never_is_the_longest(limiter: Limiter) -> 
 
 
 def test_the_binding_bucket_of_an_admitted_request_has_the_smallest_share_left(limiter: Limiter) -> None:
-    decision = limiter.check([bucket("10/min", scope="a"), bucket("100/min", scope="b"), bucket("1000/min")], 5)
-    assert decision.binding == decision.statuses[0]
+    wide = bucket("1000/min", scope="b")
+    limiter.charge([wide], 600)
+    decision = limiter.check([bucket("10/min", scope="a"), wide, bucket("1/min", scope="c", mode="log")])
+    assert [status.remaining for status in decision.statuses] == [9, 399, 0]
+    assert decision.binding == decision.statuses[1]
 
 
 def test_the_decision_s_own_time_is_the_store_s(limiter: Limiter, clock: Clock, redis_client: redis.Redis) -> None:

@@ -201,7 +201,11 @@ def test_one_thread_reads_and_the_others_wait_for_it(policies: Policies, monkeyp
         try:
             found.append(policies.reload(revision))
         finally:
+            # Django keeps an SQLite database in memory open; this thread's connection to it must not linger.
+            raw = connection.connection
             connection.close()
+            if raw is not None:
+                raw.close()
 
     monkeypatch.setattr(module, "load_snapshot", count)
     found: list[Any] = []

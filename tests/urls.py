@@ -21,6 +21,7 @@ urlpatterns = [
     path("adeciding/", views.adeciding, name="adeciding"),
     path("class/", views.Decorated.as_view(), name="class"),
     path("aclass/", views.ADecorated.as_view(), name="aclass"),
+    path("astacked/", views.AStacked.as_view(), name="astacked"),
     path("amethod/", views.ADecoratedMethod.as_view(), name="amethod"),
     path("outspoken/", views.outspoken, name="outspoken"),
     path("thorough/", views.thorough, name="thorough"),

@@ -9,6 +9,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import action, api_view, throttle_scope
 from rest_framework.response import Response
@@ -65,6 +66,12 @@ class Decorated(View):
 
 @method_decorator(ratequota(scope="search"), name="dispatch")
 class ADecorated(View):
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse({"ran": True})
+
+
+@method_decorator([ratequota(scope="search"), csrf_exempt], name="dispatch")
+class AStacked(View):
     async def get(self, request: HttpRequest) -> HttpResponse:
         return JsonResponse({"ran": True})
 

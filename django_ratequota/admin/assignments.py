@@ -8,11 +8,11 @@ from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PlanAssignment
-from .base import ActiveFilter, RecordedAdmin, UserLookup, is_active, user_search_fields
+from .base import ActiveFilter, Lookups, RecordedAdmin, is_active, user_search_fields
 
 
 @admin.register(PlanAssignment)
-class PlanAssignmentAdmin(UserLookup, RecordedAdmin):
+class PlanAssignmentAdmin(Lookups, RecordedAdmin):
     """Plan assignments."""
 
     list_display = ["user", "plan", "starts_at", "ends_at", "active", "reason", "created_by"]
@@ -20,9 +20,11 @@ class PlanAssignmentAdmin(UserLookup, RecordedAdmin):
     list_select_related = ["user", "plan", "created_by"]
     list_per_page = 50
     show_facets = admin.ShowFacets.ALWAYS
-    autocomplete_fields = ["plan"]
     fields = ["user", "plan", "starts_at", "ends_at", "reason", "created_by", "created_at"]
     readonly_fields = ["created_by", "created_at"]
+
+    class Media:
+        css = {"all": ["django_ratequota/admin.css"]}
 
     def get_search_fields(self, request: Any) -> list[str]:
         """The user's name, and what else tells an assignment."""

@@ -1,13 +1,17 @@
-"""What the admin pages share: who is acting, how users are looked up, and what counts as active."""
+"""What the admin pages share: who is acting, how related objects are looked up, and what counts as active."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.widgets import ForeignKeyRawIdWidget
 from django.contrib.auth import get_user_model
+from django.db import IntegrityError, models
 from django.db.models import Q, QuerySet
+from django.http import HttpResponseRedirect
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.translation import gettext
@@ -15,52 +19,75 @@ from django.utils.translation import gettext_lazy as _
 
 from ..recording import acting
 
+logger = logging.getLogger("django_ratequota")
+
 
 class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """A model admin whose changes are recorded as the logged-in operator's."""
 
     def changeform_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The add and change pages."""
-        with acting(request.user):
-            return super().changeform_view(request, *args, **kwargs)
+        return self._recorded(super().changeform_view, request, *args, **kwargs)
 
     def delete_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The delete page."""
-        with acting(request.user):
-            return super().delete_view(request, *args, **kwargs)
+        return self._recorded(super().delete_view, request, *args, **kwargs)
 
     def changelist_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The list, with its actions and edits in place."""
-        with acting(request.user):
-            return super().changelist_view(request, *args, **kwargs)
+        return self._recorded(super().changelist_view, request, *args, **kwargs)
+
+    def _recorded(self, view: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with acting(request.user):
+                return view(request, *args, **kwargs)
+        except IntegrityError:
+            # Valid when it was looked at, refused when it was written.
+            logger.warning("an edit in the admin was refused by the database", exc_info=True)
+            text = _(
+                "Nothing was saved: somebody else changed the same at that moment. Look at what is there now, then "
+                "edit again."
+            )
+            self.message_user(request, text, messages.ERROR)
+            return HttpResponseRedirect(request.get_full_path())
 
 
-class UserLookup(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
-    """Looks users up by autocomplete where the admin knows how to search them, else by their id.
+class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
+    """Looks related objects up by autocomplete where the operator may search them.
 
-    The user model is the project's: it may be absent from the admin, or have other fields.
+    That depends on the project (its user model may be absent from the admin) and on the operator's permissions,
+    so it is decided request by request: ``autocomplete_fields`` would fail the system checks (admin.E039, E040).
     """
 
     def get_autocomplete_fields(self, request: Any) -> list[str]:
-        """The declared fields, and ``user`` where its admin can search."""
-        fields = list(super().get_autocomplete_fields(request))
-        user_admin = self.admin_site._registry.get(get_user_model())
-        if user_admin is not None and user_admin.get_search_fields(request):
-            fields.append("user")
-        return fields
+        """The relations whose other side has an admin that can search, and that the operator may look at."""
+        return [
+            field.name
+            for field in self.model._meta.fields
+            if field.many_to_one and self._may_search(field.related_model, request)
+        ]
 
     def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
         """A text field for the user's id where autocomplete cannot be had: a select would list every user."""
         if db_field.name == "user" and "user" not in self.get_autocomplete_fields(request):
             kwargs["widget"] = ForeignKeyRawIdWidget(db_field.remote_field, self.admin_site)
+            kwargs["error_messages"] = {
+                "invalid_choice": _("No user has the id %(value)s; write the id of an existing user.")
+            }
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
+    def _may_search(self, model: Any, request: Any) -> bool:
+        if not self.admin_site.is_registered(model):
+            return False
+        other = self.admin_site.get_model_admin(model)
+        return bool(other.get_search_fields(request)) and other.has_view_permission(request)
 
-def user_search_fields() -> list[str]:
+
+def user_search_fields(relation: str = "user") -> list[str]:
     """Lookups that find what belongs to a user by the user's name or mail address."""
     model: Any = get_user_model()
-    names = [model.USERNAME_FIELD, getattr(model, "EMAIL_FIELD", "")]
-    return [f"user__{name}" for name in dict.fromkeys(names) if name]
+    wanted = [model.USERNAME_FIELD, getattr(model, "EMAIL_FIELD", "email")]
+    return [f"{relation}__{f.name}" for f in model._meta.concrete_fields if f.name in wanted and not f.is_relation]
 
 
 class ActiveFilter(admin.SimpleListFilter):
@@ -90,7 +117,7 @@ class ActiveFilter(admin.SimpleListFilter):
 
 def when(row: Any) -> str:
     """The row's dates in a few words; "always" without any."""
-    dates = {"start": _short(row.starts_at), "end": _short(row.ends_at)}
+    dates = {"start": moment(row.starts_at), "end": moment(row.ends_at)}
     if row.starts_at and row.ends_at:
         return gettext("%(start)s to %(end)s") % dates
     if row.starts_at:
@@ -98,11 +125,20 @@ def when(row: Any) -> str:
     return gettext("until %(end)s") % dates if row.ends_at else gettext("always")
 
 
-def _short(moment: Any) -> str:
-    return date_format(timezone.localtime(moment), "SHORT_DATETIME_FORMAT") if moment else ""
+def moment(at: Any) -> str:
+    """A time as the operator's language writes it; "" for None."""
+    # Without time zones (USE_TZ = False) it is local time already.
+    local = timezone.localtime(at) if at and timezone.is_aware(at) else at
+    return date_format(local, "SHORT_DATETIME_FORMAT") if at else ""
 
 
 def is_active(row: Any) -> bool:
     """Whether the row's dates include this moment."""
     now = timezone.now()
     return (row.starts_at is None or row.starts_at <= now) and (row.ends_at is None or row.ends_at > now)
+
+
+def named(model: type[models.Model], pk: Any) -> str:
+    """The object's name as of today, and its id; the id alone once it is deleted."""
+    found = model._base_manager.filter(pk=pk).first()
+    return gettext("%(object)s (id %(pk)s)") % {"object": gettext("deleted") if found is None else found, "pk": pk}

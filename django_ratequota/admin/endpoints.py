@@ -7,15 +7,23 @@ from typing import Any
 from django import forms
 from django.contrib import admin
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
-from django.db.models import Count, QuerySet
+from django.core.exceptions import ValidationError
+from django.db.models import Count, Exists, OuterRef, QuerySet
 from django.urls import reverse
+from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Endpoint
+from ..models import Endpoint, RatePolicy
+from ..resolver import match_endpoints
 from ..routes import known_routes, known_scopes
+from ..snapshot import EndpointFacts, Snapshot
 from .base import RecordedAdmin
 from .policies import PolicyInline
+
+#: More routes than this are counted, not listed, where an endpoint's page says what it matches.
+_SHOWN_ROUTES = 20
 
 
 class ScopeInput(AdminTextInputWidget):
@@ -27,7 +35,7 @@ class ScopeInput(AdminTextInputWidget):
         """With the scopes on offer."""
         context: dict[str, Any] = super().get_context(name, value, attrs)
         context["widget"]["attrs"]["list"] = f"{context['widget']['attrs'].get('id', name)}_scopes"
-        context["scopes"] = unknown_scopes()
+        context["scopes"] = [scope for scope in unknown_scopes() if not name_problem(scope)]
         return context
 
 
@@ -38,7 +46,6 @@ class RoutesInput(AdminTextareaWidget):
 
     class Media:
         js = ["django_ratequota/routes.js"]
-        css = {"all": ["django_ratequota/admin.css"]}
 
     def get_context(self, name: str, value: Any, attrs: Any) -> dict[str, Any]:
         """With the routes on offer."""
@@ -64,12 +71,28 @@ class EndpointPolicyInline(PolicyInline):
     """The endpoint's policies for plans and for everyone; overrides, maybe thousands, have their own list."""
 
     fields = ["plan", "counted_per", "rates", "algorithm", "mode", "when"]
-    autocomplete_fields = ["plan"]
+    empty_value_display = _("everyone")
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
-        """Without overrides, and with what each row shows."""
-        policies = super().get_queryset(request).filter(user__isnull=True, subject="")
-        return policies.select_related("endpoint", "plan")
+        """Without overrides."""
+        return super().get_queryset(request).filter(user__isnull=True, subject="")
+
+
+class LimitedFilter(admin.SimpleListFilter):
+    """Whether an endpoint has policies of its own."""
+
+    title = _("policies")
+    parameter_name = "policies"
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
+        """The choices."""
+        return [("some", _("has some")), ("none", _("has none"))]
+
+    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """The rows of the choice."""
+        own = Exists(RatePolicy.objects.filter(endpoint=OuterRef("pk")))
+        condition = {"some": own, "none": ~own}.get(self.value() or "")
+        return queryset if condition is None else queryset.filter(condition)
 
 
 @admin.register(Endpoint)
@@ -78,32 +101,99 @@ class EndpointAdmin(RecordedAdmin):
 
     form = EndpointForm
     list_display = ["name", "routes", "methods", "cost", "policy_count", "description"]
+    list_filter = [LimitedFilter]
     search_fields = ["name", "description", "routes"]
     list_per_page = 50
+    show_facets = admin.ShowFacets.ALWAYS
     inlines = [EndpointPolicyInline]
     change_list_template = "admin/django_ratequota/endpoint/change_list.html"
+
+    class Media:
+        css = {"all": ["django_ratequota/admin.css"]}
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
         """With the number of policies."""
         queryset: QuerySet[Any] = super().get_queryset(request).annotate(policy_count=Count("policies"))
         return queryset
 
+    def get_readonly_fields(self, request: Any, obj: Any = None) -> list[str]:
+        """What a stored endpoint matches, and the list of its policies where the operator may open it."""
+        if obj is None:
+            return []
+        site = self.admin_site
+        listed = site.is_registered(RatePolicy) and site.get_model_admin(RatePolicy).has_view_permission(request)
+        return ["matches", *(["all_policies"] if listed else [])]
+
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """The list, above it the scopes of the code that have no endpoint yet."""
         add = reverse(f"{self.admin_site.name}:django_ratequota_endpoint_add")
-        links = [
-            (scope, f"{add}?{urlencode({'name': scope})}" if self.has_add_permission(request) else "")
+        may_add = self.has_add_permission(request)
+        scopes = [
+            {
+                "name": scope,
+                "problem": (problem := name_problem(scope)),
+                "link": f"{add}?{urlencode({'name': scope})}" if may_add and not problem else "",
+            }
             for scope in unknown_scopes()
         ]
-        return super().changelist_view(request, {"unknown_scopes": links, **(extra_context or {})})
+        return super().changelist_view(request, {"unknown_scopes": scopes, **(extra_context or {})})
 
     @admin.display(description=_("policies"), ordering="policy_count")
     def policy_count(self, endpoint: Any) -> int:
         """How many policies the endpoint has, overrides included."""
         return int(endpoint.policy_count)
 
+    @admin.display(description=_("matches now"))
+    def matches(self, endpoint: Endpoint) -> str:
+        """What in this project's code the name and the routes match."""
+        found = matched_routes(endpoint)
+        lines = [gettext("Views name it as their scope.")] if endpoint.name in known_scopes() else []
+        lines += [f"{route} ({name})" if name else route for route, name in found[:_SHOWN_ROUTES]]
+        more = len(found) - _SHOWN_ROUTES
+        if more > 0:
+            lines.append(ngettext("and %d more route", "and %d more routes", more) % more)
+        if not lines:
+            return gettext("Nothing: no view in the URLconf names it as its scope, and its routes match none.")
+        return format_html(
+            '<ul class="ratequota-matches">{}</ul>', format_html_join("", "<li>{}</li>", ([line] for line in lines))
+        )
+
+    @admin.display(description=_("all policies"))
+    def all_policies(self, endpoint: Any) -> str:
+        """The way to the overrides, which the table below leaves out."""
+        url = reverse(f"{self.admin_site.name}:django_ratequota_ratepolicy_changelist")
+        count = self.policy_count(endpoint)
+        text = ngettext("%d policy, overrides included", "%d policies, overrides included", count) % count
+        return format_html('<a href="{}?{}">{}</a>', url, urlencode({"endpoint__id__exact": endpoint.pk}), text)
+
 
 def unknown_scopes() -> list[str]:
     """Scopes that the code names and no endpoint has: until it is created, they match nothing."""
     known = set(Endpoint.objects.values_list("name", flat=True))
     return [scope for scope in known_scopes() if scope not in known]
+
+
+def name_problem(scope: str) -> str:
+    """Why no endpoint can have that name, and what to write instead; "" when it can."""
+    endpoint = Endpoint(name=scope)
+    try:
+        endpoint.clean_fields()
+        endpoint.clean()
+    except ValidationError as error:
+        return " ".join(error.messages)
+    return ""
+
+
+def matched_routes(endpoint: Endpoint) -> list[tuple[str, str]]:
+    """(route, URL name or "") of the project's routes that the endpoint's patterns match, whatever the method."""
+    facts = EndpointFacts(
+        id=endpoint.pk, name="", routes=tuple(endpoint.routes.split()), methods=frozenset(), cost=endpoint.cost
+    )
+    alone = Snapshot(
+        revision=0, plans={}, defaults={}, endpoints={endpoint.pk: facts}, groups={}, subject_kinds=frozenset()
+    )
+    return [
+        (route, name)
+        for route, name in known_routes()
+        if match_endpoints(alone, scope=None, route=route, name=name or None, method="GET")
+    ]

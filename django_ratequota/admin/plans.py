@@ -19,11 +19,7 @@ class PlanPolicyInline(PolicyInline):
     """The plan's policies."""
 
     fields = ["endpoint", "counted_per", "rates", "algorithm", "mode", "when"]
-    autocomplete_fields = ["endpoint"]
-
-    def get_queryset(self, request: Any) -> QuerySet[Any]:
-        """With what each row shows."""
-        return super().get_queryset(request).select_related("endpoint", "plan")
+    empty_value_display = _("all endpoints")
 
 
 @admin.register(Plan)
@@ -37,6 +33,9 @@ class PlanAdmin(RecordedAdmin):
     prepopulated_fields = {"slug": ["name"]}
     show_facets = admin.ShowFacets.ALWAYS
     inlines = [PlanPolicyInline]
+
+    class Media:
+        css = {"all": ["django_ratequota/admin.css"]}
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
         """With the number of policies."""

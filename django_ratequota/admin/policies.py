@@ -13,13 +13,23 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
-from .base import ActiveFilter, RecordedAdmin, UserLookup, is_active, user_search_fields, when
+from .base import ActiveFilter, Lookups, RecordedAdmin, is_active, user_search_fields, when
+
+#: What a policy without the related object is for.
+_WITHOUT = {"endpoint": _("all endpoints"), "plan": _("everyone")}
+#: The columns of the constraint that allows one policy without dates.
+_PLACE = ("endpoint_id", "user_id", "subject", "plan_id", "counted_per")
 
 
 class KnownSelect(AutocompleteSelect):
     """An autocomplete that knows its row's object, where the plain one would ask the database for each row."""
 
     known: Any = None
+
+    def build_attrs(self, base_attrs: Any, extra_attrs: Any = None) -> dict[str, Any]:
+        """With what an empty one stands for."""
+        attrs = super().build_attrs(base_attrs, extra_attrs)
+        return {**attrs, "data-placeholder": str(_WITHOUT.get(self.field.name, ""))}
 
     def optgroups(self, name: str, value: Any, attrs: Any = None) -> Any:
         """The one option to show: what else there is, autocomplete finds."""
@@ -57,52 +67,66 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
         )
 
     def add_error(self, field: str | None, error: Any) -> None:
-        """Errors of fields that this form leaves out stand above it, instead of failing the page."""
+        """Errors of fields that this form leaves out stand above it, instead of failing the page; each stands once.
+
+        Rates that cannot be read are told by the field and by ``RatePolicy.clean``.
+        """
         if field is None and hasattr(error, "error_dict"):
-            shown: dict[str, list[ValidationError]] = {}
+            shown: dict[str, dict[str, ValidationError]] = {}
             for name, errors in error.error_dict.items():
-                shown.setdefault(name if name in self.fields else NON_FIELD_ERRORS, []).extend(errors)
-            error = ValidationError(shown)
+                place = shown.setdefault(name if name in self.fields else NON_FIELD_ERRORS, {})
+                for one in errors:
+                    place.setdefault(one.messages[0], one)
+            error = ValidationError({name: list(place.values()) for name, place in shown.items()})
         super().add_error(field, error)
 
 
-class PolicyFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
+class StoredRows(forms.BaseModelFormSet):  # type: ignore[type-arg]
+    """Rows of policies that others may delete while the page is open."""
+
+    def clean(self) -> None:
+        """Says so, where the plain formset would find fault with a field that nobody sees."""
+        super().clean()
+        if any(form.instance.pk is None for form in self.initial_forms):
+            raise ValidationError(
+                _("A policy on this page has been deleted meanwhile. Open the page anew, then edit again.")
+            )
+
+
+class PolicyFormSet(StoredRows, forms.BaseInlineFormSet):  # type: ignore[type-arg]
     """The table of policies on a plan's or endpoint's page."""
 
     def clean(self) -> None:
-        """Refuses two undated policies for the same, whether both are new or one is stored already."""
+        """Refuses what the database would: two policies without dates for the same, at any moment while saving.
+
+        The forms cannot: the constraint has columns that they leave out. Rows are saved in their order, new ones
+        last, so that a new row may take the place of one that goes, while two rows cannot trade places.
+        """
         super().clean()
-        kept: dict[tuple[Any, ...], Any] = {}
-        own = [form.instance.pk for form in self.initial_forms]
+        undated = self.get_queryset().filter(starts_at__isnull=True, ends_at__isnull=True)
+        taken = {tuple(place): pk for pk, *place in undated.values_list("pk", *_PLACE)}
         for form in self.forms:
-            if not form.is_valid() or form in self.deleted_forms or not (form.instance.pk or form.has_changed()):
-                continue
             policy = form.instance
-            if policy.starts_at or policy.ends_at:
+            leaves = self.can_delete and self._should_delete_form(form)  # type: ignore[attr-defined]
+            if not leaves and (not form.is_valid() or (policy.pk is None and not form.has_changed())):
                 continue
-            key = (policy.endpoint_id, policy.user_id, policy.subject, policy.plan_id, policy.counted_per)
-            stored = RatePolicy.objects.filter(
-                endpoint=key[0],
-                user=key[1],
-                subject=key[2],
-                plan=key[3],
-                counted_per=key[4],
-                starts_at__isnull=True,
-                ends_at__isnull=True,
-            ).exclude(pk__in=own)
-            if key in kept or (self.instance.pk and stored.exists()):
-                form.add_error(
-                    None,
-                    _(
-                        "There is such a policy without dates already: same audience, endpoint and counted per. "
-                        "Edit that one, or give this one dates."
-                    ),
-                )
+            taken = {place: pk for place, pk in taken.items() if pk is None or pk != policy.pk}
+            if leaves or policy.starts_at or policy.ends_at:
                 continue
-            kept[key] = form
+            place = tuple(getattr(policy, name) for name in _PLACE)
+            if place in taken:
+                form.add_error(None, _undated_twin())
+            else:
+                taken[place] = policy.pk
 
 
-class PolicyInline(UserLookup, admin.TabularInline):  # type: ignore[type-arg]
+def _undated_twin() -> str:
+    """What the database's constraint says of a second policy without dates."""
+    (constraint,) = (c for c in RatePolicy._meta.constraints if c.name == "ratequota_policy_one_undated")
+    return str(constraint.get_violation_error_message())
+
+
+class PolicyInline(Lookups, admin.TabularInline):  # type: ignore[type-arg]
     """One row a policy, its rates as text."""
 
     model = RatePolicy
@@ -116,13 +140,21 @@ class PolicyInline(UserLookup, admin.TabularInline):  # type: ignore[type-arg]
     class Media:
         css = {"all": ["django_ratequota/admin.css"]}
 
+    def get_queryset(self, request: Any) -> QuerySet[Any]:
+        """With what each row shows."""
+        return super().get_queryset(request).select_related("endpoint", "plan")
+
     def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
         """Without the icons that add or edit the other object: they would take a line in every row."""
-        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
         if field is not None and isinstance(field.widget, RelatedFieldWidgetWrapper):
-            choices = field.widget.choices
-            field.widget = KnownSelect(db_field, self.admin_site)
-            field.widget.choices = choices
+            if db_field.name in self.get_autocomplete_fields(request):
+                choices = field.widget.choices
+                field.widget = KnownSelect(db_field, self.admin_site)
+                field.widget.choices = choices
+            else:
+                field.widget = field.widget.widget
+                field.choices = [("", _WITHOUT[db_field.name]), *list(field.choices)[1:]]  # read once for all rows
         return field
 
     @admin.display(description=_("when"))
@@ -154,7 +186,7 @@ class AudienceFilter(admin.SimpleListFilter):
 
 
 @admin.register(RatePolicy)
-class RatePolicyAdmin(UserLookup, RecordedAdmin):
+class RatePolicyAdmin(Lookups, RecordedAdmin):
     """All policies; mode is edited in the list."""
 
     form = PolicyForm
@@ -171,7 +203,6 @@ class RatePolicyAdmin(UserLookup, RecordedAdmin):
     list_select_related = ["user", "plan", "endpoint"]
     list_per_page = 50
     show_facets = admin.ShowFacets.ALWAYS
-    autocomplete_fields = ["plan", "endpoint"]
     fieldsets = [
         (_("Who"), {"fields": ["user", "subject", "plan"], "description": _("At most one; none = everyone.")}),
         (_("What"), {"fields": ["endpoint", "counted_per"]}),
@@ -190,6 +221,10 @@ class RatePolicyAdmin(UserLookup, RecordedAdmin):
         """The form of a row of the list: the same one, so that its errors find their place."""
         return super().get_changelist_form(request, **{**kwargs, "form": PolicyForm})
 
+    def get_changelist_formset(self, request: Any, **kwargs: Any) -> Any:
+        """The rows of the list that are being edited."""
+        return super().get_changelist_formset(request, **{**kwargs, "formset": StoredRows})
+
     @admin.display(description=_("audience"), ordering="plan__name")
     def audience(self, policy: RatePolicy) -> str:
         """Whom the policy is for."""
@@ -198,7 +233,7 @@ class RatePolicyAdmin(UserLookup, RecordedAdmin):
     @admin.display(description=_("endpoint"), ordering="endpoint__name")
     def endpoint_name(self, policy: RatePolicy) -> str:
         """What it limits."""
-        return policy.endpoint.name if policy.endpoint else str(_("all endpoints"))
+        return policy.endpoint.name if policy.endpoint else str(_WITHOUT["endpoint"])
 
     @admin.display(description=_("when"), ordering="ends_at")
     def when(self, policy: RatePolicy) -> str:
