@@ -108,11 +108,12 @@ def read(raw: object) -> tuple[Settings, list[Problem]]:
             problems.append(Problem(key, f"RATEQUOTA[{key!r}] = {value!r:.80} cannot be used.", str(error)))
     settings = Settings(**values)
     known = {"user", "ip", *settings.identifiers}
-    for name in settings.caller:
-        if name not in known:
-            hint = f"Name some of {', '.join(sorted(known))}."
-            problems.append(Problem("CALLER", f"RATEQUOTA['CALLER'] names {name!r}, which is no identifier.", hint))
-            settings = replace(settings, caller=Settings().caller)
+    unknown = [name for name in settings.caller if name not in known]
+    if unknown or not settings.caller:
+        what = f"names {unknown[0]!r}, which is no identifier" if unknown else "is empty, so all callers would be one"
+        hint = f"Name some of {', '.join(sorted(known))}."
+        problems.append(Problem("CALLER", f"RATEQUOTA['CALLER'] {what}.", hint))
+        settings = replace(settings, caller=Settings().caller)
     return settings, problems
 
 

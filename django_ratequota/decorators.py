@@ -69,5 +69,12 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
 
 def _is_awaited(view: Any) -> bool:
     """Whether Django awaits the view: a coroutine function, or the dispatch of an async class-based view."""
-    holder = getattr(getattr(view, "func", view), "__self__", None)
-    return iscoroutinefunction(view) or bool(getattr(holder, "view_is_async", False))
+    if iscoroutinefunction(view):
+        return True
+    while view is not None:
+        # method_decorator hands over a partial of the bound method, other decorators may have wrapped it.
+        holder = getattr(getattr(view, "func", view), "__self__", None)
+        if holder is not None:
+            return bool(getattr(holder, "view_is_async", False))
+        view = getattr(view, "__wrapped__", None)
+    return False

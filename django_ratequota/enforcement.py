@@ -292,9 +292,17 @@ async def _auser(request: Any) -> Any:
 
     ``request.auser`` comes second: it is the session's user, whoever a later middleware has put in its place.
     """
-    user = getattr(request, "user", None)
-    if user is None and hasattr(request, "auser"):
-        return await request.auser()
-    if isinstance(user, LazyObject):
-        await sync_to_async(getattr)(user, "is_authenticated")  # reads the session and the user, in a thread
+    user = vars(request).get("user")
+    if user is None and not hasattr(type(request), "user"):
+        return await request.auser() if hasattr(request, "auser") else None
+    if user is None or isinstance(user, LazyObject):
+        # DRF's property authenticates when it is read, a lazy object reads session and user: in a thread.
+        return await sync_to_async(_read_user)(request)
+    return user
+
+
+def _read_user(request: Any) -> Any:
+    user = request.user
+    if user is not None:
+        _ = user.is_authenticated
     return user

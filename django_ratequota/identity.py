@@ -17,6 +17,10 @@ logger = logging.getLogger("django_ratequota")
 Address = IPv4Address | IPv6Address
 
 
+#: Nobody is beyond limits for want of an address (a proxy on a Unix socket that is not trusted, say).
+_UNKNOWN = "ip:unknown"
+
+
 class Caller:
     """The caller of one request; what is asked of it is worked out once, and only when asked."""
 
@@ -67,9 +71,10 @@ class Caller:
                 value = self.value(kind)
                 if value is not None:
                     return f"{kind}:{value}"
-            # Nobody is beyond limits for want of a name.
-            return "ip:unknown"
+            return _UNKNOWN
         value = self.value(counted_per)
+        if value is None and counted_per == "ip":
+            return _UNKNOWN
         return None if value is None else f"{counted_per}:{value}"
 
     def _find(self, kind: str) -> str | None:

@@ -149,7 +149,7 @@ def test_the_caller_is_the_first_that_answers(
 
 @pytest.mark.parametrize(
     ("counted_per", "expected"),
-    [("ip", None), ("caller", "ip:unknown"), ("plan", None), ("everyone", "everyone"), ("tenant", None)],
+    [("ip", "ip:unknown"), ("caller", "ip:unknown"), ("plan", None), ("everyone", "everyone"), ("tenant", None)],
 )
 def test_a_caller_of_whom_nothing_is_known(counted_per: str, expected: str | None) -> None:
     assert Caller(request_from(address="")).subject(counted_per, None) == expected
