@@ -68,7 +68,9 @@ def _endpoint(bucket: Bucket) -> str:
         if re.fullmatch(r"[a-z0-9_]{1,12}", bucket.counted_per, re.ASCII)
         else f"~{_digest(bucket.counted_per)}"
     )
-    return f"{endpoint}.{per}"
+    name = f"{endpoint}.{per}"
+    # 40 bytes are what the longest prefix, subject and rate leave of 128; no scope's own digest begins with a dot.
+    return name if len(name) <= 40 else f".~{_digest(name)}"
 
 
 def _rate(rate: Rate) -> str:

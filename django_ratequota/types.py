@@ -168,13 +168,18 @@ class Decision:
     def _buckets(self) -> tuple[Bucket, ...]:
         return tuple(status.bucket for status in self.statuses)
 
+    @property
+    def _charged(self) -> tuple[Bucket, ...]:
+        """Without log-mode buckets that had no room; none where the request was refused."""
+        return tuple(status.bucket for status in self.statuses if status.allowed) if self.allowed else ()
+
     def charge(self, cost: int) -> Decision:
         """Charge the same buckets ``cost`` units more; never refuses, and may go into debt."""
         return self.settler.charge(self._buckets, cost=cost) if self.settler and self.statuses else self
 
     def refund(self, cost: int) -> Decision:
-        """Give the same buckets ``cost`` units back, never more than was used."""
-        return self.settler.refund(self._buckets, cost=cost) if self.settler and self.statuses else self
+        """Give the buckets that were charged ``cost`` units back, never more than was used."""
+        return self.settler.refund(self._charged, cost=cost) if self.settler and self._charged else self
 
     async def acharge(self, cost: int) -> Decision:
         """``charge``, awaited."""
@@ -182,4 +187,4 @@ class Decision:
 
     async def arefund(self, cost: int) -> Decision:
         """``refund``, awaited."""
-        return await self.settler.arefund(self._buckets, cost=cost) if self.settler and self.statuses else self
+        return await self.settler.arefund(self._charged, cost=cost) if self.settler and self._charged else self

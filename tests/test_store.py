@@ -84,7 +84,8 @@ class Peer:
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection.makefile("rwb", buffering=0) as stream:
+        # Buffered: an unbuffered read may give less than a long script.
+        with connection.makefile("rb") as stream:
             try:
                 while header := stream.readline():
                     parts = [stream.read(int(stream.readline()[1:]) + 2)[:-2] for _ in range(int(header[1:]))]
@@ -97,7 +98,7 @@ class Peer:
                             number = len(self.commands)
                         reply = self._answer(number)
                     if reply is not None:
-                        stream.write(reply)
+                        connection.sendall(reply)
             except OSError:
                 pass
 
