@@ -17,7 +17,7 @@ from django.utils import timezone
 
 #: Ids left out below the newest may still turn up, for this many seconds.
 _LATE_COMMIT_SECONDS = 3600
-#: So many runs of missing ids are looked at again, the newest first.
+#: So many runs of missing ids are told apart; older ones are taken together.
 _MAX_GAPS = 100
 #: More unseen changes than this are not read one by one: everything is loaded anew.
 _MAX_CHANGES = 2000
@@ -96,7 +96,12 @@ class Seen:
         for low, high, since in (*self.gaps, (self.newest, newest, time.monotonic())):
             inside = [pk for pk, _ in ids if low < pk < high]
             gaps += [(a, b, since) for a, b in pairwise([low, *inside, high]) if b - a > 1]
-        return Seen(newest, at, tuple(sorted(gaps)[-_MAX_GAPS:]))
+        gaps = sorted(gap for gap in gaps if time.monotonic() - gap[2] < _LATE_COMMIT_SECONDS)
+        if len(gaps) > _MAX_GAPS:
+            # As one run, what lies between the oldest is read more than once, which is better than never.
+            oldest = gaps[: 1 - _MAX_GAPS]
+            gaps[: 1 - _MAX_GAPS] = [(oldest[0][0], oldest[-1][1], max(since for _, _, since in oldest))]
+        return Seen(newest, at, tuple(gaps))
 
 
 def _rows() -> Any:

@@ -386,6 +386,27 @@ def test_a_mass_change_that_commits_late_is_not_missed(policies: Policies, alice
     assert policies.user(str(alice.pk)) is None
 
 
+@pytest.mark.parametrize("place", [0, 150, 299])
+@pytest.mark.parametrize("start", ["before", "after"])
+def test_saves_by_turns_with_an_open_transactions_own_are_not_missed(
+    policies: Policies, alice: User, place: int, start: str
+) -> None:
+    """Two imports at once, one of them in one transaction: its ids are hundreds of gaps among the other's."""
+    bob = User.objects.create(username="bob")
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    if start == "before":
+        policies.reload(newest())
+    first = PolicyChange.objects.latest("pk").pk + 1
+    PolicyChange.objects.bulk_create([change_of(bob, pk=first + 2 * number + 1) for number in range(300)])
+    policies.reload(default_limiter().publish())
+    policies.load_user(str(alice.pk))
+    PolicyChange.objects.bulk_create(
+        [change_of(alice if number == place else bob, pk=first + 2 * number) for number in range(300)]
+    )
+    policies.reload(default_limiter().publish())
+    assert policies.user(str(alice.pk)) is None
+
+
 @pytest.mark.parametrize("history", ["none", "some"])
 @pytest.mark.parametrize("place", [0, 4999])
 def test_a_mass_change_drops_each_of_its_users(policies: Policies, alice: User, history: str, place: int) -> None:
@@ -420,7 +441,7 @@ def test_ids_that_never_come_are_not_read_again_and_again(policies: Policies, al
     RatePolicy.objects.create(user=alice, rates="1/s")
     first = PolicyChange.objects.latest("pk").pk + 1
     policies.reload(newest())
-    PolicyChange.objects.bulk_create([change_of(alice, pk=first + 3 * number) for number in range(5000)])
+    PolicyChange.objects.bulk_create([change_of(alice, pk=first + 300 * number) for number in range(90)])
     policies.reload(default_limiter().publish())
     policies.load_user(str(alice.pk))
     assert queries(lambda: policies.reload(default_limiter().publish())) == 1
