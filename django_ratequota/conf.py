@@ -21,7 +21,7 @@ Network = IPv4Network | IPv6Network
 
 #: What a policy may count per besides the names in IDENTIFIERS.
 COUNTED_PER = ("caller", "ip", "plan", "everyone")
-ON_ERROR = ("allow", "deny")
+ON_ERROR = ("allow", "deny", "local")
 HEADER_SETS = ("ietf", "x-ratelimit")
 #: A trusted proxy that talks through a Unix socket has no address.
 UNIX = "unix"
@@ -33,18 +33,27 @@ class Settings:
 
     #: CACHES alias of django-redis whose server and credentials are used, on connections of our own.
     cache: str = "default"
-    #: redis://, rediss:// or unix:// URL, instead of CACHE.
+    #: redis://, rediss://, unix:// or redis+sentinel:// URL, instead of CACHE.
     redis_url: str = ""
+    #: REDIS_URL is any node of a Redis Cluster.
+    cluster: bool = False
     #: First part of every Redis key: 1 to 16 ASCII letters, digits or _ . : -
     prefix: str = "rq"
-    #: Seconds that one call to Redis may take.
+    #: Seconds that a decision may wait for Redis, connecting included.
     timeout: float = 0.1
-    #: What a policy without its own on_error does while Redis gives no decision: allow or deny (503).
+    #: What a policy without its own on_error does while Redis gives no decision: allow, deny (503) or local.
     on_error: str = "allow"
+    #: Consecutive failures after which Redis is left alone and probed by one request a second.
+    breaker_failures: int = 3
+    #: Processes among which on_error = local divides each limit.
+    local_share: int = 4
     #: Seconds between looks for policy changes whose publication was lost.
     poll_seconds: float = 30.0
     #: Seconds that a request without any limit may rely on the last look at the revision; 0 = it always asks.
+    #: On a Cluster all requests rely on it, for 1 second where this is 0.
     revision_max_age: float = 0.0
+    #: Seconds between this process's reports to Redis, which ``ratequota status`` shows; 0 = none.
+    report_seconds: float = 5.0
     #: Networks (CIDR) whose X-Forwarded-For is believed; "unix" = a proxy on a Unix socket.
     trusted_proxies: tuple[str, ...] = ()
     #: IPv6 addresses that share this many leading bits count as one client.
@@ -196,10 +205,13 @@ def _plan_resolver(value: object) -> dict[str, Any]:
     return {"plan_resolver": _dotted(value, "(request) -> slug | None") if value else ""}
 
 
-def _enforce_all(value: object) -> dict[str, Any]:
-    if not isinstance(value, bool):
-        raise ConfigurationError("Write True or False.")
-    return {"enforce_all": value}
+def _flag(name: str) -> Any:
+    def validate(value: object) -> dict[str, Any]:
+        if not isinstance(value, bool):
+            raise ConfigurationError("Write True or False.")
+        return {name: value}
+
+    return validate
 
 
 def _time_zone(value: object) -> dict[str, Any]:
@@ -213,7 +225,11 @@ def _time_zone(value: object) -> dict[str, Any]:
 _VALIDATORS: dict[str, Any] = {
     "cache": _text("cache"),
     "redis_url": _text("redis_url"),
+    "cluster": _flag("cluster"),
     "prefix": _prefix,
+    "breaker_failures": _number("breaker_failures", 1, 1000, int),
+    "local_share": _number("local_share", 1, 100_000, int),
+    "report_seconds": _number("report_seconds", 0, 20),
     "timeout": _number("timeout", 0.001, 60),
     "on_error": _text("on_error", ON_ERROR),
     "poll_seconds": _number("poll_seconds", 0, 86_400),
@@ -223,7 +239,7 @@ _VALIDATORS: dict[str, Any] = {
     "identifiers": _identifiers,
     "caller": _names("caller"),
     "plan_resolver": _plan_resolver,
-    "enforce_all": _enforce_all,
+    "enforce_all": _flag("enforce_all"),
     "headers": _names("headers", HEADER_SETS),
     "time_zone_name": _time_zone,
     "user_cache_size": _number("user_cache_size", 1, 10_000_000, int),

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -19,13 +19,16 @@ from django.utils.functional import LazyObject
 
 from .conf import settings
 from .exceptions import NewerRevision, StoreError
+from .health import keep_reporting, note_degraded
 from .identity import Caller
 from .limiter import Limiter, check_cost, default_limiter
+from .local import LocalLimiter
 from .resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve
 from .routes import resolved
+from .server import Command
 from .signals import request_refused
-from .snapshot import NOBODY, PlanFacts, Snapshot, policies
-from .store import Command
+from .snapshot import NOBODY, PlanFacts, Snapshot, UserEntry, policies
+from .store import Call
 from .twin import adrive, drive
 from .types import Bucket, Decision
 
@@ -45,13 +48,13 @@ def check_request(request: Any, scope: str | None = None, cost: int | None = Non
     The decision is kept as ``request.ratequota``. Raises ``InvalidCost``; whatever Redis or the database do is
     decided by the policies' ``on_error``.
     """
-    return drive(_check_steps(request, scope, cost, None), _do)
+    return drive(_check_steps(request, scope, cost, None), _Doer().do)
 
 
 async def acheck_request(request: Any, scope: str | None = None, cost: int | None = None) -> Decision:
     """``check_request``, awaited."""
     user = await _auser(request)
-    return await adrive(_check_steps(request, scope, cost, user), _ado)
+    return await adrive(_check_steps(request, scope, cost, user), _Doer().ado)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +86,14 @@ def explain_caller(
         except StoreError:
             pass
         snapshot = policies.reload(revision)
-        asked = yield from _ask(caller, snapshot, scope, route, name, method)
+        user_id = caller.user_id
+        entry = NOBODY if user_id is None else (policies.user(user_id) or policies.load_user(user_id))
+        asked = _ask(caller, entry, snapshot, scope, route, name, method)
         resolution = resolve(asked)
         decision = yield from _judge(resolution, "peek", resolution.cost, resolution.buckets, None)
         return Explanation(plan=plan_of(asked), candidates=explain(asked), resolution=resolution, decision=decision)
 
-    return drive(steps(), _do)
+    return drive(steps(), _Doer().do)
 
 
 def reset_caller(caller: Caller, **where: Any) -> tuple[Bucket, ...]:
@@ -117,22 +122,25 @@ def _check_steps(request: Any, scope: str | None, cost: int | None, user: Any) -
 def _decide(
     request: Any, http: Any, scope: str | None, cost: int | None, user: Any, before: Decision | None
 ) -> Generator[Step, Any, Decision]:
+    keep_reporting()
     route, name = resolved(getattr(http, "resolver_match", None))
     caller = Caller(request, user)
     try:
         snapshot = yield from _snapshot()
     except DatabaseError as error:
-        logger.error("the policies could not be read, ON_ERROR decides: %s", error)
-        return _degraded((), "database")
+        note_degraded("database", error)
+        return _without_store((), "database", 1)
     charged = {status.bucket.counter for status in before.statuses} if before and before.allowed else set()
     readable = True
     for reloads in range(_MAX_RELOADS + 1):
+        entry = yield from _entry(caller.user_id)
         try:
-            asked = yield from _ask(caller, snapshot, scope, route, name, http.method or "GET")
+            asked = _ask(caller, entry, snapshot, scope, route, name, http.method or "GET")
             resolution = (yield partial(resolve, asked)) if _may_block() else resolve(asked)
-        except DatabaseError as error:
-            logger.error("a user's policies could not be read, ON_ERROR decides: %s", error)
-            return _degraded((), "database")
+        except DatabaseError as error:  # one of the project's own functions asked it
+            _note(error)
+            note_degraded("database", error)
+            return _without_store((), "database", 1)
         buckets = tuple(bucket for bucket in resolution.buckets if bucket.counter not in charged)
         if before is not None and before.allowed and not buckets and not resolution.blocked_by:
             return before
@@ -144,9 +152,8 @@ def _decide(
             break
         except NewerRevision as newer:
             try:
-                snapshot = yield partial(policies.reload, newer.revision)
-            except DatabaseError as error:
-                logger.error("policies of revision %s could not be read: %s", newer.revision, error)
+                snapshot = yield from _read(partial(policies.reload, newer.revision))
+            except DatabaseError:
                 readable = False
     kept = before.statuses if before is not None and before.allowed else ()
     return replace(decision, statuses=(*kept, *decision.statuses), revision=snapshot.revision)
@@ -157,25 +164,48 @@ def _snapshot() -> Generator[Step, Any, Snapshot]:
     if snapshot is None:
         revision = 0
         try:
-            revision = yield default_limiter().stored_revision
+            revision = yield from default_limiter().revision_steps()
         except StoreError:
             pass
-        snapshot = yield partial(policies.reload, revision)
+        snapshot = yield from _read(partial(policies.reload, revision))
     elif policies.overdue():
         try:
-            snapshot = (yield policies.poll) or snapshot
-        except DatabaseError as error:
-            logger.warning("policy changes could not be looked for, the last known policies go on: %s", error)
+            snapshot = (yield from _read(policies.poll)) or snapshot
+        except DatabaseError:
+            pass  # the last known policies go on
     return snapshot
 
 
+def _entry(user_id: str | None) -> Generator[Step, Any, UserEntry]:
+    """What belongs to the user; nothing while the database is down, so that shared policies still hold them."""
+    if user_id is None:
+        return NOBODY
+    try:
+        return policies.user(user_id) or (yield from _read(partial(policies.load_user, user_id)))
+    except DatabaseError:
+        return NOBODY
+
+
+def _read(function: Callable[[], Any]) -> Generator[Step, Any, Any]:
+    """What a function that reads policies returns; raises ``django.db.Error``."""
+    try:
+        found = yield function
+    except DatabaseError as error:
+        _note(error)
+        raise
+    _note(None)
+    return found
+
+
 def _ask(
-    caller: Caller, snapshot: Snapshot, scope: str | None, route: str | None, name: str | None, method: str
-) -> Generator[Step, Any, Asked]:
-    entry = NOBODY
-    user_id = caller.user_id
-    if user_id is not None:
-        entry = policies.user(user_id) or (yield partial(policies.load_user, user_id))
+    caller: Caller,
+    entry: UserEntry,
+    snapshot: Snapshot,
+    scope: str | None,
+    route: str | None,
+    name: str | None,
+    method: str,
+) -> Asked:
     return Asked(
         caller=caller,
         entry=entry,
@@ -194,31 +224,46 @@ def _judge(
     asked = () if resolution.blocked_by else buckets
     try:
         limiter = default_limiter()
-        if not asked and revision is not None and _fresh(limiter):
-            decision = Decision(allowed=True, revision=revision)
-        else:
-            decision = yield from limiter.steps(mode, asked, cost, revision=revision)
+        decision = yield from limiter.steps(mode, asked, cost, revision=revision)
     except StoreError as error:
-        _note(error)
-        return _degraded(buckets, error.reason, resolution.blocked_by)
-    _note(None)
+        if mode != "peek":
+            note_degraded(error.reason, error)
+        return _without_store(buckets, error.reason, cost, resolution.blocked_by, peek=mode == "peek")
     if resolution.blocked_by:
         return replace(decision, allowed=False, blocked_by=resolution.blocked_by)
     return replace(decision, settler=_Settler(limiter))
 
 
-def _degraded(buckets: tuple[Bucket, ...], reason: str, blocked_by: tuple[str, ...] = ()) -> Decision:
-    """What ``on_error`` says; a policy that denies outweighs those that allow."""
+def _without_store(
+    buckets: tuple[Bucket, ...],
+    reason: str,
+    cost: int,
+    blocked_by: tuple[str, ...] = (),
+    *,
+    peek: bool = False,
+) -> Decision:
+    """What ``on_error`` says; one policy that denies, or has no room locally, outweighs those that allow."""
     enforced = [bucket for bucket in buckets if bucket.mode == "enforce"]
-    denied_by = [b.title for b in enforced if (b.on_error or settings.on_error) == "deny"]
+    says = [bucket.on_error or settings.on_error for bucket in enforced]
+    denied_by = [bucket.title for bucket, word in zip(enforced, says, strict=True) if word == "deny"]
     if reason == "database" and settings.on_error == "deny":
         denied_by = ["all"]
+    local = _local(settings.generation)
+    own = [bucket for bucket, word in zip(enforced, says, strict=True) if word == "local"]
+    statuses = local.check(own, cost, peek=bool(peek or denied_by or blocked_by)) if own else ()
     return Decision(
-        allowed=not denied_by and not blocked_by,
+        allowed=not denied_by and not blocked_by and all(status.allowed for status in statuses),
+        statuses=statuses,
         blocked_by=blocked_by,
         denied_by=tuple(denied_by),
         error=reason,
+        settler=local,
     )
+
+
+@lru_cache(maxsize=1)
+def _local(_generation: int) -> LocalLimiter:
+    return LocalLimiter(settings.local_share)
 
 
 class _Settler:
@@ -228,22 +273,22 @@ class _Settler:
         self._limiter = limiter
 
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        return drive(self._steps("charge", buckets, cost), _do)
+        return drive(self._steps("charge", buckets, cost), _Doer().do)
 
     def refund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        return drive(self._steps("refund", buckets, cost), _do)
+        return drive(self._steps("refund", buckets, cost), _Doer().do)
 
     async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        return await adrive(self._steps("charge", buckets, cost), _ado)
+        return await adrive(self._steps("charge", buckets, cost), _Doer().ado)
 
     async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        return await adrive(self._steps("refund", buckets, cost), _ado)
+        return await adrive(self._steps("refund", buckets, cost), _Doer().ado)
 
     def _steps(self, mode: str, buckets: tuple[Bucket, ...], cost: int) -> Generator[Step, Any, Decision]:
         try:
             decision = yield from self._limiter.steps(mode, buckets, cost)
         except StoreError as error:
-            _note(error)
+            note_degraded(error.reason, error)
             return Decision(allowed=True, error=error.reason)
         return replace(decision, settler=self)
 
@@ -260,31 +305,37 @@ def _now_us() -> int:
         return time.time_ns() // 1000
 
 
-def _fresh(limiter: Limiter) -> bool:
-    return limiter.answer_age() < float(settings.revision_max_age)
+def _note(error: Exception | None) -> None:
+    """Log once when the policies cannot be read any more, and once when they can again."""
+    if policies.readable == (error is None):
+        return
+    policies.readable = error is None
+    if error is None:
+        logger.warning("the policies can be read again")
+    elif policies.current() is None:
+        logger.error("the policies cannot be read, ON_ERROR decides: %s", error)
+    else:
+        logger.error("the policies cannot be read, the last known ones go on: %s", error)
 
 
-_failing = ""
+class _Doer:
+    """Does the steps of one request; its commands share one deadline."""
 
+    __slots__ = ("_call",)
 
-def _note(error: StoreError | None) -> None:
-    """Log once when the store starts failing, for each new reason, and once when it is back."""
-    global _failing
-    reason = error.reason if error else ""
-    if reason != _failing:
-        _failing = reason
-        if error:
-            logger.error("Redis gives no decisions (%s), each policy's on_error decides: %s", reason, error)
-        else:
-            logger.warning("Redis gives decisions again")
+    def __init__(self) -> None:
+        self._call: Call | None = None
 
+    def do(self, step: Step) -> Any:
+        return step() if callable(step) else self._one_call().do(step)
 
-def _do(step: Step) -> Any:
-    return step() if callable(step) else default_limiter().store.execute(step)
+    async def ado(self, step: Step) -> Any:
+        return await sync_to_async(step)() if callable(step) else await self._one_call().ado(step)
 
-
-async def _ado(step: Step) -> Any:
-    return await sync_to_async(step)() if callable(step) else await default_limiter().store.aexecute(step)
+    def _one_call(self) -> Call:
+        if self._call is None:
+            self._call = default_limiter().store.call()
+        return self._call
 
 
 async def _auser(request: Any) -> Any:

@@ -38,6 +38,10 @@ class StoreError(RateQuotaError):
         self.reason = reason
 
 
+class StoreLeftAlone(StoreError):
+    """The circuit breaker is open, so Redis was not asked; ``reason`` is that of the failure that opened it."""
+
+
 class NewerRevision(RateQuotaError):
     """The policies were published anew since the caller's snapshot; nothing was consumed.
 

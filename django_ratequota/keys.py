@@ -46,6 +46,11 @@ def revision_key(prefix: str) -> str:
     return f"{prefix}:revision"
 
 
+def workers_key(prefix: str, worker: str = "") -> str:
+    """The key of the list of processes that report, or of one's report; no subject's tag is ``workers``."""
+    return f"{prefix}:{{workers}}:{worker}" if worker else f"{prefix}:{{workers}}"
+
+
 def _subject(subject: str) -> str:
     if _READABLE.fullmatch(subject):
         return subject

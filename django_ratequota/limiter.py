@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import replace
 from datetime import UTC, tzinfo
 from functools import lru_cache
 from typing import Any
 
-import redis
-import redis.asyncio
-
-from .exceptions import ConfigurationError, InvalidBucket, InvalidCost, NewerRevision, StoreError
+from .connect import Client, store_of, store_of_settings
+from .exceptions import ConfigurationError, InvalidBucket, InvalidCost, NewerRevision, StoreError, StoreLeftAlone
+from .histogram import Histogram
 from .keys import bucket_key, check_prefix, revision_key
 from .rates import MAX_UNITS, show
 from .scripts import DECIDE, PUBLISH
-from .store import Command, Store, run_script
+from .server import Command
+from .store import run_script
 from .twin import adrive, drive
 from .types import Bucket, BucketStatus, Decision
 from .windows import calendar_window
@@ -35,6 +36,7 @@ _NO_REVISION = -1
 #: Far above any real request; keeps one script run short.
 _MAX_BUCKETS = 500
 _MAX_US = 2**53 - 1
+_CLUSTER_LOOK_SECONDS = 1.0
 
 
 class Limiter:
@@ -43,7 +45,7 @@ class Limiter:
     def __init__(
         self,
         *,
-        client: redis.Redis | redis.asyncio.Redis | None = None,
+        client: Client | None = None,
         clock: Callable[[], int] | None = None,
         prefix: str | None = None,
         time_zone: tzinfo | None = None,
@@ -51,19 +53,27 @@ class Limiter:
     ) -> None:
         """Without ``client``, server, prefix, time zone and timeout come from the Django setting RATEQUOTA.
 
-        ``client`` says where the server is; the limiter connects there on its own, without retries. ``clock``
-        returns µs since the Unix epoch, for tests and simulations only: else the server's clock counts.
-        ``prefix`` begins every key (default ``rq``), ``time_zone`` aligns calendar windows (default UTC), and
-        ``timeout`` is in seconds (default 0.1).
+        ``client`` is redis-py's, of one server, a Sentinel's master or a Cluster, and says where that is; the
+        limiter connects there on its own, without retries. ``clock`` returns µs since the Unix epoch, for tests
+        and simulations only: else the server's clock counts. ``prefix`` begins every key (default ``rq``),
+        ``time_zone`` aligns calendar windows (default UTC), and ``timeout`` is in seconds, for all that one
+        decision asks of Redis (default 0.1).
         """
+        look_seconds = 0.0
         if client is None:
             from .conf import settings
 
-            self.store = Store.from_settings(settings)
+            self.store = store_of_settings(settings)
             prefix = prefix or settings.prefix
             time_zone = time_zone or settings.time_zone
+            look_seconds = settings.revision_max_age
         else:
-            self.store = Store(client.connection_pool, 0.1 if timeout is None else timeout)
+            self.store = store_of(client, 0.1 if timeout is None else timeout)
+        #: How long decisions took, those included that the store failed to give.
+        self.latency = Histogram()
+        # How old the last look at the revision may be. On a Cluster its key is on one server, most buckets are on
+        # others: it cannot be looked at with every decision.
+        self._look_seconds = look_seconds or (_CLUSTER_LOOK_SECONDS if self.store.clustered else 0.0)
         self.prefix = check_prefix(prefix or "rq")
         self.time_zone: tzinfo = time_zone or UTC
         self._clock = clock
@@ -140,8 +150,12 @@ class Limiter:
 
     def stored_revision(self) -> int:
         """The revision that the store holds; 0 when it holds none. Learns the store's clock on the way."""
+        return drive(self.revision_steps(), self.store.execute)
+
+    def revision_steps(self) -> Generator[Command, Any, int]:
+        """The steps of ``stored_revision``."""
         try:
-            self._run(self.steps("peek", (), 1, revision=0))
+            yield from self._ask("peek", (), 1, revision=0)
         except NewerRevision as newer:
             return newer.revision
         return 0
@@ -157,10 +171,38 @@ class Limiter:
     ) -> Steps:
         """The steps of a verb, for callers that drive them among steps of their own.
 
-        Raises ``NewerRevision`` into the caller when policies newer than ``revision`` have been published.
+        Raises ``NewerRevision`` into the caller when policies newer than ``revision`` have been published. Asks
+        nothing when there are no buckets and the last look at the revision is young enough.
         """
         buckets = tuple(buckets)
         check_cost(cost)
+        begun = time.monotonic()
+        try:
+            if not self.store.clustered:
+                if not buckets and revision is not None and self.answer_age() < self._look_seconds:
+                    return Decision(allowed=True, revision=revision, settler=self)
+                decision = yield from self._ask(mode, buckets, cost, revision, patience_us)
+            else:
+                if revision is not None and self.answer_age() >= self._look_seconds:
+                    yield from self._ask("peek", (), 0, revision)
+                decision = yield from self._ask_each(mode, buckets, cost, patience_us)
+                decision = replace(decision, revision=revision or 0)
+        except StoreError as error:
+            if not isinstance(error, StoreLeftAlone):
+                self.latency.record(time.monotonic() - begun)
+            raise
+        self.latency.record(time.monotonic() - begun)
+        return decision
+
+    def _ask(
+        self,
+        mode: str,
+        buckets: tuple[Bucket, ...],
+        cost: int,
+        revision: int | None = None,
+        patience_us: int = 0,
+    ) -> Steps:
+        """One atomic call."""
         keys = self._keys(buckets)
         if revision is not None:
             keys.insert(0, revision_key(self.prefix))
@@ -207,6 +249,47 @@ class Limiter:
                 raise NewerRevision(stored)
         raise StoreError("clock", "the store's clock left three calendar windows in a row")
 
+    def _ask_each(self, mode: str, buckets: tuple[Bucket, ...], cost: int, patience_us: int) -> Steps:
+        """One atomic call a subject: on a Cluster, each may live on a server of its own.
+
+        What the caller has to itself comes first, what it shares with others after that. A refusal gives back what
+        the calls before it took; so does a store that fails in between.
+        """
+        self._keys(buckets)  # what makes no sense is refused before anything is charged
+        decisions: dict[str, Decision] = {}
+        subjects = sorted(dict.fromkeys(bucket.subject for bucket in buckets), key=_is_shared)
+        own = {subject: tuple(b for b in buckets if b.subject == subject) for subject in subjects}
+        for subject in subjects:
+            # After a refusal, what the others would have said is asked without charging them.
+            verb = mode if all(d.allowed for d in decisions.values()) else "peek"
+            try:
+                decisions[subject] = yield from self._ask(verb, own[subject], cost, None, patience_us)
+            except StoreError:
+                if mode == "check":
+                    yield from self._give_back(decisions, cost)
+                raise
+            if mode == "check" and verb == mode and not decisions[subject].allowed:
+                yield from self._give_back(decisions, cost)
+        statuses = {s.bucket.counter: s for decision in decisions.values() for s in decision.statuses}
+        return Decision(
+            allowed=all(decision.allowed for decision in decisions.values()),
+            statuses=tuple(statuses[bucket.counter] for bucket in buckets),
+            at_us=max((decision.at_us for decision in decisions.values()), default=0),
+            settler=self,
+        )
+
+    def _give_back(self, decisions: dict[str, Decision], cost: int) -> Generator[Command, Any, None]:
+        for subject, taken in decisions.items():
+            if not taken.allowed:
+                continue
+            try:
+                given = yield from self._ask("refund", tuple(s.bucket for s in taken.statuses if s.allowed), cost)
+            except StoreError:
+                continue  # its server fails now: the units stay taken until they come back by themselves
+            now = {status.bucket.counter: status for status in given.statuses}
+            statuses = tuple(now.get(status.bucket.counter, status) for status in taken.statuses)
+            decisions[subject] = replace(taken, statuses=statuses)
+
     def _acquire_steps(self, bucket: Bucket, timeout: float, cost: int) -> Steps:
         if bucket.rate.algorithm != "leaky_bucket":
             raise InvalidBucket(f"acquire queues by leaky_bucket; write the rate as '{bucket.rate} leaky_bucket'")
@@ -216,7 +299,11 @@ class Limiter:
 
     def _reset_steps(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
         keys = self._keys(tuple(buckets))
-        return int((yield ("DEL", *keys))) if keys else 0
+        deleted = 0
+        # On a Cluster each key may live on a server of its own.
+        for together in [[key] for key in keys] if self.store.clustered else [keys]:
+            deleted += int((yield ("DEL", *together))) if together else 0
+        return deleted
 
     def _keys(self, buckets: tuple[Bucket, ...]) -> list[str]:
         keys = [bucket_key(self.prefix, bucket) for bucket in buckets]
@@ -239,10 +326,14 @@ class Limiter:
         return now_us
 
     def _run(self, steps: Steps) -> Decision:
-        return drive(steps, self.store.execute)
+        return drive(steps, self.store.call().do)
 
     async def _arun(self, steps: Steps) -> Decision:
-        return await adrive(steps, self.store.aexecute)
+        return await adrive(steps, self.store.call().ado)
+
+
+def _is_shared(subject: str) -> bool:
+    return subject == "everyone" or subject.startswith("plan:")
 
 
 @lru_cache(maxsize=1)

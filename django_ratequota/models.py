@@ -227,6 +227,7 @@ class RatePolicy(RecordedModel):
         SETTING = "", _("as the setting ON_ERROR says")
         ALLOW = "allow", _("allow")
         DENY = "deny", _("deny (503)")
+        LOCAL = "local", _("count in each process")
 
     endpoint = models.ForeignKey(
         Endpoint,

@@ -53,3 +53,5 @@ DECIDE = _compose(
 )
 #: Gives the policies a new revision.
 PUBLISH = _compose(("publish.lua", "", ""))
+#: Keeps what a process reports about itself.
+REPORT = _compose(("report.lua", "", ""))

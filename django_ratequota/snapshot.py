@@ -173,6 +173,8 @@ class Policies:
         self._drops = 0
         self._seen = Seen()
         self._polled = 0.0
+        #: Whether the last attempt to read policies succeeded.
+        self.readable = True
 
     def current(self) -> Snapshot | None:
         """The snapshot in force; None before the first ``reload``.

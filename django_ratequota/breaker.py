@@ -1,0 +1,129 @@
+"""Circuit breaker: a server that failed a few times in a row is left alone, and tried by one request a second.
+
+Each process has one for each server that it decides by (with Sentinel, one for the service). It does not back
+off any further: a probe costs one request its timeout at most, and a server that is back should be used at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from django.dispatch import Signal
+
+from .exceptions import StoreError, StoreLeftAlone
+
+logger = logging.getLogger("django_ratequota")
+
+#: Sent when a breaker opens or closes: ``state`` (open | closed), ``server`` (host:port), ``reason`` (of the
+#: failure that opened it) and ``seconds`` (how long it was open; 0 when it opens).
+store_state_changed = Signal()
+
+#: Seconds from a failure to the next probe.
+PROBE_SECONDS = 1.0
+#: What a server answers when nothing is wrong with it: what was asked was, or belongs to another node.
+HEALTHY = frozenset("noscript moved ask tryagain crossslot wrongtype response".split())
+
+
+class Breaker:
+    """Closed while the server decides; open after ``failures`` consecutive failures, until a probe succeeds."""
+
+    def __init__(self, server: str, failures: int, clock: Callable[[], float] = time.monotonic) -> None:
+        #: host:port, for logs.
+        self.server = server
+        self.open = False
+        #: Label of the last failure; "" while all is well.
+        self.reason = ""
+        self._clock = clock
+        self._most = failures
+        self._failures = 0
+        self._opened_at = self._probe_at = 0.0
+        self._lock = threading.Lock()
+        _breakers.add(self)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been open."""
+        return self._clock() - self._opened_at if self.open else 0.0
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last answer was a failure."""
+        return self._failures > 0
+
+    @contextmanager
+    def passage(self, always: bool = False) -> Iterator[None]:
+        """Wraps one use of the server and learns from how it ends; raises ``StoreLeftAlone`` while open.
+
+        ``always`` lets what an operator asked for through.
+        """
+        if self.open and not always:
+            self._take_probe()
+        try:
+            yield
+        except StoreError as error:
+            if error.reason in HEALTHY:
+                self._succeeded()
+            else:
+                self._failed(error)
+            raise
+        self._succeeded()
+
+    def _take_probe(self) -> None:
+        with self._lock:
+            now = self._clock()
+            if not self.open:
+                return
+            if now >= self._probe_at:
+                # A lease: should this probe be cancelled, the next may go after as long.
+                self._probe_at = now + PROBE_SECONDS
+                return
+        raise StoreLeftAlone(
+            self.reason, f"{self.server} failed ({self.reason}) and is left alone until it is probed"
+        )
+
+    def _succeeded(self) -> None:
+        if not self._failures:
+            return
+        with self._lock:
+            reason, seconds, closes = self.reason, self.seconds, self.open
+            self.open, self.reason, self._failures = False, "", 0
+        if closes:
+            logger.warning("Redis at %s gives decisions again, after %.1f s", self.server, seconds)
+            self._tell("closed", reason, seconds)
+
+    def _failed(self, error: StoreError) -> None:
+        with self._lock:
+            now = self._clock()
+            self._failures += 1
+            self._probe_at = now + PROBE_SECONDS
+            opens = not self.open and self._failures >= self._most
+            self.reason = error.reason
+            if opens:
+                self.open, self._opened_at = True, now
+        if opens:
+            text = "Redis at %s gives no decisions (%s), each policy's on_error decides: %s"
+            logger.error(text, self.server, error.reason, error)
+            self._tell("open", error.reason, 0.0)
+
+    def _tell(self, state: str, reason: str, seconds: float) -> None:
+        store_state_changed.send_robust(
+            sender=Breaker, state=state, server=self.server, reason=reason, seconds=seconds
+        )
+
+
+_breakers: weakref.WeakSet[Breaker] = weakref.WeakSet()
+
+
+def _unlock() -> None:
+    # Whoever held a lock at the fork is not in the child to release it.
+    for breaker in _breakers:
+        breaker._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)

@@ -1,0 +1,164 @@
+"""How this process's decisions do, and what it reports to Redis about itself for ``ratequota status``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .breaker import HEALTHY
+from .conf import settings
+from .exceptions import StoreError
+from .histogram import Histogram, merged, quantile
+from .keys import workers_key
+from .limiter import Limiter, default_limiter
+from .scripts import REPORT
+from .snapshot import policies
+from .store import run_script
+from .twin import drive
+
+logger = logging.getLogger("django_ratequota")
+
+#: Seconds that a report is worth reading; those of processes that ended go after it.
+REPORT_TTL = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """One process at one moment."""
+
+    #: host:pid
+    process: str
+    #: Unix time (s).
+    at: float
+    #: The revision of the policies it judges by, and their age in seconds; 0 before the first request.
+    revision: int
+    policies_age: float
+    #: Decisions that ``on_error`` made, by reason, since the process began.
+    degraded: dict[str, int]
+    #: Servers whose breaker is open: name -> label of the failure that opened it.
+    down: dict[str, str]
+    #: Decisions of the last minute by duration: one count for each of ``histogram.BOUNDS``, and those above.
+    latency: list[int] = field(repr=False)
+
+    @property
+    def decisions(self) -> int:
+        """Decisions asked of Redis in the last minute."""
+        return sum(self.latency)
+
+    def latency_quantile(self, share: float) -> float | None:
+        """Seconds that ``share`` (0.99, say) of the last minute's decisions did not exceed; None without any."""
+        return quantile(self.latency, share)
+
+
+_degraded: Counter[str] = Counter()
+#: Failures that open no breaker, for the server is well, or was never reached.
+_UNTOLD = HEALTHY | {"configuration", "clock"}
+_MINUTE = 60.0
+#: When each was last logged (monotonic seconds), and may be again.
+_told: dict[str, float] = {}
+_lock = threading.Lock()
+
+
+def note_degraded(reason: str, error: Exception) -> None:
+    """Count a decision that ``on_error`` made; log, once a minute for each reason, what no breaker tells."""
+    with _lock:
+        _degraded[reason] += 1
+        now = time.monotonic()
+        tell = reason in _UNTOLD and now >= _told.get(reason, now)
+        if tell:
+            _told[reason] = now + _MINUTE
+    if tell:
+        logger.error("Redis gives no decision (%s), each policy's on_error decides: %s", reason, error)
+
+
+def health() -> Health:
+    """How this process does now. Asks nothing of Redis and never fails."""
+    try:
+        limiter: Limiter | None = default_limiter()
+    except StoreError:
+        limiter = None
+    snapshot = policies.current()
+    breakers = limiter.store.breakers if limiter else ()
+    return Health(
+        process=_process(),
+        at=time.time(),
+        revision=snapshot.revision if snapshot else 0,
+        policies_age=time.time() - snapshot.loaded_at if snapshot else 0.0,
+        degraded=dict(_degraded),
+        down={breaker.server: breaker.reason for breaker in breakers if breaker.open},
+        latency=limiter.latency.last_minute() if limiter else merged(()),
+    )
+
+
+def latency() -> Histogram:
+    """The durations of this process's decisions since it began; raises ``StoreError`` without a usable setting."""
+    return default_limiter().latency
+
+
+def report() -> int:
+    """Tell Redis how this process does; returns how many processes have told it lately. Raises ``StoreError``."""
+    limiter, mine = default_limiter(), health()
+    keys = [workers_key(limiter.prefix), workers_key(limiter.prefix, mine.process)]
+    steps = run_script(REPORT, keys, (mine.process, json.dumps(asdict(mine)), REPORT_TTL))
+    return int(drive(steps, limiter.store.call().do))
+
+
+def reports() -> list[Health]:
+    """What every process reported last, by name; raises ``StoreError``."""
+    limiter = default_limiter()
+    names: list[Any] = limiter.store.execute(("ZRANGE", workers_key(limiter.prefix), 0, -1))
+    if not names:
+        return []
+    keys = [workers_key(limiter.prefix, name.decode()) for name in names]
+    found = [json.loads(text) for text in limiter.store.execute(("MGET", *keys)) if text]
+    return sorted((Health(**values) for values in found), key=lambda one: one.process)
+
+
+def _process() -> str:
+    host = re.sub(r"[^0-9A-Za-z_.-]", "-", socket.gethostname())[:64]
+    return f"{host}:{os.getpid()}"
+
+
+#: The generation of the settings that a thread reports by; -1 = no thread.
+_reporting = -1
+
+
+def keep_reporting() -> None:
+    """See to it that a thread reports every REPORT_SECONDS, in this process and by these settings."""
+    global _reporting
+    if _reporting == settings.generation:
+        return
+    with _lock:
+        generation = settings.generation
+        if _reporting == generation:
+            return
+        _reporting = generation
+        if settings.report_seconds:
+            threading.Thread(target=_report_on, args=[generation], name="ratequota-report", daemon=True).start()
+
+
+def _report_on(generation: int) -> None:
+    while _reporting == generation == settings.generation:
+        try:
+            report()
+        except StoreError as error:
+            logger.debug("not reported: %s", error)
+        time.sleep(settings.report_seconds or REPORT_TTL)
+
+
+def _forget_thread() -> None:
+    # A fork takes no threads along, and a lock as it was held.
+    global _reporting, _lock
+    _reporting = -1
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_thread)

@@ -1,0 +1,171 @@
+"""What ``on_error = local`` falls back on: this process's own counters, each at its limit / LOCAL_SHARE.
+
+They begin empty, know nothing of other processes, and are a makeshift until Redis is back: the window algorithms
+all count as sliding windows, the bucket ones as leaky buckets, by the process's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .rates import Rate
+from .types import Bucket, BucketStatus, Decision
+
+#: Counters held at most, save those that newcomers share once all of these refuse.
+SIZE = 10_000
+#: Refusing counters looked at for one whose refusal has ended, before newcomers share one.
+_LOOKS = 16
+_WINDOWS = frozenset({"fixed_window", "sliding_window_log", "sliding_window_counter"})
+_NEVER = float("inf")
+_Name = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class _Counter:
+    #: Units counted in this window, or the bucket's level; and in the window before (buckets have none).
+    units: float
+    previous: float
+    #: Start of the window, or when the level was last drained (seconds).
+    since: float
+    #: When the last refusal ends (seconds).
+    refused_until: float = 0.0
+
+
+class LocalLimiter:
+    """Counts in this process; bounded, and never forgets a counter that refuses."""
+
+    def __init__(self, share: int, size: int = SIZE, clock: Callable[[], float] = time.monotonic) -> None:
+        """``share`` is how many processes divide a limit; ``clock`` returns seconds."""
+        self._share = share
+        self._size = size
+        self._clock = clock
+        self._lock = threading.Lock()
+        # Least recently used first. What refuses is kept apart: a flood of newcomers must not free a client.
+        self._passing: OrderedDict[_Name, _Counter] = OrderedDict()
+        self._refusing: OrderedDict[_Name, _Counter] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._passing) + len(self._refusing)
+
+    def check(self, buckets: Sequence[Bucket], cost: int, *, peek: bool = False) -> tuple[BucketStatus, ...]:
+        """How each bucket stands, same order; every one is charged if all have room and ``peek`` is False.
+
+        A share of less than one unit admits one in a period as many times longer. A request that costs more than
+        the share passes where nothing else is counted.
+        """
+        with self._lock:
+            now = self._clock()
+            taken = [self._take(bucket, now) for bucket in buckets]
+            waits = [self._wait(taken[at][1], bucket.rate, cost, now) for at, bucket in enumerate(buckets)]
+            statuses = []
+            for bucket, (name, counter), wait in zip(buckets, taken, waits, strict=True):
+                if not peek and not any(waits):
+                    counter.units += cost
+                # What can never pass is no reason to remember anybody.
+                counter.refused_until = now + wait if 0 < wait < _NEVER else 0.0
+                self._put(name, counter)
+                statuses.append(self._status(bucket, counter, wait))
+            return tuple(statuses)
+
+    def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+        """Charge every bucket, refusing none; a degraded decision settles with it."""
+        with self._lock:
+            now = self._clock()
+            statuses = []
+            for bucket in buckets:
+                name, counter = self._take(bucket, now)
+                counter.units = max(0.0, counter.units + cost)
+                self._put(name, counter)
+                statuses.append(self._status(bucket, counter, 0.0))
+        return Decision(allowed=True, statuses=tuple(statuses), error="local", settler=self)
+
+    def refund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+        """Give units back, never more than were used."""
+        return self.charge(buckets, cost=-cost)
+
+    async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+        """``charge``; there is nothing to wait for."""
+        return self.charge(buckets, cost=cost)
+
+    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+        """``refund``; there is nothing to wait for."""
+        return self.charge(buckets, cost=-cost)
+
+    def _take(self, bucket: Bucket, now: float) -> tuple[_Name, _Counter]:
+        """The bucket's counter, brought to now and taken out of its place; ``_put`` puts it back."""
+        name = bucket.counter
+        if name not in self._passing and name not in self._refusing and not self._has_room(now):
+            # All refuse: from here on, the newcomers of a policy share one counter.
+            name = (None, *name[1:])
+        counter = self._passing.pop(name, None) or self._refusing.pop(name, None)
+        if counter is None:
+            return name, _Counter(0.0, 0.0, now)
+        limit, period = self._scaled(bucket.rate)
+        if bucket.rate.algorithm in _WINDOWS:
+            windows = (now - counter.since) // period
+            if windows:
+                counter.previous = counter.units if windows == 1 else 0.0
+                counter.units, counter.since = 0.0, counter.since + windows * period
+        else:
+            counter.units = max(0.0, counter.units - (now - counter.since) * limit / period)
+            counter.since = now
+        return name, counter
+
+    def _put(self, name: _Name, counter: _Counter) -> None:
+        if counter.refused_until:
+            self._refusing[name] = counter
+        elif counter.units or counter.previous:
+            self._passing[name] = counter
+
+    def _has_room(self, now: float) -> bool:
+        if len(self) < self._size:
+            return True
+        for _ in range(min(_LOOKS, len(self._refusing))):
+            name, counter = self._refusing.popitem(last=False)
+            if counter.refused_until <= now:
+                return True
+            self._refusing[name] = counter
+        if self._passing:
+            self._passing.popitem(last=False)
+            return True
+        return False
+
+    def _scaled(self, rate: Rate) -> tuple[float, float]:
+        """This process's part of the rate: units, and the seconds they are for."""
+        limit, period = rate.limit / self._share, rate.period_us / 10**6
+        return (limit, period) if limit >= 1 else (1.0, period / limit)
+
+    def _wait(self, counter: _Counter, rate: Rate, cost: int, now: float) -> float:
+        """Seconds until ``cost`` units fit; 0 when they do, infinite when they never can."""
+        if cost > rate.capacity:
+            return _NEVER
+        limit, period = self._scaled(rate)
+        if rate.algorithm not in _WINDOWS:
+            over = counter.units + cost - max(rate.capacity / self._share, cost, 1)
+            return max(0.0, over * period / limit)
+        limit = max(limit, cost)
+        passed = now - counter.since
+        weighted = counter.previous * max(0.0, 1 - passed / period)
+        if weighted + counter.units + cost <= limit:
+            return 0.0
+        if counter.units + cost <= limit:
+            return period * (1 - (limit - cost - counter.units) / counter.previous) - passed
+        # The units counted now weigh less and less in the window after this.
+        return period * (2 - (limit - cost) / counter.units) - passed
+
+    def _status(self, bucket: Bucket, counter: _Counter, wait: float) -> BucketStatus:
+        limit, period = self._scaled(bucket.rate)
+        windowed = bucket.rate.algorithm in _WINDOWS
+        room = limit if windowed else max(bucket.rate.capacity / self._share, 1)
+        return BucketStatus(
+            bucket=bucket,
+            allowed=not wait,
+            remaining=max(0, int(room - counter.units - counter.previous)),
+            retry_after_us=None if wait == _NEVER else round(wait * 10**6),
+            reset_after_us=round((2 * period if windowed else counter.units * period / limit) * 10**6),
+            window_us=round(period * 10**6),
+        )
