@@ -21,6 +21,7 @@ def connect() -> None:
     """Register the checks; called once the apps are ready."""
     for check in (check_settings, check_store, check_middleware):
         checks.register(check)
+    checks.register(check_exposed, deploy=True)
 
 
 def check_settings(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
@@ -35,27 +36,52 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[checks.CheckMessag
 
 
 def check_store(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
-    """E002: no Redis is configured. E003: the server is too old. An unreachable server is no error at boot."""
+    """E002: no Redis is configured. E003: a server is too old. E004: CLUSTER does not say what it is.
+
+    W004: a server may evict counters. One that cannot be reached is no error at boot, for it is none later.
+    """
     try:
-        limiter = default_limiter()
-        info = limiter.store.execute(("INFO", "server"))
+        store = default_limiter().store
+        found = store.survey(("INFO", "server", "memory"))
     except StoreError as error:
-        if not isinstance(error.__cause__, ConfigurationError):
-            return []
-        hint = "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a Redis URL."
-        return [checks.Error(str(error), hint=hint, id="django_ratequota.E002")]
-    name, version = server_version(info)
-    oldest = _OLDEST[name]
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= oldest:
+        if isinstance(error.__cause__, ConfigurationError):
+            hint = "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a Redis URL."
+            return [checks.Error(str(error), hint=hint, id="django_ratequota.E002")]
+        if "cluster support disabled" in str(error):
+            return [_cluster_error("CLUSTER is True, but the server is no node of a Cluster.", "False")]
         return []
-    needed = " or ".join(f"{kind} {'.'.join(map(str, least))}" for kind, least in sorted(_OLDEST.items()))
-    return [
-        checks.Error(
-            f"The server is {name} {version}, too old for django-ratequota.",
-            hint=f"Upgrade it to {needed}, or later.",
-            id="django_ratequota.E003",
-        )
-    ]
+    messages: list[checks.CheckMessage] = []
+    for server, info in found.items():
+        name, version = server_version(info)
+        if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _OLDEST[name]:
+            needed = " or ".join(f"{kind} {'.'.join(map(str, least))}" for kind, least in sorted(_OLDEST.items()))
+            text = f"The server at {server} is {name} {version}, too old for django-ratequota."
+            hint = f"Upgrade it to {needed}, or later."
+            messages.append(checks.Error(text, hint=hint, id="django_ratequota.E003"))
+        if info.get("redis_mode") == "cluster" and not store.clustered:
+            messages.append(_cluster_error(f"The server at {server} is a node of a Cluster.", "True"))
+        policy = info.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            text = f"The server at {server} evicts keys when its memory is full ({policy}): limits are forgotten."
+            hint = "Set maxmemory-policy to noeviction, or give django-ratequota a server of its own."
+            messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W004"))
+    return messages
+
+
+def _cluster_error(text: str, right: str) -> checks.CheckMessage:
+    hint = f"Set RATEQUOTA['CLUSTER'] = {right}."
+    return checks.Error(text, hint=hint, id="django_ratequota.E004")
+
+
+def check_exposed(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
+    """W005, with --deploy: whoever reaches the server may read and reset every counter."""
+    try:
+        exposed = default_limiter().store.exposed
+    except StoreError:  # told by E002
+        return []
+    hint = "Give Redis a password (ACL users, see docs/security.md), and put it into the alias or REDIS_URL."
+    text = "Redis is reached by the network without a password."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W005")] if exposed else []
 
 
 def check_middleware(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:

@@ -65,6 +65,11 @@ class ClusterStore(Store):
         """Of every master known."""
         return tuple(node.breaker for node in dict.fromkeys((*self._start, *self._nodes.values())))
 
+    @property
+    def exposed(self) -> bool:
+        """Whether nodes are reached by a network without a password or a client certificate."""
+        return any(node.server.trusting and node.server.remote for node in self._start)
+
     def steps(self, command: Command, always: bool) -> Steps:
         """Send to the owner of the command's key, wherever that has moved; without a key, to any master."""
         if self._slots is None or (self._stale and self._may_look()):

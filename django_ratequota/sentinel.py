@@ -37,6 +37,11 @@ class SentinelStore(Store):
         # One for all of it: while the service fails, nobody asks the sentinels but the probe.
         self._breaker = Breaker(f"{service} (Sentinel)", failures)
 
+    @property
+    def exposed(self) -> bool:
+        """Whether the master is reached by a network without a password or a client certificate."""
+        return Server(self._kind, self._kwargs).trusting and any(sentinel.remote for sentinel in self._sentinels)
+
     def steps(self, command: Command, always: bool) -> Steps:
         """Send to the master, asking for it first when it is not known."""
         with self._breaker.passage(always):

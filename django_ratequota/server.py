@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
+from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 import redis
@@ -175,6 +176,8 @@ class Server:
         self.host = str(kwargs.get("host", "localhost"))
         #: host:port, or the path of the socket.
         self.name = str(kwargs.get("path") or f"{self.host}:{kwargs.get('port', 6379)}")
+        #: Whether it asks for nothing that proves who we are.
+        self.trusting = not any(kwargs.get(key) for key in ("password", "credential_provider", "ssl_certfile"))
         self._client = redis.Redis(
             connection_pool=redis.ConnectionPool(
                 connection_class=sync_class,
@@ -185,6 +188,16 @@ class Server:
         )
         # An asyncio connection belongs to the loop it was made in; each running loop has a client of its own.
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopClient] = weakref.WeakKeyDictionary()
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is reached by a network: neither a Unix socket nor this machine's loopback."""
+        if "path" in self._kwargs or self.host == "localhost":
+            return False
+        try:
+            return not ip_address(self.host).is_loopback
+        except ValueError:  # a name
+            return True
 
     def send(self, command: Command, seconds: float, asking: bool = False) -> Any:
         """Send one command once and return its reply within ``seconds``, connecting included.

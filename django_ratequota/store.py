@@ -41,6 +41,11 @@ class Store:
         """The state of each server that decisions depend on."""
         return (self._breaker,)
 
+    @property
+    def exposed(self) -> bool:
+        """Whether Redis is reached by a network without a password or a client certificate."""
+        return self._server.trusting and self._server.remote
+
     def steps(self, command: Command, always: bool) -> Steps:
         """What to send where, and in which order, for one command; ``always`` passes an open breaker."""
         with self._breaker.passage(always):

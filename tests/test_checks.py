@@ -129,11 +129,11 @@ def test_an_unreachable_server_is_no_error_at_boot(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("info", "message"),
     [
-        ("redis_version:6.2.5", "The server is redis 6.2.5, too old for django-ratequota."),
-        ("redis_version:6.9.99", "The server is redis 6.9.99, too old for django-ratequota."),
-        ("redis_version:2.8.0", "The server is redis 2.8.0, too old for django-ratequota."),
-        ("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:7.1.0", "The server is valkey 7.1.0, too old"),
-        ("redis_mode:standalone", "The server is redis 0, too old"),
+        ("redis_version:6.2.5", "is redis 6.2.5, too old for django-ratequota."),
+        ("redis_version:6.9.99", "is redis 6.9.99, too old for django-ratequota."),
+        ("redis_version:2.8.0", "is redis 2.8.0, too old for django-ratequota."),
+        ("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:7.1.0", "is valkey 7.1.0, too old"),
+        ("redis_mode:standalone", "is redis 0, too old"),
         ("redis_version:7.0.0", None),
         ("redis_version:7.4.0-rc1", None),
         ("redis_version:10.0.1", None),
@@ -148,7 +148,7 @@ def test_a_server_that_is_too_old(settings: Any, info: str, message: str | None)
         messages = check_store()
     assert told(messages) == (["E003"] if message else [])
     for error in messages:
-        assert error.msg.startswith(str(message))
+        assert str(message) in error.msg
         assert error.hint == "Upgrade it to redis 7.0 or valkey 7.2, or later."
 
 

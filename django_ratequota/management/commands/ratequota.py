@@ -18,6 +18,8 @@ from ...checks import server_version
 from ...conf import settings
 from ...enforcement import Explanation, explain_caller, reset_caller
 from ...exceptions import StoreError
+from ...health import Health, reports
+from ...histogram import merged, quantile
 from ...identity import NamedCaller
 from ...limiter import default_limiter
 from ...models import Endpoint, Plan, PolicyChange
@@ -87,16 +89,44 @@ class Command(BaseCommand):
 
     def _status(self, options: dict[str, Any]) -> None:
         limiter = default_limiter()
-        info = limiter.store.execute(("INFO", "everything"))
-        name, version = server_version(info)
+        for server, info in limiter.store.survey(("INFO", "server", "memory", "stats")).items():
+            name, version = server_version(info)
+            self.stdout.write(f"store        {name} {version} at {server}, up {info['uptime_in_seconds']} s")
+            self.stdout.write(f"eviction     {info['maxmemory_policy']}, {info['evicted_keys']} keys evicted")
         revision = limiter.stored_revision()
         newest = PolicyChange.objects.order_by("-pk").first()
-        self.stdout.write(f"store        {name} {version}, up {info['uptime_in_seconds']} s")
-        self.stdout.write(f"eviction     {info['maxmemory_policy']}, {info['evicted_keys']} keys evicted")
         self.stdout.write(f"keys         {settings.prefix}:*")
         self.stdout.write(f"revision     {revision or 'none published yet'}")
         change = f"{newest.at:%Y-%m-%d %H:%M:%S %Z} {newest}" if newest else "none"
         self.stdout.write(f"last change  {change}")
+        for line in _workers(reports(), revision):
+            self.stdout.write(line)
+
+
+def _workers(workers: list[Health], revision: int) -> Iterator[str]:
+    """What the processes reported in the last minute."""
+    if not workers:
+        yield "processes    none has reported in the last minute"
+        return
+    live = sum(worker.revision == revision for worker in workers)
+    closed = sum(not worker.down for worker in workers)
+    latency = merged(worker.latency for worker in workers)
+    yield f"processes    {len(workers)}; {live} at this revision; breaker closed in {closed}"
+    yield f"latency      {_latency(latency)} in the last minute"
+    for worker in workers:
+        yield f"  {worker.process}"
+        yield f"             revision {worker.revision or 'none yet'}, {_latency(worker.latency)}"
+        down = ", ".join(f"open to {server} ({reason})" for server, reason in worker.down.items())
+        yield f"             breaker {down or 'closed'}"
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(worker.degraded.items()))
+        yield f"             decided without Redis: {reasons or 'none'}"
+
+
+def _latency(counts: list[int]) -> str:
+    p50, p99 = quantile(counts, 0.5), quantile(counts, 0.99)
+    if p50 is None or p99 is None:
+        return "no decisions"
+    return f"{sum(counts)} decisions, p50 {p50 * 1000:.2f} ms, p99 {p99 * 1000:.2f} ms"
 
 
 def _caller(options: dict[str, Any]) -> NamedCaller:
