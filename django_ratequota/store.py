@@ -135,7 +135,10 @@ def run_script(script: Script, keys: Sequence[str], args: Sequence[object]) -> G
                 raise
         return (yield ("EVAL", script.source, *rest))
     except StoreError as error:
-        raise StoreError(error.reason, script.locate(str(error))) from error
+        located = script.locate(str(error))
+        if located == str(error):
+            raise
+        raise StoreError(error.reason, located) from error
 
 
 def routed_key(command: Command) -> str | None:
