@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from django.dispatch import Signal
 
-from .exceptions import StoreError, StoreLeftAlone
+from .exceptions import OutOfTime, StoreError, StoreLeftAlone
 
 logger = logging.getLogger("django_ratequota")
 
@@ -66,6 +66,8 @@ class Breaker:
             self._take_probe()
         try:
             yield
+        except OutOfTime:
+            raise
         except StoreError as error:
             if error.reason in HEALTHY:
                 self._succeeded()

@@ -62,8 +62,8 @@ class ClusterStore(Store):
 
     @property
     def breakers(self) -> tuple[Breaker, ...]:
-        """Of every master known."""
-        return tuple(node.breaker for node in dict.fromkeys((*self._start, *self._nodes.values())))
+        """Of every master; of the nodes that were configured, before the first look."""
+        return tuple(node.breaker for node in dict.fromkeys(self._slots or self._start) if node is not None)
 
     @property
     def exposed(self) -> bool:

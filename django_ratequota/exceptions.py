@@ -42,6 +42,13 @@ class StoreLeftAlone(StoreError):
     """The circuit breaker is open, so Redis was not asked; ``reason`` is that of the failure that opened it."""
 
 
+class OutOfTime(StoreError):
+    """Too little of the decision's time was left for this command; that says nothing about its server."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("timeout", f"no decision within {seconds} s")
+
+
 class NewerRevision(RateQuotaError):
     """The policies were published anew since the caller's snapshot; nothing was consumed.
 

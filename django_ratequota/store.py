@@ -13,13 +13,15 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from .breaker import Breaker
-from .exceptions import StoreError
+from .exceptions import OutOfTime, StoreError
 from .scripts import Script
 from .server import Command, Pause, Send, Server
 from .twin import adrive, drive
 
 #: Consecutive failures after which a server is left alone.
 FAILURES = 3
+#: The part of a decision's time that a server must have had for its silence to count against it.
+_FAIR_SHARE = 0.4
 
 Steps = Generator[Send | Pause, Any, Any]
 
@@ -97,28 +99,40 @@ class Call:
 
     def step(self, step: Send | Pause) -> Any:
         """One step of a command, in what is left of the time."""
-        begun = self._begin()
+        begun, seconds = time.monotonic(), self._seconds(step)
         try:
             if isinstance(step, Pause):
-                return time.sleep(min(step.seconds, self._left))
-            return step.server.send(step.command, self._left * step.share, step.asking)
+                return time.sleep(seconds)
+            return step.server.send(step.command, seconds, step.asking)
+        except StoreError as error:
+            if self._was_hurried(error, seconds):
+                raise OutOfTime(self._store.timeout) from error
+            raise
         finally:
             self._left -= time.monotonic() - begun
 
     async def astep(self, step: Send | Pause) -> Any:
         """``step``, awaited."""
-        begun = self._begin()
+        begun, seconds = time.monotonic(), self._seconds(step)
         try:
             if isinstance(step, Pause):
-                return await asyncio.sleep(min(step.seconds, self._left))
-            return await step.server.asend(step.command, self._left * step.share, step.asking)
+                return await asyncio.sleep(seconds)
+            return await step.server.asend(step.command, seconds, step.asking)
+        except StoreError as error:
+            if self._was_hurried(error, seconds):
+                raise OutOfTime(self._store.timeout) from error
+            raise
         finally:
             self._left -= time.monotonic() - begun
 
-    def _begin(self) -> float:
+    def _seconds(self, step: Send | Pause) -> float:
         if self._left <= 0:
-            raise StoreError("timeout", f"no decision within {self._store.timeout} s")
-        return time.monotonic()
+            raise OutOfTime(self._store.timeout)
+        return min(step.seconds, self._left) if isinstance(step, Pause) else self._left * step.share
+
+    def _was_hurried(self, error: StoreError, seconds: float) -> bool:
+        # Another server, or this one's own earlier answers, may have used the time up.
+        return error.reason == "timeout" and seconds < self._store.timeout * _FAIR_SHARE
 
 
 def run_script(script: Script, keys: Sequence[str], args: Sequence[object]) -> Generator[Command, Any, Any]:

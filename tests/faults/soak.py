@@ -1,0 +1,259 @@
+"""A long mixed load with random faults: never above the limit, and nothing leaks.
+
+    python -m tests.faults.soak 600
+
+Rounds of a few seconds; each has new subjects, threads and tasks that ask for them, and faults of its own. One
+store is a server behind a breakable network, which writes down each admission before it answers; the other is a
+Cluster whose slots move and whose nodes stop for a moment. None of these forgets an acknowledged admission, so
+the bound is the limit itself. Figures are printed every round; the first ones are the warm-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import redis.cluster
+
+from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.exceptions import StoreError
+from django_ratequota.keys import bucket_key
+from django_ratequota.rates import ALGORITHMS
+
+from . import poll
+from .cluster import Cluster
+from .proxy import Proxy
+from .servers import Node
+
+LIMIT = 400
+TIMEOUT = 0.2
+THREADS, TASKS, SUBJECTS = 6, 6, 4
+ROUND_SECONDS = 4.0
+
+
+@dataclass
+class Subject:
+    """One caller's buckets, and how many of its requests were let in."""
+
+    buckets: list[Bucket]
+    admitted: int = 0
+
+
+class Load:
+    """Threads and tasks that ask for the round's subjects until told to stop."""
+
+    def __init__(self, limiter: Limiter, subjects: list[Subject], seed: int) -> None:
+        self._limiter, self._subjects = limiter, subjects
+        self._seed = seed
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.outcomes: Counter[str] = Counter()
+        self._threads = [threading.Thread(target=self._hammer, args=[number]) for number in range(THREADS)]
+        self._threads.append(threading.Thread(target=lambda: asyncio.run(self._tasks())))
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a thread hangs"
+
+    def _note(self, subject: Subject, outcome: Decision | StoreError) -> None:
+        with self._lock:
+            if isinstance(outcome, StoreError):
+                self.outcomes[outcome.reason] += 1
+            else:
+                subject.admitted += outcome.allowed
+                self.outcomes["admitted" if outcome.allowed else "refused"] += 1
+
+    def _hammer(self, number: int) -> None:
+        choose = random.Random(self._seed + number)
+        while not self._stop.is_set():
+            subject = choose.choice(self._subjects)
+            try:
+                self._note(subject, self._limiter.check(subject.buckets))
+            except StoreError as error:
+                self._note(subject, error)
+
+    async def _tasks(self) -> None:
+        async def one(number: int) -> None:
+            choose = random.Random(-self._seed - number)
+            while not self._stop.is_set():
+                subject = choose.choice(self._subjects)
+                task = asyncio.ensure_future(self._limiter.acheck(subject.buckets))
+                if choose.random() < 0.02:
+                    await asyncio.sleep(choose.random() * 0.002)
+                    # Cancelled at any moment: what ran is counted, and nobody is let in for it.
+                    task.cancel()
+                try:
+                    self._note(subject, await task)
+                except StoreError as error:
+                    self._note(subject, error)
+                    await asyncio.sleep(0.001)  # a store left alone answers without giving others a turn
+                except asyncio.CancelledError:
+                    self.outcomes["cancelled"] += 1
+
+        await asyncio.gather(*(one(number) for number in range(TASKS)))
+
+
+class Soak:
+    """Two stores and their faults."""
+
+    def __init__(self, stack: ExitStack, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.node = stack.enter_context(Node("appendonly yes", "appendfsync always"))
+        self.proxy = stack.enter_context(Proxy(*self.node.address))
+        self.cluster = stack.enter_context(Cluster(node_timeout_ms=5000))
+        with self.proxy.client() as client:
+            self.single = Limiter(client=client, prefix="soak", timeout=TIMEOUT)
+        with redis.cluster.RedisCluster.from_url(self.cluster.url) as clustered:
+            self.clustered = Limiter(client=clustered, prefix="soak", timeout=TIMEOUT)
+        for limiter in (self.single, self.clustered):
+            stack.callback(limiter.store.close)
+
+    def run(self, number: int) -> Counter[str]:
+        """One round; returns what came of its requests."""
+        outcomes: Counter[str] = Counter()
+        singles, clusters = self._subjects(f"{number}s"), self._subjects(f"{number}c")
+        with Load(self.single, singles, number) as one, Load(self.clustered, clusters, number) as other:
+            end = time.monotonic() + ROUND_SECONDS
+            while time.monotonic() < end:
+                self.random.choice(self._faults(clusters))()
+        self._mend()
+        for limiter, load, subjects in ((self.single, one, singles), (self.clustered, other, clusters)):
+            outcomes += load.outcomes
+            for subject in subjects:
+                self._settle(limiter, subject)
+        return outcomes
+
+    def _subjects(self, mark: str) -> list[Subject]:
+        found = []
+        for number in range(SUBJECTS):
+            rates = [Rate.parse(f"{LIMIT}/3650day {name}") for name in self.random.sample(ALGORITHMS, 2)]
+            # The second has room to spare: what the first refuses is never charged there.
+            buckets = [Bucket(f"user:{mark}{number}", rates[0]), Bucket(f"plan:{mark}{number}", rates[1])]
+            found.append(Subject(buckets))
+        return found
+
+    def _settle(self, limiter: Limiter, subject: Subject) -> None:
+        """All that is left is admitted now, and in the end exactly the limit was, save what nobody was told of."""
+        for _ in range(LIMIT + 1):
+            if not limiter.check(subject.buckets).allowed:
+                break
+            subject.admitted += 1
+        remaining = [status.remaining for status in limiter.peek(subject.buckets).statuses]
+        assert subject.admitted <= LIMIT, f"{subject.admitted} of {LIMIT} admitted"
+        assert 0 in remaining, f"refused with {remaining} left"
+
+    def _faults(self, subjects: list[Subject]) -> list[Callable[[], object]]:
+        return [
+            self._wait,
+            self._wait,
+            lambda: self._while(lambda: setattr(self.proxy, "delay", 0.05), lambda: setattr(self.proxy, "delay", 0)),
+            lambda: self._while(self.proxy.freeze, self.proxy.thaw),
+            lambda: self._while(self.node.freeze, self.node.thaw),
+            self.proxy.hang_up,
+            lambda: setattr(self.proxy, "cut_after_execution", 3),
+            lambda: setattr(self.proxy, "cut_before_request_is_passed_on", 3),
+            lambda: self.node.command("SCRIPT", "FLUSH"),
+            lambda: self._while(
+                lambda: self.node.command("CONFIG", "SET", "min-replicas-to-write", 1), self._replicas
+            ),
+            self._restart,
+            lambda: self._move(self.random.choice(subjects).buckets[0]),
+            self._stop_a_master,
+        ]
+
+    def _wait(self) -> None:
+        time.sleep(self.random.random() * 0.3)
+
+    def _while(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
+        begin()
+        try:
+            self._wait()
+        finally:
+            end()
+
+    def _ask_replicas(self, number: int) -> None:
+        self.node.command("CONFIG", "SET", "min-replicas-to-write", number)
+
+    def _restart(self) -> None:
+        self.node.kill()
+        self._wait()
+        self.node.start()
+
+    def _move(self, bucket: Bucket) -> None:
+        key = bucket_key("soak", bucket)
+        source = self.cluster.owner(key)
+        target = self.random.choice([node for node in self.cluster.primaries() if node is not source])
+        self.cluster.move_slot(self.cluster.slot(key), source, target)
+
+    def _stop_a_master(self) -> None:
+        master = self.random.choice(self.cluster.primaries())
+        self._while(master.freeze, master.thaw)
+
+    def _mend(self) -> None:
+        self.proxy.cut_after_execution = self.proxy.cut_before_request_is_passed_on = 0
+        # A hundred callers have keys on every master.
+        callers = [Bucket(f"user:{number}", Rate.parse("1/s")) for number in range(100)]
+        for limiter in (self.single, self.clustered):
+            poll(partial(decide_all, limiter, callers), 30, "decisions come again")
+
+
+def decide_all(limiter: Limiter, buckets: list[Bucket]) -> bool:
+    try:
+        for bucket in buckets:
+            limiter.peek([bucket])
+    except StoreError:
+        return False
+    return True
+
+
+def figures(soak: Soak) -> dict[str, float]:
+    """What would grow if something leaked."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "files": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": threading.active_count(),
+        "clients": int(soak.node.info("clients")["connected_clients"]),
+        "MiB": round(pages * resource.getpagesize() / 2**20, 1),
+    }
+
+
+def main(seconds: float, seed: int | None = None) -> None:
+    """Rounds until the time is up; raises AssertionError on what must not be."""
+    seed = random.SystemRandom().randrange(2**32) if seed is None else seed
+    print(f"seed {seed}")
+    with ExitStack() as stack:
+        soak = Soak(stack, seed)
+        end, number, total = time.monotonic() + seconds, 0, Counter[str]()
+        warm: dict[str, float] = {}
+        while time.monotonic() < end or number < 3:
+            number += 1
+            total += soak.run(number)
+            now = figures(soak)
+            if number <= 5 or not warm:
+                warm = {name: max(value, warm.get(name, 0)) for name, value in now.items()}
+            print(f"round {number}: {now} {dict(total)}", flush=True)
+        assert total["admitted"], total
+        for name, slack in {"files": 60, "threads": 8, "clients": 40, "MiB": 40}.items():
+            assert now[name] <= warm[name] + slack, f"{name} grew from {warm[name]} to {now[name]}"
+        print(f"{number} rounds: nothing above its limit; {warm} after the warm-up, {now} at the end")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 600.0)

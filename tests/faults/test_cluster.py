@@ -1,0 +1,330 @@
+"""Redis Cluster: one atomic call a subject, whatever moves or dies meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio.cluster
+import redis.cluster
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import AnonymousUser
+from django.test import RequestFactory, override_settings
+
+from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
+from django_ratequota.exceptions import StoreError
+from django_ratequota.keys import bucket_key
+from django_ratequota.models import Plan, RatePolicy
+
+from . import poll
+from .cluster import Cluster
+from .servers import Node
+
+ALGORITHMS = ["token_bucket", "fixed_window", "sliding_window_log", "sliding_window_counter", "leaky_bucket", "gcra"]
+THREADS = 32
+
+
+@pytest.fixture(scope="module")
+def steady() -> Iterator[Cluster]:
+    """A cluster that this module's tests share: those that break one have their own."""
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def emptied(steady: Cluster) -> Cluster:
+    for node in steady.primaries():
+        node.command("FLUSHALL")
+    return steady
+
+
+@pytest.fixture
+def limiter_of() -> Iterator[Callable[..., Limiter]]:
+    """Makes limiters by settings, and closes them."""
+    with ExitStack() as stack:
+
+        def make(cluster: Cluster, timeout: float = 5.0) -> Limiter:
+            with override_settings(RATEQUOTA=settings_of(cluster, TIMEOUT=timeout)):
+                limiter = Limiter()
+            stack.callback(limiter.store.close)
+            return limiter
+
+        yield make
+
+
+def settings_of(cluster: Cluster, **more: Any) -> dict[str, Any]:
+    return {"PREFIX": "rqtest", "REDIS_URL": cluster.url, "CLUSTER": True, "REPORT_SECONDS": 0, "TIMEOUT": 5, **more}
+
+
+def own(limit: int, algorithm: str = "token_bucket", user: int = 1) -> Bucket:
+    return Bucket(f"user:{user}", Rate.parse(f"{limit}/3650day {algorithm}"))
+
+
+def shared(limit: int, algorithm: str = "token_bucket", subject: str = "everyone") -> Bucket:
+    return Bucket(subject, Rate.parse(f"{limit}/3650day {algorithm}"))
+
+
+def elsewhere(cluster: Cluster, bucket: Bucket) -> list[Bucket]:
+    """Buckets of users whose keys live on each of the primaries."""
+    found: dict[int, Bucket] = {}
+    for user in range(2, 200):
+        other = Bucket(f"user:{user}", bucket.rate)
+        found.setdefault(cluster.owner(bucket_key("rqtest", other)).port, other)
+        if len(found) == 3:
+            break
+    return list(found.values())
+
+
+def left(decision: Decision) -> list[int]:
+    return [status.remaining for status in decision.statuses]
+
+
+@pytest.fixture(params=["plain", "awaited"])
+def ask(request: pytest.FixtureRequest) -> Callable[..., Decision]:
+    """A verb of a limiter, or its async twin."""
+
+    def run(limiter: Limiter, verb: str, *args: Any) -> Any:
+        if request.param == "plain":
+            return getattr(limiter, verb)(*args)
+        return async_to_sync(getattr(limiter, f"a{verb}"))(*args)
+
+    return run
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_refusal_by_a_shared_bucket_gives_the_callers_own_units_back(
+    emptied: Cluster, limiter_of: Callable[..., Limiter], ask: Callable[..., Any], algorithm: str
+) -> None:
+    limiter = limiter_of(emptied)
+    # In the order asked about, whichever is asked first.
+    buckets = [shared(3, algorithm), own(10, algorithm), shared(5, algorithm, "plan:1")]
+    decisions = [ask(limiter, "check", buckets) for _ in range(5)]
+    assert [decision.allowed for decision in decisions] == [True, True, True, False, False]
+    assert [left(decision) for decision in decisions] == [[2, 9, 4], [1, 8, 3], [0, 7, 2], [0, 7, 2], [0, 7, 2]]
+    refused = decisions[-1]
+    assert [status.bucket for status in refused.statuses] == buckets
+    assert [status.bucket for status in refused.refusing] == [buckets[0]]
+    assert refused.retry_after
+    assert left(ask(limiter, "peek", buckets)) == [0, 7, 2]
+
+
+def test_a_refusal_by_the_callers_own_bucket_charges_nothing_shared(
+    emptied: Cluster, limiter_of: Callable[..., Limiter], ask: Callable[..., Any]
+) -> None:
+    limiter = limiter_of(emptied)
+    buckets = [own(2), shared(10)]
+    assert [ask(limiter, "check", buckets).allowed for _ in range(4)] == [True, True, False, False]
+    assert left(ask(limiter, "peek", buckets)) == [0, 8]
+
+
+def test_every_verb(emptied: Cluster, limiter_of: Callable[..., Limiter], ask: Callable[..., Any]) -> None:
+    limiter = limiter_of(emptied)
+    calendar = Bucket("everyone", Rate.parse("100/month"))
+    buckets = [own(10), shared(10), calendar]
+    assert left(ask(limiter, "charge", buckets, 4)) == [6, 6, 96]
+    assert left(ask(limiter, "refund", buckets, 2)) == [8, 8, 98]
+    assert left(ask(limiter, "check", buckets)) == [7, 7, 97]
+    decision = limiter.check(buckets)
+    assert left(decision.charge(2)) == [4, 4, 94]
+    queue = Bucket("user:1", Rate.parse("1/hour leaky_bucket"))
+    assert ask(limiter, "acquire", queue, 10_000).retry_after == 0
+    assert ask(limiter, "acquire", queue, 10_000).retry_after > 3_500
+    assert ask(limiter, "reset", [*buckets, queue]) == 4
+    assert left(ask(limiter, "peek", buckets)) == [10, 10, 100]
+    assert limiter.publish() == limiter.stored_revision()
+
+
+def test_buckets_that_make_no_sense_together_charge_nothing(
+    emptied: Cluster, limiter_of: Callable[..., Limiter]
+) -> None:
+    limiter = limiter_of(emptied)
+    with pytest.raises(ValueError, match="one counter"):
+        limiter.check([own(10), shared(10), shared(20)])
+    assert left(limiter.peek([own(10)])) == [10]
+
+
+@pytest.mark.parametrize("kind", [redis.cluster.RedisCluster, redis.asyncio.cluster.RedisCluster])
+def test_by_a_client(emptied: Cluster, ask: Callable[..., Any], kind: Any) -> None:
+    client = kind.from_url(emptied.url)
+    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    assert left(ask(limiter, "check", [own(10), shared(3)])) == [9, 2]
+    limiter.store.close()
+    if kind is redis.cluster.RedisCluster:
+        client.close()
+
+
+def test_a_master_that_fails_in_between_leaves_nothing_charged_elsewhere(
+    cluster: Cluster, limiter_of: Callable[..., Limiter], ask: Callable[..., Any]
+) -> None:
+    limiter = limiter_of(cluster, 0.5)
+    common = shared(1000)
+    dead = cluster.owner(bucket_key("rqtest", common))
+    mine = next(b for b in elsewhere(cluster, own(10)) if cluster.owner(bucket_key("rqtest", b)) is not dead)
+    assert left(limiter.check([mine, common])) == [9, 999]
+    dead.freeze()
+    with pytest.raises(StoreError):
+        ask(limiter, "check", [mine, common])
+    # The other masters decide as before: each has a breaker of its own.
+    for _ in range(5):
+        with pytest.raises(StoreError):
+            ask(limiter, "check", [mine, common])
+        assert ask(limiter, "peek", [mine]).allowed
+    dead.thaw()
+    poll(lambda: decides(lambda: ask(limiter, "peek", [mine, common])), 20, "all masters decide")
+    # What ran out of time after the first call, before it could give back, took a unit at most.
+    assert limiter.peek([mine]).statuses[0].remaining >= 9 - 6
+
+
+def decides(ask: Callable[[], object]) -> bool:
+    try:
+        ask()
+    except StoreError:
+        return False
+    return True
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+@pytest.mark.parametrize("awaited", [False, True])
+def test_an_edit_binds_within_a_second(emptied: Cluster, awaited: bool) -> None:
+    """The revision's key lives on one master; it is looked at once a second, not with every decision."""
+
+    def check() -> Decision:
+        request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")
+        request.user = AnonymousUser()
+        return async_to_sync(acheck_request)(request) if awaited else check_request(request)
+
+    plan = Plan.objects.create(name="Free", slug="free", default_for="anonymous")
+    mine = RatePolicy.objects.create(plan=plan, rates="10/hour")
+    RatePolicy.objects.create(rates="100/hour", counted_per="everyone")
+    with override_settings(RATEQUOTA=settings_of(emptied)):
+        assert sorted(status.limit for status in check().statuses) == [10, 100]
+        mine.rates = "20/hour"
+        mine.save()
+        took = poll(lambda: sorted(s.limit for s in check().statuses) == [20, 100], 20, "the edit binds")
+        print(f"\nbinding after {took:.2f} s")
+        assert took < 1 * 5
+        mine.rates = "blocked"
+        mine.save()
+        poll(lambda: not check().allowed, 20, "the block binds")
+        mine.delete()
+        poll(lambda: check().allowed, 20, "its end binds")
+
+
+def test_slots_move_under_load(cluster: Cluster, limiter_of: Callable[..., Limiter]) -> None:
+    """32 threads, two buckets in the slot that moves and one elsewhere: exactly the limit, and no error at all."""
+    limiter = limiter_of(cluster, 20.0)
+    limit = 3000
+    buckets = [own(limit), Bucket("user:1", Rate.parse("1000000/3650day gcra")), shared(10**6)]
+    slot = cluster.slot(bucket_key("rqtest", buckets[0]))
+    done = threading.Event()
+    moves = [0]
+
+    def hammer(_: int) -> int:
+        admitted = asked = 0
+        while not done.is_set() or asked < 100:
+            admitted += limiter.check(buckets).allowed
+            asked += 1
+        return admitted
+
+    async def ahammer() -> int:
+        async def one() -> int:
+            admitted = 0
+            while not done.is_set():
+                admitted += (await limiter.acheck(buckets)).allowed
+            return admitted
+
+        return sum(await asyncio.gather(*(one() for _ in range(4))))
+
+    with ThreadPoolExecutor(THREADS + 1) as threads:
+        try:
+            counts = [threads.submit(hammer, number) for number in range(THREADS)]
+            counts.append(threads.submit(lambda: asyncio.run(ahammer())))
+            source = cluster.owner(bucket_key("rqtest", buckets[0]))
+            others = [node for node in cluster.primaries() if node is not source]
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline and (moves[0] < 6 or limiter.peek(buckets).statuses[0].remaining):
+                target = others[moves[0] % 2]
+                cluster.begin_move(slot, source, target)
+                poll_some(limiter, buckets)
+                cluster.move_keys(slot, source, target)
+                poll_some(limiter, buckets)
+                cluster.end_move(slot, source, target)
+                others[moves[0] % 2], source = source, target
+                moves[0] += 1
+        finally:
+            done.set()
+        admitted = sum(count.result(60) for count in counts)
+    print(f"\n{admitted} of {limit} admitted, the slot moved {moves[0]} times")
+    assert moves[0] >= 6
+    assert admitted == limit
+
+
+def poll_some(limiter: Limiter, buckets: list[Bucket]) -> None:
+    """Let some requests pass in this state of the slot."""
+    for _ in range(20):
+        limiter.peek(buckets)
+
+
+def test_a_master_dies_under_load_and_its_replica_takes_over(
+    cluster: Cluster, limiter_of: Callable[..., Limiter]
+) -> None:
+    """At most the limit, and once more what the dead master had acknowledged and not passed on to its replica."""
+    limiter = limiter_of(cluster, 1.0)
+    limit = 5000
+    bucket = own(limit)
+    key = bucket_key("rqtest", bucket)
+    dead = cluster.owner(key)
+    go, over = threading.Event(), threading.Event()
+    go.set()
+    admitted, resting = [0] * THREADS, [False] * THREADS
+    labels: set[str] = set()
+
+    def hammer(number: int) -> None:
+        while not over.is_set():
+            resting[number] = not go.is_set()
+            go.wait(60)
+            resting[number] = False
+            try:
+                decision = limiter.check([bucket])
+            except StoreError as error:
+                labels.add(error.reason)
+                continue
+            admitted[number] += decision.allowed
+            if not decision.allowed:
+                over.set()
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        try:
+            working = [threads.submit(hammer, number) for number in range(THREADS)]
+            poll(lambda: sum(admitted) > 500, 20, "under load")
+            dead.freeze()
+            go.clear()
+            poll(lambda: all(resting), 30, "all have noticed")
+            acknowledged = sum(admitted)
+            dead.kill()
+            took = poll(lambda: decides(lambda: limiter.peek([bucket])), 40, "the replica decides")
+            lost = acknowledged - (limit - limiter.peek([bucket]).statuses[0].remaining)
+            go.set()
+            poll(over.is_set, 40, "the limit is reached")
+        finally:
+            go.set()
+            over.set()
+        for one in working:
+            one.result(60)
+    print(
+        f"\n{sum(admitted)} of {limit} admitted; {acknowledged} acknowledged before the kill, {max(0, lost)} of them "
+        f"lost; the replica decides after {took:.1f} s; {sorted(labels)}"
+    )
+    assert labels <= {"connection", "timeout", "clusterdown", "loading", "masterdown", "readonly"}
+    # What ran on the dead master and was never answered was counted, and nobody was let in for it.
+    assert limit - 2 * THREADS <= sum(admitted) <= limit + max(0, lost)
+    assert max(0, lost) <= 2 * THREADS
+    assert cluster.owner(key) is cluster.replica_of(dead)

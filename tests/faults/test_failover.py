@@ -1,0 +1,291 @@
+"""Another server takes over: it is found without a restart, by the connection, by Sentinel; each hit counts once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+import redis
+import redis.asyncio.sentinel
+from django.test import override_settings
+from redis.sentinel import Sentinel
+
+from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.connect import store_of_url
+from django_ratequota.exceptions import ConfigurationError, StoreError
+from django_ratequota.sentinel import SentinelStore
+
+from . import poll
+from .proxy import Proxy
+from .servers import Node, Pair, Sentinels, follow
+
+LIMIT = 200
+BUCKET = Bucket("user:1", Rate.parse(f"{LIMIT}/3650day"))
+
+Ask = Callable[[Limiter], Decision]
+
+
+def plainly(limiter: Limiter) -> Decision:
+    return limiter.check([BUCKET])
+
+
+def awaited(limiter: Limiter) -> Decision:
+    return asyncio.run(limiter.acheck([BUCKET]))
+
+
+BOTH = pytest.mark.parametrize("ask", [plainly, awaited])
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def closing() -> Iterator[Callable[[Limiter], Limiter]]:
+    """Closes limiters."""
+    with ExitStack() as stack:
+
+        def keep(limiter: Limiter) -> Limiter:
+            stack.callback(limiter.store.close)
+            return limiter
+
+        yield keep
+
+
+def decides(ask: Ask, limiter: Limiter) -> bool:
+    try:
+        ask(limiter)
+    except StoreError:
+        return False
+    return True
+
+
+@BOTH
+def test_roles_are_swapped_with_the_connections_kept(
+    pair: Pair, proxies: Callable[[Node], Proxy], closing: Callable[[Limiter], Limiter], ask: Ask
+) -> None:
+    """A pool kept sending to the demoted master for ever: it answered READONLY to each."""
+    proxy = proxies(pair.primary)
+    with proxy.client() as client:
+        limiter = closing(Limiter(client=client, prefix="rqtest", timeout=1))
+
+    async def awaiting() -> float:
+        # One loop: its connection is kept, as a server's is.
+        await asyncio.gather(*(limiter.acheck([BUCKET]) for _ in range(8)))
+        swap()
+        labels = set()
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while True:
+            try:
+                await limiter.acheck([BUCKET])
+            except StoreError as error:
+                labels.add(error.reason)
+                assert loop.time() < begun + 20, labels
+                await asyncio.sleep(0.01)
+            else:
+                assert labels <= {"readonly"}
+                return loop.time() - begun
+
+    def swap() -> None:
+        pair.replica.command("REPLICAOF", "NO", "ONE")
+        follow(pair.primary, pair.replica)
+        proxy.retarget(pair.replica.host, pair.replica.port)
+
+    if ask is awaited:
+        took = asyncio.run(awaiting())
+    else:
+        threads = [threading.Thread(target=plainly, args=[limiter]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        swap()
+        took = poll(lambda: decides(ask, limiter), 20, "the new master decides")
+    print(f"\nenforcing again after {took:.2f} s")
+    assert took < 2 * 5
+    assert ask(limiter).allowed
+
+
+def by_client(sentinels: Sentinels) -> Limiter:
+    return Limiter(client=Sentinel(sentinels.addresses).master_for(sentinels.service), prefix="rqtest", timeout=1)
+
+
+def by_async_client(sentinels: Sentinels) -> Limiter:
+    found = redis.asyncio.sentinel.Sentinel(sentinels.addresses).master_for(sentinels.service)
+    return Limiter(client=found, prefix="rqtest", timeout=1)
+
+
+def by_alias(sentinels: Sentinels) -> Limiter:
+    alias = {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": f"redis://{sentinels.service}/0",
+        "OPTIONS": {
+            "CLIENT_CLASS": "django_redis.client.SentinelClient",
+            "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+            "SENTINELS": sentinels.addresses,
+        },
+    }
+    with override_settings(CACHES={"default": alias}, RATEQUOTA={"PREFIX": "rqtest", "TIMEOUT": 1}):
+        return Limiter()
+
+
+def by_url(sentinels: Sentinels) -> Limiter:
+    hosts = ",".join(f"{host}:{port}" for host, port in sentinels.addresses)
+    url = f"redis+sentinel://{hosts}/{sentinels.service}/0"
+    with override_settings(RATEQUOTA={"PREFIX": "rqtest", "TIMEOUT": 1, "REDIS_URL": url}):
+        return Limiter()
+
+
+@pytest.mark.parametrize("limiter_by", [by_client, by_async_client, by_alias, by_url])
+def test_sentinel_fails_over_under_load(
+    sentinels: Sentinels, closing: Callable[[Limiter], Limiter], limiter_by: Callable[[Sentinels], Limiter]
+) -> None:
+    """Threads and tasks go on asking while the master dies; the rest of the limit is admitted by the new one."""
+    limiter = closing(limiter_by(sentinels))
+    first, second = sentinels.primary, sentinels.replica
+    failing, over = threading.Event(), threading.Event()
+    errors: set[str] = set()
+    admitted = [0]
+    lock = threading.Lock()
+
+    def note(outcome: Decision | StoreError) -> None:
+        with lock:
+            if isinstance(outcome, StoreError):
+                errors.add(outcome.reason)
+                failing.set()
+            else:
+                admitted[0] += outcome.allowed
+                if failing.is_set() and not outcome.allowed:
+                    over.set()
+
+    def hammer() -> None:
+        while not over.is_set():
+            try:
+                note(limiter.check([BUCKET]))
+            except StoreError as error:
+                note(error)
+
+    async def ahammer() -> None:
+        while not over.is_set():
+            try:
+                note(await limiter.acheck([BUCKET]))
+            except StoreError as error:
+                note(error)
+
+    async def tasks() -> None:
+        await asyncio.gather(*(ahammer() for _ in range(4)))
+
+    threads = [threading.Thread(target=hammer) for _ in range(4)]
+    threads.append(threading.Thread(target=lambda: asyncio.run(tasks())))
+    try:
+        assert limiter.check([BUCKET]).allowed
+        admitted[0] += 1
+        poll(lambda: pair_in_step(sentinels), 20, "the first admission is replicated")
+        first.kill()
+        for thread in threads:
+            thread.start()
+        agreed = poll(lambda: sentinels.agree_on(second), 60, "the sentinels have promoted the replica")
+        took = poll(over.is_set, 30, f"the new master refuses; so far {errors}")
+    finally:
+        over.set()
+        for thread in threads:
+            if thread.ident:
+                thread.join()
+    print(f"\n{limiter_by.__name__}: promoted after {agreed:.2f} s, refusing {took:.2f} s later; {sorted(errors)}")
+    assert took < 2 * 5
+    assert errors <= {"connection", "timeout", "readonly"}
+    assert admitted[0] == LIMIT
+    assert sentinels.primary is not first
+
+
+def pair_in_step(sentinels: Sentinels) -> bool:
+    mine, theirs = sentinels.primary.info("replication"), sentinels.replica.info("replication")
+    return bool(mine["master_repl_offset"] == theirs["slave_repl_offset"])
+
+
+def test_a_dead_sentinel_and_one_that_hangs_are_passed_over(
+    sentinels: Sentinels, closing: Callable[[Limiter], Limiter]
+) -> None:
+    sentinels.sentinels[0].kill()
+    sentinels.sentinels[1].freeze()
+    limiter = closing(by_url(sentinels))
+    assert decides(plainly, limiter)
+    assert decides(awaited, limiter)
+    sentinels.sentinels[1].thaw()
+
+
+@BOTH
+@pytest.mark.parametrize("algorithm", ["token_bucket", "sliding_window_log", "fixed_window"])
+def test_a_lost_reply_counts_once_under_sentinel(
+    sentinels: Sentinels,
+    proxies: Callable[[Node], Proxy],
+    closing: Callable[[Limiter], Limiter],
+    monkeypatch: pytest.MonkeyPatch,
+    ask: Ask,
+    algorithm: str,
+) -> None:
+    """redis-py's Sentinel connections keep a connection whose reply was lost; its clients ask again."""
+    primary = sentinels.primary
+    proxy = proxies(primary)
+    limiter = closing(by_url(sentinels))
+    store = limiter.store
+    assert isinstance(store, SentinelStore)
+    settle = store._settle_on
+    monkeypatch.setattr(store, "_settle_on", lambda host, port: settle(proxy.host, proxy.port))
+    bucket = Bucket("user:2", Rate.parse(f"100/3650day {algorithm}"))
+
+    def hit() -> Decision:
+        return asyncio.run(limiter.acheck([bucket])) if ask is awaited else limiter.check([bucket])
+
+    hit()
+    for lost in range(5):
+        proxy.cut_after_execution = 1
+        with pytest.raises(StoreError):
+            hit()
+        assert hit().statuses[0].remaining == 100 - 1 - 2 * (lost + 1)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+sentinel://",
+        "redis+sentinel://127.0.0.1:26379",
+        "redis+sentinel:///ratequota",
+        "redis+sentinel://127.0.0.1:26379/ratequota/0/more",
+        "redis+sentinel://127.0.0.1:26379/ratequota/first",
+        "redis+sentinel://127.0.0.1:port/ratequota",
+        "redis+sentinel://127.0.0.1:26379/ratequota?socket_timeout=5",
+    ],
+)
+def test_bad_sentinel_urls(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="REDIS_URL cannot be used"):
+        store_of_url(url, 1)
+
+
+def test_sentinels_and_masters_have_credentials_of_their_own(nodes: Callable[..., Node], stack: ExitStack) -> None:
+    master = nodes()
+    watcher = stack.enter_context(Node(f"sentinel monitor ratequota {master.host} {master.port} 1", sentinel=True))
+    watcher.command("SENTINEL", "SET", "ratequota", "auth-pass", "secret")
+    master.command("CONFIG", "SET", "requirepass", "secret")
+    watcher.command("ACL", "SETUSER", "default", "resetpass", ">watching")
+    address = f"{watcher.host}:{watcher.port}"
+    for url, outcome in (
+        (f"redis+sentinel://:secret@{address}/ratequota?sentinel_password=watching", "decided"),
+        (f"redis+sentinel://default:secret@{address}/ratequota/0?sentinel_password=watching", "decided"),
+        (f"redis+sentinel://:secret@{address}/ratequota", "connection"),
+        (f"redis+sentinel://:wrong@{address}/ratequota?sentinel_password=watching", "noauth"),
+    ):
+        with override_settings(RATEQUOTA={"PREFIX": "rqtest", "TIMEOUT": 5, "REDIS_URL": url}):
+            limiter = Limiter()
+        try:
+            plainly(limiter)
+            assert outcome == "decided"
+        except StoreError as error:
+            assert error.reason == outcome  # noqa: PT017
+        limiter.store.close()
