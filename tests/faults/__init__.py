@@ -1,0 +1,30 @@
+"""Faults: what the engine does when real servers and real networks fail. Waiting has one place: ``poll``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from redis.exceptions import RedisError
+
+
+def poll(condition: Callable[[], object], seconds: float, what: str) -> float:
+    """Wait until the condition holds and return the seconds that took; fails, saying ``what``, after ``seconds``.
+
+    A server that does not answer, or answers with an error, is one for which the condition does not hold yet.
+    """
+    begun = time.monotonic()
+    while True:
+        seen: object
+        try:
+            seen = condition()
+        except (RedisError, OSError) as error:
+            seen, last = None, f"{type(error).__name__}: {error}"
+        else:
+            last = repr(seen)
+        took = time.monotonic() - begun
+        if seen:
+            return took
+        if took > seconds:
+            raise AssertionError(f"not within {seconds} s: {what} (last seen: {last})")
+        time.sleep(0.01)
