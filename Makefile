@@ -5,13 +5,16 @@ PORT ?= 8000
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint format wheel clean
+.PHONY: help demo test soak lint format wheel clean
 
 help: ## List the recipes
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # One stamp a dependency group: installing again only when pyproject.toml changed.
-$(VENV)/.demo $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: pyproject.toml
+$(VENV)/.demo $(VENV)/.test $(VENV)/.soak: $(VENV)/.test ## Ten minutes of mixed load with random faults (SECONDS=600)
+	@$(BIN)/python -W error::ResourceWarning -m tests.faults.soak $(or $(SECONDS),600)
+
+lint: $(VENV)/.%: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group $*
@@ -22,6 +25,9 @@ demo: $(VENV)/.demo ## Serve the example project with an embedded Redis on port 
 
 test: $(VENV)/.test ## Run the whole test suite (ARGS="-k name" for a part of it)
 	@$(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.test ## Ten minutes of mixed load with random faults (SECONDS=600)
+	@$(BIN)/python -W error::ResourceWarning -m tests.faults.soak $(or $(SECONDS),600)
 
 lint: $(VENV)/.lint ## Check style, types, imports, migrations and the example project
 	@$(BIN)/ruff check .

@@ -7,16 +7,14 @@ off any further: a probe costs one request its timeout at most, and a server tha
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from django.dispatch import Signal
 
 from .exceptions import OutOfTime, StoreError, StoreLeftAlone
+from .locks import ForkSafeLock
 
 logger = logging.getLogger("django_ratequota")
 
@@ -43,8 +41,7 @@ class Breaker:
         self._most = failures
         self._failures = 0
         self._opened_at = self._probe_at = 0.0
-        self._lock = threading.Lock()
-        _breakers.add(self)
+        self._lock = ForkSafeLock()
 
     @property
     def seconds(self) -> float:
@@ -117,15 +114,3 @@ class Breaker:
         store_state_changed.send_robust(
             sender=Breaker, state=state, server=self.server, reason=reason, seconds=seconds
         )
-
-
-_breakers: weakref.WeakSet[Breaker] = weakref.WeakSet()
-
-
-def _unlock() -> None:
-    # Whoever held a lock at the fork is not in the child to release it.
-    for breaker in _breakers:
-        breaker._lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import redis.exceptions
@@ -16,6 +15,7 @@ from redis.crc import key_slot
 
 from .breaker import HEALTHY, Breaker
 from .exceptions import StoreError
+from .locks import ForkSafeLock
 from .server import Command, Pause, Send, Server
 from .store import FAILURES, Steps, Store, routed_key
 
@@ -52,7 +52,7 @@ class ClusterStore(Store):
         self.timeout = timeout
         self._kind, self._kwargs = kind, kwargs
         self._most = failures
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         self._nodes: dict[Address, _Node] = {}
         self._start = [self._node(address) for address in addresses]
         #: The owner of each slot; None before the first look.

@@ -19,6 +19,7 @@ from .exceptions import StoreError
 from .histogram import Histogram, merged, quantile
 from .keys import workers_key
 from .limiter import Limiter, default_limiter
+from .locks import ForkSafeLock
 from .scripts import REPORT
 from .snapshot import policies
 from .store import run_script
@@ -64,7 +65,7 @@ _UNTOLD = HEALTHY | {"configuration", "clock"}
 _MINUTE = 60.0
 #: When each was last logged (monotonic seconds), and may be again.
 _told: dict[str, float] = {}
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 
 
 def note_degraded(reason: str, error: Exception) -> None:
@@ -155,10 +156,9 @@ def _report_on(generation: int) -> None:
 
 
 def _forget_thread() -> None:
-    # A fork takes no threads along, and a lock as it was held.
-    global _reporting, _lock
+    # A fork takes no threads along.
+    global _reporting
     _reporting = -1
-    _lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget_thread)

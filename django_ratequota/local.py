@@ -6,12 +6,12 @@ all count as sliding windows, the bucket ones as leaky buckets, by the process's
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .locks import ForkSafeLock
 from .rates import Rate
 from .types import Bucket, BucketStatus, Decision
 
@@ -43,7 +43,7 @@ class LocalLimiter:
         self._share = share
         self._size = size
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         # Least recently used first. What refuses is kept apart: a flood of newcomers must not free a client.
         self._passing: OrderedDict[_Name, _Counter] = OrderedDict()
         self._refusing: OrderedDict[_Name, _Counter] = OrderedDict()

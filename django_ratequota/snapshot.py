@@ -8,7 +8,6 @@ what the PolicyChange rows it has not seen say has changed.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +23,7 @@ from django.utils import timezone
 from .changes import Seen
 from .conf import Network, settings
 from .exceptions import InvalidRate
+from .locks import ForkSafeLock
 from .rates import Rate, parse_rates
 from .recording import publication_pending
 
@@ -165,8 +165,8 @@ class Policies:
 
     def forget(self) -> None:
         """Start anew, as a fresh process does: for tests."""
-        self._lock = threading.Lock()
-        self._users_lock = threading.Lock()
+        self._lock = ForkSafeLock()
+        self._users_lock = ForkSafeLock()
         self._snapshot: Snapshot | None = None
         self._users: OrderedDict[str, UserEntry] = OrderedDict()
         # Grows whenever users are dropped: an entry read before that is used once and not kept.

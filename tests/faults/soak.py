@@ -170,9 +170,7 @@ class Soak:
             lambda: setattr(self.proxy, "cut_after_execution", 3),
             lambda: setattr(self.proxy, "cut_before_request_is_passed_on", 3),
             lambda: self.node.command("SCRIPT", "FLUSH"),
-            lambda: self._while(
-                lambda: self.node.command("CONFIG", "SET", "min-replicas-to-write", 1), self._replicas
-            ),
+            lambda: self._while(lambda: self._ask_replicas(1), lambda: self._ask_replicas(0)),
             self._restart,
             lambda: self._move(self.random.choice(subjects).buckets[0]),
             self._stop_a_master,

@@ -25,7 +25,6 @@ from django_ratequota.models import Plan, RatePolicy
 
 from . import poll
 from .cluster import Cluster
-from .servers import Node
 
 ALGORITHMS = ["token_bucket", "fixed_window", "sliding_window_log", "sliding_window_counter", "leaky_bucket", "gcra"]
 THREADS = 32
