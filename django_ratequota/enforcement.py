@@ -6,11 +6,10 @@ the sync and the async way are the same code.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -19,20 +18,19 @@ from django.utils.functional import LazyObject
 
 from .conf import settings
 from .exceptions import NewerRevision, StoreError
+from .facts import NOBODY, PlanFacts, Snapshot, UserEntry
+from .fallback import decide_without_store
 from .health import keep_reporting, note_degraded
 from .identity import Caller
 from .limiter import Limiter, check_cost, default_limiter
-from .local import LocalLimiter
 from .resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve
 from .routes import resolved
 from .server import Command
 from .signals import request_refused
-from .snapshot import NOBODY, PlanFacts, Snapshot, UserEntry, policies
+from .snapshot import policies
 from .store import Call
 from .twin import adrive, drive
 from .types import Bucket, Decision
-
-logger = logging.getLogger("django_ratequota")
 
 Step = Command | Callable[[], Any]
 
@@ -129,7 +127,7 @@ def _decide(
         snapshot = yield from _snapshot()
     except DatabaseError as error:
         note_degraded("database", error)
-        return _without_store((), "database", 1)
+        return decide_without_store((), "database", 1)
     charged = {status.bucket.counter for status in before.statuses} if before and before.allowed else set()
     readable = True
     for reloads in range(_MAX_RELOADS + 1):
@@ -138,9 +136,8 @@ def _decide(
             asked = _ask(caller, entry, snapshot, scope, route, name, http.method or "GET")
             resolution = (yield partial(resolve, asked)) if _may_block() else resolve(asked)
         except DatabaseError as error:  # one of the project's own functions asked it
-            _note(error)
             note_degraded("database", error)
-            return _without_store((), "database", 1)
+            return decide_without_store((), "database", 1)
         buckets = tuple(bucket for bucket in resolution.buckets if bucket.counter not in charged)
         if before is not None and before.allowed and not buckets and not resolution.blocked_by:
             return before
@@ -152,7 +149,7 @@ def _decide(
             break
         except NewerRevision as newer:
             try:
-                snapshot = yield from _read(partial(policies.reload, newer.revision))
+                snapshot = yield partial(policies.reload, newer.revision)
             except DatabaseError:
                 readable = False
     kept = before.statuses if before is not None and before.allowed else ()
@@ -167,10 +164,10 @@ def _snapshot() -> Generator[Step, Any, Snapshot]:
             revision = yield from default_limiter().revision_steps()
         except StoreError:
             pass
-        snapshot = yield from _read(partial(policies.reload, revision))
+        snapshot = yield partial(policies.reload, revision)
     elif policies.overdue():
         try:
-            snapshot = (yield from _read(policies.poll)) or snapshot
+            snapshot = (yield policies.poll) or snapshot
         except DatabaseError:
             pass  # the last known policies go on
     return snapshot
@@ -181,20 +178,9 @@ def _entry(user_id: str | None) -> Generator[Step, Any, UserEntry]:
     if user_id is None:
         return NOBODY
     try:
-        return policies.user(user_id) or (yield from _read(partial(policies.load_user, user_id)))
+        return policies.user(user_id) or (yield partial(policies.load_user, user_id))
     except DatabaseError:
         return NOBODY
-
-
-def _read(function: Callable[[], Any]) -> Generator[Step, Any, Any]:
-    """What a function that reads policies returns; raises ``django.db.Error``."""
-    try:
-        found = yield function
-    except DatabaseError as error:
-        _note(error)
-        raise
-    _note(None)
-    return found
 
 
 def _ask(
@@ -228,42 +214,10 @@ def _judge(
     except StoreError as error:
         if mode != "peek":
             note_degraded(error.reason, error)
-        return _without_store(buckets, error.reason, cost, resolution.blocked_by, peek=mode == "peek")
+        return decide_without_store(buckets, error.reason, cost, resolution.blocked_by, peek=mode == "peek")
     if resolution.blocked_by:
         return replace(decision, allowed=False, blocked_by=resolution.blocked_by)
     return replace(decision, settler=_Settler(limiter))
-
-
-def _without_store(
-    buckets: tuple[Bucket, ...],
-    reason: str,
-    cost: int,
-    blocked_by: tuple[str, ...] = (),
-    *,
-    peek: bool = False,
-) -> Decision:
-    """What ``on_error`` says; one policy that denies, or has no room locally, outweighs those that allow."""
-    enforced = [bucket for bucket in buckets if bucket.mode == "enforce"]
-    says = [bucket.on_error or settings.on_error for bucket in enforced]
-    denied_by = [bucket.title for bucket, word in zip(enforced, says, strict=True) if word == "deny"]
-    if reason == "database" and settings.on_error == "deny":
-        denied_by = ["all"]
-    local = _local(settings.generation)
-    own = [bucket for bucket, word in zip(enforced, says, strict=True) if word == "local"]
-    statuses = local.check(own, cost, peek=bool(peek or denied_by or blocked_by)) if own else ()
-    return Decision(
-        allowed=not denied_by and not blocked_by and all(status.allowed for status in statuses),
-        statuses=statuses,
-        blocked_by=blocked_by,
-        denied_by=tuple(denied_by),
-        error=reason,
-        settler=local,
-    )
-
-
-@lru_cache(maxsize=1)
-def _local(_generation: int) -> LocalLimiter:
-    return LocalLimiter(settings.local_share)
 
 
 class _Settler:
@@ -303,19 +257,6 @@ def _now_us() -> int:
         return default_limiter().now_us
     except StoreError:
         return time.time_ns() // 1000
-
-
-def _note(error: Exception | None) -> None:
-    """Log once when the policies cannot be read any more, and once when they can again."""
-    if policies.readable == (error is None):
-        return
-    policies.readable = error is None
-    if error is None:
-        logger.warning("the policies can be read again")
-    elif policies.current() is None:
-        logger.error("the policies cannot be read, ON_ERROR decides: %s", error)
-    else:
-        logger.error("the policies cannot be read, the last known ones go on: %s", error)
 
 
 class _Doer:

@@ -61,7 +61,7 @@ class Health:
 
 _degraded: Counter[str] = Counter()
 #: Failures that open no breaker, for the server is well, or was never reached.
-_UNTOLD = HEALTHY | {"configuration", "clock"}
+_UNTOLD = HEALTHY | {"configuration", "clock", "database"}
 _MINUTE = 60.0
 #: When each was last logged (monotonic seconds), and may be again.
 _told: dict[str, float] = {}
@@ -69,7 +69,7 @@ _lock = ForkSafeLock()
 
 
 def note_degraded(reason: str, error: Exception) -> None:
-    """Count a decision that ``on_error`` made; log, once a minute for each reason, what no breaker tells."""
+    """Count a decision that ``on_error`` made; log, once a minute for each reason, what nothing else tells."""
     with _lock:
         _degraded[reason] += 1
         now = time.monotonic()
@@ -77,7 +77,7 @@ def note_degraded(reason: str, error: Exception) -> None:
         if tell:
             _told[reason] = now + _MINUTE
     if tell:
-        logger.error("Redis gives no decision (%s), each policy's on_error decides: %s", reason, error)
+        logger.error("no decision by Redis (%s), on_error decides: %s", reason, error)
 
 
 def health() -> Health:

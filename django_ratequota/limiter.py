@@ -25,6 +25,7 @@ from .rates import MAX_UNITS, show
 from .scripts import DECIDE, PUBLISH
 from .server import Command
 from .store import run_script
+from .subjects import ask_each
 from .twin import adrive, drive
 from .types import Bucket, BucketStatus, Decision
 from .windows import calendar_window
@@ -181,12 +182,13 @@ class Limiter:
             if not self.store.clustered:
                 if not buckets and revision is not None and self.answer_age() < self._look_seconds:
                     return Decision(allowed=True, revision=revision, settler=self)
-                decision = yield from self._ask(mode, buckets, cost, revision, patience_us)
+                decision = yield from self._ask(mode, buckets, cost, patience_us, revision)
             else:
                 if revision is not None and self.answer_age() >= self._look_seconds:
-                    yield from self._ask("peek", (), 0, revision)
-                decision = yield from self._ask_each(mode, buckets, cost, patience_us)
-                decision = replace(decision, revision=revision or 0)
+                    yield from self._ask("peek", (), 0, revision=revision)
+                self._keys(buckets)  # what makes no sense is refused before anything is charged
+                decision = yield from ask_each(self._ask, mode, buckets, cost, patience_us)
+                decision = replace(decision, revision=revision or 0, settler=self)
         except StoreError as error:
             if not isinstance(error, StoreLeftAlone):
                 self.latency.record(time.monotonic() - begun)
@@ -199,8 +201,8 @@ class Limiter:
         mode: str,
         buckets: tuple[Bucket, ...],
         cost: int,
-        revision: int | None = None,
         patience_us: int = 0,
+        revision: int | None = None,
     ) -> Steps:
         """One atomic call."""
         keys = self._keys(buckets)
@@ -249,47 +251,6 @@ class Limiter:
                 raise NewerRevision(stored)
         raise StoreError("clock", "the store's clock left three calendar windows in a row")
 
-    def _ask_each(self, mode: str, buckets: tuple[Bucket, ...], cost: int, patience_us: int) -> Steps:
-        """One atomic call a subject: on a Cluster, each may live on a server of its own.
-
-        What the caller has to itself comes first, what it shares with others after that. A refusal gives back what
-        the calls before it took; so does a store that fails in between.
-        """
-        self._keys(buckets)  # what makes no sense is refused before anything is charged
-        decisions: dict[str, Decision] = {}
-        subjects = sorted(dict.fromkeys(bucket.subject for bucket in buckets), key=_is_shared)
-        own = {subject: tuple(b for b in buckets if b.subject == subject) for subject in subjects}
-        for subject in subjects:
-            # After a refusal, what the others would have said is asked without charging them.
-            verb = mode if all(d.allowed for d in decisions.values()) else "peek"
-            try:
-                decisions[subject] = yield from self._ask(verb, own[subject], cost, None, patience_us)
-            except StoreError:
-                if mode == "check":
-                    yield from self._give_back(decisions, cost)
-                raise
-            if mode == "check" and verb == mode and not decisions[subject].allowed:
-                yield from self._give_back(decisions, cost)
-        statuses = {s.bucket.counter: s for decision in decisions.values() for s in decision.statuses}
-        return Decision(
-            allowed=all(decision.allowed for decision in decisions.values()),
-            statuses=tuple(statuses[bucket.counter] for bucket in buckets),
-            at_us=max((decision.at_us for decision in decisions.values()), default=0),
-            settler=self,
-        )
-
-    def _give_back(self, decisions: dict[str, Decision], cost: int) -> Generator[Command, Any, None]:
-        for subject, taken in decisions.items():
-            if not taken.allowed:
-                continue
-            try:
-                given = yield from self._ask("refund", tuple(s.bucket for s in taken.statuses if s.allowed), cost)
-            except StoreError:
-                continue  # its server fails now: the units stay taken until they come back by themselves
-            now = {status.bucket.counter: status for status in given.statuses}
-            statuses = tuple(now.get(status.bucket.counter, status) for status in taken.statuses)
-            decisions[subject] = replace(taken, statuses=statuses)
-
     def _acquire_steps(self, bucket: Bucket, timeout: float, cost: int) -> Steps:
         if bucket.rate.algorithm != "leaky_bucket":
             raise InvalidBucket(f"acquire queues by leaky_bucket; write the rate as '{bucket.rate} leaky_bucket'")
@@ -330,10 +291,6 @@ class Limiter:
 
     async def _arun(self, steps: Steps) -> Decision:
         return await adrive(steps, self.store.call().ado)
-
-
-def _is_shared(subject: str) -> bool:
-    return subject == "everyone" or subject.startswith("plan:")
 
 
 @lru_cache(maxsize=1)

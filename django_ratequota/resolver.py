@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from .facts import EndpointFacts, PlanFacts, PolicyFacts, Snapshot, UserEntry
 from .identity import Caller
 from .rates import BLOCKED
-from .snapshot import EndpointFacts, PlanFacts, PolicyFacts, Snapshot, UserEntry
 from .types import Bucket
 
 logger = logging.getLogger("django_ratequota")

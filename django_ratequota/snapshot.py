@@ -10,147 +10,27 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from ipaddress import ip_network
 from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
+from django.db import Error as DatabaseError
 from django.utils import timezone
 
 from .changes import Seen
 from .conf import Network, settings
 from .exceptions import InvalidRate
+from .facts import NOBODY, Assignment, EndpointFacts, Group, PlanFacts, PolicyFacts, Snapshot, UserEntry
 from .locks import ForkSafeLock
 from .rates import Rate, parse_rates
 from .recording import publication_pending
 
 logger = logging.getLogger("django_ratequota")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFacts:
-    """A plan as the resolver needs it."""
-
-    id: int
-    name: str
-    slug: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointFacts:
-    """An endpoint as the resolver needs it; ``methods`` empty = all but OPTIONS."""
-
-    id: int
-    name: str
-    routes: tuple[str, ...]
-    methods: frozenset[str]
-    cost: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyFacts:
-    """A policy as the resolver needs it; times in µs since the Unix epoch, None = open."""
-
-    id: int
-    endpoint_id: int | None
-    user: str
-    subject: str
-    plan_id: int | None
-    counted_per: str
-    text: str
-    #: The rates to count by, or the words unlimited and blocked.
-    rates: tuple[Rate, ...] | str
-    mode: str
-    on_error: str
-    starts_us: int | None
-    ends_us: int | None
-    #: The addresses that a subject ``ip:...`` stands for; None for other audiences.
-    network: Network | None = None
-
-    @property
-    def dated(self) -> bool:
-        """Whether it has a start or an end: a dated policy beats an open one."""
-        return self.starts_us is not None or self.ends_us is not None
-
-    def active(self, now_us: int) -> bool:
-        """Whether it counts at ``now_us``."""
-        return (self.starts_us is None or self.starts_us <= now_us) and (
-            self.ends_us is None or now_us < self.ends_us
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """A user's plan for a time."""
-
-    plan_id: int
-    starts_us: int
-    ends_us: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserEntry:
-    """What belongs to one user only."""
-
-    policies: tuple[PolicyFacts, ...] = ()
-    assignments: tuple[Assignment, ...] = ()
-
-    def plan_id(self, now_us: int) -> int | None:
-        """The plan assigned at ``now_us``: a dated assignment beats an open one, then the latest start."""
-        active = [a for a in self.assignments if a.starts_us <= now_us and (a.ends_us is None or now_us < a.ends_us)]
-        best = max(active, key=lambda a: (a.ends_us is not None, a.starts_us), default=None)
-        return None if best is None else best.plan_id
-
-
-NOBODY = UserEntry()
-
-
-class Group:
-    """The policies that compete for one endpoint and counted_per, indexed by audience; users' own left out."""
-
-    __slots__ = ("by_plan", "by_subject", "everyone", "networks", "policies")
-
-    def __init__(self, policies: Iterable[PolicyFacts]) -> None:
-        #: All of them, those that are off included, for ``explain``.
-        self.policies = tuple(policies)
-        self.by_subject: dict[str, list[PolicyFacts]] = {}
-        self.networks: list[PolicyFacts] = []
-        self.by_plan: dict[int, list[PolicyFacts]] = {}
-        self.everyone: list[PolicyFacts] = []
-        for policy in self.policies:
-            if policy.mode == "off":
-                continue
-            if policy.network is not None:
-                self.networks.append(policy)
-            elif policy.subject:
-                self.by_subject.setdefault(policy.subject, []).append(policy)
-            elif policy.plan_id is not None:
-                self.by_plan.setdefault(policy.plan_id, []).append(policy)
-            else:
-                self.everyone.append(policy)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """All that is not one user's own, as the database held it at ``revision`` or later."""
-
-    revision: int
-    plans: Mapping[int, PlanFacts]
-    #: default_for -> plan id
-    defaults: Mapping[str, int]
-    endpoints: Mapping[int, EndpointFacts]
-    #: endpoint id (None = all endpoints) -> counted_per -> the policies that compete there.
-    groups: Mapping[int | None, Mapping[str, Group]]
-    #: Kinds of subjects that some policy names as its audience.
-    subject_kinds: frozenset[str]
-    loaded_at: float = field(default_factory=time.time)
-
-    def plan_by_slug(self, slug: str) -> PlanFacts | None:
-        """The plan that code calls ``slug``."""
-        return next((plan for plan in self.plans.values() if plan.slug == slug), None)
 
 
 class Policies:
@@ -173,8 +53,8 @@ class Policies:
         self._drops = 0
         self._seen = Seen()
         self._polled = 0.0
-        #: Whether the last attempt to read policies succeeded.
-        self.readable = True
+        # Whether the last attempt to read policies succeeded.
+        self._readable = True
 
     def current(self) -> Snapshot | None:
         """The snapshot in force; None before the first ``reload``.
@@ -196,7 +76,8 @@ class Policies:
         """
         with self._lock:
             if publication_pending():
-                return load_snapshot(revision)
+                with self._reading():
+                    return load_snapshot(revision)
             snapshot = self._snapshot
             if snapshot is not None and snapshot.revision >= revision:
                 return snapshot
@@ -226,7 +107,8 @@ class Policies:
     def load_user(self, user_id: str) -> UserEntry:
         """Read the user's entry from the database (two queries); raises ``django.db.Error``."""
         drops = self._drops
-        entry = _load_user(user_id)
+        with self._reading():
+            entry = _load_user(user_id)
         with self._users_lock:
             if drops == self._drops and not publication_pending():
                 self._users[user_id] = entry
@@ -238,10 +120,11 @@ class Policies:
         self._polled = time.monotonic()
         snapshot = self._snapshot
         # Changes are read before the data they announce: one that commits in between is read twice, never missed.
-        changes, seen = self._seen.look() if snapshot is not None else Seen.of_history()
-        if snapshot is None or any(change.shared for change in changes):
-            snapshot = load_snapshot(revision)
-        elif snapshot.revision != revision:
+        with self._reading():
+            changes, seen = self._seen.look() if snapshot is not None else Seen.of_history()
+            stale = snapshot is None or any(change.shared for change in changes)
+            snapshot = load_snapshot(revision) if snapshot is None or stale else snapshot
+        if snapshot.revision != revision:
             snapshot = replace(snapshot, revision=revision)
         with self._users_lock:
             if changes:
@@ -253,6 +136,21 @@ class Policies:
                     self._users.pop(user, None)
         self._snapshot, self._seen = snapshot, seen
         return snapshot
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Wraps reads of the database; logs once when they begin to fail, and once when they succeed again."""
+        try:
+            yield
+        except DatabaseError as error:
+            if self._readable:
+                self._readable = False
+                goes_on = "" if self._snapshot is None else ", the last known ones go on"
+                logger.error("the policies cannot be read%s: %s", goes_on, error)
+            raise
+        if not self._readable:
+            self._readable = True
+            logger.warning("the policies can be read again")
 
 
 def load_snapshot(revision: int) -> Snapshot:

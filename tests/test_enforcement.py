@@ -599,7 +599,7 @@ class TestDatabaseDown:
         with database_down():
             decision = check(request_from())
         assert (decision.allowed, decision.denied_by, decision.error) == (allowed, denied_by, "database")
-        assert "the policies cannot be read, ON_ERROR decides" in caplog.text
+        assert "the policies cannot be read: the database is gone" in caplog.text
         assert [check(request_from()).allowed for _ in range(2)] == [True, False]
 
     @pytest.mark.parametrize("on_error", ["allow", "deny"])

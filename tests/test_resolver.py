@@ -15,10 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from django_ratequota import Rate, check_request
-from django_ratequota.identity import Caller, NamedCaller
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
-from django_ratequota.resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve
-from django_ratequota.snapshot import (
+from django_ratequota.facts import (
     NOBODY,
     Assignment,
     EndpointFacts,
@@ -27,9 +24,11 @@ from django_ratequota.snapshot import (
     PolicyFacts,
     Snapshot,
     UserEntry,
-    load_snapshot,
-    policies,
 )
+from django_ratequota.identity import Caller, NamedCaller
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve
+from django_ratequota.snapshot import load_snapshot, policies
 from tests.views import request_from
 
 # Ahead of the real clock, by which policies that ended long ago are not even loaded.

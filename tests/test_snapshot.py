@@ -17,10 +17,11 @@ from django.utils import timezone
 
 from django_ratequota import check_request
 from django_ratequota import snapshot as module
+from django_ratequota.facts import UserEntry
 from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.recording import record_publication
-from django_ratequota.snapshot import Policies, UserEntry, load_snapshot
+from django_ratequota.snapshot import Policies, load_snapshot
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 

@@ -15,10 +15,10 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..facts import EndpointFacts, Snapshot
 from ..models import Endpoint, RatePolicy
 from ..resolver import match_endpoints
 from ..routes import known_routes, known_scopes
-from ..snapshot import EndpointFacts, Snapshot
 from .base import RecordedAdmin
 from .policies import PolicyInline
 

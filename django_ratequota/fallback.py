@@ -1,0 +1,41 @@
+"""What decides while Redis does not: each policy's ``on_error``."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from .conf import settings
+from .local import LocalLimiter
+from .types import Bucket, Decision
+
+
+def decide_without_store(
+    buckets: tuple[Bucket, ...],
+    reason: str,
+    cost: int,
+    blocked_by: tuple[str, ...] = (),
+    *,
+    peek: bool = False,
+) -> Decision:
+    """What ``on_error`` says; one policy that denies, or has no room locally, outweighs those that allow."""
+    enforced = [bucket for bucket in buckets if bucket.mode == "enforce"]
+    says = [bucket.on_error or settings.on_error for bucket in enforced]
+    denied_by = [bucket.title for bucket, word in zip(enforced, says, strict=True) if word == "deny"]
+    if reason == "database" and settings.on_error == "deny":
+        denied_by = ["all"]
+    local = _local(settings.generation)
+    own = [bucket for bucket, word in zip(enforced, says, strict=True) if word == "local"]
+    statuses = local.check(own, cost, peek=bool(peek or denied_by or blocked_by)) if own else ()
+    return Decision(
+        allowed=not denied_by and not blocked_by and all(status.allowed for status in statuses),
+        statuses=statuses,
+        blocked_by=blocked_by,
+        denied_by=tuple(denied_by),
+        error=reason,
+        settler=local,
+    )
+
+
+@lru_cache(maxsize=1)
+def _local(_generation: int) -> LocalLimiter:
+    return LocalLimiter(settings.local_share)
