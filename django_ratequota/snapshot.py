@@ -189,9 +189,14 @@ def load_snapshot(revision: int) -> Snapshot:
 def _load_user(user_id: str) -> UserEntry:
     from .models import PlanAssignment, RatePolicy
 
+    # A principal may be no row of the user model: a service account of a token, say.
+    key = get_user_model()._meta.pk
     try:
-        get_user_model()._meta.pk.to_python(user_id)
-    except ValidationError:  # a principal that is no row of the user model: a service account of a token, say
+        value = key.to_python(user_id)
+        key.run_validators(value)  # a number beyond the column's range overflows in SQLite's driver
+    except ValidationError:
+        return NOBODY
+    if str(value) != user_id:  # "010" reads as 10, and is not that user
         return NOBODY
     assignments = PlanAssignment.objects.filter(user_id=user_id).order_by()
     return UserEntry(
