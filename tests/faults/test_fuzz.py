@@ -1,0 +1,257 @@
+"""Any text and any number, wherever clients may put them: documented errors, no 500, no shared counter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
+from django.test import AsyncClient, Client
+from hypothesis import HealthCheck, assume, example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
+from django_ratequota.exceptions import InvalidBucket, InvalidCost, InvalidRate
+from django_ratequota.keys import bucket_key
+from django_ratequota.limiter import default_limiter
+from django_ratequota.models import Endpoint, Plan, RatePolicy
+from tests.test_keys import BUCKETS, TEXT, counter
+from tests.views import request_from
+
+EXAMPLES = hypothesis_settings(
+    max_examples=150, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+)
+MAX_COST = 10**12
+
+INTEGERS = st.integers(-2, 12) | st.integers() | st.sampled_from([MAX_COST, MAX_COST + 1, 2**53, 2**63, 10**400])
+ANYTHING = (
+    INTEGERS
+    | st.floats()
+    | st.booleans()
+    | st.none()
+    | TEXT
+    | st.binary(max_size=5)
+    | st.decimals()
+    | st.fractions()
+    | st.lists(st.integers(), max_size=2)
+    | st.sampled_from([10.0, 1e308, -0.0, "5", "nan", b"5", object(), int, {}, 3 + 0j])
+)
+#: Texts that some parser between client and counter takes apart.
+HEADER = st.text(st.characters(max_codepoint=255), max_size=40) | st.text("0123.:[]%,;=/*q \"'\\abcf\t", max_size=40)
+PATHS = st.sampled_from(
+    "/plain/ /aplain/ /decorated/ /adecorated/ /api/reports/ /v1/items/1/ /files /nowhere".split()
+)
+NAMES = [
+    "X-Forwarded-For",
+    "X-Api-Key",
+    "Accept",
+    "Accept-Language",
+    "User-Agent",
+    "Host",
+    "Cookie",
+    "Content-Type",
+    "RateLimit",
+    "X-Requested-With",
+]
+
+
+def is_cost(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_COST
+
+
+# --- The engine. ---
+
+
+@given(buckets=st.lists(BUCKETS, max_size=8), prefix=st.from_regex(r"[0-9A-Za-z_.:-]{1,16}", fullmatch=True))
+@EXAMPLES
+def test_so_many_counters_so_many_keys(buckets: list[Bucket], prefix: str) -> None:
+    keys = {bucket_key(prefix, bucket) for bucket in buckets}
+    assert len(keys) == len({counter(bucket) for bucket in buckets})
+    assert all(len(key.encode()) <= 128 for key in keys)
+
+
+@given(
+    verb=st.sampled_from(["check", "peek", "charge", "refund", "acquire", "reset"]),
+    buckets=st.lists(BUCKETS, max_size=4),
+    cost=ANYTHING,
+    timeout=INTEGERS | st.floats(),
+    awaited=st.booleans(),
+)
+@EXAMPLES
+def test_the_engine_decides_or_says_what_is_wrong(
+    redis_client: redis.Redis,
+    limiter: Limiter,
+    verb: str,
+    buckets: list[Bucket],
+    cost: Any,
+    timeout: float,
+    awaited: bool,
+) -> None:
+    function = getattr(limiter, f"a{verb}" if awaited else verb)
+    arguments: list[Any] = [buckets] if verb == "reset" else [buckets, cost]
+    queue = verb == "acquire" and bool(buckets)
+    if verb == "acquire":
+        assume(buckets)
+        arguments = [buckets[0], timeout, cost]
+    duplicate = not queue and len({counter(bucket) for bucket in buckets}) < len(buckets)
+    no_queue = queue and (buckets[0].rate.algorithm != "leaky_bucket" or not 0 <= timeout <= 2**53 / 10**6)
+    try:
+        outcome = asyncio.run(function(*arguments)) if awaited else function(*arguments)
+    except InvalidCost:
+        assert verb != "reset"
+        assert not is_cost(cost)
+    except InvalidBucket:
+        assert duplicate or no_queue
+    else:
+        assert not duplicate
+        assert not no_queue
+        if verb == "reset":
+            assert 0 <= outcome <= len(buckets)
+        else:
+            assert is_cost(cost)
+            assert [s.bucket for s in outcome.statuses] == (buckets[:1] if queue else buckets)
+            assert all(0 <= s.remaining <= s.limit and s.reset_after_us >= 0 for s in outcome.statuses)
+    for key in redis_client.scan_iter("rqtest:*", count=1000):
+        assert len(key) <= 128
+        assert redis_client.pttl(key) > 0
+
+
+@given(limit=ANYTHING, period=ANYTHING | st.just("month"), burst=ANYTHING, algorithm=ANYTHING | st.just("gcra"))
+@EXAMPLES
+def test_a_rate_is_one_or_says_what_is_wrong(limit: Any, period: Any, burst: Any, algorithm: Any) -> None:
+    for arguments in ({"algorithm": algorithm}, {"burst": burst}, {}):
+        try:
+            rate = Rate(limit=limit, period=period, **arguments)
+        except InvalidRate:
+            continue
+        assert type(rate.limit) is int
+        assert 1 <= rate.limit <= MAX_COST
+        assert 1000 <= rate.period_us <= 3653 * 86_400 * 10**6
+
+
+# --- Requests. ---
+
+
+class Principal:
+    """Whoever a token scheme says has authenticated: no row of the user model, its key any text."""
+
+    is_authenticated = True
+
+    def __init__(self, pk: str) -> None:
+        self.pk = pk
+
+
+@pytest.fixture
+def everything_counts(settings: Any, transactional_db: None, fresh_policies: None) -> Iterator[None]:
+    """Policies counted per each kind of subject, some that always refuse, on requests that fit and that do not."""
+    settings.RATEQUOTA = {
+        **settings.RATEQUOTA,
+        "ENFORCE_ALL": True,
+        "TRUSTED_PROXIES": ["127.0.0.0/8", "unix"],
+        "IDENTIFIERS": {"tenant": "tests.views.tenant", "api_key": "tests.views.api_key"},
+    }
+    search = Endpoint.objects.create(name="search", routes="/plain/ v1:*")
+    for counted_per in ("caller", "ip", "everyone", "tenant", "api_key"):
+        RatePolicy.objects.create(counted_per=counted_per, rates="1000000/3650day")
+    for subject in ("ip:203.0.113.0/24", "ip:2001:db8::/32", "tenant:a", "api_key:a"):
+        RatePolicy.objects.create(subject=subject, rates="5/3650day, 7/3650day gcra, 9/month")
+    RatePolicy.objects.create(endpoint=search, rates="blocked")
+    RatePolicy.objects.create(
+        plan=Plan.objects.create(name="Free", slug="free", default_for="anonymous"), rates="9/s"
+    )
+    yield
+    default_limiter().store.close()
+
+
+@given(scope=TEXT | st.none(), tenant=TEXT, key=TEXT, address=TEXT, user=TEXT | st.none(), cost=ANYTHING)
+@example(scope=None, tenant="", key="", address="", user="9" * 19, cost=1)
+@example(scope=None, tenant="", key="", address="", user="-" + "9" * 30, cost=1)
+@example(scope=None, tenant="", key="", address="", user="1" * 5000, cost=1)
+@example(scope=None, tenant="", key="", address="", user="\x00", cost=None)
+@EXAMPLES
+@pytest.mark.usefixtures("everything_counts")
+def test_a_request_is_decided_or_its_cost_is_wrong(
+    scope: str | None, tenant: str, key: str, address: str, user: str | None, cost: Any
+) -> None:
+    for check in (check_request, async_to_sync(acheck_request)):
+        request = request_from(
+            None if user is None else Principal(user), address, headers={"X-Api-Key": key}, tenant=tenant
+        )
+        try:
+            decision: Decision = check(request, scope, cost)
+        except InvalidCost:
+            assert cost is not None
+            assert not is_cost(cost)
+        else:
+            assert cost is None or is_cost(cost)
+            assert not decision.error
+            assert decision is request.ratequota
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+@pytest.mark.parametrize("pk", ["1_0", " 10", "10\n", "+10", "010", "\u0661\u0660", "10.0", "9" * 19, "10"])
+def test_a_principal_whose_key_reads_like_a_user_s_is_not_that_user(pk: str) -> None:
+    """int() takes many texts for ten, and the database's driver takes no number of twenty digits."""
+    RatePolicy.objects.create(user=User.objects.create(pk=10, username="ten"), rates="blocked")
+    assert check_request(request_from(Principal(pk))).allowed is (pk != "10")
+
+
+@given(st.lists(st.tuples(TEXT.filter(bool), TEXT.filter(bool)), min_size=2, max_size=6, unique=True))
+@EXAMPLES
+@pytest.mark.usefixtures("fresh_policies")
+@pytest.mark.django_db(transaction=True)
+def test_no_two_callers_share_a_counter(settings: Any, callers: list[tuple[str, str]]) -> None:
+    """By what is counted, not by the names of keys: each pair of user and tenant is admitted once."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.views.tenant"}}
+    RatePolicy.objects.get_or_create(counted_per="tenant", defaults={"rates": "1000/3650day"})
+    RatePolicy.objects.get_or_create(counted_per="caller", defaults={"rates": "1000/3650day"})
+    asked: list[Decision] = []
+    users, tenants = ([caller[n] for caller in callers] for n in (0, 1))
+    try:
+        for user, tenant in callers:
+            asked.append(check_request(request_from(Principal(user), tenant=tenant)))
+            used = {s.bucket.counted_per: s.limit - s.remaining for s in asked[-1].statuses}
+            assert used == {
+                "caller": users[: len(asked)].count(user),
+                "tenant": tenants[: len(asked)].count(tenant),
+            }
+    finally:
+        for decision in asked:
+            default_limiter().reset([status.bucket for status in decision.statuses])
+
+
+@given(
+    path=PATHS,
+    more=HEADER,
+    query=HEADER,
+    method=st.sampled_from(["GET", "HEAD", "OPTIONS", "POST", "TRACE"]) | HEADER.filter(bool),
+    headers=st.dictionaries(st.sampled_from(NAMES), HEADER, max_size=5),
+    address=HEADER | st.sampled_from(["", "127.0.0.1", "203.0.113.7", "2001:db8::1"]),
+)
+@example(path="/plain/", more="", query="", method="GET", headers={"Accept": ";q=,*/*;q=x"}, address="")
+@EXAMPLES
+@pytest.mark.usefixtures("everything_counts")
+def test_no_request_is_a_500(
+    path: str, more: str, query: str, method: str, headers: dict[str, str], address: str
+) -> None:
+    """The test client raises what a view raises, so anything but an answer below 500 fails here."""
+    about = {"headers": headers, "QUERY_STRING": query}
+    plain = [path, path + more]
+    for place in plain:
+        response = Client().generic(method, "/", PATH_INFO=place, REMOTE_ADDR=address, **about)
+        assert response.status_code < 500
+        if place in ("/plain/", "/v1/items/1/", "/decorated/") and method in ("GET", "HEAD"):
+            assert response.status_code == 429, "blocked, whoever asks"
+
+
+@given(path=PATHS, headers=st.dictionaries(st.sampled_from(NAMES), HEADER, max_size=5))
+@hypothesis_settings(EXAMPLES, max_examples=60)
+@pytest.mark.usefixtures("everything_counts")
+def test_no_request_is_a_500_under_asgi(path: str, headers: dict[str, str]) -> None:
+    assert async_to_sync(AsyncClient().get)(path, headers=headers).status_code < 500
