@@ -1,0 +1,116 @@
+"""The database goes away and comes back, for real: a PostgreSQL that lets a process in no more, and then again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
+
+from . import poll
+
+SQL = "from django.db import connection; c = connection.cursor(); c.execute({!r}); "
+
+
+class Database:
+    """What one process's role may do, as another says."""
+
+    def __init__(self, editor: Process) -> None:
+        self._editor = editor
+        editor.run(SQL.format("DROP ROLE IF EXISTS worker") + "c.execute('CREATE ROLE worker SUPERUSER LOGIN')")
+
+    def go_away(self) -> None:
+        """End the process's connections, and let it make none."""
+        self._editor.run(SQL.format("ALTER ROLE worker NOLOGIN"))
+        ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'worker'"
+        self._editor.run(SQL.format(ended))
+
+    def come_back(self) -> None:
+        self._editor.run(SQL.format("ALTER ROLE worker LOGIN"))
+
+
+@pytest.fixture
+def editor(environment: dict[str, str]) -> Iterator[Process]:  # noqa: F811
+    """A process that reaches the database whatever happens; alice and bob exist."""
+    process = Process(environment)
+    try:
+        process.run("[User.objects.create(pk=pk, username=name) for pk, name in ((1, 'alice'), (2, 'bob'))]")
+        yield process
+    finally:
+        process.close()
+
+
+@pytest.fixture
+def database(editor: Process) -> Database:
+    return Database(editor)
+
+
+@pytest.fixture
+def worker(environment: dict[str, str], database: Database) -> Iterator[Process]:  # noqa: F811
+    """A process that serves requests, with a role of its own."""
+    url = urlsplit(environment["DATABASE_URL"])
+    there = url._replace(netloc=f"worker@{url.hostname}:{url.port}").geturl()
+    process = Process({**environment, "DATABASE_URL": there})
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+HEARD = (
+    "import logging; lines = []; "
+    "logging.getLogger('django_ratequota').addHandler(type('H', (logging.Handler,), "
+    "{'emit': lambda self, record: lines.append(record.getMessage())})())"
+)
+# As Django does around each request: a connection that broke is dropped.
+ASK = (
+    "from django.db import close_old_connections; close_old_connections(); "
+    "from django.test import RequestFactory; from django_ratequota import check_request; "
+    "request = RequestFactory().get('/'); request.user = User(pk={pk}); d = check_request(request, scope='search'); "
+    "answer = [d.allowed, [s.limit for s in d.statuses], d.error]"
+)
+
+
+def ask(worker: Process, pk: int) -> list[object]:
+    return worker.run(ASK.format(pk=pk))
+
+
+def test_the_last_policies_go_on(database: Database, worker: Process, editor: Process) -> None:
+    editor.run("RatePolicy.objects.create(rates='5/hour')")
+    worker.run(HEARD)
+    assert ask(worker, 1) == [True, [5], ""]
+    database.go_away()
+    assert ask(worker, 1) == [True, [5], ""]
+    # An edit that cannot be read yet; a caller whose own policies cannot be read: the shared ones hold both.
+    editor.run("RatePolicy.objects.update(rates='3/hour')")
+    assert ask(worker, 1) == [True, [5], ""]
+    assert [ask(worker, 2)[0] for _ in range(6)] == [True] * 5 + [False]
+    database.come_back()
+    poll(lambda: ask(worker, 1)[1] == [3], 30, "the edit binds once it can be read")
+    lines = worker.run("answer = lines")
+    assert len(lines) == 2, lines
+    assert lines[0].startswith("the policies cannot be read, the last known ones go on: ")
+    assert lines[1] == "the policies can be read again"
+
+
+@pytest.mark.parametrize(("on_error", "allowed"), [("allow", True), ("deny", False)])
+def test_a_process_that_never_read_any(
+    database: Database, worker: Process, editor: Process, on_error: str, allowed: bool
+) -> None:
+    editor.run("RatePolicy.objects.create(rates='1/hour')")
+    worker.run(HEARD)
+    worker.run(
+        "from django.conf import settings; from django.test import override_settings; "
+        f"override_settings(RATEQUOTA={{**settings.RATEQUOTA, 'ON_ERROR': {on_error!r}}}).enable()"
+    )
+    database.go_away()
+    assert [ask(worker, 1) for _ in range(2)] == [[allowed, [], "database"]] * 2
+    lines = worker.run("answer = lines")
+    assert len(lines) == 2, lines
+    assert lines[0].startswith("the policies cannot be read: ")
+    assert lines[1].startswith("no decision by Redis (database), on_error decides: ")
+    database.come_back()
+    assert ask(worker, 1) == [True, [1], ""]
+    assert ask(worker, 1) == [False, [1], ""]
