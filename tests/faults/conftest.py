@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
+from django_ratequota import Limiter
+
+from .asking import Ask, Way, awaiting, plainly
 from .cluster import Cluster
 from .proxy import Proxy
 from .servers import Node, Pair, Sentinels
@@ -59,3 +63,32 @@ def sentinels() -> Iterator[Sentinels]:
 def cluster() -> Iterator[Cluster]:
     with Cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture(params=[plainly, awaiting], ids=["plain", "awaited"])
+def way(request: pytest.FixtureRequest) -> Way:
+    """How to ask: for tests that ask on threads, each of which needs a loop of its own."""
+    return request.param
+
+
+@pytest.fixture
+def ask(way: Way) -> Iterator[Ask]:
+    """Asks plainly, or awaiting."""
+    with way() as ask:
+        yield ask
+
+
+@pytest.fixture
+def limiters() -> Iterator[Callable[..., Limiter]]:
+    """Makes limiters on a server or a proxy, and closes them."""
+    with ExitStack() as stack:
+
+        def make(
+            where: Node | Proxy, timeout: float = 10, client: dict[str, Any] | None = None, **more: Any
+        ) -> Limiter:
+            place = stack.enter_context(where.client(**(client or {})))
+            limiter = Limiter(client=place, prefix="rqtest", timeout=timeout, **more)
+            stack.callback(limiter.store.close)
+            return limiter
+
+        yield make

@@ -28,6 +28,8 @@ class Proxy:
         self.delay = 0.0
         #: Seconds between the bytes of a reply; 0 = all at once.
         self.trickle = 0.0
+        #: How many of the next requests are passed on before the cuts below apply.
+        self.spare = 0
         #: How many of the next requests never reach the server: the connection is closed instead.
         self.cut_before_request_is_passed_on = 0
         #: How many of the next requests are executed and then never answered: the connection is closed instead.
@@ -113,6 +115,9 @@ class Proxy:
         """What becomes of the next request: "cut", "swallow" its reply, or "pass"."""
         with self._lock:
             self.requests += 1
+            if self.spare > 0:
+                self.spare -= 1
+                return "pass"
             if self.cut_before_request_is_passed_on > 0:
                 self.cut_before_request_is_passed_on -= 1
                 return "cut"

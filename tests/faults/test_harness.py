@@ -193,6 +193,15 @@ def test_a_request_cut_after_execution_is_executed(proxy: Proxy, node: Node) -> 
         assert client.incr("count") == 3
 
 
+def test_requests_may_be_spared_before_the_cut(proxy: Proxy, node: Node) -> None:
+    proxy.spare, proxy.cut_after_execution = 2, 1
+    with proxy.client() as client:
+        assert [client.incr("count"), client.incr("count")] == [1, 2]
+        with pytest.raises(Lost):
+            client.incr("count")
+        assert client.incr("count") == 4
+
+
 def test_delay_and_trickle_slow_replies_down(proxy: Proxy, node: Node) -> None:
     with proxy.client() as client:
         client.set("key", "0123456789")  # "$10\r\n0123456789\r\n" is 17 bytes

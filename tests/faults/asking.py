@@ -1,0 +1,46 @@
+"""Asking a limiter, plainly or awaiting, and the limits that these tests ask about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.exceptions import StoreError
+from django_ratequota.rates import ALGORITHMS
+
+Ask = Callable[[Limiter, Sequence[Bucket]], Decision]
+Way = Callable[[], AbstractContextManager[Ask]]
+
+
+@contextmanager
+def plainly() -> Iterator[Ask]:
+    """``check``."""
+    yield lambda limiter, buckets: limiter.check(buckets)
+
+
+@contextmanager
+def awaiting() -> Iterator[Ask]:
+    """``acheck`` in one event loop, so that its connections last as long as the block."""
+    with asyncio.Runner() as runner:
+        yield lambda limiter, buckets: runner.run(limiter.acheck(buckets))
+
+
+def failure(ask: Ask, limiter: Limiter, buckets: Sequence[Bucket]) -> str:
+    """The label of the error that the store raised; "" when it decided."""
+    try:
+        ask(limiter, buckets)
+    except StoreError as error:
+        return error.reason
+    return ""
+
+
+def slow(algorithm: str, limit: int, user: int = 1) -> Bucket:
+    """A limit of which no unit comes back while a test lasts."""
+    return Bucket(f"user:{user}", Rate.parse(f"{limit}/3650day {algorithm}"))
+
+
+def one_of_each(limit: int) -> list[Bucket]:
+    """Such a limit by each algorithm."""
+    return [slow(algorithm, limit) for algorithm in ALGORITHMS]
