@@ -101,6 +101,11 @@ class Node:
                 return self
         raise AssertionError(f"ten ports were taken:\n{self.log}")
 
+    def change(self, *lines: str) -> None:
+        """Add lines to the configuration file, for the next start."""
+        with (self.directory / "server.conf").open("a") as config:
+            config.writelines(f"{line}\n" for line in lines)
+
     def freeze(self) -> None:
         """SIGSTOP: connections stay open, and nothing answers."""
         self._running().send_signal(signal.SIGSTOP)

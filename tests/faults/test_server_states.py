@@ -1,0 +1,202 @@
+"""Servers that answer with an error: each kind has its label, changes nothing, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import AnonymousUser
+from django.test import RequestFactory, override_settings
+
+from django_ratequota import Decision, Limiter, acheck_request, check_request
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.responses import refusal_response, status_code
+
+from . import poll
+from .asking import Ask, failure, one_of_each
+from .servers import PATIENCE, REPLICATION, Node, follow
+
+Nodes = Callable[..., Node]
+Trouble = Callable[[Node, Nodes], AbstractContextManager[None]]
+
+LIMIT = 100
+#: What the server of each test is configured with, for trouble that cannot be made later.
+LINES = (
+    *REPLICATION,
+    "dbfilename taken.rdb",
+    "rdbcompression no",
+    "loading-process-events-interval-bytes 1024",
+    "busy-reply-threshold 10",
+)
+
+
+# --- How to get a server into trouble, and out of it. ---
+
+
+@contextmanager
+def oom(node: Node, nodes: Nodes) -> Iterator[None]:
+    node.command("CONFIG", "SET", "maxmemory", 1)
+    yield
+    node.command("CONFIG", "SET", "maxmemory", 0)
+
+
+@contextmanager
+def busy(node: Node, nodes: Nodes) -> Iterator[None]:
+    """Another's script does not end."""
+    ends: list[str] = []
+
+    def loop() -> None:
+        with node.client(socket_timeout=PATIENCE) as client:
+            try:
+                client.eval("while true do end", 0)
+            except redis.ResponseError as error:
+                ends.append(str(error))
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        poll(lambda: answers(node, "BUSY"), PATIENCE, "the server is busy")
+        yield
+    finally:
+        node.command("SCRIPT", "KILL")
+        thread.join(PATIENCE)
+    assert len(ends) == 1
+
+
+@contextmanager
+def loading(node: Node, nodes: Nodes) -> Iterator[None]:
+    """It restarts with a dataset that takes it 30 s to read, unless it is told to hurry; after each key it answers."""
+    with node.client() as client, client.pipeline(transaction=False) as pipeline:
+        for number in range(3000):
+            pipeline.set(f"other:{number}", "x" * 1024)
+        pipeline.execute()
+        client.save()
+    node.kill()
+    node.change("key-load-delay 10000")
+    node.start(wait=False)
+    poll(lambda: answers(node, "LOADING"), PATIENCE, "the server loads")
+    yield
+    node.command("CONFIG", "SET", "key-load-delay", 0)
+    poll(lambda: node.command("PING"), PATIENCE, "the server has loaded")
+
+
+@contextmanager
+def misconf(node: Node, nodes: Nodes) -> Iterator[None]:
+    """It cannot save: a directory has the file's name, which stops root as well."""
+    (node.directory / "taken.rdb").mkdir()
+    save(node, "err")
+    yield
+    (node.directory / "taken.rdb").rmdir()
+    save(node, "ok")
+
+
+def save(node: Node, status: str) -> None:
+    node.command("CONFIG", "SET", "save", "3600 1")
+    node.command("BGSAVE")
+    poll(lambda: node.info("persistence")["rdb_last_bgsave_status"] == status, PATIENCE, f"saving ends with {status}")
+
+
+@contextmanager
+def noreplicas(node: Node, nodes: Nodes) -> Iterator[None]:
+    """The only replica leaves."""
+    replica = nodes(*REPLICATION)
+    follow(replica, node)
+    node.command("CONFIG", "SET", "min-replicas-to-write", 1)
+    assert node.info("replication")["min_slaves_good_slaves"] == 1
+    replica.command("REPLICAOF", "NO", "ONE")
+    poll(lambda: node.info("replication")["min_slaves_good_slaves"] == 0, PATIENCE, "the replica is gone")
+    yield
+    follow(replica, node)
+
+
+@contextmanager
+def noperm(node: Node, nodes: Nodes) -> Iterator[None]:
+    """Somebody takes a permission away from the user that we are."""
+    node.command("ACL", "SETUSER", "default", "-evalsha")
+    yield
+    node.command("ACL", "SETUSER", "default", "+evalsha")
+
+
+def answers(node: Node, prefix: str) -> bool:
+    """Whether the server answers with that error."""
+    with node.client() as client:
+        try:
+            client.ping()
+        except redis.BusyLoadingError:
+            return prefix == "LOADING"
+        except redis.ResponseError as error:
+            return str(error).startswith(prefix)
+    return False
+
+
+TROUBLES = pytest.mark.parametrize("trouble", [oom, busy, loading, misconf, noreplicas, noperm])
+
+
+# --- What comes of it. ---
+
+
+def dumps(node: Node) -> dict[bytes, bytes]:
+    """What is stored of each counter."""
+    with node.client() as client:
+        return {key: client.dump(key) for key in client.scan_iter("rqtest:*", count=1000)}
+
+
+@TROUBLES
+def test_each_has_its_label_and_changes_nothing(
+    nodes: Nodes, limiters: Callable[..., Limiter], ask: Ask, trouble: Trouble
+) -> None:
+    node = nodes(*LINES)
+    limiter, buckets = limiters(node), one_of_each(LIMIT)
+    for _ in range(3):
+        assert ask(limiter, buckets).allowed
+    before = dumps(node)
+    assert len(before) == len(buckets)
+    with trouble(node, nodes):
+        # Two in a row leave the breaker closed. New keys, and keys that exist, some of them lists.
+        assert failure(ask, limiters(node), one_of_each(LIMIT)) == trouble.__name__
+        fresh = limiters(node)
+        assert [failure(ask, fresh, some) for some in (buckets, buckets[:1])] == [trouble.__name__] * 2
+    assert dumps(node) == before
+    decision = ask(fresh, buckets)
+    assert decision.allowed
+    assert [status.remaining for status in decision.statuses] == [LIMIT - 4] * len(buckets)
+
+
+@pytest.fixture
+def policies() -> None:
+    """One endpoint whose policy allows while the store is in trouble, and one whose policy denies."""
+    for name, on_error in (("lenient", "allow"), ("strict", "deny")):
+        endpoint = Endpoint.objects.create(name=name)
+        RatePolicy.objects.create(endpoint=endpoint, on_error=on_error, rates=f"{LIMIT}/3650day")
+
+
+@TROUBLES
+@pytest.mark.parametrize("awaited", [False, True], ids=["plain", "awaited"])
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies", "policies")
+def test_each_policy_says_what_happens_then(nodes: Nodes, trouble: Trouble, awaited: bool) -> None:
+    def check(scope: str) -> Decision:
+        request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")
+        request.user = AnonymousUser()
+        decision = async_to_sync(acheck_request)(request, scope) if awaited else check_request(request, scope)
+        if not decision.allowed:
+            assert refusal_response(request, decision).status_code == status_code(decision)
+        return decision
+
+    node = nodes(*LINES)
+    mine = {"PREFIX": "rqtest", "REDIS_URL": node.url, "TIMEOUT": 10, "REPORT_SECONDS": 0}
+    with override_settings(RATEQUOTA=mine):
+        assert [check(scope).degraded for scope in ("lenient", "strict")] == [False, False]
+        with trouble(node, nodes):
+            lenient, strict = check("lenient"), check("strict")
+        assert (lenient.allowed, lenient.degraded, lenient.error) == (True, True, trouble.__name__)
+        assert (strict.allowed, strict.degraded, strict.error) == (False, True, trouble.__name__)
+        assert status_code(strict) == 503
+        assert lenient.statuses == strict.statuses == ()
+        after = [check(scope) for scope in ("lenient", "strict")]
+        assert [decision.degraded for decision in after] == [False, False]
+        assert [decision.statuses[0].remaining for decision in after] == [LIMIT - 2] * 2
