@@ -16,7 +16,6 @@ from .cluster import Cluster
 from .proxy import Proxy
 from .servers import Node, Pair, Sentinels
 
-
 #: It breaks PostgreSQL, which CI's second half brings.
 collect_ignore = [] if os.environ.get("DATABASE_URL") else ["test_database.py"]
 

@@ -69,7 +69,7 @@ def busy(node: Node, nodes: Nodes) -> Iterator[None]:
 
 @contextmanager
 def loading(node: Node, nodes: Nodes) -> Iterator[None]:
-    """It restarts with a dataset that takes it 30 s to read, unless it is told to hurry; after each key it answers."""
+    """It restarts with a dataset that takes it 30 s to read, unless told to hurry; after each key it answers."""
     with node.client() as client, client.pipeline(transaction=False) as pipeline:
         for number in range(3000):
             pipeline.set(f"other:{number}", "x" * 1024)
