@@ -1,13 +1,20 @@
-"""Plans, endpoints and policies as the resolver needs them: immutable, without the database."""
+"""Plans, endpoints and policies as the resolver needs them: immutable, and made from rows."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from ipaddress import ip_network
+from typing import Any
 
 from .conf import Network
-from .rates import Rate
+from .exceptions import InvalidRate
+from .rates import Rate, parse_rates
+
+logger = logging.getLogger("django_ratequota")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,3 +138,57 @@ class Snapshot:
     def plan_by_slug(self, slug: str) -> PlanFacts | None:
         """The plan that code calls ``slug``."""
         return next((plan for plan in self.plans.values() if plan.slug == slug), None)
+
+
+def endpoint_facts(endpoint: Any) -> EndpointFacts:
+    """What an Endpoint row says."""
+    return EndpointFacts(
+        id=endpoint.pk,
+        name=endpoint.name,
+        routes=tuple(endpoint.routes.split()),
+        methods=frozenset(endpoint.methods.split()),
+        cost=endpoint.cost,
+    )
+
+
+def policy_facts(policy: Any) -> PolicyFacts:
+    """What a RatePolicy row says."""
+    return PolicyFacts(
+        id=policy.pk,
+        endpoint_id=policy.endpoint_id,
+        user="" if policy.user_id is None else str(policy.user_id),
+        subject=policy.subject,
+        plan_id=policy.plan_id,
+        counted_per=policy.counted_per,
+        text=policy.rates,
+        rates=_read_rates(policy),
+        mode=policy.mode,
+        on_error=policy.on_error,
+        starts_us=policy.starts_at and to_us(policy.starts_at),
+        ends_us=policy.ends_at and to_us(policy.ends_at),
+        network=_network(policy.subject),
+    )
+
+
+def to_us(moment: datetime) -> int:
+    """µs since the Unix epoch."""
+    return round(moment.timestamp() * 10**6)
+
+
+def _network(subject: str) -> Network | None:
+    kind, _, value = subject.partition(":")
+    if kind != "ip":
+        return None
+    try:
+        return ip_network(value)
+    except ValueError:  # written past the model's validation: it matches nobody
+        return None
+
+
+def _read_rates(policy: Any) -> tuple[Rate, ...] | str:
+    try:
+        return parse_rates(policy.rates, policy.algorithm)
+    except InvalidRate as error:
+        # Written past the model's validation; limiting nobody by it beats failing every request.
+        logger.error("policy %s is left out, its rates %r cannot be read: %s", policy.pk, policy.rates, error)
+        return ()

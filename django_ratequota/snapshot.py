@@ -13,8 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
-from ipaddress import ip_network
+from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -23,11 +22,20 @@ from django.db import Error as DatabaseError
 from django.utils import timezone
 
 from .changes import Seen
-from .conf import Network, settings
-from .exceptions import InvalidRate
-from .facts import NOBODY, Assignment, EndpointFacts, Group, PlanFacts, PolicyFacts, Snapshot, UserEntry
+from .conf import settings
+from .facts import (
+    NOBODY,
+    Assignment,
+    Group,
+    PlanFacts,
+    PolicyFacts,
+    Snapshot,
+    UserEntry,
+    endpoint_facts,
+    policy_facts,
+    to_us,
+)
 from .locks import ForkSafeLock
-from .rates import Rate, parse_rates
 from .recording import publication_pending
 
 logger = logging.getLogger("django_ratequota")
@@ -160,7 +168,7 @@ def load_snapshot(revision: int) -> Snapshot:
     plans = {plan.pk: plan for plan in Plan.objects.order_by()}
     groups: dict[int | None, dict[str, list[PolicyFacts]]] = {}
     kinds = set()
-    for policy in _policy_facts(RatePolicy.objects.filter(user__isnull=True)):
+    for policy in _active_facts(RatePolicy.objects.filter(user__isnull=True)):
         groups.setdefault(policy.endpoint_id, {}).setdefault(policy.counted_per, []).append(policy)
         if policy.subject:
             kinds.add(policy.subject.partition(":")[0])
@@ -168,16 +176,7 @@ def load_snapshot(revision: int) -> Snapshot:
         revision=revision,
         plans={pk: PlanFacts(id=pk, name=plan.name, slug=plan.slug) for pk, plan in plans.items()},
         defaults={plan.default_for: pk for pk, plan in plans.items() if plan.default_for},
-        endpoints={
-            endpoint.pk: EndpointFacts(
-                id=endpoint.pk,
-                name=endpoint.name,
-                routes=tuple(endpoint.routes.split()),
-                methods=frozenset(endpoint.methods.split()),
-                cost=endpoint.cost,
-            )
-            for endpoint in Endpoint.objects.order_by()
-        },
+        endpoints={endpoint.pk: endpoint_facts(endpoint) for endpoint in Endpoint.objects.order_by()},
         groups={
             endpoint_id: {counted_per: Group(policies) for counted_per, policies in competing.items()}
             for endpoint_id, competing in groups.items()
@@ -200,56 +199,19 @@ def _load_user(user_id: str) -> UserEntry:
         return NOBODY
     assignments = PlanAssignment.objects.filter(user_id=user_id).order_by()
     return UserEntry(
-        policies=tuple(_policy_facts(RatePolicy.objects.filter(user_id=user_id))),
+        policies=tuple(_active_facts(RatePolicy.objects.filter(user_id=user_id))),
         assignments=tuple(
-            Assignment(plan_id=a.plan_id, starts_us=_us(a.starts_at), ends_us=a.ends_at and _us(a.ends_at))
+            Assignment(plan_id=a.plan_id, starts_us=to_us(a.starts_at), ends_us=a.ends_at and to_us(a.ends_at))
             for a in assignments
         ),
     )
 
 
-def _policy_facts(policies: Any) -> Iterator[PolicyFacts]:
+def _active_facts(policies: Any) -> Iterator[PolicyFacts]:
     # Ended ones are left out, with a day's margin: what has ended is decided by the store's clock, not this one.
     ended = timezone.now() - timedelta(days=1)
     for policy in policies.exclude(ends_at__lt=ended).order_by():
-        yield PolicyFacts(
-            id=policy.pk,
-            endpoint_id=policy.endpoint_id,
-            user="" if policy.user_id is None else str(policy.user_id),
-            subject=policy.subject,
-            plan_id=policy.plan_id,
-            counted_per=policy.counted_per,
-            text=policy.rates,
-            rates=_read_rates(policy),
-            mode=policy.mode,
-            on_error=policy.on_error,
-            starts_us=policy.starts_at and _us(policy.starts_at),
-            ends_us=policy.ends_at and _us(policy.ends_at),
-            network=_network(policy.subject),
-        )
-
-
-def _network(subject: str) -> Network | None:
-    kind, _, value = subject.partition(":")
-    if kind != "ip":
-        return None
-    try:
-        return ip_network(value)
-    except ValueError:  # written past the model's validation: it matches nobody
-        return None
-
-
-def _read_rates(policy: Any) -> tuple[Rate, ...] | str:
-    try:
-        return parse_rates(policy.rates, policy.algorithm)
-    except InvalidRate as error:
-        # Written past the model's validation; limiting nobody by it beats failing every request.
-        logger.error("policy %s is left out, its rates %r cannot be read: %s", policy.pk, policy.rates, error)
-        return ()
-
-
-def _us(moment: datetime) -> int:
-    return round(moment.timestamp() * 10**6)
+        yield policy_facts(policy)
 
 
 #: The policies of this process.
