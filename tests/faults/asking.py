@@ -10,21 +10,21 @@ from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.exceptions import StoreError
 from django_ratequota.rates import ALGORITHMS
 
-Ask = Callable[[Limiter, Sequence[Bucket]], Decision]
+Ask = Callable[..., Decision]
 Way = Callable[[], AbstractContextManager[Ask]]
 
 
 @contextmanager
 def plainly() -> Iterator[Ask]:
-    """``check``."""
-    yield lambda limiter, buckets: limiter.check(buckets)
+    """``check``, as ``ask(limiter, buckets, cost=1)``."""
+    yield lambda limiter, buckets, cost=1: limiter.check(buckets, cost)
 
 
 @contextmanager
 def awaiting() -> Iterator[Ask]:
     """``acheck`` in one event loop, so that its connections last as long as the block."""
     with asyncio.Runner() as runner:
-        yield lambda limiter, buckets: runner.run(limiter.acheck(buckets))
+        yield lambda limiter, buckets, cost=1: runner.run(limiter.acheck(buckets, cost))
 
 
 def failure(ask: Ask, limiter: Limiter, buckets: Sequence[Bucket]) -> str:

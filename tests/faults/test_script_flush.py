@@ -1,0 +1,161 @@
+"""Servers that forget the script, or everything, while many ask: no unit is lost or won by it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from django_ratequota import Bucket, Limiter
+from django_ratequota.exceptions import StoreError
+from django_ratequota.rates import ALGORITHMS
+
+from . import poll
+from .asking import Way, one_of_each, slow
+from .servers import PATIENCE, Node
+
+Make = Callable[..., Limiter]
+
+THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One ask and what came of it."""
+
+    #: When it began and ended (monotonic, seconds).
+    begun: float
+    ended: float
+    #: Why there was no decision; "" when there was one.
+    error: str
+    allowed: bool = False
+    #: The server's clock at the decision (µs).
+    at_us: int = 0
+
+
+class Load:
+    """Threads that ask until they are told to stop, or so many times each."""
+
+    def __init__(self, way: Way, limiter: Limiter, buckets: list[Bucket]) -> None:
+        self.asked: list[Asked] = []
+        self._way, self._limiter, self._buckets = way, limiter, buckets
+        self._enough = threading.Event()
+
+    def admitted(self) -> int:
+        return sum(asked.allowed for asked in self.asked)
+
+    def ask(self, times: int) -> None:
+        """Ask on all threads, so many times each."""
+        with ThreadPoolExecutor(THREADS) as threads:
+            for done in [threads.submit(self._ask, times) for _ in range(THREADS)]:
+                done.result()
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Ask on all threads, until the block ends."""
+        with ThreadPoolExecutor(THREADS) as threads:
+            done = [threads.submit(self._ask, 10**6) for _ in range(THREADS)]
+            try:
+                yield
+            finally:
+                self._enough.set()
+            for thread in done:
+                thread.result()
+
+    def _ask(self, times: int) -> None:
+        with self._way() as ask:
+            for _ in range(times):
+                if self._enough.is_set():
+                    return
+                begun = time.monotonic()
+                try:
+                    decision = ask(self._limiter, self._buckets)
+                except StoreError as error:
+                    asked = Asked(begun, time.monotonic(), error.reason)
+                else:
+                    asked = Asked(begun, time.monotonic(), "", decision.allowed, decision.at_us)
+                self.asked.append(asked)
+
+
+@contextmanager
+def flushing(node: Node, seconds: float) -> Iterator[list[None]]:
+    """Makes the server forget all scripts again and again, so many seconds apart; collects an item each time."""
+    flushes: list[None] = []
+    enough = threading.Event()
+
+    def flush() -> None:
+        with node.client() as client:
+            while not enough.wait(seconds):
+                client.script_flush()
+                flushes.append(None)
+
+    thread = threading.Thread(target=flush)
+    thread.start()
+    try:
+        yield flushes
+    finally:
+        enough.set()
+        thread.join(PATIENCE)
+
+
+@pytest.mark.parametrize("milliseconds", [10, 0])
+def test_scripts_are_flushed_under_load(node: Node, limiters: Make, way: Way, milliseconds: int) -> None:
+    """Between loading a script and running it by its hash, it may be gone again."""
+    limit, times = 1500, 400
+    load = Load(way, limiters(node, timeout=30), one_of_each(limit))
+    with flushing(node, milliseconds / 1000) as flushes:
+        load.ask(times)
+    took = max(asked.ended for asked in load.asked) - min(asked.begun for asked in load.asked)
+    print(f"\n{len(flushes)} flushes in {took:.2f} s, {len(load.asked)} asked, {load.admitted()} admitted")
+    assert len(flushes) >= 10
+    assert {asked.error for asked in load.asked} == {""}
+    assert load.admitted() == limit
+    assert len(load.asked) == THREADS * times
+    statuses = limiters(node).peek(one_of_each(limit)).statuses
+    assert [status.remaining for status in statuses] == [0] * len(ALGORITHMS)
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["forgets", "remembers"])
+def test_the_server_dies_and_comes_back_under_load(
+    nodes: Callable[..., Node], limiters: Make, way: Way, durable: bool
+) -> None:
+    """What it forgot is admitted again, to the unit; what it wrote down is not."""
+    limit = 1500
+    node = nodes(*(["appendonly yes", "appendfsync always"] if durable else []))
+    load = Load(way, limiters(node, timeout=5), [slow("token_bucket", limit)])
+    with load.going_on():
+        poll(lambda: load.admitted() >= 100, PATIENCE, "a hundred are admitted")
+        dying = time.monotonic()
+        node.kill()
+        dead_us = time.time_ns() // 1000
+        poll(lambda: load.asked[-1].error, PATIENCE, "the load meets the outage")
+        node.start()
+        begun = time.monotonic()
+        back = poll(
+            lambda: load.asked[-1].begun > begun and not load.asked[-1].error, PATIENCE, "decisions come again"
+        )
+        healed = time.monotonic()
+        poll(lambda: not load.asked[-1].allowed and not load.asked[-1].error, PATIENCE, "the limit is reached")
+    before = sum(asked.allowed for asked in load.asked if asked.at_us <= dead_us)
+    after = load.admitted() - before
+    errors = [asked for asked in load.asked if asked.error]
+    print(
+        f"\nadmitted {before} before, {after} after, {load.admitted()} in all of {limit}; {len(errors)} of "
+        f"{len(load.asked)} failed: {sorted({asked.error for asked in errors})}; decisions again after {back:.2f} s"
+    )
+    assert errors
+    assert {asked.error for asked in errors} <= {"connection", "timeout", "loading"}
+    assert min(asked.ended for asked in errors) >= dying
+    assert max(asked.begun for asked in errors) <= healed
+    if durable:
+        # It wrote each admission down before it answered; at most those whose answer died with it were not told of.
+        assert limit - THREADS <= load.admitted() <= limit
+    else:
+        # It forgot what it had admitted until it died, and nothing else.
+        assert after == limit
+        assert load.admitted() == limit + before
