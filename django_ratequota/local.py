@@ -59,14 +59,16 @@ class LocalLimiter:
         """
         with self._lock:
             now = self._clock()
-            taken = [self._take(bucket, now) for bucket in buckets]
+            taken = [self._take(bucket, now, peek) for bucket in buckets]
             waits = [self._wait(taken[at][1], bucket.rate, cost, now) for at, bucket in enumerate(buckets)]
             statuses = []
             for bucket, (name, counter), wait in zip(buckets, taken, waits, strict=True):
-                if not peek and not any(waits):
-                    counter.units += cost
-                # What can never pass is no reason to remember anybody.
-                counter.refused_until = now + wait if 0 < wait < _NEVER else 0.0
+                if not peek:
+                    if not any(waits):
+                        counter.units += cost
+                    # What can never pass is no reason to remember anybody, nor to forget them.
+                    if wait < _NEVER:
+                        counter.refused_until = now + wait if wait else 0.0
                 self._put(name, counter)
                 statuses.append(self._status(bucket, counter, wait))
             return tuple(statuses)
@@ -95,10 +97,10 @@ class LocalLimiter:
         """``refund``; there is nothing to wait for."""
         return self.charge(buckets, cost=-cost)
 
-    def _take(self, bucket: Bucket, now: float) -> tuple[_Name, _Counter]:
+    def _take(self, bucket: Bucket, now: float, peek: bool = False) -> tuple[_Name, _Counter]:
         """The bucket's counter, brought to now and taken out of its place; ``_put`` puts it back."""
         name = bucket.counter
-        if name not in self._passing and name not in self._refusing and not self._has_room(now):
+        if name not in self._passing and name not in self._refusing and not self._has_room(now, peek):
             # All refuse: from here on, the newcomers of a policy share one counter.
             name = (None, *name[1:])
         counter = self._passing.pop(name, None) or self._refusing.pop(name, None)
@@ -121,9 +123,11 @@ class LocalLimiter:
         elif counter.units or counter.previous:
             self._passing[name] = counter
 
-    def _has_room(self, now: float) -> bool:
+    def _has_room(self, now: float, peek: bool) -> bool:
         if len(self) < self._size:
             return True
+        if peek:
+            return bool(self._passing)
         for _ in range(min(_LOOKS, len(self._refusing))):
             name, counter = self._refusing.popitem(last=False)
             if counter.refused_until <= now:
