@@ -47,9 +47,11 @@ class LocalLimiter:
         # Least recently used first. What refuses is kept apart: a flood of newcomers must not free a client.
         self._passing: OrderedDict[_Name, _Counter] = OrderedDict()
         self._refusing: OrderedDict[_Name, _Counter] = OrderedDict()
+        # By policy, without a subject; apart as well, else each newcomer would push out what the others share.
+        self._shared: dict[_Name, _Counter] = {}
 
     def __len__(self) -> int:
-        return len(self._passing) + len(self._refusing)
+        return len(self._passing) + len(self._refusing) + len(self._shared)
 
     def check(self, buckets: Sequence[Bucket], cost: int, *, peek: bool = False) -> tuple[BucketStatus, ...]:
         """How each bucket stands, same order; every one is charged if all have room and ``peek`` is False.
@@ -103,7 +105,8 @@ class LocalLimiter:
         if name not in self._passing and name not in self._refusing and not self._has_room(now, peek):
             # All refuse: from here on, the newcomers of a policy share one counter.
             name = (None, *name[1:])
-        counter = self._passing.pop(name, None) or self._refusing.pop(name, None)
+        homes = (self._passing, self._refusing, self._shared)
+        counter = next((home.pop(name) for home in homes if name in home), None)
         if counter is None:
             return name, _Counter(0.0, 0.0, now)
         limit, period = self._scaled(bucket.rate)
@@ -118,13 +121,15 @@ class LocalLimiter:
         return name, counter
 
     def _put(self, name: _Name, counter: _Counter) -> None:
-        if counter.refused_until:
+        if name[0] is None:
+            self._shared[name] = counter
+        elif counter.refused_until:
             self._refusing[name] = counter
         elif counter.units or counter.previous:
             self._passing[name] = counter
 
     def _has_room(self, now: float, peek: bool) -> bool:
-        if len(self) < self._size:
+        if len(self._passing) + len(self._refusing) < self._size:
             return True
         if peek:
             return bool(self._passing)
