@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from .locks import ForkSafeLock
 from .rates import Rate
@@ -21,6 +22,8 @@ SIZE = 10_000
 _LOOKS = 16
 _WINDOWS = frozenset({"fixed_window", "sliding_window_log", "sliding_window_counter"})
 _NEVER = float("inf")
+#: Waits shorter than this (seconds) are none: what a rounded retry_after and a float's last digits leave over.
+_INSTANT = 1e-6
 _Name = tuple[object, ...]
 
 
@@ -150,6 +153,10 @@ class LocalLimiter:
 
     def _wait(self, counter: _Counter, rate: Rate, cost: int, now: float) -> float:
         """Seconds until ``cost`` units fit; 0 when they do, infinite when they never can."""
+        wait = self._exact_wait(counter, rate, cost, now)
+        return wait if wait > _INSTANT else 0.0
+
+    def _exact_wait(self, counter: _Counter, rate: Rate, cost: int, now: float) -> float:
         if cost > rate.capacity:
             return _NEVER
         limit, period = self._scaled(rate)
@@ -174,7 +181,7 @@ class LocalLimiter:
             bucket=bucket,
             allowed=not wait,
             remaining=max(0, int(room - counter.units - counter.previous)),
-            retry_after_us=None if wait == _NEVER else round(wait * 10**6),
+            retry_after_us=None if wait == _NEVER else ceil(wait * 10**6),
             reset_after_us=round((2 * period if windowed else counter.units * period / limit) * 10**6),
             window_us=round(period * 10**6),
         )
