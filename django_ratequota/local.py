@@ -75,7 +75,7 @@ class LocalLimiter:
                     if wait < _NEVER:
                         counter.refused_until = now + wait if wait else 0.0
                 self._put(name, counter)
-                statuses.append(self._status(bucket, counter, wait))
+                statuses.append(self._status(bucket, counter, wait, now))
             return tuple(statuses)
 
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
@@ -87,7 +87,7 @@ class LocalLimiter:
                 name, counter = self._take(bucket, now)
                 counter.units = max(0.0, counter.units + cost)
                 self._put(name, counter)
-                statuses.append(self._status(bucket, counter, 0.0))
+                statuses.append(self._status(bucket, counter, 0.0, now))
         return Decision(allowed=True, statuses=tuple(statuses), error="local", settler=self)
 
     def refund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
@@ -173,15 +173,20 @@ class LocalLimiter:
         # The units counted now weigh less and less in the window after this.
         return period * (2 - (limit - cost) / counter.units) - passed
 
-    def _status(self, bucket: Bucket, counter: _Counter, wait: float) -> BucketStatus:
+    def _status(self, bucket: Bucket, counter: _Counter, wait: float, now: float) -> BucketStatus:
         limit, period = self._scaled(bucket.rate)
-        windowed = bucket.rate.algorithm in _WINDOWS
-        room = limit if windowed else max(bucket.rate.capacity / self._share, 1)
+        if bucket.rate.algorithm in _WINDOWS:
+            passed = now - counter.since
+            room = limit - counter.units - counter.previous * max(0.0, 1 - passed / period)
+            reset = (2 if counter.units else 1) * period - passed if counter.units or counter.previous else 0.0
+        else:
+            room = max(bucket.rate.capacity / self._share, 1) - counter.units
+            reset = counter.units * period / limit
         return BucketStatus(
             bucket=bucket,
             allowed=not wait,
-            remaining=max(0, int(room - counter.units - counter.previous)),
+            remaining=max(0, int(room)),
             retry_after_us=None if wait == _NEVER else ceil(wait * 10**6),
-            reset_after_us=round((2 * period if windowed else counter.units * period / limit) * 10**6),
+            reset_after_us=round(reset * 10**6),
             window_us=round(period * 10**6),
         )
