@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from math import floor
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -406,6 +406,16 @@ def test_a_client_whose_refusal_ended_makes_room(seconds: Seconds, algorithm: st
     assert len(limiter) <= 10
 
 
+def test_an_ended_refusal_is_found_behind_others(seconds: Seconds) -> None:
+    limiter = LocalLimiter(1, size=21, clock=seconds)
+    for number in range(20):
+        assert admitted(limiter, bucket("1/hour", subject=f"user:{number}")) == 1
+    assert admitted(limiter, bucket("1/min", subject="user:20")) == 1
+    seconds.now += 60
+    # The first newcomer looks at some, and shares; the second looks at those behind, and has a place of its own.
+    assert [ask(limiter, bucket("1/min", subject=f"user:x{number}")) for number in range(3)] == [True, True, False]
+
+
 def test_the_longest_unused_goes_first(seconds: Seconds) -> None:
     limiter = LocalLimiter(1, size=3, clock=seconds)
     for name in ("a", "b", "c", "a", "d"):
@@ -439,30 +449,49 @@ def test_once_all_refuse_the_newcomers_of_a_policy_share_a_counter(seconds: Seco
 # --- Threads and forks. ---
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_threads_are_admitted_the_share_exactly(seconds: Seconds, algorithm: str) -> None:
-    limiter = LocalLimiter(4, clock=seconds)
-    buckets = [bucket(f"1000/hour {algorithm}"), bucket("100000/hour", subject="everyone")]
-    start = threading.Barrier(64)
+def on_threads(number: int, work: Callable[[], int]) -> int:
+    """The sum of what so many threads return that run it at once, changing between them as often as can be."""
+    start = threading.Barrier(number)
     counts: list[int] = []
 
-    def work() -> None:
+    def run() -> None:
         start.wait(timeout=30)
-        counts.append([ask(limiter, *buckets) for _ in range(10)].count(True))
+        counts.append(work())
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [threading.Thread(target=work) for _ in range(64)]
+        threads = [threading.Thread(target=run) for _ in range(number)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(timeout=60)
     finally:
         sys.setswitchinterval(interval)
-    assert len(counts) == 64
-    assert sum(counts) == 250
-    assert peek(limiter, buckets[1]).remaining == floor(25_000 - 250)
+    assert len(counts) == number
+    return sum(counts)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_threads_are_admitted_the_share_exactly(seconds: Seconds, algorithm: str) -> None:
+    limiter = LocalLimiter(4, clock=seconds)
+    buckets = [bucket(f"1000/hour {algorithm}"), bucket("100000/hour", subject="everyone")]
+    assert on_threads(64, lambda: [ask(limiter, *buckets) for _ in range(10)].count(True)) == 250
+    assert peek(limiter, buckets[1]).remaining == 25_000 - 250
+
+
+def test_no_charge_of_a_thread_is_lost(seconds: Seconds) -> None:
+    limiter = LocalLimiter(1, clock=seconds)
+    asked = bucket("100000/hour")
+
+    def charge() -> int:
+        for _ in range(100):
+            limiter.charge((asked,), cost=3)
+            limiter.refund((asked,), cost=1)
+        return 0
+
+    on_threads(32, charge)
+    assert peek(limiter, asked).remaining == 100_000 - 32 * 100 * 2
 
 
 FORKING = """
