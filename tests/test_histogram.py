@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
+from itertools import pairwise
 from math import ceil
 
 import pytest
@@ -38,7 +39,7 @@ def histogram(seconds: Seconds) -> Histogram:
 def test_bins_grow_by_a_fifth_from_50_us_to_10_s() -> None:
     assert BOUNDS[0] == 50e-6
     assert 10 <= BOUNDS[-1] < 12
-    for lower, upper in zip(BOUNDS, BOUNDS[1:], strict=False):
+    for lower, upper in pairwise(BOUNDS):
         assert upper / lower == pytest.approx(1.2, abs=0.002)
 
 
