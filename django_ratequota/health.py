@@ -142,17 +142,19 @@ def keep_reporting() -> None:
         if _reporting == generation:
             return
         _reporting = generation
-        if settings.report_seconds:
-            threading.Thread(target=_report_on, args=[generation], name="ratequota-report", daemon=True).start()
+        seconds = settings.report_seconds
+        if seconds:
+            name = "ratequota-report"
+            threading.Thread(target=_report_on, args=[generation, seconds], name=name, daemon=True).start()
 
 
-def _report_on(generation: int) -> None:
+def _report_on(generation: int, seconds: float) -> None:
     while _reporting == generation == settings.generation:
         try:
             report()
         except StoreError as error:
             logger.debug("not reported: %s", error)
-        time.sleep(settings.report_seconds or REPORT_TTL)
+        time.sleep(seconds)
 
 
 def _forget_thread() -> None:
