@@ -158,9 +158,11 @@ def _report_on(generation: int, seconds: float) -> None:
 
 
 def _forget_thread() -> None:
-    # A fork takes no threads along.
+    # A fork takes no threads along, and what the parent counted is the parent's.
     global _reporting
     _reporting = -1
+    _degraded.clear()
+    _told.clear()
 
 
 os.register_at_fork(after_in_child=_forget_thread)
