@@ -89,7 +89,7 @@ class Command(BaseCommand):
 
     def _status(self, options: dict[str, Any]) -> None:
         limiter = default_limiter()
-        for server, info in limiter.store.survey(("INFO", "server", "memory", "stats")).items():
+        for server, info in limiter.store.survey(("INFO",)).items():
             name, version = server_version(info)
             self.stdout.write(f"store        {name} {version} at {server}, up {info['uptime_in_seconds']} s")
             self.stdout.write(f"eviction     {info['maxmemory_policy']}, {info['evicted_keys']} keys evicted")
