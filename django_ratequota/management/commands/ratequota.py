@@ -91,8 +91,12 @@ class Command(BaseCommand):
         limiter = default_limiter()
         for server, info in limiter.store.survey(("INFO",)).items():
             name, version = server_version(info)
-            self.stdout.write(f"store        {name} {version} at {server}, up {info['uptime_in_seconds']} s")
-            self.stdout.write(f"eviction     {info['maxmemory_policy']}, {info['evicted_keys']} keys evicted")
+            # Not every server tells all of it.
+            up, policy, evicted = (
+                info.get(key, "unknown") for key in ("uptime_in_seconds", "maxmemory_policy", "evicted_keys")
+            )
+            self.stdout.write(f"store        {name} {version} at {server}, up {up} s")
+            self.stdout.write(f"eviction     {policy}, {evicted} keys evicted")
         revision = limiter.stored_revision()
         newest = PolicyChange.objects.order_by("-pk").first()
         self.stdout.write(f"keys         {settings.prefix}:*")
