@@ -11,7 +11,7 @@ import redis
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.test import AsyncClient, Client
-from hypothesis import HealthCheck, assume, example, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -20,7 +20,7 @@ from django_ratequota.exceptions import InvalidBucket, InvalidCost, InvalidRate
 from django_ratequota.keys import bucket_key
 from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, RatePolicy
-from tests.test_keys import BUCKETS, TEXT, counter
+from tests.test_keys import BUCKETS, RATES, TEXT, counter
 from tests.views import request_from
 
 EXAMPLES = hypothesis_settings(
@@ -43,6 +43,15 @@ ANYTHING = (
 )
 #: Texts that some parser between client and counter takes apart.
 HEADER = st.text(st.characters(max_codepoint=255), max_size=40) | st.text("0123.:[]%,;=/*q \"'\\abcf\t", max_size=40)
+#: Each part as long as it may be and still be read in the key, or a little longer.
+WORDS = st.text("ab_1", min_size=25, max_size=27).map("s{}".format)
+LONG_BUCKETS = st.builds(
+    Bucket,
+    st.text("09af:", min_size=42, max_size=44).map("ip:{}".format) | WORDS.map("{0}:{0}".format),
+    st.just(Rate(limit=5, period=3652 * 86_400 + 0.000001, algorithm="gcra")) | RATES,
+    scope=WORDS,
+    counted_per=WORDS,
+)
 PATHS = st.sampled_from(
     "/plain/ /aplain/ /decorated/ /adecorated/ /api/reports/ /v1/items/1/ /files /nowhere".split()
 )
@@ -67,7 +76,10 @@ def is_cost(value: object) -> bool:
 # --- The engine. ---
 
 
-@given(buckets=st.lists(BUCKETS, max_size=8), prefix=st.from_regex(r"[0-9A-Za-z_.:-]{1,16}", fullmatch=True))
+@given(
+    buckets=st.lists(BUCKETS | LONG_BUCKETS, max_size=8),
+    prefix=st.from_regex(r"[0-9A-Za-z_.:-]{12,16}", fullmatch=True),
+)
 @EXAMPLES
 def test_so_many_counters_so_many_keys(buckets: list[Bucket], prefix: str) -> None:
     keys = {bucket_key(prefix, bucket) for bucket in buckets}
@@ -76,49 +88,54 @@ def test_so_many_counters_so_many_keys(buckets: list[Bucket], prefix: str) -> No
 
 
 @given(
-    verb=st.sampled_from(["check", "peek", "charge", "refund", "acquire", "reset"]),
+    verb=st.sampled_from(["check", "peek", "charge", "refund"]),
     buckets=st.lists(BUCKETS, max_size=4),
     cost=ANYTHING,
-    timeout=INTEGERS | st.floats(),
     awaited=st.booleans(),
 )
 @EXAMPLES
 def test_the_engine_decides_or_says_what_is_wrong(
-    redis_client: redis.Redis,
-    limiter: Limiter,
-    verb: str,
-    buckets: list[Bucket],
-    cost: Any,
-    timeout: float,
-    awaited: bool,
+    redis_client: redis.Redis, limiter: Limiter, verb: str, buckets: list[Bucket], cost: Any, awaited: bool
 ) -> None:
-    function = getattr(limiter, f"a{verb}" if awaited else verb)
-    arguments: list[Any] = [buckets] if verb == "reset" else [buckets, cost]
-    queue = verb == "acquire" and bool(buckets)
-    if verb == "acquire":
-        assume(buckets)
-        arguments = [buckets[0], timeout, cost]
-    duplicate = not queue and len({counter(bucket) for bucket in buckets}) < len(buckets)
-    no_queue = queue and (buckets[0].rate.algorithm != "leaky_bucket" or not 0 <= timeout <= 2**53 / 10**6)
+    duplicate = len({counter(bucket) for bucket in buckets}) < len(buckets)
     try:
-        outcome = asyncio.run(function(*arguments)) if awaited else function(*arguments)
+        if awaited:
+            decision = asyncio.run(getattr(limiter, f"a{verb}")(buckets, cost))
+        else:
+            decision = getattr(limiter, verb)(buckets, cost)
     except InvalidCost:
-        assert verb != "reset"
         assert not is_cost(cost)
     except InvalidBucket:
-        assert duplicate or no_queue
+        assert duplicate
     else:
+        assert is_cost(cost)
         assert not duplicate
-        assert not no_queue
-        if verb == "reset":
-            assert 0 <= outcome <= len(buckets)
-        else:
-            assert is_cost(cost)
-            assert [s.bucket for s in outcome.statuses] == (buckets[:1] if queue else buckets)
-            assert all(0 <= s.remaining <= s.limit and s.reset_after_us >= 0 for s in outcome.statuses)
+        assert [status.bucket for status in decision.statuses] == buckets
+        assert all(0 <= s.remaining <= s.limit and s.reset_after_us >= 0 for s in decision.statuses)
     for key in redis_client.scan_iter("rqtest:*", count=1000):
         assert len(key) <= 128
         assert redis_client.pttl(key) > 0
+
+
+@given(timeout=INTEGERS | st.floats() | st.floats(-1, 10), cost=INTEGERS | ANYTHING, rate=RATES)
+@EXAMPLES
+def test_a_place_in_a_queue_is_given_or_says_what_is_wrong(
+    limiter: Limiter, timeout: float, cost: Any, rate: Rate
+) -> None:
+    queues = [Bucket("user:1", Rate(limit=5, period=60, algorithm="leaky_bucket")), Bucket("user:2", rate)]
+    for queue in queues:
+        try:
+            decision = limiter.acquire(queue, timeout, cost)
+        except InvalidCost:
+            assert not is_cost(cost)
+        except InvalidBucket:
+            assert queue.rate.algorithm != "leaky_bucket" or not 0 <= timeout <= 2**53 / 10**6
+        else:
+            assert is_cost(cost)
+            assert timeout >= 0
+            assert not decision.allowed or (decision.retry_after or 0) <= timeout
+        finally:
+            limiter.reset([queue])
 
 
 @given(limit=ANYTHING, period=ANYTHING | st.just("month"), burst=ANYTHING, algorithm=ANYTHING | st.just("gcra"))
