@@ -11,10 +11,7 @@ help: ## List the recipes
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # One stamp a dependency group: installing again only when pyproject.toml changed.
-$(VENV)/.demo $(VENV)/.test $(VENV)/.soak: $(VENV)/.test ## Ten minutes of mixed load with random faults (SECONDS=600)
-	@$(BIN)/python -W error::ResourceWarning -m tests.faults.soak $(or $(SECONDS),600)
-
-lint: $(VENV)/.%: pyproject.toml
+$(VENV)/.demo $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group $*

@@ -74,7 +74,7 @@ class Node:
 
     def command(self, *words: Any) -> Any:
         """The bare reply to one command, on a connection of its own."""
-        with self.client(decode_responses=True) as client:
+        with self.client(decode_responses=True, protocol=3) as client:
             client.response_callbacks.clear()
             return client.execute_command(*words)
 
