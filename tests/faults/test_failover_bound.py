@@ -1,0 +1,130 @@
+"""A failover forgets what was not replicated yet: so many are admitted again, and none more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from django_ratequota import Bucket, Limiter
+from django_ratequota.exceptions import StoreError
+from django_ratequota.rates import ALGORITHMS
+
+from . import poll
+from .asking import Way, one_of_each, plainly, slow
+from .proxy import Proxy
+from .servers import PATIENCE, REPLICATION, Node, follow, in_step
+
+Make = Callable[..., Limiter]
+
+LIMIT = 300
+THREADS = 4
+
+
+class Failover:
+    """A primary, a replica whose link can be stalled, and the one address at which the application finds either."""
+
+    def __init__(self, nodes: Callable[..., Node], proxies: Callable[[Node], Proxy]) -> None:
+        self.primary, self.replica = nodes(*REPLICATION), nodes(*REPLICATION)
+        self.link, self.front = proxies(self.primary), proxies(self.primary)
+        follow(self.replica, self.primary, through=self.link)
+
+    def stall(self) -> None:
+        """What is written from now on does not reach the replica, though both ends believe that it may."""
+        poll(lambda: in_step(self.primary, self.replica), PATIENCE, "the replica is in step")
+        self.link.freeze()
+
+    def unreplicated(self) -> int:
+        """Bytes that the primary wrote and the replica has not."""
+        mine, theirs = self.primary.info("replication"), self.replica.info("replication")
+        return int(mine["master_repl_offset"] - theirs["slave_repl_offset"])
+
+    def fail_over(self) -> None:
+        """The primary is gone, the replica takes its place and address."""
+        self.primary.kill()
+        self.replica.command("REPLICAOF", "NO", "ONE")
+        self.front.retarget(self.replica.host, self.replica.port)
+
+
+@pytest.fixture
+def failover(nodes: Callable[..., Node], proxies: Callable[[Node], Proxy]) -> Failover:
+    return Failover(nodes, proxies)
+
+
+def admissions(way: Way, limiter: Limiter, buckets: list[Bucket], times: int) -> int:
+    """How many of so many asks, on threads, were admitted; each of them must be decided."""
+
+    def work(number: int) -> int:
+        with way() as ask:
+            return sum(ask(limiter, buckets).allowed for _ in range(number))
+
+    shares = [times // THREADS + (number < times % THREADS) for number in range(THREADS)]
+    with ThreadPoolExecutor(THREADS) as threads:
+        return sum(threads.map(work, shares))
+
+
+def decides(limiter: Limiter, bucket: Bucket) -> bool:
+    try:
+        limiter.peek([bucket])
+    except StoreError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("replicated", "lost"), [(120, 80), (LIMIT - 1, 1), (0, LIMIT)])
+def test_a_failover_with_a_stalled_link(
+    failover: Failover, limiters: Make, way: Way, replicated: int, lost: int
+) -> None:
+    """The overshoot is what was not replicated: never more than the limit, for no more can be admitted."""
+    limiter = limiters(failover.front)
+    buckets = [slow(algorithm, LIMIT, user) for user, algorithm in enumerate(ALGORITHMS)]
+    before: dict[Bucket, int] = {}
+    for bucket in buckets:
+        before[bucket] = admissions(way, limiter, [bucket], replicated)
+    failover.stall()
+    for bucket in buckets:
+        before[bucket] += admissions(way, limiter, [bucket], lost)
+    behind = failover.unreplicated()
+    assert behind > 0
+    failover.fail_over()
+    poll(lambda: decides(limiter, buckets[0]), PATIENCE, "the new primary decides")
+    for bucket in buckets:
+        after = admissions(way, limiter, [bucket], LIMIT + 10)
+        overshoot = before[bucket] + after - LIMIT
+        print(
+            f"\n{bucket.rate.algorithm}: {before[bucket]} acknowledged, {lost} of them unreplicated ({behind} bytes "
+            f"in all), {after} admitted by the new primary: {overshoot} above the limit of {LIMIT}"
+        )
+        assert before[bucket] == replicated + lost
+        assert overshoot == lost
+        assert overshoot <= LIMIT
+
+
+def test_a_failover_with_a_link_that_keeps_up(failover: Failover, limiters: Make, way: Way) -> None:
+    """What was replicated is not admitted again."""
+    limiter, bucket = limiters(failover.front), slow("token_bucket", LIMIT)
+    assert admissions(way, limiter, [bucket], 200) == 200
+    poll(lambda: in_step(failover.primary, failover.replica), PATIENCE, "the replica is in step")
+    failover.fail_over()
+    poll(lambda: decides(limiter, bucket), PATIENCE, "the new primary decides")
+    assert admissions(way, limiter, [bucket], LIMIT) == LIMIT - 200
+
+
+def test_a_primary_that_comes_back_as_a_replica_brings_nothing_back(failover: Failover, limiters: Make) -> None:
+    """Two primaries have counted; the newer one's counters stand, and the older one's are gone."""
+    limiter, buckets = limiters(failover.front), one_of_each(LIMIT)
+    assert admissions(plainly, limiter, buckets, 50) == 50
+    failover.stall()
+    assert admissions(plainly, limiter, buckets, 50) == 50
+    failover.replica.command("REPLICAOF", "NO", "ONE")
+    failover.front.retarget(failover.replica.host, failover.replica.port)
+    failover.front.hang_up()
+    poll(lambda: decides(limiter, buckets[0]), PATIENCE, "the new primary decides")
+    assert admissions(plainly, limiter, buckets, 10) == 10
+    follow(failover.primary, failover.replica)
+    failover.replica.kill()
+    failover.primary.command("REPLICAOF", "NO", "ONE")
+    failover.front.retarget(failover.primary.host, failover.primary.port)
+    poll(lambda: decides(limiter, buckets[0]), PATIENCE, "the old primary decides again")
+    assert [status.remaining for status in limiter.peek(buckets).statuses] == [LIMIT - 60] * len(buckets)
