@@ -27,6 +27,8 @@ class Cluster:
             "cluster-enabled yes",
             f"cluster-node-timeout {node_timeout_ms}",
             "cluster-allow-replica-migration no",
+            # However long a busy machine took: else a replica whose first election failed gives up for good.
+            "cluster-replica-validity-factor 0",
             *lines,
         )
         self.nodes: list[Node] = []

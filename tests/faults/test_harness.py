@@ -14,7 +14,7 @@ from redis.sentinel import Sentinel
 from . import poll
 from .cluster import Cluster
 from .proxy import Proxy
-from .servers import Node, Pair, Sentinels, in_step
+from .servers import PATIENCE, Node, Pair, Sentinels, in_step
 
 Lost = (redis.ConnectionError, redis.TimeoutError)
 
@@ -118,14 +118,14 @@ def test_sentinels_promote_the_replica_and_take_the_old_primary_back(sentinels: 
         assert watchers.discover_master(sentinels.service) == old.address
         assert watchers.discover_slaves(sentinels.service) == [new.address]
         old.kill()
-        poll(lambda: sentinels.agree_on(new), 20, "the replica is promoted")
+        poll(lambda: sentinels.agree_on(new), PATIENCE, "the replica is promoted")
         assert watchers.discover_master(sentinels.service) == new.address
     finally:
         for watcher in watchers.sentinels:
             watcher.close()
     assert (sentinels.primary, sentinels.replica) == (new, old)
     old.start()
-    poll(lambda: in_step(new, old), 20, "the old primary is a replica")
+    poll(lambda: in_step(new, old), PATIENCE, "the old primary is a replica")
     assert old.command("GET", "key") == "value"
 
 
@@ -145,10 +145,10 @@ def test_a_cluster_serves_moves_slots_and_fails_over(cluster: Cluster) -> None:
     assert target.command("WAIT", 1, 5000) == 1
     replica = cluster.replica_of(target)
     target.kill()
-    poll(lambda: cluster.owner(keys[0]) is replica, 20, "the replica took over")
+    poll(lambda: cluster.owner(keys[0]) is replica, PATIENCE, "the replica took over")
     assert replica.command("GET", keys[0]) == "last"
     target.start()
-    poll(cluster.well, 20, "the old primary is a replica")
+    poll(cluster.well, PATIENCE, "the old primary is a replica")
 
 
 def test_a_slot_on_its_way_answers_ask(cluster: Cluster) -> None:
