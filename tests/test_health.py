@@ -141,7 +141,13 @@ def test_with_redis_down_it_says_which_server_and_why(settings: Any) -> None:
 def at(monkeypatch: Any) -> Callable[[float], None]:
     """Sets the monotonic clock of this module alone."""
     clock = SimpleNamespace(now=100.0)
-    namespace = SimpleNamespace(monotonic=lambda: clock.now, time=time.time, sleep=time.sleep)
+
+    def monotonic() -> float:
+        # Two threads that look at once would both log.
+        assert module._lock.locked()
+        return clock.now
+
+    namespace = SimpleNamespace(monotonic=monotonic, time=time.time, sleep=time.sleep)
     monkeypatch.setattr(module, "time", namespace)
 
     def move(now: float) -> None:
@@ -382,23 +388,36 @@ def test_other_settings_have_a_thread_of_their_own(noted: Noted, settings: Any, 
     assert redis_client.exists(workers_key("rqtest:two")) == 1
 
 
+class Gate:
+    """A lock that nobody takes before all are there to take it: all found that no thread was started yet."""
+
+    def __init__(self, number: int) -> None:
+        self._all_here = threading.Barrier(number)
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._all_here.wait(timeout=30)
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 def test_one_is_started_however_many_threads_ask(noted: Noted, settings: Any, monkeypatch: Any) -> None:
-    started: list[threading.Thread] = []
+    names: list[str] = []
 
     class Counting(threading.Thread):
-        def __init__(self, **arguments: Any) -> None:
-            started.append(self)
-            super().__init__(**arguments)
+        def start(self) -> None:
+            names.append(self.name)
+            super().start()
 
     monkeypatch.setattr(module.threading, "Thread", Counting)
-    for _ in range(5):
-        often(settings)
-        threads = len(started)
-        on_threads(32, keep_reporting)
-        keep_reporting()
-        noted.wait()
-        # Those of on_threads are counted as well.
-        assert [thread.name for thread in started[threads:]].count(THREAD) == 1
+    monkeypatch.setattr(module, "_lock", Gate(32))
+    often(settings)
+    on_threads(32, keep_reporting)
+    noted.wait()
+    keep_reporting()
+    assert names.count(THREAD) == 1
 
 
 @pytest.mark.parametrize("seconds", [0, 0.0])
