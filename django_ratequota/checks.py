@@ -58,7 +58,8 @@ def check_store(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
             text = f"The server at {server} is {name} {version}, too old for django-ratequota."
             hint = f"Upgrade it to {needed}, or later."
             messages.append(checks.Error(text, hint=hint, id="django_ratequota.E003"))
-        if info.get("redis_mode") == "cluster" and not store.clustered:
+        # Valkey calls it server_mode.
+        if "cluster" in (info.get("redis_mode"), info.get("server_mode")) and not store.clustered:
             messages.append(_cluster_error(f"The server at {server} is a node of a Cluster.", "True"))
         policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
