@@ -59,11 +59,13 @@ def introducing(reply: bytes) -> Iterator[str]:
         fake.reply = reply
         thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"redis://127.0.0.1:{fake.server_address[1]}/0"
-        # Its handlers end with their connections.
-        default_limiter().store.close()
-        fake.shutdown()
-        thread.join()
+        try:
+            yield f"redis://127.0.0.1:{fake.server_address[1]}/0"
+        finally:
+            # Its handlers end with their connections.
+            default_limiter().store.close()
+            fake.shutdown()
+            thread.join()
 
 
 def told(messages: list[checks.CheckMessage]) -> list[str]:
