@@ -22,6 +22,10 @@ class ForkSafeLock:
         """Give it back."""
         self._lock.release()
 
+    def locked(self) -> bool:
+        """Whether somebody holds it."""
+        return self._lock.locked()
+
     def __enter__(self) -> None:
         self._lock.acquire()
 

@@ -289,7 +289,7 @@ def test_whoever_judges_does_so_alone() -> None:
     locked: list[bool] = []
 
     def clock() -> float:
-        locked.append(breaker._lock._lock.locked())
+        locked.append(breaker._lock.locked())
         return 1000.0 + len(locked)
 
     breaker = Breaker("redis.example:6379", 1, clock)
@@ -297,7 +297,7 @@ def test_whoever_judges_does_so_alone() -> None:
     fail(breaker)  # probes, and fails
     succeed(breaker)  # probes, and closes
     assert locked == [True] * 5
-    assert not breaker._lock._lock.locked()
+    assert not breaker._lock.locked()
 
 
 # --- What is told. ---
