@@ -57,6 +57,8 @@ class Crowd:
     doomed: dict[int, bool] = field(default_factory=dict)
     #: Connections at the end, while the loop still runs.
     connections: int = 0
+    #: Seconds within which a call is cancelled: about as long as one takes, on however busy a machine.
+    span: float = 0.003
 
     @property
     def steady(self) -> range:
@@ -76,8 +78,9 @@ class Crowd:
             caller = self.steady.stop + len(self.doomed)
             self.doomed[caller] = False
             task = asyncio.ensure_future(self.ask(caller, COST + caller))
-            if rng.randrange(2):
-                asyncio.get_running_loop().call_later(rng.random() * 0.003, task.cancel)
+            late = rng.randrange(2)
+            if late:
+                asyncio.get_running_loop().call_later(rng.random() * self.span, task.cancel)
             else:
                 for _ in range(rng.randrange(8)):
                     await asyncio.sleep(0)
@@ -86,6 +89,8 @@ class Crowd:
                 assert asked(caller, await task) == 1
             except asyncio.CancelledError:
                 self.doomed[caller] = True
+            if late:
+                self.span *= 1.05 if self.doomed[caller] else 0.95
 
 
 def settled(at_most: int) -> int:
