@@ -19,6 +19,8 @@ from django.utils import timezone
 _LATE_COMMIT_SECONDS = 3600
 #: So many runs of missing ids are told apart; older ones are taken together.
 _MAX_GAPS = 100
+#: The action of an entry about what was counted: nothing that a process holds has changed.
+_RESET = "reset"
 #: More unseen changes than this are not read one by one: everything is loaded anew.
 _MAX_CHANGES = 2000
 
@@ -68,14 +70,15 @@ class Seen:
     def look(self) -> tuple[list[Change], Seen]:
         """Read the rows that were not seen: what they touch, and what has been seen then."""
         unseen = _rows().filter(self._unseen())
-        found = list(unseen.values_list("pk", "at", "model", "touched_user", "before", "after")[: _MAX_CHANGES + 1])
+        columns = ("pk", "at", "action", "model", "touched_user", "before", "after")
+        found = list(unseen.values_list(*columns)[: _MAX_CHANGES + 1])
         everything = [Change(shared=True, everything=True)]
         if len(found) > _MAX_CHANGES:
             ids = list(unseen.values_list("pk", "at"))
             changes = everything
         else:
             ids = [row[:2] for row in found]
-            changes = [Change.read(*row[2:]) for row in found if row[0] != self.newest]
+            changes = [Change.read(*row[3:]) for row in found if row[0] != self.newest and row[2] != _RESET]
         if self.newest and (self.newest, self.at) not in ids:
             # Another history than the one seen so far, from a backup say.
             return everything, Seen.of_history()[1]

@@ -94,17 +94,6 @@ def explain_caller(
     return drive(steps(), _Doer().do)
 
 
-def reset_caller(caller: Caller, **where: Any) -> tuple[Bucket, ...]:
-    """Forget what the caller's buckets counted; takes what ``explain_caller`` takes. Raises ``StoreError``.
-
-    Only the caller's own: buckets shared with others (counted per plan or everyone) keep their counts.
-    """
-    explanation = explain_caller(caller, **where)
-    own = tuple(b for b in explanation.resolution.buckets if b.counted_per not in ("plan", "everyone"))
-    default_limiter().reset(own)
-    return own
-
-
 def _check_steps(request: Any, scope: str | None, cost: int | None, user: Any) -> Generator[Step, Any, Decision]:
     if cost is not None:
         check_cost(cost)

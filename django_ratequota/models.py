@@ -320,6 +320,11 @@ class RatePolicy(RecordedModel):
         verbose_name = _("rate policy")
         verbose_name_plural = _("rate policies")
         ordering = ["endpoint__name", "plan__name", "pk"]
+        # What these allow, and to whom, is decided in admin/rights.py.
+        permissions = [
+            ("reset_usage", "Can reset what was counted"),
+            ("grant_override", "Can grant overrides to users and subjects"),
+        ]
         constraints = [
             models.CheckConstraint(
                 condition=Q(user__isnull=True, subject="")
@@ -396,7 +401,8 @@ class RatePolicy(RecordedModel):
 class PolicyChange(models.Model):
     """One change to what is enforced, written in the change's own transaction; never edited, never deleted.
 
-    Its ids are not revisions: ids are not handed out in the order of commits.
+    Resets of what was counted are written here as well. They change nothing that is enforced, so processes that
+    read the changes pass them over. Its ids are not revisions: ids are not handed out in the order of commits.
     """
 
     class Action(models.TextChoices):
@@ -404,6 +410,7 @@ class PolicyChange(models.Model):
         UPDATE = "update", _("changed")
         DELETE = "delete", _("deleted")
         PUBLISH = "publish", _("published")
+        RESET = "reset", _("reset")
 
     model = models.CharField(_("model"), max_length=50, help_text=_("Kind of object that changed; * = any."))
     object_id = models.CharField(_("object id"), max_length=64, blank=True, help_text=_("Primary key of the object."))

@@ -7,19 +7,22 @@ sends no signal, from the managers' own queryset below.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from django.apps import apps
+from django.contrib.auth import get_user_model
 from django.core.exceptions import ObjectDoesNotExist
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
 from django.dispatch import Signal
+from django.utils.translation import gettext as _
 
 from .exceptions import StoreError
 from .limiter import default_limiter
+from .types import BucketStatus
 
 logger = logging.getLogger("django_ratequota")
 
@@ -82,8 +85,29 @@ def record(before: models.Model | None, after: models.Model | None, using: str) 
 def record_publication(reason: str, using: str = "default") -> None:
     """Write a change that makes every process load everything anew, for edits by other means (raw SQL)."""
     PolicyChange = _policy_change()
-    actor, _ = _author.get()
+    actor = _author.get()[0]
     _write([PolicyChange(model="*", action=PolicyChange.Action.PUBLISH, actor=actor, reason=reason)], using)
+
+
+def record_reset(subject: str, before: Sequence[BucketStatus], reason: str = "") -> None:
+    """Write that counters of the subject are being reset, given as they stood before.
+
+    Nothing is published: no process holds anything that a reset makes stale.
+    """
+    PolicyChange = _policy_change()
+    kind, _colon, user_id = subject.partition(":")
+    user = get_user_model()._base_manager.filter(pk=user_id).first() if kind == "user" else None
+    actor, given = _author.get()
+    PolicyChange.objects.create(
+        model="counter",
+        object_text=(subject if user is None else _("user %s") % user)[:300],
+        touched_user="" if user is None else user_id[:64],
+        action=PolicyChange.Action.RESET,
+        actor=actor,
+        reason=(reason or given)[:200],
+        before={s.bucket.title: {"used": s.used, "remaining": s.remaining} for s in before},
+        after={s.bucket.title: {"used": 0, "remaining": s.limit} for s in before},
+    )
 
 
 def _policy_change() -> Any:

@@ -77,6 +77,11 @@ class BucketStatus:
         return self.bucket.rate.capacity
 
     @property
+    def used(self) -> int:
+        """Units taken of ``limit``; debts beyond it are not counted."""
+        return self.limit - self.remaining
+
+    @property
     def retry_after(self) -> float | None:
         """Seconds until this cost would be admitted; 0.0 when it was; None when it never can be."""
         return None if self.retry_after_us is None else self.retry_after_us / _SECOND

@@ -11,6 +11,7 @@ from django.db import models
 from django.db.models import QuerySet
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange, RecordedModel
@@ -101,7 +102,7 @@ class PolicyChangeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return format_html(
             '<table class="ratequota-difference"><thead><tr><th scope="col">{}</th><th scope="col">{}</th>'
             '<th scope="col">{}</th></tr></thead><tbody>{}</tbody></table>',
-            _("field"),
+            _("counter") if change.action == PolicyChange.Action.RESET else _("field"),
             _("before"),
             _("after"),
             format_html_join("", '<tr><th scope="row">{}</th><td>{}</td><td>{}</td></tr>', rows),
@@ -111,6 +112,8 @@ class PolicyChangeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """A recorded value in words."""
         if value is None or value == "":
             return str(self.get_empty_value_display())
+        if isinstance(value, dict) and value.keys() == {"used", "remaining"}:
+            return gettext("%(used)s used, %(remaining)s left") % value
         if field is None:  # a field of an earlier version
             return str(value)
         if field.is_relation:
@@ -127,7 +130,7 @@ def _kinds() -> dict[str, Any]:
         for model in apps.get_app_config("django_ratequota").get_models()
         if issubclass(model, RecordedModel)
     }
-    return {**kinds, "*": _("everything")}
+    return {**kinds, "counter": _("what was counted"), "*": _("everything")}
 
 
 def _fields(kind: str) -> dict[str, Any]:

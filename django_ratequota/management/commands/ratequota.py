@@ -16,7 +16,7 @@ from django.urls import Resolver404, resolve
 
 from ...checks import server_version
 from ...conf import settings
-from ...enforcement import Explanation, explain_caller, reset_caller
+from ...enforcement import Explanation, explain_caller
 from ...exceptions import StoreError
 from ...health import Health, reports
 from ...histogram import merged, quantile
@@ -26,6 +26,7 @@ from ...models import Endpoint, Plan, PolicyChange
 from ...recording import record_publication
 from ...routes import resolved, scope_of
 from ...types import BucketStatus
+from ...usage import reset_caller
 
 
 class Command(BaseCommand):
@@ -52,6 +53,7 @@ class Command(BaseCommand):
             verb.add_argument("--endpoint", help="Endpoint name (scope).")
             verb.add_argument("--path", help="Path to resolve, such as /api/reports/7/.")
             verb.add_argument("--method", default="GET", help="HTTP method (default GET).")
+        reset.add_argument("--reason", default="", help="Kept in the history.")
         publish = verbs.add_parser("publish", help="Make every process read all policies anew, after raw SQL.")
         publish.add_argument("--reason", default="ratequota publish", help="Kept in the history.")
         verbs.add_parser("status", help="The store, and the revision here and there.")
@@ -71,11 +73,14 @@ class Command(BaseCommand):
             self.stdout.write(line)
 
     def _reset(self, options: dict[str, Any]) -> None:
-        buckets = reset_caller(_caller(options), **_where(options))
-        for bucket in buckets:
-            self.stdout.write(f"reset {bucket.title} of {bucket.subject}")
+        before = reset_caller(_caller(options), reason=options["reason"], **_where(options))
+        for status in before:
+            bucket = status.bucket
+            self.stdout.write(
+                f"reset {bucket.title} of {bucket.subject}: {status.remaining} of {status.limit} were left"
+            )
         self.stdout.write(
-            f"{len(buckets)} counters reset" if buckets else "Nothing of this caller's own is counted there"
+            f"{len(before)} counters reset" if before else "Nothing of this caller's own is counted there"
         )
 
     def _publish(self, options: dict[str, Any]) -> None:
@@ -98,7 +103,7 @@ class Command(BaseCommand):
             self.stdout.write(f"store        {name} {version} at {server}, up {up} s")
             self.stdout.write(f"eviction     {policy}, {evicted} keys evicted")
         revision = limiter.stored_revision()
-        newest = PolicyChange.objects.order_by("-pk").first()
+        newest = PolicyChange.objects.exclude(action=PolicyChange.Action.RESET).order_by("-pk").first()
         self.stdout.write(f"keys         {settings.prefix}:*")
         self.stdout.write(f"revision     {revision or 'none published yet'}")
         change = f"{newest.at:%Y-%m-%d %H:%M:%S %Z} {newest}" if newest else "none"
