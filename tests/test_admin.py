@@ -333,7 +333,7 @@ def test_without_a_user_admin_a_user_is_given_by_id(operator: Client, free: Plan
 
 def test_operators_who_may_not_search_users_give_an_id(free: Plan, root: User) -> None:
     """Autocomplete asks for the permission to view the other object, and would load nothing."""
-    client = staff("add_ratepolicy", "view_ratepolicy")
+    client = staff("add_ratepolicy", "view_ratepolicy", "grant_override")
     page = client.get(f"{BASE}/ratepolicy/add/").content.decode()
     assert re.search(r'<input type="text" name="user"', page)
     assert f'<option value="{free.pk}">Free</option>' in page

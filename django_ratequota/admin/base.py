@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,17 @@ from django.db.models import Q, QuerySet
 from django.http import HttpResponseRedirect
 from django.utils import timezone
 from django.utils.formats import date_format
+from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..recording import acting
 
 logger = logging.getLogger("django_ratequota")
+
+#: Characters that turn around whatever text stands next to them.
+_DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")
+_SHOWN_CHARACTERS = 200
 
 
 class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -113,6 +119,12 @@ class ActiveFilter(admin.SimpleListFilter):
             "dated": Q(ends_at__isnull=False),
         }.get(self.value() or "")
         return queryset if condition is None else queryset.filter(condition)
+
+
+def shown(text: str, length: int = _SHOWN_CHARACTERS) -> str:
+    """Text of unknown origin for a sentence or a cell: not endless, and unable to turn its neighbours around."""
+    visible = _DIRECTIONS.sub(lambda found: f"\\u{ord(found[0]):x}", text)
+    return Truncator(visible).chars(length)
 
 
 def when(row: Any) -> str:

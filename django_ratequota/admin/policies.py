@@ -13,7 +13,9 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
-from .base import ActiveFilter, Lookups, RecordedAdmin, is_active, user_search_fields, when
+from .base import ActiveFilter, Lookups, is_active, shown, user_search_fields, when
+from .rights import check_audience, is_override, may, permission_name
+from .usage import ResetUsage
 
 #: What a policy without the related object is for.
 _WITHOUT = {"endpoint": _("all endpoints"), "plan": _("everyone")}
@@ -42,6 +44,9 @@ class KnownSelect(AutocompleteSelect):
 class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
     """A policy's form, whole or a part of its fields."""
 
+    #: Who edits, where the form may meet overrides (not so in the tables of plans and endpoints).
+    operator: Any = None
+
     class Meta:
         model = RatePolicy
         fields = "__all__"  # noqa: DJ007 - the admin pages name theirs
@@ -55,6 +60,22 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
                 field.widget.known = getattr(self.instance, name)
         if "rates" in self.fields:
             self.fields["rates"].widget.attrs.update({"spellcheck": "false", "class": "vTextField ratequota-rates"})
+        override = is_override(self.instance)
+        if self.operator and self.instance.pk and not may(self.operator, "change", override=override):
+            # A row of the list among others that may be edited.
+            for field in self.fields.values():
+                field.disabled = True
+                field.widget.attrs["title"] = _("This needs the permission “%s”.") % permission_name(
+                    "change", override=override
+                )
+
+    def clean(self) -> Any:
+        """Refuses an audience that the operator may not give the policy."""
+        values = super().clean()
+        if self.operator and {"user", "subject"} <= self.cleaned_data.keys():
+            override = bool(self.cleaned_data["user"] or self.cleaned_data["subject"])
+            check_audience(self.operator, "change" if self.instance.pk else "add", override=override)
+        return values
 
     def _counted_per_field(self) -> forms.ChoiceField:
         plain = self.fields["counted_per"]
@@ -186,7 +207,7 @@ class AudienceFilter(admin.SimpleListFilter):
 
 
 @admin.register(RatePolicy)
-class RatePolicyAdmin(Lookups, RecordedAdmin):
+class RatePolicyAdmin(Lookups, ResetUsage):
     """All policies; mode is edited in the list."""
 
     form = PolicyForm
@@ -217,9 +238,17 @@ class RatePolicyAdmin(Lookups, RecordedAdmin):
         """The user's name, and what else tells a policy."""
         return [*user_search_fields(), "subject", "reason", "plan__name", "endpoint__name"]
 
+    def get_form(self, request: Any, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        """The form, knowing who edits."""
+        form: Any = super().get_form(request, obj, change, **kwargs)
+        form.operator = request.user  # the class was made for this request
+        return form
+
     def get_changelist_form(self, request: Any, **kwargs: Any) -> Any:
         """The form of a row of the list: the same one, so that its errors find their place."""
-        return super().get_changelist_form(request, **{**kwargs, "form": PolicyForm})
+        form: Any = super().get_changelist_form(request, **{**kwargs, "form": PolicyForm})
+        form.operator = request.user
+        return form
 
     def get_changelist_formset(self, request: Any, **kwargs: Any) -> Any:
         """The rows of the list that are being edited."""
@@ -228,7 +257,7 @@ class RatePolicyAdmin(Lookups, RecordedAdmin):
     @admin.display(description=_("audience"), ordering="plan__name")
     def audience(self, policy: RatePolicy) -> str:
         """Whom the policy is for."""
-        return policy.audience
+        return shown(policy.audience)
 
     @admin.display(description=_("endpoint"), ordering="endpoint__name")
     def endpoint_name(self, policy: RatePolicy) -> str:
