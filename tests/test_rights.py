@@ -239,12 +239,11 @@ def test_permissions_are_called_what_the_page_of_a_group_calls_them() -> None:
 
 def test_rows_of_the_list_that_are_not_theirs_are_closed() -> None:
     scene = Scene("editor")
-    forms = scene.client.get(LIST).context["cl"].formset.forms
-    assert {form.instance: form.fields["mode"].disabled for form in forms} == {
-        scene.override: True,
-        scene.policy: False,
-    }
-    assert "Can grant overrides" in scene.client.get(LIST).content.decode()
+    page = scene.client.get(LIST)
+    forms = page.context["cl"].formset.forms
+    assert {form.instance: "mode" in form.fields for form in forms} == {scene.override: False, scene.policy: True}
+    assert page.content.decode().count('<select name="form-') == 1
+    assert '<td class="field-mode">enforce</td>' in page.content.decode()
 
 
 def test_the_table_of_an_endpoint_takes_no_override() -> None:

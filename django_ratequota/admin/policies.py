@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
 from .base import ActiveFilter, Lookups, is_active, shown, user_search_fields, when
-from .rights import check_audience, is_override, may, permission_name
+from .rights import check_audience, is_override, may
 from .usage import ResetUsage
 
 #: What a policy without the related object is for.
@@ -60,14 +60,10 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
                 field.widget.known = getattr(self.instance, name)
         if "rates" in self.fields:
             self.fields["rates"].widget.attrs.update({"spellcheck": "false", "class": "vTextField ratequota-rates"})
-        override = is_override(self.instance)
-        if self.operator and self.instance.pk and not may(self.operator, "change", override=override):
-            # A row of the list among others that may be edited.
-            for field in self.fields.values():
-                field.disabled = True
-                field.widget.attrs["title"] = _("This needs the permission “%s”.") % permission_name(
-                    "change", override=override
-                )
+        stored = self.instance.pk is not None
+        if self.operator and stored and not may(self.operator, "change", override=is_override(self.instance)):
+            # A row of the list among others that may be edited: shown as text, as Django 6.1 does by itself.
+            self.fields.clear()
 
     def clean(self) -> Any:
         """Refuses an audience that the operator may not give the policy."""
