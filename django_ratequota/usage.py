@@ -85,12 +85,17 @@ def _own_subject(policy: PolicyFacts) -> str | None:
         if first != last:
             return None
         own, caller = f"ip:{first}", NamedCaller(user_id=None, address=str(policy.network[0]))
-    elif policy.subject:
+    elif policy.subject and not _unreadable(policy):
         kind, _colon, value = policy.subject.partition(":")
         own, caller = policy.subject, NamedCaller(user_id=None, address=None, identifiers={kind: value})
     else:
         return None
     return own if caller.subject(policy.counted_per, None) == own else None
+
+
+def _unreadable(policy: PolicyFacts) -> bool:
+    """Whether the subject, written past the model's validation, names an address that is none."""
+    return policy.network is None and policy.subject.startswith("ip:")
 
 
 def _why_none(policy: PolicyFacts, subject: str | None) -> str:
@@ -100,6 +105,8 @@ def _why_none(policy: PolicyFacts, subject: str | None) -> str:
         return _("Its rates cannot be read.")
     if subject is None and not policy.user and not policy.subject:
         return _("It is no override: many callers are counted by it.")
+    if _unreadable(policy):
+        return _("Its subject cannot be read.")
     if policy.network is not None and policy.counted_per in ("caller", "ip"):
         return _("It is for a network: each address in it has a counter of its own.")
     return _("It is counted per %(name)s, not for its user or subject alone.") % {"name": policy.counted_per}
