@@ -19,7 +19,7 @@ from .exceptions import InvalidRate
 from .fields import RatesField
 from .rates import ALGORITHMS, DEFAULT_ALGORITHM, MAX_UNITS, parse_rates
 from .recording import RecordingManager
-from .validation import canonical_subject, check_dates
+from .validation import canonical_subject, check_dates, visible
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
@@ -81,7 +81,7 @@ class Plan(RecordedModel):
         ]
 
     def __str__(self) -> str:
-        return self.name
+        return visible(self.name)
 
 
 class PlanAssignment(RecordedModel):
@@ -136,7 +136,7 @@ class PlanAssignment(RecordedModel):
         ordering = ["-starts_at"]
 
     def __str__(self) -> str:
-        return f"{self.user}: {self.plan}"
+        return f"{visible(self.user)}: {self.plan}"
 
     def clean(self) -> None:
         """Refuses an end that is not after the start."""
@@ -356,9 +356,9 @@ class RatePolicy(RecordedModel):
     def audience(self) -> str:
         """Whom the policy is for, in words."""
         if self.user_id is not None:
-            return _("user %s") % self.user
+            return _("user %s") % visible(self.user)
         if self.subject:
-            return self.subject
+            return visible(self.subject)
         if self.plan_id is not None:
             return _("plan %s") % self.plan
         return str(_("everyone"))
@@ -442,4 +442,4 @@ class PolicyChange(models.Model):
         ordering = ["-pk"]
 
     def __str__(self) -> str:
-        return f"{self.get_action_display()}: {self.object_text}"
+        return f"{self.get_action_display()}: {visible(self.object_text)}"

@@ -23,6 +23,7 @@ from django.utils.translation import gettext as _
 from .exceptions import StoreError
 from .limiter import default_limiter
 from .types import BucketStatus
+from .validation import visible
 
 logger = logging.getLogger("django_ratequota")
 
@@ -100,7 +101,7 @@ def record_reset(subject: str, before: Sequence[BucketStatus], reason: str = "")
     actor, given = _author.get()
     PolicyChange.objects.create(
         model="counter",
-        object_text=(subject if user is None else _("user %s") % user)[:300],
+        object_text=visible(subject if user is None else _("user %s") % user)[:300],
         touched_user="" if user is None else user_id[:64],
         action=PolicyChange.Action.RESET,
         actor=actor,

@@ -1,14 +1,23 @@
-"""What the models' ``clean`` share: subjects in one spelling, dates in order."""
+"""What the models share: subjects in one spelling, dates in order, names that disturb no other text."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
 
 from .conf import settings
+
+#: Characters that turn around whatever text stands next to them.
+_DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: Any) -> str:
+    """The text with each character that would turn its neighbours around written as its code."""
+    return _DIRECTIONS.sub(lambda found: f"\\u{ord(found[0]):x}", str(text))
 
 
 def canonical_subject(text: str) -> str:

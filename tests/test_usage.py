@@ -174,8 +174,8 @@ def test_the_list_asks_and_resets_nothing(operator: Client, alice: User) -> None
     page = operator.post(LIST, selected(override, *others))
     assert page.status_code == 200
     assert rows(page) == [
-        ["user alice", "search", "5/hour", "3", "2 of 5"],
-        ["user alice", "search", "9/day", "3", "6 of 9"],
+        ["user alice", "search", "3", "2 of 5", "5/hour"],
+        ["user alice", "search", "3", "6 of 9", "9/day"],
     ]
     text = page.content.decode()
     assert "plan Free × all endpoints: 100/hour<br>It is no override" in text
@@ -224,7 +224,7 @@ def test_an_override_has_a_page_to_reset_it(operator: Client, root: User, alice:
     page = operator.get(f"{LIST}{override.pk}/change/").content.decode()
     assert f'<a href="{LIST}{override.pk}/reset/">Reset usage</a>' in page
     asked = operator.get(f"{LIST}{override.pk}/reset/?post=yes")
-    assert rows(asked) == [["user alice", "all endpoints", "5/hour", "1", "4 of 5"]]
+    assert rows(asked) == [["user alice", "all endpoints", "1", "4 of 5", "5/hour"]]
     assert f'href="{LIST}{override.pk}/change/"' in asked.content.decode()
     assert left(ask(alice)) == [3], "GET resets nothing"
     done = operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"})
@@ -384,7 +384,7 @@ def test_redis_down_is_told_and_nothing_is_written(operator: Client, alice: User
     for page in (operator.get(f"{LIST}{override.pk}/reset/"), operator.post(LIST, selected(override))):
         assert page.status_code == 200
         assert "Redis gives no answer (connection)" in page.content.decode()
-        assert rows(page) == [["user alice", "all endpoints", "5/hour", "?", "?"]]
+        assert rows(page) == [["user alice", "all endpoints", "?", "?", "5/hour"]]
     for path, form in ((f"{override.pk}/reset/", {"post": "yes"}), ("", selected(override, post="yes"))):
         page = operator.post(LIST + path, form, follow=True)
         assert page.status_code == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +19,11 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..recording import acting
+from ..validation import visible
 
 logger = logging.getLogger("django_ratequota")
 
-#: Characters that turn around whatever text stands next to them.
-_DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")
+#: Characters of a free text that a cell shows; the whole is a click away.
 _SHOWN_CHARACTERS = 200
 
 
@@ -121,10 +120,15 @@ class ActiveFilter(admin.SimpleListFilter):
         return queryset if condition is None else queryset.filter(condition)
 
 
-def shown(text: str, length: int = _SHOWN_CHARACTERS) -> str:
-    """Text of unknown origin for a sentence or a cell: not endless, and unable to turn its neighbours around."""
-    visible = _DIRECTIONS.sub(lambda found: f"\\u{ord(found[0]):x}", text)
-    return Truncator(visible).chars(length)
+def shown(text: Any) -> str:
+    """Text of unknown origin for a cell or a sentence: not endless, and unable to turn its neighbours around."""
+    return Truncator(visible(text)).chars(_SHOWN_CHARACTERS)
+
+
+@admin.display(description=_("description"), ordering="description")
+def about(row: Any) -> str:
+    """The beginning of the row's description."""
+    return shown(row.description)
 
 
 def when(row: Any) -> str:

@@ -19,7 +19,7 @@ from ..facts import EndpointFacts, Snapshot
 from ..models import Endpoint, RatePolicy
 from ..resolver import match_endpoints
 from ..routes import known_routes, known_scopes
-from .base import RecordedAdmin
+from .base import RecordedAdmin, about, shown
 from .policies import PolicyInline
 
 #: More routes than this are counted, not listed, where an endpoint's page says what it matches.
@@ -100,7 +100,7 @@ class EndpointAdmin(RecordedAdmin):
     """Endpoints."""
 
     form = EndpointForm
-    list_display = ["name", "routes", "methods", "cost", "policy_count", "description"]
+    list_display = ["name", "some_routes", "methods", "cost", "policy_count", about]
     list_filter = [LimitedFilter]
     search_fields = ["name", "description", "routes"]
     list_per_page = 50
@@ -142,6 +142,11 @@ class EndpointAdmin(RecordedAdmin):
     def policy_count(self, endpoint: Any) -> int:
         """How many policies the endpoint has, overrides included."""
         return int(endpoint.policy_count)
+
+    @admin.display(description=_("routes"))
+    def some_routes(self, endpoint: Any) -> str:
+        """The first of its patterns."""
+        return shown(endpoint.routes)
 
     @admin.display(description=_("matches now"))
     def matches(self, endpoint: Endpoint) -> str:

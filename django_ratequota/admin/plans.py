@@ -11,7 +11,7 @@ from django.db.models import Count, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Plan
-from .base import RecordedAdmin
+from .base import RecordedAdmin, about
 from .policies import PolicyInline
 
 
@@ -26,7 +26,7 @@ class PlanPolicyInline(PolicyInline):
 class PlanAdmin(RecordedAdmin):
     """Plans."""
 
-    list_display = ["name", "slug", "default_for", "policy_count", "description"]
+    list_display = ["name", "slug", "default_for", "policy_count", about]
     list_filter = ["default_for"]
     search_fields = ["name", "slug", "description"]
     formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}

@@ -99,7 +99,7 @@ class ResetUsage(PolicyRights, RecordedAdmin):
             "opts": self.opts,
             "media": self.media + form.media,
             "has_view_permission": True,
-            "without": [(shown(str(policy)), why) for policy, why in list(without.items())[:_SHOWN_WITHOUT]],
+            "without": [(shown(policy), why) for policy, why in list(without.items())[:_SHOWN_WITHOUT]],
             "without_more": max(0, len(without) - _SHOWN_WITHOUT),
             "form": form,
             "back": back,
