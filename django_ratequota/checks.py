@@ -10,7 +10,13 @@ from django.core import checks
 
 from . import conf
 from .exceptions import ConfigurationError, StoreError
+from .keys import bucket_key
 from .limiter import default_limiter
+from .rates import Rate
+from .scripts import COMMANDS, DENIED
+from .store import run_script
+from .twin import drive
+from .types import Bucket
 
 #: The oldest servers whose scripts may carry a shebang, so that a full memory refuses them before they write.
 _OLDEST = {"valkey": (7, 2), "redis": (7, 0)}
@@ -38,7 +44,8 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[checks.CheckMessag
 def check_store(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
     """E002: no Redis is configured. E003: a server is too old. E004: CLUSTER does not say what it is.
 
-    W004: a server may evict counters. One that cannot be reached is no error at boot, for it is none later.
+    E005: the user may not run what the scripts call. W004: a server may evict counters. One that cannot be reached
+    is no error at boot, for it is none later.
     """
     try:
         store = default_limiter().store
@@ -49,7 +56,7 @@ def check_store(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
             return [checks.Error(str(error), hint=hint, id="django_ratequota.E002")]
         if "cluster support disabled" in str(error):
             return [_cluster_error("CLUSTER is True, but the server is no node of a Cluster.", "False")]
-        return []
+        return _denied() if error.reason == "noperm" else []
     messages: list[checks.CheckMessage] = []
     for server, info in found.items():
         name, version = server_version(info)
@@ -66,7 +73,22 @@ def check_store(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
             text = f"The server at {server} evicts keys when its memory is full ({policy}): limits are forgotten."
             hint = "Set maxmemory-policy to noeviction, or give django-ratequota a server of its own."
             messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W004"))
-    return messages
+    return [*messages, *_denied()]
+
+
+def _denied() -> list[checks.CheckMessage]:
+    limiter = default_limiter()
+    try:
+        key = bucket_key(limiter.prefix, Bucket("user:0", Rate.parse("1/s")))
+        denied = drive(run_script(DENIED, [key], COMMANDS), limiter.store.execute)
+    except StoreError as error:
+        if error.reason != "noperm":
+            return []
+        denied = [b"EVAL", b"EVALSHA"]
+    names = ", ".join(name.decode() for name in denied)
+    text = f"The Redis user may not run {names} on keys that begin with {limiter.prefix}: decisions would fail."
+    hint = "Give it the ACL in docs/security.md."
+    return [checks.Error(text, hint=hint, id="django_ratequota.E005")] if denied else []
 
 
 def _cluster_error(text: str, right: str) -> checks.CheckMessage:

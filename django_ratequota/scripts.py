@@ -55,3 +55,12 @@ DECIDE = _compose(
 PUBLISH = _compose(("publish.lua", "", ""))
 #: Keeps what a process reports about itself.
 REPORT = _compose(("report.lua", "", ""))
+#: Says which commands the server keeps from the caller.
+DENIED = _compose(("denied.lua", "", ""))
+#: What the scripts call, and what is sent beside them.
+COMMANDS = sorted(
+    {
+        *re.findall(r"redis\.call\('([A-Z]+)'", DECIDE.source + PUBLISH.source + REPORT.source),
+        *("DEL", "MGET", "ZRANGE"),
+    }
+)

@@ -287,6 +287,8 @@ def store_error(error: Exception) -> StoreError:
     for kind, reason in _EXCEPTION_PREFIXES.items():
         if isinstance(error, kind):
             return StoreError(reason, message)
+    if str(error).startswith("ACL failure in script"):  # some servers say so without a prefix
+        return StoreError("noperm", message)
     prefix = str(error).partition(" ")[0]
     if prefix in _PREFIXES:
         return StoreError(prefix.lower(), message)

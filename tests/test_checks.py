@@ -212,6 +212,33 @@ def test_a_server_that_evicts_is_warned_of(settings: Any, own_server: ValkeyServ
     assert warning.hint == "Set maxmemory-policy to noeviction, or give django-ratequota a server of its own."
 
 
+@pytest.mark.parametrize(
+    ("rules", "denied"),
+    [
+        (["~rqtest:*", "+@all"], ""),
+        (["~rqtest:*", "+@all", "-rpush", "-pexpire"], "PEXPIRE, RPUSH"),
+        (["~rqtest:*", "+@all", "-time"], "TIME"),
+        (["~rqtest:*", "+@all", "-info", "-zadd"], "ZADD"),
+        (["~rqtest:*", "+@all", "-evalsha"], "EVAL, EVALSHA"),
+        (["~other:*", "+@all"], "EVAL, EVALSHA"),
+    ],
+)
+def test_a_user_whom_the_scripts_would_fail(
+    settings: Any, own_server: ValkeyServer, rules: list[str], denied: str
+) -> None:
+    """A script that may not run its third write has made two: those who may not run it all should not begin."""
+    with redis.Redis.from_url(own_server.connection_url) as client:
+        client.execute_command("ACL", "SETUSER", "app", "reset", "on", ">secret", *rules)
+    url = f"redis://app:secret@{own_server.host}:{own_server.port}"
+    settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5, "PREFIX": "rqtest"}
+    errors = [message for message in check_store() if message.id == "django_ratequota.E005"]
+    assert len(errors) == bool(denied)
+    for error in errors:
+        assert f"may not run {denied} on" in error.msg
+    with redis.Redis.from_url(own_server.connection_url) as client:
+        assert client.keys("rqtest:*") == []
+
+
 @pytest.fixture(scope="module")
 def cluster_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a Cluster of one node, which owns every slot."""

@@ -344,6 +344,19 @@ def test_a_user_without_permission(own_server: ValkeyServer, own: redis.Redis, a
 
 
 @BOTH
+def test_a_user_without_permission_for_what_the_script_calls(
+    own_server: ValkeyServer, own: redis.Redis, ask: Ask
+) -> None:
+    """Valkey says so without the prefix, and it was taken for a fault of the one key."""
+    own.execute_command("ACL", "SETUSER", "reader", "reset", "on", ">secret", "~*", "+@all", "-set")
+    client = redis.Redis(host=own_server.host, port=own_server.port, username="reader", password="secret")
+    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    assert reason(limiter, ask) == "noperm"
+    limiter.store.close()
+    assert own.keys() == []
+
+
+@BOTH
 @pytest.mark.parametrize("password", [None, "wrong"])
 def test_a_wrong_or_missing_password(
     own_server: ValkeyServer, own: redis.Redis, ask: Ask, password: str | None
