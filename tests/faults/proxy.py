@@ -109,6 +109,7 @@ class Proxy:
                 return
             with self._lock:
                 self.accepted += 1
+                self._links = [link for link in self._links if not link.finished]
                 self._links.append(_Link(self, connection))
 
     def _fate(self) -> str:
@@ -147,6 +148,11 @@ class _Link:
                 if half is not None:
                     with suppress(OSError):
                         half.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing of it is left."""
+        return self.ended and not any(thread.is_alive() for thread in self._threads)
 
     def join(self) -> None:
         for thread in self._threads:
