@@ -43,7 +43,11 @@ def store_of_url(url: str, timeout: float, failures: int = FAILURES, cluster: bo
             return _sentinels_at(url, timeout, failures)
         pool = redis.ConnectionPool.from_url(url)
     except ValueError as error:
-        raise ConfigurationError(f"REDIS_URL cannot be used: {error}") from error
+        # Other errors quote what they cannot read, which may be the beginning of a password.
+        text = "its host, port or database cannot be read; in a password, write / as %2F"
+        if str(error).startswith(("Redis URL must", "write ")):
+            text = str(error)
+        raise ConfigurationError(f"REDIS_URL cannot be used: {text}") from None
     if not cluster:
         return _store_of_pool(pool, timeout, failures)
     kwargs = pool.connection_kwargs

@@ -18,7 +18,7 @@ Address = IPv4Address | IPv6Address
 
 
 #: Nobody is beyond limits for want of an address (a proxy on a Unix socket that is not trusted, say).
-_UNKNOWN = "ip:unknown"
+UNKNOWN = "ip:unknown"
 
 
 class Caller:
@@ -71,10 +71,10 @@ class Caller:
                 value = self.value(kind)
                 if value is not None:
                     return f"{kind}:{value}"
-            return _UNKNOWN
+            return UNKNOWN
         value = self.value(counted_per)
         if value is None and counted_per == "ip":
-            return _UNKNOWN
+            return UNKNOWN
         return None if value is None else f"{counted_per}:{value}"
 
     def _find(self, kind: str) -> str | None:

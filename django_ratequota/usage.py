@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from .conf import settings
 from .enforcement import explain_caller
 from .facts import PolicyFacts, endpoint_facts, policy_facts
-from .identity import Caller, NamedCaller, client_text
+from .identity import UNKNOWN, Caller, NamedCaller, client_text
 from .limiter import default_limiter
 from .models import PolicyChange, RatePolicy
 from .recording import record_reset
@@ -48,10 +48,12 @@ def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ..
 def reset_caller(caller: Caller, reason: str = "", **where: Any) -> tuple[BucketStatus, ...]:
     """``reset`` for what counts the caller; takes what ``explain_caller`` takes.
 
-    Only the caller's own: buckets shared with others (counted per plan or everyone) keep their counts.
+    Only the caller's own: buckets shared with others (counted per plan or everyone, or for want of an address) keep
+    their counts.
     """
     buckets = explain_caller(caller, **where).resolution.buckets
-    return reset((bucket for bucket in buckets if bucket.counted_per not in ("plan", "everyone")), reason)
+    shared = ("plan", "everyone")
+    return reset((b for b in buckets if b.counted_per not in shared and b.subject != UNKNOWN), reason)
 
 
 def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolicy], dict[RatePolicy, str]]:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.widgets import ForeignKeyRawIdWidget
+from django.contrib.admin.widgets import AutocompleteSelect, ForeignKeyRawIdWidget
 from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
 from django.db import IntegrityError, models
 from django.db.models import Q, QuerySet
 from django.http import HttpResponseRedirect
@@ -57,6 +58,22 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return HttpResponseRedirect(request.get_full_path())
 
 
+class PatientSelect(AutocompleteSelect):
+    """An autocomplete that shows nothing for what can be no key, where the plain one fails the page."""
+
+    def optgroups(self, name: str, value: Any, attrs: Any = None) -> Any:
+        """The options of the values that may be keys."""
+        return super().optgroups(name, [one for one in value if self._may_be_key(one)], attrs)
+
+    def _may_be_key(self, value: Any) -> bool:
+        key = self.field.target_field
+        try:
+            key.run_validators(key.to_python(value))
+        except ValidationError:
+            return False
+        return True
+
+
 class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
     """Looks related objects up by autocomplete where the operator may search them.
 
@@ -79,6 +96,8 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
             kwargs["error_messages"] = {
                 "invalid_choice": _("No user has the id %(value)s; write the id of an existing user.")
             }
+        elif db_field.name in self.get_autocomplete_fields(request):
+            kwargs["widget"] = PatientSelect(db_field, self.admin_site, using=kwargs.get("using"))
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
     def _may_search(self, model: Any, request: Any) -> bool:

@@ -6,14 +6,14 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
-from django.contrib.admin.widgets import AutocompleteSelect, RelatedFieldWidgetWrapper
+from django.contrib.admin.widgets import RelatedFieldWidgetWrapper
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
-from .base import ActiveFilter, Lookups, is_active, shown, user_search_fields, when
+from .base import ActiveFilter, Lookups, PatientSelect, is_active, shown, user_search_fields, when
 from .rights import check_audience, is_override, may
 from .usage import ResetUsage
 
@@ -23,7 +23,7 @@ _WITHOUT = {"endpoint": _("all endpoints"), "plan": _("everyone")}
 _PLACE = ("endpoint_id", "user_id", "subject", "plan_id", "counted_per")
 
 
-class KnownSelect(AutocompleteSelect):
+class KnownSelect(PatientSelect):
     """An autocomplete that knows its row's object, where the plain one would ask the database for each row."""
 
     known: Any = None

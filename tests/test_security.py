@@ -1,0 +1,525 @@
+"""What docs/security.md promises and no other module tests: Redis' ACL, scopes, hostile names, login limits."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import Permission, User
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test import Client, RequestFactory
+from django.utils.decorators import method_decorator
+from django.views.debug import SafeExceptionReporterFilter
+from rest_framework.authentication import BasicAuthentication
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_ratequota import Bucket, Limiter, Rate, check_request
+from django_ratequota.connect import store_of_url
+from django_ratequota.decorators import ratequota
+from django_ratequota.exceptions import ConfigurationError, StoreError
+from django_ratequota.health import report
+from django_ratequota.limiter import default_limiter
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.rates import ALGORITHMS
+from tests import views
+from tests.conftest import Clock
+from tests.faults.cluster import Cluster
+from tests.faults.servers import Node
+
+DOCS = (Path(__file__).parent.parent / "docs" / "security.md").read_text()
+database = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+
+def with_database(test: Any) -> Any:
+    for mark in database:
+        test = mark(test)
+    return test
+
+
+# --- The Redis user that suffices. ---
+
+ACL_LINE = re.search(r"^ACL SETUSER .*$", DOCS, re.MULTILINE)
+assert ACL_LINE is not None
+ACL = shlex.split(ACL_LINE[0])
+COMMANDS = [word for word in ACL if word.startswith("+")]
+LOGIN = {"username": "ratequota", "password": "PASSWORD"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Node]:
+    """A server of this module's own, with the documented user."""
+    with Node() as node:
+        yield node
+
+
+@pytest.fixture
+def own(server: Node) -> Iterator[redis.Redis]:
+    """Its administrator, who begins with the documented user, no key and no script."""
+    with server.client() as client:
+        client.flushall()
+        client.script_flush()
+        client.execute_command(*ACL)
+        yield client
+
+
+def limiter_at(server: Node, clock: Clock | None = None) -> Limiter:
+    with server.client(**LOGIN) as client:
+        return Limiter(client=client, clock=clock, timeout=5)
+
+
+def use_every_verb(server: Node) -> None:
+    """Everything that the package ever asks of Redis, the app's own commands and checks included."""
+    clock = Clock()
+    limiter = limiter_at(server, clock)
+    buckets = [Bucket("user:1", Rate.parse(f"10/min {algorithm}")) for algorithm in ALGORITHMS]
+    buckets.append(Bucket("tenant:acme", Rate.parse("100/month"), scope="search"))
+    queue = Bucket("everyone", Rate.parse("10/s leaky_bucket"), scope="calls")
+    try:
+        for _ in range(3):
+            assert limiter.check(buckets, cost=2).allowed
+            clock.advance(25)
+        assert limiter.peek(buckets).allowed
+        assert limiter.charge(buckets, cost=3).allowed
+        assert limiter.refund(buckets, cost=4).allowed
+        assert limiter.refund(buckets, cost=100).allowed
+        assert asyncio.run(limiter.acheck(buckets)).allowed
+        assert limiter.acquire(queue, timeout=5).allowed
+        assert limiter.reset(buckets) == len(buckets)
+        assert limiter.publish() == limiter.stored_revision()
+    finally:
+        limiter.store.close()
+    out = io.StringIO()
+    report()
+    call_command("ratequota", "status", stdout=out)
+    assert "breaker closed" in out.getvalue()
+    call_command("check")
+    default_limiter().store.close()
+
+
+@pytest.fixture
+def by_acl(server: Node, own: redis.Redis, settings: Any) -> None:
+    """The app reaches the server as the documented user, under the default prefix."""
+    url = f"redis://ratequota:PASSWORD@{server.host}:{server.port}/0"
+    settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5, "REPORT_SECONDS": 0}
+
+
+@with_database
+def test_the_documented_user_may_do_all_that_is_needed(server: Node, by_acl: None) -> None:
+    use_every_verb(server)
+
+
+@with_database
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_documented_command_is_needed(server: Node, own: redis.Redis, by_acl: None, command: str) -> None:
+    own.execute_command("ACL", "SETUSER", "ratequota", command.replace("+", "-"))
+    with pytest.raises((StoreError, CommandError)) as caught:
+        use_every_verb(server)
+    assert command[1:] in str(caught.value).lower()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["GET", "session:1"],
+        ["SET", "session:1", "x"],
+        ["DEL", "session:1"],
+        ["GET", "rqother:1"],
+        ["EVAL", "return redis.call('GET', KEYS[1])", "1", "session:1"],
+        ["EVAL", "return redis.call('GET', 'session:1')", "0"],
+        ["EVAL", "return redis.call('FLUSHALL')", "0"],
+        ["EVAL", "return redis.call('KEYS', '*')", "0"],
+        ["FLUSHALL"],
+        ["FLUSHDB"],
+        ["KEYS", "*"],
+        ["SCAN", "0"],
+        ["CONFIG", "SET", "maxmemory", "1"],
+        ["ACL", "SETUSER", "ratequota", "+@all"],
+        ["SCRIPT", "FLUSH"],
+        ["FUNCTION", "LIST"],
+        ["SUBSCRIBE", "news"],
+        ["PUBLISH", "news", "x"],
+        ["SHUTDOWN"],
+        ["CLIENT", "LIST"],
+        ["MONITOR"],
+        ["REPLICAOF", "NO", "ONE"],
+    ],
+    ids=" ".join,
+)
+def test_the_documented_user_may_do_nothing_else(server: Node, own: redis.Redis, words: list[str]) -> None:
+    own.set("session:1", "secret")
+    with (
+        server.client(**LOGIN) as client,
+        pytest.raises(redis.exceptions.ResponseError, match=r"(?i)permission|ACL failure"),
+    ):
+        client.execute_command(*words)
+    assert own.get("session:1") == b"secret"
+
+
+def test_nobody_gets_in_by_another_password(server: Node, own: redis.Redis) -> None:
+    with (
+        server.client(username="ratequota", password="other") as client,
+        pytest.raises(redis.exceptions.AuthenticationError),
+    ):
+        client.ping()
+
+
+def test_on_a_cluster_two_more_suffice(settings: Any) -> None:
+    more = re.search(r"On a Cluster add `([^`]+)`", DOCS)
+    assert more is not None
+    with Cluster() as cluster:
+        for node in cluster.nodes:
+            node.command(*ACL, *more[1].split())
+        buckets = [Bucket(f"user:{number}", Rate.parse("10/min")) for number in range(30)]
+        host, port = cluster.nodes[0].address
+        url = f"redis://ratequota:PASSWORD@{host}:{port}/0"
+        settings.RATEQUOTA = {"REDIS_URL": url, "CLUSTER": True, "TIMEOUT": 5}
+        limiter = Limiter()
+        try:
+            assert limiter.check(buckets).allowed
+            assert limiter.reset(buckets) == 30
+            assert limiter.publish()
+            limiter.store.survey(("INFO", "server"))
+        finally:
+            limiter.store.close()
+
+
+def test_sentinels_need_one_command() -> None:
+    line = re.search(r"`(\+sentinel\|[a-z-]+)`", DOCS)
+    assert line is not None
+    with (
+        Node() as master,
+        Node(f"sentinel monitor ratequota {master.host} {master.port} 1", sentinel=True) as watcher,
+    ):
+        master.command(*ACL)
+        watcher.command("ACL", "SETUSER", "watcher", "reset", "on", ">watching", line[1])
+        query = "sentinel_username=watcher&sentinel_password=watching"
+        url = f"redis+sentinel://ratequota:PASSWORD@{watcher.host}:{watcher.port}/ratequota?{query}"
+        store = store_of_url(url, 5)
+        assert store.execute(("TIME",))
+        store.close()
+
+
+# --- Secrets. ---
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://:hush/hush@host:6379/0", "redis+sentinel://:hush/hush@host:26379/ratequota/0", "redis://u:hush/1@h"],
+)
+def test_a_password_that_breaks_the_url_is_not_told(url: str) -> None:
+    """urlsplit takes the first part of such a password for a port, and quotes it."""
+    with pytest.raises(ConfigurationError) as caught:
+        store_of_url(url, 1)
+    error: BaseException | None = caught.value
+    assert "hush" not in str(error)
+    assert error is not None
+    assert error.__suppress_context__
+
+
+def test_where_the_password_is_put_django_hides_it(settings: Any) -> None:
+    settings.CACHES = {"default": {"LOCATION": "redis://redis/0", "OPTIONS": {"PASSWORD": "hush"}}}
+    assert 'CACHES["default"]["OPTIONS"]["PASSWORD"]' in DOCS
+    assert "hush" not in str(SafeExceptionReporterFilter().get_safe_settings()["CACHES"])
+
+
+# --- Scopes come from code and the database. ---
+
+NAMED = {"scope": "cheap", "throttle_scope": "cheap", "ratequota_scope": "cheap", "endpoint": "cheap"}
+HEADERS = {f"HTTP_{name.upper()}": "cheap" for name in NAMED} | {
+    f"HTTP_X_{name.upper()}": "cheap" for name in ("scope", "endpoint", "throttle_scope", "original_url")
+}
+REQUESTS: dict[str, Callable[[Client, str], Any]] = {
+    "query": lambda client, path: client.get(path, NAMED),
+    "headers": lambda client, path: client.get(path, **HEADERS),
+    "form": lambda client, path: client.post(path, NAMED),
+    "json": lambda client, path: client.post(path, NAMED, content_type="application/json"),
+    "method override": lambda client, path: client.post(path, {"_method": "PUT"}, HTTP_X_HTTP_METHOD_OVERRIDE="PUT"),
+    "fragment and parameters": lambda client, path: client.get(f"{path}?;scope=cheap#cheap"),
+    "script name": lambda client, path: client.get(path, SCRIPT_NAME="/cheap"),
+    "rewritten": lambda client, path: client.get(
+        path, HTTP_X_REWRITE_URL="/cheap/", HTTP_X_FORWARDED_PREFIX="/cheap"
+    ),
+}
+
+
+def names(response: Any) -> set[str]:
+    """The endpoints whose policies the response names."""
+    return set(re.findall(r'"([^"/]+)/', response["RateLimit-Policy"]))
+
+
+@with_database
+@pytest.mark.parametrize("how", REQUESTS)
+@pytest.mark.parametrize(
+    ("path", "endpoint"),
+    [("/search/", "search"), ("/decorated/", "search"), ("/plain/", "plain"), ("/v1/items/7/", "items")],
+    ids=["attribute", "decorator", "URL name", "route"],
+)
+def test_no_request_names_its_endpoint(settings: Any, how: str, path: str, endpoint: str) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+    scope = views.Search.throttle_scope if path == "/search/" else None
+    for name, routes in {
+        "search": "",
+        "plain": "plain",
+        "items": "/v1/items/<int:pk>/",
+        # What is written in the path or anywhere else matches nothing.
+        "cheap": "cheap\n/cheap/*\n/cheap\n/v1/items/7/*\n*scope=cheap*",
+    }.items():
+        RatePolicy.objects.create(endpoint=Endpoint.objects.create(name=name, routes=routes), rates="1000/hour")
+    expected = names(Client().get(path))
+    client = Client()
+    client.cookies.load(NAMED)
+    assert names(REQUESTS[how](client, path)) == expected
+    assert "cheap" not in expected
+    if path != "/decorated/":
+        assert expected == {scope or endpoint}
+
+
+@with_database
+def test_two_spellings_of_one_route_are_one_endpoint(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+    endpoint = Endpoint.objects.create(name="files", routes="files")
+    RatePolicy.objects.create(endpoint=endpoint, rates="10/hour")
+    paths = ["/files/", "/FILES", "/fIlEs/", "/files/?x=/plain/", "/%66iles/"]
+    left = [Client().get(path)["X-RateLimit-Remaining"] for path in paths]
+    assert left == ["9", "8", "7", "6", "5"]
+
+
+# --- Hostile names. ---
+
+EVIL = """'"><rq-evil onrq="1">&lt;{{ 7|add:7 }}</textarea></script></title><rq-evil>\u202e"""
+LONG = "L" * 10_000
+
+
+class Tags(HTMLParser):
+    """The elements and attributes of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.names |= {tag, *(name for name, _ in attrs)}
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.fixture
+def hostile() -> dict[str, Any]:
+    """One of each kind of object, with hostile text wherever it fits."""
+    root = User.objects.create_superuser(EVIL, password="root")
+    plan = Plan.objects.create(name=EVIL, slug="evil", description=EVIL + LONG)
+    endpoint = Endpoint.objects.create(name="evil", routes=EVIL + LONG, description=EVIL + LONG)
+    # What the form would refuse, and raw SQL may have written.
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_ratequota_endpoint SET name = %s", [EVIL])
+        cursor.execute("UPDATE django_ratequota_plan SET slug = %s", [EVIL])
+    override = RatePolicy.objects.create(user=root, endpoint=endpoint, rates="5/hour", reason=EVIL)
+    subject = RatePolicy.objects.create(subject=f"tenant:{EVIL}", counted_per="tenant", rates="5/hour", reason=EVIL)
+    policy = RatePolicy.objects.create(plan=plan, endpoint=endpoint, rates="5/hour", reason="R" * 200)
+    assignment = PlanAssignment.objects.create(user=root, plan=plan, reason=EVIL)
+    return {
+        "root": root,
+        "plan": plan,
+        "endpoint": endpoint,
+        "ratepolicy": override,
+        "subject": subject,
+        "policy": policy,
+        "planassignment": assignment,
+    }
+
+
+def look(page: Any) -> str:
+    assert page.status_code == 200
+    text = page.content.decode()
+    tags = Tags(text)
+    assert not {name for name in tags.names if "rq-evil" in name or "onrq" in name}
+    return text
+
+
+@with_database
+def test_hostile_names_are_text_on_every_page(hostile: dict[str, Any], settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.views.api_key"}}
+    client = Client()
+    client.force_login(hostile["root"])
+    base = "/admin/django_ratequota"
+    reset = f"{base}/ratepolicy/{hostile['ratepolicy'].pk}/reset/"
+    confirm = client.post(reset, {"post": "yes", "reason": EVIL})
+    assert confirm.status_code == 302
+    changes = [change.pk for change in PolicyChange.objects.all()]
+    pages = ["/admin/", reset, f"{base}/ratepolicy/{hostile['subject'].pk}/reset/"]
+    for model in ("plan", "endpoint", "ratepolicy", "planassignment"):
+        own = f"{base}/{model}/{hostile[model].pk}"
+        pages += [f"{base}/{model}/", f"{own}/change/", f"{own}/history/", f"{own}/delete/", f"{base}/{model}/add/"]
+    pages += [f"{base}/policychange/"] + [f"{base}/policychange/{pk}/change/" for pk in changes]
+    shown = [page for page in pages if "rq-evil" in look(client.get(page))]
+    assert len(shown) >= len(pages) - 1, "it is on all of them, but for the operator's name on each"
+    every = [policy.pk for policy in RatePolicy.objects.all()]
+    for action in ("reset_usage", "delete_selected"):
+        assert "rq-evil" in look(client.post(f"{base}/ratepolicy/", {"action": action, "_selected_action": every}))
+    look(client.get(f"{base}/endpoint/add/", {"name": EVIL + LONG}))
+    look(client.get(f"{base}/ratepolicy/", {"q": EVIL}))
+    look(client.get(f"{base}/ratepolicy/add/", {"subject": EVIL, "rates": EVIL, "reason": EVIL}))
+
+
+@with_database
+@pytest.mark.parametrize("searches", [True, False], ids=["by autocomplete", "by id"])
+def test_hostile_input_is_refused_as_text(hostile: dict[str, Any], searches: bool) -> None:
+    """An autocomplete of a key that is none once failed the page, as Django's own does."""
+    client = Client()
+    client.force_login(hostile["root"])
+    if not searches:
+        staff = User.objects.create(username="staff", is_staff=True)
+        theirs = Permission.objects.filter(content_type__app_label="django_ratequota")
+        staff.user_permissions.set(theirs.exclude(codename__startswith="view_"))
+        client.force_login(staff)
+    base = "/admin/django_ratequota"
+    for value in (EVIL, LONG, EVIL + LONG, "9" * 4000, "\x00"):
+        form = dict.fromkeys(["user", "subject", "plan", "endpoint", "counted_per", "rates", "algorithm"], value)
+        form |= dict.fromkeys(["mode", "on_error", "starts_at_0", "starts_at_1", "ends_at_0", "reason"], value)
+        look(client.post(f"{base}/ratepolicy/add/", form))
+        names = dict.fromkeys(["name", "slug", "description", "default_for", "routes", "methods", "cost"], value)
+        tables = {"policies-TOTAL_FORMS": "1", "policies-INITIAL_FORMS": "0"}
+        tables |= {f"policies-0-{name}": value for name in ("endpoint", "plan", "counted_per", "rates", "mode")}
+        look(client.post(f"{base}/plan/add/", names | tables))
+        look(client.post(f"{base}/endpoint/add/", names | tables))
+        look(client.post(f"{base}/planassignment/add/", {"user": value, "plan": value, "starts_at_0": value}))
+        reset = f"{base}/ratepolicy/{hostile['ratepolicy'].pk}/reset/"
+        if value != EVIL:
+            look(client.post(reset, {"post": "yes", "reason": value}))
+        for query in ({"q": value}, {"time": value}, {"audience": value}, {"mode__exact": value}):
+            assert client.get(f"{base}/ratepolicy/", query, follow=True).status_code == 200
+    assert RatePolicy.objects.count() == 3
+
+
+@with_database
+def test_long_texts_are_cut_where_they_are_one_of_many(hostile: dict[str, Any]) -> None:
+    client = Client()
+    client.force_login(hostile["root"])
+    for model in ("plan", "endpoint", "ratepolicy", "planassignment", "policychange"):
+        page = Tags(look(client.get(f"/admin/django_ratequota/{model}/")))
+        assert max(map(len, page.texts)) < 1000
+
+
+@with_database
+def test_no_name_turns_the_text_beside_it_around(hostile: dict[str, Any]) -> None:
+    for model in ("plan", "endpoint", "ratepolicy", "subject", "policy", "planassignment"):
+        assert "\u202e" not in str(hostile[model])
+    assert r"\u202e" in str(hostile["ratepolicy"])
+    assert not [change for change in PolicyChange.objects.all() if "\u202e" in str(change)]
+
+
+# --- Login endpoints. ---
+
+
+@pytest.fixture
+def login(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The identifiers and policies of the page's own advice."""
+    snippets = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", DOCS, re.DOTALL))
+    (tmp_path / "limits.py").write_text(snippets["limits"])
+    monkeypatch.syspath_prepend(tmp_path)
+    found: dict[str, Any] = {}
+    exec(snippets["settings"], found)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, **found["RATEQUOTA"]}
+    endpoint = Endpoint.objects.create(name="login", methods="POST")
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", DOCS, re.MULTILINE)
+    rows = [row for row in rows if row[0] in ("ip", "login_pair", "login_name")]
+    assert len(rows) == 3
+    for counted_per, rates in rows:
+        policy = RatePolicy(endpoint=endpoint, counted_per=counted_per, rates=rates, on_error="deny")
+        policy.full_clean()
+        policy.save()
+
+
+def guess(name: str, address: str) -> bool:
+    request = RequestFactory().post("/login/", {"username": name}, REMOTE_ADDR=address)
+    return check_request(request, scope="login").allowed
+
+
+@with_database
+def test_guessing_one_name_locks_out_the_guesser_and_not_the_victim(login: None) -> None:
+    assert [guess("alice", "203.0.113.7") for _ in range(6)] == [True] * 5 + [False]
+    assert [guess(" ALICE ", "203.0.113.7") for _ in range(10)] == [False] * 10
+    assert guess("alice", "198.51.100.1"), "the victim at home"
+    assert guess("bob", "203.0.113.7"), "another behind the same address"
+
+
+@with_database
+def test_guessing_many_names_from_one_address_ends(login: None) -> None:
+    assert sum(guess(f"user{number}", "203.0.113.7") for number in range(50)) == 20
+
+
+@with_database
+def test_guessing_one_name_from_many_addresses_ends(login: None) -> None:
+    assert sum(guess("alice", f"10.0.{n // 250}.{n % 250}") for n in range(130)) == 100
+    out = io.StringIO()
+    call_command(
+        "ratequota",
+        "reset",
+        "--identifier",
+        "login_name=alice",
+        "--endpoint",
+        "login",
+        "--method",
+        "POST",
+        stdout=out,
+    )
+    assert "1 counters reset" in out.getvalue()
+    assert guess("alice", "198.51.100.1")
+
+
+@with_database
+def test_a_reset_by_name_leaves_alone_what_callers_without_an_address_share(login: None) -> None:
+    """It once reset their common counter as well, for want of an address of its own."""
+    assert guess("alice", "")
+    call_command(
+        "ratequota",
+        "reset",
+        "--identifier",
+        "login_name=bob",
+        "--endpoint",
+        "login",
+        "--method",
+        "POST",
+        stdout=io.StringIO(),
+    )
+    request = RequestFactory().post("/login/", REMOTE_ADDR="")
+    assert [s.remaining for s in check_request(request, scope="login").statuses if s.bucket.counted_per == "ip"] == [
+        18,
+        98,
+    ]
+    assert [change.object_text for change in PolicyChange.objects.filter(action="reset")] == ["login_name:bob"]
+
+
+@with_database
+@pytest.mark.parametrize(("outside", "statuses"), [(False, [401] * 3), (True, [401, 401, 429])])
+def test_wrong_credentials_are_counted_only_before_drf(outside: bool, statuses: list[int]) -> None:
+    class Account(APIView):
+        authentication_classes = [BasicAuthentication]
+        throttle_scope = "login"
+
+        def get(self, request: Any) -> Response:
+            return Response({})
+
+    view: Any = Account
+    if outside:
+        view = method_decorator(ratequota(scope="login"), name="dispatch")(Account)
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="login"), counted_per="ip", rates="2/hour")
+
+    def ask() -> int:
+        request = RequestFactory().get("/", HTTP_AUTHORIZATION="Basic YWxpY2U6d3Jvbmc=")
+        return int(view.as_view()(request).status_code)
+
+    assert [ask() for _ in range(3)] == statuses
