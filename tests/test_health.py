@@ -300,6 +300,8 @@ class Noted:
     def __init__(self) -> None:
         self._report = module.report
         self._ended = threading.Semaphore(0)
+        # Tests with settings of their own may have left some behind, which end when they wake up.
+        self._others = set(threading.enumerate())
         self.errors: list[BaseException] = []
 
     def __call__(self) -> int:
@@ -315,9 +317,9 @@ class Noted:
         for _ in range(times):
             assert self._ended.acquire(timeout=30), "no report"
 
-
-def running() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == THREAD]
+    def threads(self) -> list[threading.Thread]:
+        """Those running that report since this test began."""
+        return [one for one in threading.enumerate() if one.name == THREAD and one not in self._others]
 
 
 @pytest.fixture
@@ -328,7 +330,7 @@ def noted(redis_client: redis.Redis, monkeypatch: Any, settings: Any) -> Iterato
     monkeypatch.setattr(module, "_reporting", -1)
     yield noted
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 0}
-    for thread in running():
+    for thread in noted.threads():
         thread.join(timeout=30)
         assert not thread.is_alive()
 
@@ -341,7 +343,7 @@ def test_a_thread_reports_again_and_again(noted: Noted, settings: Any, redis_cli
     often(settings)
     keep_reporting()
     noted.wait(3)
-    [thread] = running()
+    [thread] = noted.threads()
     assert thread.daemon, "it would keep the process from ending"
     assert [one.process for one in reports()] == [module._process()]
 
@@ -350,12 +352,12 @@ def test_it_ends_when_the_settings_change(noted: Noted, settings: Any) -> None:
     often(settings)
     keep_reporting()
     noted.wait()
-    [thread] = running()
+    [thread] = noted.threads()
     often(settings, REPORT_SECONDS=0)
     thread.join(timeout=30)
-    assert running() == []
+    assert noted.threads() == []
     keep_reporting()
-    assert running() == []
+    assert noted.threads() == []
 
 
 def test_it_ends_by_its_own_settings(noted: Noted, settings: Any, monkeypatch: Any) -> None:
@@ -369,7 +371,7 @@ def test_it_ends_by_its_own_settings(noted: Noted, settings: Any, monkeypatch: A
     often(settings)
     keep_reporting()
     noted.wait()
-    for thread in running():
+    for thread in noted.threads():
         thread.join(timeout=30)
         assert not thread.is_alive()
 
@@ -378,12 +380,12 @@ def test_other_settings_have_a_thread_of_their_own(noted: Noted, settings: Any, 
     often(settings)
     keep_reporting()
     noted.wait()
-    [before] = running()
+    [before] = noted.threads()
     often(settings, PREFIX="rqtest:two")
     keep_reporting()
     before.join(timeout=30)
     noted.wait(2)
-    [after] = running()
+    [after] = noted.threads()
     assert after is not before
     assert redis_client.exists(workers_key("rqtest:two")) == 1
 
@@ -424,7 +426,7 @@ def test_one_is_started_however_many_threads_ask(noted: Noted, settings: Any, mo
 def test_none_is_started_where_reports_are_off(noted: Noted, settings: Any, seconds: float) -> None:
     often(settings, REPORT_SECONDS=seconds)
     keep_reporting()
-    assert running() == []
+    assert noted.threads() == []
 
 
 def test_a_request_starts_it(noted: Noted, settings: Any, db: Any, fresh_policies: Any) -> None:
@@ -434,7 +436,7 @@ def test_a_request_starts_it(noted: Noted, settings: Any, db: Any, fresh_policie
     often(settings)
     check_request(request_from())
     noted.wait()
-    assert len(running()) == 1
+    assert len(noted.threads()) == 1
 
 
 def test_with_redis_down_it_goes_on_quietly(noted: Noted, settings: Any, caplog: Any) -> None:
@@ -442,7 +444,7 @@ def test_with_redis_down_it_goes_on_quietly(noted: Noted, settings: Any, caplog:
     often(settings)
     keep_reporting()
     noted.wait(8)
-    assert len(running()) == 1
+    assert len(noted.threads()) == 1
     assert {getattr(error, "reason", "") for error in noted.errors} == {"connection"}
     # The breaker said so, once.
     assert [record.message.partition(",")[0] for record in caplog.records] == [
@@ -455,7 +457,7 @@ def test_so_it_does_without_a_usable_setting(noted: Noted, settings: Any, caplog
     often(settings, **unusable)
     keep_reporting()
     noted.wait(3)
-    assert len(running()) == 1
+    assert len(noted.threads()) == 1
     assert caplog.records == []
 
 
