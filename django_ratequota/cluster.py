@@ -119,7 +119,7 @@ class ClusterStore(Store):
         node = self._slots[slot] if self._slots else None
         if node is None:
             self._stale = True
-            raise StoreError("clusterdown", f"no master owns slot {slot}")
+            raise StoreError("uncovered", f"no master owns slot {slot}")
         return node
 
     def _node(self, address: Address) -> _Node:

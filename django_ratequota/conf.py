@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import zoneinfo
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import tzinfo
 from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
@@ -16,6 +16,7 @@ from django.utils.module_loading import import_string
 
 from .exceptions import ConfigurationError, InvalidBucket
 from .keys import check_prefix
+from .locks import ForkSafeLock
 
 Network = IPv4Network | IPv6Network
 
@@ -273,3 +274,29 @@ def _forget(*, setting: str, **_: object) -> None:
 
 
 setting_changed.connect(_forget, dispatch_uid="django_ratequota.conf")
+
+Made = TypeVar("Made")
+
+
+class OncePerSettings(Generic[Made]):
+    """Makes one object from the settings, however many threads ask at once, and another when they change."""
+
+    def __init__(self, make: Callable[[], Made]) -> None:
+        self._make = make
+        self._lock = ForkSafeLock()
+        self._made: tuple[int, Made] | None = None
+
+    def __call__(self) -> Made:
+        """The object; raises what making it raises."""
+        made = self._made
+        if made is not None and made[0] == settings.generation:
+            return made[1]
+        with self._lock:
+            made = self._made
+            if made is None or made[0] != settings.generation:
+                made = self._made = (settings.generation, self._make())
+            return made[1]
+
+    def forget(self) -> None:
+        """Make another the next time."""
+        self._made = None

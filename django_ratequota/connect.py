@@ -132,4 +132,4 @@ def _alias_pool(alias: str) -> Any:
     try:
         return cache.client.get_client(write=True).connection_pool
     except Exception as error:
-        raise ConfigurationError(f"CACHES[{alias!r}] cannot be used: {error}") from error
+        raise ConfigurationError(f"CACHES[{alias!r}] cannot be used: {error!r}") from error

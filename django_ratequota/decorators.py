@@ -11,9 +11,9 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from .enforcement import acheck_request, check_request
 from .headers import add_headers
-from .limiter import check_cost
 from .responses import refusal_response
 from .routes import SCOPE_ATTRIBUTE
+from .types import check_cost
 
 View = TypeVar("View", bound=Callable[..., Any])
 

@@ -22,7 +22,7 @@ from .facts import NOBODY, PlanFacts, Snapshot, UserEntry
 from .fallback import decide_without_store
 from .health import keep_reporting, note_degraded
 from .identity import Caller
-from .limiter import Limiter, check_cost, default_limiter
+from .limiter import Limiter, default_limiter
 from .resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve
 from .routes import resolved
 from .server import Command
@@ -30,7 +30,7 @@ from .signals import request_refused
 from .snapshot import policies
 from .store import Call
 from .twin import adrive, drive
-from .types import Bucket, Decision
+from .types import Bucket, Decision, check_cost
 
 Step = Command | Callable[[], Any]
 
@@ -141,7 +141,9 @@ def _decide(
                 snapshot = yield partial(policies.reload, newer.revision)
             except DatabaseError:
                 readable = False
-    kept = before.statuses if before is not None and before.allowed else ()
+    # What was counted in another place says nothing here, and is not to be settled here.
+    together = before is not None and before.allowed and before.degraded == decision.degraded
+    kept = before.statuses if before is not None and together else ()
     return replace(decision, statuses=(*kept, *decision.statuses), revision=snapshot.revision)
 
 

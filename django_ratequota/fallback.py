@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from .conf import settings
+from .conf import OncePerSettings, settings
 from .local import LocalLimiter
 from .types import Bucket, Decision
 
@@ -23,7 +21,7 @@ def decide_without_store(
     denied_by = [bucket.title for bucket, word in zip(enforced, says, strict=True) if word == "deny"]
     if reason == "database" and settings.on_error == "deny":
         denied_by = ["all"]
-    local = _local(settings.generation)
+    local = _local()
     own = [bucket for bucket, word in zip(enforced, says, strict=True) if word == "local"]
     statuses = local.check(own, cost, peek=bool(peek or denied_by or blocked_by)) if own else ()
     return Decision(
@@ -36,6 +34,4 @@ def decide_without_store(
     )
 
 
-@lru_cache(maxsize=1)
-def _local(_generation: int) -> LocalLimiter:
-    return LocalLimiter(settings.local_share)
+_local = OncePerSettings(lambda: LocalLimiter(settings.local_share))

@@ -16,7 +16,7 @@ from typing import Any
 from .breaker import HEALTHY
 from .conf import settings
 from .exceptions import StoreError
-from .histogram import Histogram, merged, quantile
+from .histogram import BOUNDS, Histogram, merged, quantile
 from .keys import workers_key
 from .limiter import Limiter, default_limiter
 from .locks import ForkSafeLock
@@ -61,7 +61,7 @@ class Health:
 
 _degraded: Counter[str] = Counter()
 #: Failures that open no breaker, for the server is well, or was never reached.
-_UNTOLD = HEALTHY | {"configuration", "clock", "database"}
+_UNTOLD = HEALTHY | {"configuration", "clock", "database", "uncovered"}
 _MINUTE = 60.0
 #: When each was last logged (monotonic seconds), and may be again.
 _told: dict[str, float] = {}
@@ -119,8 +119,17 @@ def reports() -> list[Health]:
     if not names:
         return []
     keys = [workers_key(limiter.prefix, name.decode()) for name in names]
-    found = [json.loads(text) for text in limiter.store.execute(("MGET", *keys)) if text]
-    return sorted((Health(**values) for values in found), key=lambda one: one.process)
+    found = map(_read, limiter.store.execute(("MGET", *keys)))
+    return sorted((one for one in found if one is not None), key=lambda one: one.process)
+
+
+def _read(report: Any) -> Health | None:
+    """The report; None for what is gone, or was written by another version while one takes the other's place."""
+    try:
+        read = Health(**json.loads(report))
+    except (TypeError, ValueError):
+        return None
+    return read if len(read.latency) == len(BOUNDS) + 1 else None
 
 
 def _process() -> str:

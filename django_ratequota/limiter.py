@@ -10,24 +10,25 @@ Each has an async twin with the prefix ``a``.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from datetime import UTC, tzinfo
-from functools import lru_cache
 from typing import Any
 
+from .conf import OncePerSettings
 from .connect import Client, store_of, store_of_settings
-from .exceptions import ConfigurationError, InvalidBucket, InvalidCost, NewerRevision, StoreError, StoreLeftAlone
+from .exceptions import ConfigurationError, InvalidBucket, NewerRevision, StoreError, StoreLeftAlone
 from .histogram import Histogram
 from .keys import bucket_key, check_prefix, revision_key
-from .rates import MAX_UNITS, show
+from .rates import show
 from .scripts import DECIDE, PUBLISH
 from .server import Command
 from .store import run_script
 from .subjects import ask_each
 from .twin import adrive, drive
-from .types import Bucket, BucketStatus, Decision
+from .types import Bucket, BucketStatus, Decision, check_cost
 from .windows import calendar_window
 
 Steps = Generator[Command, Any, Decision]
@@ -223,6 +224,8 @@ class Limiter:
                 enforced = 1 if bucket.mode == "enforce" else 0
                 args += (rate.algorithm, rate.limit, rate.period_us, rate.capacity, enforced, start, finish)
             reply = yield from run_script(DECIDE, keys, args)
+            if not isinstance(reply, list) or len(reply) != 4 + 4 * len(buckets) * (reply[:1] == [_DECIDED]):
+                raise StoreError("response", f"not a decision: {reply!r:.100}")
             outcome, allowed, now_us, stored = reply[:4]
             if not self._clock:
                 self._offset_us = now_us - _monotonic_us()
@@ -293,29 +296,17 @@ class Limiter:
         return await adrive(steps, self.store.call().ado)
 
 
-@lru_cache(maxsize=1)
-def _settings_limiter(_generation: int) -> Limiter:
-    return Limiter()
+_made = OncePerSettings(Limiter)
+# A child has connections, a breaker and a histogram of its own.
+os.register_at_fork(after_in_child=_made.forget)
 
 
 def default_limiter() -> Limiter:
     """This process's limiter by the settings; raises ``StoreError`` where these name no Redis."""
-    from .conf import settings
-
     try:
-        return _settings_limiter(settings.generation)
+        return _made()
     except ConfigurationError as error:
         raise StoreError("configuration", str(error)) from error
-
-
-def check_cost(cost: object) -> None:
-    """Raises ``InvalidCost`` unless ``cost`` is a whole number of units in range."""
-    # 0 is a free request: judged, and charged nothing.
-    if not isinstance(cost, int) or isinstance(cost, bool) or not 0 <= cost <= MAX_UNITS:
-        shown = (
-            f"of type {type(cost).__name__}" if not isinstance(cost, int) or isinstance(cost, bool) else "outside it"
-        )
-        raise InvalidCost(f"a cost is a whole number from 0 to {MAX_UNITS}; this one is {shown}")
 
 
 def _monotonic_us() -> int:

@@ -14,7 +14,7 @@ from math import ceil
 
 from .locks import ForkSafeLock
 from .rates import Rate
-from .types import Bucket, BucketStatus, Decision
+from .types import Bucket, BucketStatus, Decision, check_cost
 
 #: Counters held at most, save those that newcomers share once all of these refuse.
 SIZE = 10_000
@@ -80,19 +80,24 @@ class LocalLimiter:
 
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         """Charge every bucket, refusing none; a degraded decision settles with it."""
+        check_cost(cost)
+        return self._add(buckets, cost)
+
+    def _add(self, buckets: tuple[Bucket, ...], units: int) -> Decision:
         with self._lock:
             now = self._clock()
             statuses = []
             for bucket in buckets:
                 name, counter = self._take(bucket, now)
-                counter.units = max(0.0, counter.units + cost)
+                counter.units = max(0.0, counter.units + units)
                 self._put(name, counter)
                 statuses.append(self._status(bucket, counter, 0.0, now))
         return Decision(allowed=True, statuses=tuple(statuses), error="local", settler=self)
 
     def refund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         """Give units back, never more than were used."""
-        return self.charge(buckets, cost=-cost)
+        check_cost(cost)
+        return self._add(buckets, -cost)
 
     async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         """``charge``; there is nothing to wait for."""
@@ -100,7 +105,7 @@ class LocalLimiter:
 
     async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         """``refund``; there is nothing to wait for."""
-        return self.charge(buckets, cost=-cost)
+        return self.refund(buckets, cost=cost)
 
     def _take(self, bucket: Bucket, now: float, peek: bool = False) -> tuple[_Name, _Counter]:
         """The bucket's counter, brought to now and taken out of its place; ``_put`` puts it back."""

@@ -20,7 +20,6 @@ import redis.asyncio.sentinel
 import redis.sentinel
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from .exceptions import ConfigurationError, StoreError
@@ -186,6 +185,10 @@ class Server:
                 **self._kwargs,
             )
         )
+        try:
+            sync_class(**self._kwargs)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"no connection to Redis can be made as configured: {error}") from error
         # An asyncio connection belongs to the loop it was made in; each running loop has a client of its own.
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopClient] = weakref.WeakKeyDictionary()
 
@@ -212,7 +215,7 @@ class Server:
                     both.execute_command(*command)  # type: ignore[no-untyped-call]
                     return both.execute()[-1]
             return self._client.execute_command(*command)  # type: ignore[no-untyped-call]
-        except (RedisError, OSError) as error:
+        except Exception as error:  # whatever redis-py raises, a request must not fail by it
             if isinstance(error, redis.exceptions.ReadOnlyError):
                 # Demoted with the connections kept: new ones may lead to the new master.
                 self.close()
@@ -229,7 +232,7 @@ class Server:
                         both.execute_command(*command)
                         return (await both.execute())[-1]
                 return await client.execute_command(*command)  # type: ignore[no-untyped-call]
-        except (RedisError, OSError) as error:  # TimeoutError is an OSError
+        except Exception as error:  # whatever redis-py raises, a request must not fail by it
             if isinstance(error, redis.exceptions.ReadOnlyError):
                 await client.connection_pool.disconnect(inuse_connections=False)
             raise store_error(error) from error

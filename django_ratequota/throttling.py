@@ -16,9 +16,8 @@ from rest_framework.throttling import BaseThrottle
 from .enforcement import check_request
 from .exceptions import InvalidCost
 from .headers import add_headers, retry_after_seconds
-from .limiter import check_cost
 from .responses import refusal_text, status_code
-from .types import Decision
+from .types import Decision, check_cost
 
 logger = logging.getLogger("django_ratequota")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from .rates import DEFAULT_ALGORITHM, MONTH, Rate, format_period
+from .exceptions import InvalidCost
+from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, format_period
 
 _SECOND = 10**6
 #: What a client denied for want of a store is told to wait: stores come back within seconds or not soon at all.
@@ -193,3 +194,13 @@ class Decision:
     async def arefund(self, cost: int) -> Decision:
         """``refund``, awaited."""
         return await self.settler.arefund(self._charged, cost=cost) if self.settler and self._charged else self
+
+
+def check_cost(cost: object) -> None:
+    """Raises ``InvalidCost`` unless ``cost`` is a whole number of units in range."""
+    # 0 is a free request: judged, and charged nothing.
+    if not isinstance(cost, int) or isinstance(cost, bool) or not 0 <= cost <= MAX_UNITS:
+        shown = (
+            f"of type {type(cost).__name__}" if not isinstance(cost, int) or isinstance(cost, bool) else "outside it"
+        )
+        raise InvalidCost(f"a cost is a whole number from 0 to {MAX_UNITS}; this one is {shown}")
