@@ -359,3 +359,21 @@ def test_what_the_form_saves_is_what_happens(operator: Client, settings: Any) ->
     assert (response.status_code, RatePolicy.objects.get().on_error) == (302, "local")
     settings.RATEQUOTA = DOWN
     assert [check_request(request_from()).allowed for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("first", ["local", "redis"])
+def test_what_was_counted_in_two_places_is_not_mixed(settings: Any, search: Endpoint, first: str) -> None:
+    """Checked twice while Redis went or came: a refund gave Redis a unit that it had never taken."""
+    RatePolicy.objects.create(rates="40/hour", on_error="local")
+    RatePolicy.objects.create(endpoint=search, rates="80/hour", on_error="local")
+    up, request = settings.RATEQUOTA, request_from()
+    check_request(request_from(), cost=5)  # some is used there, so that a refund too many would show
+    settings.RATEQUOTA = DOWN if first == "local" else up
+    assert check_request(request, cost=3).allowed
+    settings.RATEQUOTA = up if first == "local" else DOWN
+    decision = check_request(request, "search", cost=3)
+    assert [status.limit for status in decision.statuses] == [80]
+    decision.refund(3)
+    settings.RATEQUOTA = up
+    remaining = {s.limit: s.remaining for s in check_request(request_from(), "search", cost=0).statuses}
+    assert remaining == {40: 35 if first == "local" else 32, 80: 80}

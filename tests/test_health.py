@@ -530,3 +530,16 @@ def test_a_forked_process_reports_for_itself(redis_client: redis.Redis) -> None:
         command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=90, check=False
     )
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_reports_of_another_version_are_passed_over(settings: Any, redis_client: redis.Redis) -> None:
+    """While one version takes the other's place, both report."""
+    report()
+    for name, text in {"a": "{}", "b": "no json", "c": '{"process": "c", "more": 1}', "d": "7"}.items():
+        redis_client.zadd(workers_key("rqtest"), {name: time.time()})
+        redis_client.set(workers_key("rqtest", name), text)
+    (mine,) = reports()
+    older = {**asdict(mine), "process": "e", "latency": [1, 2, 3]}
+    redis_client.zadd(workers_key("rqtest"), {"e": time.time()})
+    redis_client.set(workers_key("rqtest", "e"), json.dumps(older))
+    assert reports() == [mine]

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Rate
+from django_ratequota.exceptions import InvalidCost
 from django_ratequota.local import LocalLimiter
 from django_ratequota.rates import ALGORITHMS, BURST_ALGORITHMS
 from django_ratequota.types import BucketStatus
@@ -529,3 +531,12 @@ def test_a_fork_while_another_thread_holds_the_lock_hangs_nothing() -> None:
         command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=60, check=False
     )
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("cost", [-5, 1.5, float("nan"), True, None, 2**60])
+@pytest.mark.parametrize("verb", ["charge", "refund"])
+def test_settling_takes_what_redis_takes(verb: str, cost: Any) -> None:
+    local = LocalLimiter(4)
+    with pytest.raises(InvalidCost):
+        getattr(local, verb)((Bucket("user:1", Rate.parse("100/hour")),), cost=cost)
+    assert len(local) == 0
