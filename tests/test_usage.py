@@ -347,6 +347,14 @@ def test_history_shows_what_was_reset(operator: Client, alice: User) -> None:
     assert "Reset what was counted: all/hour (1 / 5)." in own
 
 
+def test_history_names_counters_that_nobody_had_used(operator: Client, alice: User) -> None:
+    override = RatePolicy.objects.create(user=alice, rates="5/hour")
+    operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"})
+    pk = PolicyChange.objects.get(action="reset").pk
+    page = operator.get(f"/admin/django_ratequota/policychange/{pk}/change/").content.decode()
+    assert '<th scope="row">all/hour</th><td>0 used, 5 left</td><td>0 used, 5 left</td>' in page
+
+
 def test_the_command_writes_an_entry_for_each_subject(alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     RatePolicy.objects.create(rates="5/hour")
