@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -379,46 +377,3 @@ def test_a_receiver_that_raises_harms_nothing(breaker: Breaker, seconds: Seconds
 
 
 # --- After a fork. ---
-
-FORKING = """
-import logging, os, signal, sys, threading
-from django_ratequota.breaker import Breaker
-from django_ratequota.exceptions import StoreError
-
-logging.disable()
-breaker = Breaker("redis.example:6379", 1)
-held, over = threading.Event(), threading.Event()
-
-def hold():
-    with breaker._lock:
-        held.set()
-        over.wait()
-
-thread = threading.Thread(target=hold)
-thread.start()
-held.wait()
-child = os.fork()
-if not child:
-    signal.alarm(20)  # its default action ends a process that hangs
-    try:
-        with breaker.passage():
-            raise StoreError("timeout", "no answer")
-    except StoreError:
-        opened = breaker.open
-    with breaker.passage(always=True):
-        pass
-    os._exit(0 if opened and not breaker.open else 1)
-_, status = os.waitpid(child, 0)
-over.set()
-thread.join()
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
-
-
-def test_a_fork_while_another_thread_holds_the_lock_hangs_nothing() -> None:
-    # Later Pythons warn of any fork with threads; that is what is tried here.
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
-    result = subprocess.run(
-        command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (result.returncode, result.stderr) == (0, "")

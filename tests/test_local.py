@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -494,43 +492,6 @@ def test_no_charge_of_a_thread_is_lost(seconds: Seconds) -> None:
 
     on_threads(32, charge)
     assert peek(limiter, asked).remaining == 100_000 - 32 * 100 * 2
-
-
-FORKING = """
-import os, signal, sys, threading
-from django_ratequota import Bucket, Rate
-from django_ratequota.local import LocalLimiter
-
-limiter = LocalLimiter(1)
-held, over = threading.Event(), threading.Event()
-
-def hold():
-    with limiter._lock:
-        held.set()
-        over.wait()
-
-thread = threading.Thread(target=hold)
-thread.start()
-held.wait()
-child = os.fork()
-if not child:
-    signal.alarm(20)  # its default action ends a process that hangs
-    [status] = limiter.check([Bucket("user:1", Rate.parse("1/min"))], 1)
-    os._exit(0 if status.allowed else 1)
-_, status = os.waitpid(child, 0)
-over.set()
-thread.join()
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
-
-
-def test_a_fork_while_another_thread_holds_the_lock_hangs_nothing() -> None:
-    # Later Pythons warn of any fork with threads; that is what is tried here.
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
-    result = subprocess.run(
-        command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("cost", [-5, 1.5, float("nan"), True, None, 2**60])
