@@ -374,6 +374,3 @@ def test_a_receiver_that_raises_harms_nothing(breaker: Breaker, seconds: Seconds
         store_state_changed.disconnect(complain)
     assert not breaker.open
     assert [one["state"] for one in told] == ["open", "closed"]
-
-
-# --- After a fork. ---
