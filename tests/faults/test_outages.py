@@ -6,6 +6,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -109,3 +111,22 @@ def test_a_process_that_starts_while_redis_is_down(node: Node) -> None:
         print(f"\nenforcing after {back:.2f} s")
         assert back < 2 * 5
         assert sum(ask("", "192.0.2.1", awaited=True).allowed for _ in range(LIMIT + 5)) == LIMIT - 1
+
+
+@pytest.mark.parametrize("mode", ["allow", "deny", "local"])
+def test_a_hang_raises_nothing(node: Node, mode: str) -> None:
+    """32 threads ask on while the server stops: each gets a decision, degraded, and no exception."""
+    RatePolicy.objects.create(rates="1000000/day", on_error=mode)
+    mine = {"PREFIX": "rqtest", "REDIS_URL": node.url, "REPORT_SECONDS": 0, "TIMEOUT": 0.05}
+    with override_settings(RATEQUOTA=mine), ThreadPoolExecutor(32) as threads:
+        poll(lambda: not ask("", "192.0.2.1", awaited=False).degraded, 20, "enforcing")
+        barrier = Barrier(32, action=node.freeze)
+
+        def hammer(number: int) -> list[Decision]:
+            barrier.wait(30)
+            return [ask("", f"192.0.2.{number}", awaited=number % 4 == 0) for _ in range(20)]
+
+        decisions = [one for many in threads.map(hammer, range(32)) for one in many]
+        node.thaw()
+        assert {(decision.allowed, decision.error) for decision in decisions} == {(mode != "deny", "timeout")}
+        poll(lambda: not ask("", "192.0.2.1", awaited=False).degraded, 20, "enforcing again")
