@@ -51,6 +51,8 @@ _PREFIXES = frozenset(
     "ASK BUSY CLUSTERDOWN CROSSSLOT LOADING MASTERDOWN MISCONF MOVED NOAUTH NOPERM NOREPLICAS NOSCRIPT OOM "
     "READONLY TRYAGAIN UNKILLABLE WRONGPASS WRONGTYPE".split()
 )
+#: What servers say without a prefix when the user may not run what a script calls: Redis 7.0, and later ones.
+_DENIED_IN_SCRIPT = ("The user executing the script can't run this command", "ACL failure in script")
 _EXCEPTION_PREFIXES: dict[type[Exception], str] = {
     # redis-py takes the prefix off these; the more special first.
     redis.exceptions.MovedError: "moved",
@@ -290,7 +292,7 @@ def store_error(error: Exception) -> StoreError:
     for kind, reason in _EXCEPTION_PREFIXES.items():
         if isinstance(error, kind):
             return StoreError(reason, message)
-    if str(error).startswith("ACL failure in script"):  # some servers say so without a prefix
+    if str(error).startswith(_DENIED_IN_SCRIPT):
         return StoreError("noperm", message)
     prefix = str(error).partition(" ")[0]
     if prefix in _PREFIXES:

@@ -231,6 +231,8 @@ def test_a_reply_that_comes_too_late_is_nobody_s(peers: Callable[..., Peer], ask
         ("TRYAGAIN Multiple keys request during rehashing of slot", "tryagain"),
         ("WRONGTYPE Operation against a key holding the wrong kind of value", "wrongtype"),
         ("UNKILLABLE Sorry the script already executed write commands", "unkillable"),
+        ("ERR ACL failure in script: User app has no permissions to run the 'set' command script: 0def", "noperm"),
+        ("ERR The user executing the script can't run this command or subcommand script: 0def", "noperm"),
         ("ERR unknown command 'EVALSHA'", "response"),
         ("SOMETHING nobody has heard of", "response"),
         ("busy in lower case", "response"),
