@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,62 +25,62 @@ BUCKET = Bucket("user:1", Rate.parse("10/3650day"))
 
 
 class Terminator:
-    """Takes TLS off in front of a server, on an event loop in a thread of its own."""
+    """Takes TLS off in front of a server; a thread a connection."""
 
     def __init__(self, node: Node, context: ssl.SSLContext) -> None:
-        self._node = node
-        self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context))
-        self.port = self._server.sockets[0].getsockname()[1]
-        #: Set while replies pass.
-        self.flowing = asyncio.Event()
-        self.flowing.set()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
+        self._node, self._context = node, context
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._clients: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
 
     def freeze(self) -> None:
         """Hold replies back."""
-        self._loop.call_soon_threadsafe(self.flowing.clear)
+        self._flowing.clear()
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(30)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
-        self._loop.close()
+        self._flowing.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join(30)  # it adds to both lists until then
+        for client in self._clients:
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
 
-    async def _end(self) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    def _accept(self) -> None:
+        with self._listener:
+            while True:
+                try:
+                    client, _ = self._listener.accept()
+                except OSError:
+                    return
+                # The thread has a descriptor of its own: shutting this one down ends its waits.
+                self._clients.append(client.dup())
+                self._threads.append(threading.Thread(target=self._serve, args=(client, self._clients[-1])))
+                self._threads[-1].start()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task
-        self._tasks.add(task)
-        back_reader, back_writer = await asyncio.open_connection(*self._node.address)
-        replies = asyncio.create_task(self._pump(back_reader, writer, self.flowing))
-        try:
-            always = asyncio.Event()
-            always.set()
-            await self._pump(reader, back_writer, always)
-        except asyncio.CancelledError:  # the test is over
-            pass
-        finally:
-            replies.cancel()
-            await asyncio.gather(replies, return_exceptions=True)
-            for one in (writer, back_writer):
-                one.transport.abort()
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event) -> None:
-        try:
-            while data := await reader.read(65_536):
-                await flowing.wait()
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
+    def _serve(self, client: socket.socket, handle: socket.socket) -> None:
+        with (
+            handle,
+            suppress(OSError),  # a client that turns away, or the end of the test
+            self._context.wrap_socket(client, server_side=True) as tls,
+            socket.create_connection(self._node.address) as server,
+        ):
+            while True:
+                ready, _, _ = ([tls], [], []) if tls.pending() else select.select([tls, server], [], [])
+                source, target = (tls, server) if tls in ready else (server, tls)
+                data = source.recv(65_536)
+                if not data:
+                    return
+                if source is server:
+                    self._flowing.wait()
+                target.sendall(data)
 
 
 @pytest.fixture(scope="module")
