@@ -55,6 +55,9 @@ class Settings:
     revision_max_age: float = 0.0
     #: Seconds between this process's reports to Redis, which ``ratequota status`` shows; 0 = none.
     report_seconds: float = 5.0
+    #: Seconds between the times that this process hands over what it counted, for the admin to show; 0 = it counts
+    #: nothing, and refusals have no id.
+    statistics_seconds: float = 1.0
     #: Networks (CIDR) whose X-Forwarded-For is believed; "unix" = a proxy on a Unix socket.
     trusted_proxies: tuple[str, ...] = ()
     #: IPv6 addresses that share this many leading bits count as one client.
@@ -231,6 +234,7 @@ _VALIDATORS: dict[str, Any] = {
     "breaker_failures": _number("breaker_failures", 1, 1000, int),
     "local_share": _number("local_share", 1, 100_000, int),
     "report_seconds": _number("report_seconds", 0, 20),
+    "statistics_seconds": _number("statistics_seconds", 0, 20),
     "timeout": _number("timeout", 0.001, 60),
     "on_error": _text("on_error", ON_ERROR),
     "poll_seconds": _number("poll_seconds", 0, 86_400),

@@ -16,6 +16,8 @@ from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
 from django.utils.functional import LazyObject
 
+from .alerts import watch
+from .collecting import note
 from .conf import settings
 from .exceptions import NewerRevision, StoreError
 from .facts import NOBODY, PlanFacts, Snapshot, UserEntry
@@ -111,6 +113,7 @@ def _decide(
 ) -> Generator[Step, Any, Decision]:
     keep_reporting()
     route, name = resolved(getattr(http, "resolver_match", None))
+    method = http.method or "GET"
     caller = Caller(request, user)
     try:
         snapshot = yield from _snapshot()
@@ -122,7 +125,7 @@ def _decide(
     for reloads in range(_MAX_RELOADS + 1):
         entry = yield from _entry(caller.user_id)
         try:
-            asked = _ask(caller, entry, snapshot, scope, route, name, http.method or "GET")
+            asked = _ask(caller, entry, snapshot, scope, route, name, method)
             resolution = (yield partial(resolve, asked)) if _may_block() else resolve(asked)
         except DatabaseError as error:  # one of the project's own functions asked it
             note_degraded("database", error)
@@ -141,10 +144,16 @@ def _decide(
                 snapshot = yield partial(policies.reload, newer.revision)
             except DatabaseError:
                 readable = False
+    watch(decision)
     # What was counted in another place says nothing here, and is not to be settled here.
     together = before is not None and before.allowed and before.degraded == decision.degraded
     kept = before.statuses if before is not None and together else ()
-    return replace(decision, statuses=(*kept, *decision.statuses), revision=snapshot.revision)
+    return replace(
+        decision,
+        statuses=(*kept, *decision.statuses),
+        revision=snapshot.revision,
+        refusal_id=note(asked, route, method, resolution, decision, units),
+    )
 
 
 def _snapshot() -> Generator[Step, Any, Snapshot]:

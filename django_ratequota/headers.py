@@ -21,6 +21,8 @@ def decision_headers(decision: Decision) -> dict[str, str]:
     wait = retry_after_seconds(decision)
     if wait is not None:
         headers["Retry-After"] = str(wait)
+    if decision.refusal_id:
+        headers["X-RateLimit-Refusal"] = decision.refusal_id
     enforced = [status for status in decision.statuses if status.bucket.mode == "enforce"]
     if decision.degraded or not enforced:
         return headers

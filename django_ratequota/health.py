@@ -7,12 +7,12 @@ import logging
 import os
 import re
 import socket
-import threading
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .background import Background
 from .breaker import HEALTHY
 from .conf import settings
 from .exceptions import StoreError
@@ -137,41 +137,18 @@ def _process() -> str:
     return f"{host}:{os.getpid()}"
 
 
-#: The generation of the settings that a thread reports by; -1 = no thread.
-_reporting = -1
+_reporting = Background("ratequota-report", lambda: settings.report_seconds, lambda: report())
 
 
 def keep_reporting() -> None:
     """See to it that a thread reports every REPORT_SECONDS, in this process and by these settings."""
-    global _reporting
-    if _reporting == settings.generation:
-        return
-    with _lock:
-        generation = settings.generation
-        if _reporting == generation:
-            return
-        _reporting = generation
-        seconds = settings.report_seconds
-        if seconds:
-            name = "ratequota-report"
-            threading.Thread(target=_report_on, args=[generation, seconds], name=name, daemon=True).start()
+    _reporting.keep()
 
 
-def _report_on(generation: int, seconds: float) -> None:
-    while _reporting == generation == settings.generation:
-        try:
-            report()
-        except StoreError as error:
-            logger.debug("not reported: %s", error)
-        time.sleep(seconds)
-
-
-def _forget_thread() -> None:
-    # A fork takes no threads along, and what the parent counted is the parent's.
-    global _reporting
-    _reporting = -1
+def _forget() -> None:
+    # What the parent counted is the parent's.
     _degraded.clear()
     _told.clear()
 
 
-os.register_at_fork(after_in_child=_forget_thread)
+os.register_at_fork(after_in_child=_forget)

@@ -51,6 +51,11 @@ def workers_key(prefix: str, worker: str = "") -> str:
     return f"{prefix}:{{workers}}:{worker}" if worker else f"{prefix}:{{workers}}"
 
 
+def statistics_key(prefix: str, name: str) -> str:
+    """The key of a part of the statistics; all share one Cluster slot, and no subject's tag is ``statistics``."""
+    return f"{prefix}:{{statistics}}:{name}"
+
+
 def _subject(subject: str) -> str:
     if _READABLE.fullmatch(subject):
         return subject

@@ -30,6 +30,9 @@ class Resolution:
     buckets: tuple[Bucket, ...]
     #: Names of the enforced winners that say ``blocked``.
     blocked_by: tuple[str, ...]
+    #: Ids of the winners that say ``blocked``: those enforced, and those in log mode.
+    blocking: tuple[int, ...]
+    would_block: tuple[int, ...]
     plan: PlanFacts | None
     winners: tuple[PolicyFacts, ...]
     #: Units the request consumes where the code does not say.
@@ -101,6 +104,7 @@ def resolve(asked: Asked) -> Resolution:
     plan = plan_of(asked)
     buckets: list[Bucket] = []
     blocked: list[str] = []
+    blocking: dict[str, list[int]] = {"enforce": [], "log": []}
     winners: list[PolicyFacts] = []
     for endpoint, counted_per, own in _groups(asked):
         subject = asked.caller.subject(counted_per, plan.id if plan else None)
@@ -115,6 +119,7 @@ def resolve(asked: Asked) -> Resolution:
             continue
         winners.append(winner)
         if winner.rates == BLOCKED:
+            blocking[winner.mode].append(winner.id)
             if winner.mode == "enforce":
                 blocked.append(f"{endpoint.name if endpoint else 'all'}/blocked")
         else:
@@ -122,6 +127,8 @@ def resolve(asked: Asked) -> Resolution:
     return Resolution(
         buckets=tuple(buckets),
         blocked_by=tuple(blocked),
+        blocking=tuple(blocking["enforce"]),
+        would_block=tuple(blocking["log"]),
         plan=plan,
         winners=tuple(winners),
         cost=next((e.cost for e in asked.endpoints if e.name == asked.scope), None)

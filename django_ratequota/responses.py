@@ -32,10 +32,12 @@ def refusal_text(decision: Decision) -> str:
     else:
         text = _("Too many requests.")
     wait = retry_after_seconds(decision)
-    if wait is None:
-        return text
-    again = ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
-    return f"{text} {again}"
+    if wait is not None:
+        again = ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
+        text = f"{text} {again}"
+    if decision.refusal_id:
+        text = f"{text} {_('Reference: %(id)s.') % {'id': decision.refusal_id}}"
+    return text
 
 
 def problem(decision: Decision) -> dict[str, Any]:
@@ -48,6 +50,7 @@ def problem(decision: Decision) -> dict[str, Any]:
         "detail": refusal_text(decision),
         "violated-policies": list(decision.violated),
         "retry_after": retry_after_seconds(decision),
+        **({"refusal_id": decision.refusal_id} if decision.refusal_id else {}),
     }
 
 

@@ -55,12 +55,14 @@ DECIDE = _compose(
 PUBLISH = _compose(("publish.lua", "", ""))
 #: Keeps what a process reports about itself.
 REPORT = _compose(("report.lua", "", ""))
+#: Adds what a process has noted to the statistics.
+COLLECT = _compose(("collect.lua", "", ""))
 #: Says which commands the server keeps from the caller.
 DENIED = _compose(("denied.lua", "", ""))
 #: What the scripts call, and what is sent beside them.
 COMMANDS = sorted(
     {
-        *re.findall(r"redis\.call\('([A-Z]+)'", DECIDE.source + PUBLISH.source + REPORT.source),
-        *("DEL", "MGET", "ZRANGE"),
+        *re.findall(r"redis\.call\('([A-Z]+)'", DECIDE.source + PUBLISH.source + REPORT.source + COLLECT.source),
+        *("DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"),
     }
 )

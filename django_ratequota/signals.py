@@ -8,10 +8,11 @@ from django.apps import apps
 from django.db.models.signals import post_save, pre_delete, pre_save
 from django.dispatch import Signal
 
+from .alerts import quota_threshold
 from .breaker import store_state_changed
 from .recording import policies_changed, record, stored
 
-__all__ = ["policies_changed", "request_refused", "store_state_changed"]
+__all__ = ["policies_changed", "quota_threshold", "request_refused", "store_state_changed"]
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
 request_refused = Signal()

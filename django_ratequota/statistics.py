@@ -6,11 +6,28 @@ kept in the database. Functions that ask Redis raise ``StoreError``.
 
 from __future__ import annotations
 
+import json
+import re
+import time
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Literal
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any, Literal
+
+from .collecting import HOUR, KEPT_SECONDS, MINUTE, MINUTES, OUTCOMES, QUARTER, QUARTERS, bounded, sampled
+from .keys import statistics_key
+from .limiter import default_limiter
+from .models import UsageCount
 
 Span = Literal["hour", "day", "week"]
+
+#: Seconds of a slot, and how many there are.
+_SPANS = {"hour": (MINUTE, 60), "day": (QUARTER, 96), "week": (HOUR, 168)}
+_REFUSAL_ID = re.compile("[a-z2-7]{10}")
+#: Refusals read by one command.
+_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +137,31 @@ class Refusal:
     cost: int
     #: Names of the policies that refused, as the client saw them.
     violated: tuple[str, ...]
+    #: Why ``on_error`` decided, Redis having given no decision; "" when it gave one.
+    error: str
     buckets: tuple[RefusedBucket, ...]
     revision: int
 
 
 def timeline(span: Span) -> Timeline:
     """Requests over time: by the minute for the last hour, the quarter of an hour for a day, the hour for a week."""
-    raise NotImplementedError
+    now = time.time()
+    step, number = _SPANS[span]
+    starts = [int(now // step - behind) * step for behind in reversed(range(number))]
+    slots: dict[str, dict[int, list[int]]] = {}
+    for (second, place, outcome), times in _counted(starts[0], now, MINUTES if span == "hour" else QUARTERS).items():
+        slots.setdefault(place, {}).setdefault(second // step * step, [0, 0, 0])[outcome] += times
+    if span == "week":
+        _add_rolled_up(slots, starts[0])
+    zero = [0, 0, 0]
+    rows = {place: tuple(Counts(*own.get(start, zero)) for start in starts) for place, own in slots.items()}
+    return Timeline(
+        starts=tuple(datetime.fromtimestamp(start, UTC) for start in starts),
+        step=timedelta(seconds=step),
+        total=rows.get("t") or (Counts(),) * number,
+        endpoints={int(place[1:]): counts for place, counts in rows.items() if place[0] == "e"},
+        policies={int(place[1:]): counts for place, counts in rows.items() if place[0] == "p"},
+    )
 
 
 def top_callers(
@@ -139,21 +174,149 @@ def top_callers(
 ) -> tuple[Top, ...]:
     """The callers with the highest counts, the highest first; of one endpoint, or of one policy.
 
-    At most the last 48 hours are known. Counts of the busiest are exact unless callers come and go by the thousand.
+    By the hour, and at most the last 48 hours are known. Counts are exact unless callers come and go by the thousand.
+    Of one policy only those are known that it refused, or would have.
     """
-    raise NotImplementedError
+    place = "t"
+    if policy_id is not None:
+        place = f"p{policy_id}"
+    elif endpoint_id is not None:
+        place = f"e{endpoint_id}"
+    prefix = f"{place}|".encode()
+    counts: dict[str, list[int]] = {}
+    for hour in _hours({"hour": 2, "day": 25, "week": 49}[span]):
+        for which, outcome in enumerate(OUTCOMES):
+            found = _ask("ZRANGE", f"{outcome}:{hour}", 0, -1, "WITHSCORES")
+            for member, score in _pairs(found):
+                if member.startswith(prefix):
+                    own = counts.setdefault(member[len(prefix) :].decode(), [0, 0, 0])
+                    own[which] += int(float(score))
+    which = OUTCOMES.index(by)
+    order = sorted((name for name in counts if counts[name][which]), key=lambda name: (-counts[name][which], name))
+    return tuple(Top(caller=name, counts=Counts(*counts[name])) for name in order[:most])
 
 
 def usage(hours: int = 24) -> Usage:
-    """What callers asked for in the last so many hours."""
-    raise NotImplementedError
+    """What callers asked for in the last so many hours, 48 at most; up to the last ten seconds or so."""
+    since = time.time() - hours * HOUR
+    level = 0
+    counted: dict[tuple[Any, ...], list[int]] = {}
+    for hour in _hours(hours + 1):
+        kept = dict(_pairs(_ask("HGETALL", f"level:{hour}")))
+        level = max(level, int(kept.get(b"level", 0)))
+        for chunk in _ask("LRANGE", f"usage:{hour}", 0, -1):
+            for second, caller, ip, plan_id, endpoint_ids, cost, admitted, refused in json.loads(
+                zlib.decompress(chunk)
+            ):
+                if second >= since:
+                    own = counted.setdefault((second, caller, ip, plan_id, tuple(endpoint_ids), cost), [0, 0])
+                    own[0] += admitted
+                    own[1] += refused
+    # Where one hour keeps fewer callers than another, only those that every hour keeps are whole.
+    whole = {caller for caller in {attempt[1] for attempt in counted} if sampled(caller, level)}
+    attempts = tuple(
+        Attempts(
+            second=second,
+            caller=caller,
+            ip=ip,
+            plan_id=plan_id,
+            endpoint_ids=endpoint_ids,
+            cost=cost,
+            admitted=admitted,
+            refused=refused,
+        )
+        for (second, caller, ip, plan_id, endpoint_ids, cost), (admitted, refused) in sorted(
+            counted.items(), key=lambda item: item[0][0]
+        )
+        if caller in whole
+    )
+    first = min((attempt[0] for attempt in counted), default=None)
+    return Usage(
+        attempts=attempts,
+        share=0.5**level,
+        since=None if first is None else datetime.fromtimestamp(first, UTC),
+    )
 
 
 def find_refusal(refusal_id: str) -> Refusal | None:
     """The refusal with this id, in whatever case it is written; None when it is not kept (any more)."""
-    raise NotImplementedError
+    refusal_id = refusal_id.strip().lower()
+    return next(iter(_read_refusals([refusal_id])), None) if _REFUSAL_ID.fullmatch(refusal_id) else None
 
 
 def refusals(most: int = 50, caller: str = "") -> tuple[Refusal, ...]:
     """The newest refusals, newest first; of one caller."""
-    raise NotImplementedError
+    newest = [found.decode() for found in _ask("ZRANGE", "refused_at", 0, (most if not caller else 0) - 1, "REV")]
+    wanted = bounded(caller)
+    read = (one for one in _read_refusals(newest) if not caller or one.caller == wanted)
+    return tuple(islice(read, most))
+
+
+def _read_refusals(ids: list[str]) -> Iterator[Refusal]:
+    for at in range(0, len(ids), _AT_ONCE):
+        some = ids[at : at + _AT_ONCE]
+        asked = [field for refusal_id in some for field in (refusal_id, f"{refusal_id}:count")]
+        found = _ask("HMGET", "refusals", *asked)
+        times = iter(found)
+        for refusal_id, described, count in zip(some, times, times, strict=True):
+            if described is not None:
+                yield _refusal(refusal_id, json.loads(described), int(count or 0))
+
+
+def _refusal(refusal_id: str, read: dict[str, Any], count: int) -> Refusal:
+    at = datetime.fromtimestamp(read.pop("at"), UTC)
+    buckets = tuple(RefusedBucket(**bucket) for bucket in read.pop("buckets"))
+    return Refusal(
+        **{**read, "violated": tuple(read["violated"])}, id=refusal_id, at=at, count=count, buckets=buckets
+    )
+
+
+def counted_quarters(since: float, until: float) -> dict[tuple[int, str, int], int]:
+    """Counts by (Unix time of the quarter of an hour, place, number in ``OUTCOMES``), for ``rollup`` to keep.
+
+    A place is ``t`` (all requests), ``e7`` (endpoint 7) or ``p7`` (policy 7).
+    """
+    return _counted(since, until, QUARTERS)
+
+
+def _counted(since: float, until: float, kind: tuple[int, int]) -> dict[tuple[int, str, int], int]:
+    slot, length = kind
+    name = "minutes" if kind == MINUTES else "quarters"
+    counts: dict[tuple[int, str, int], int] = {}
+    for number in range(int(since // length), int(until // length) + 1):
+        for field, times in _pairs(_ask("HGETALL", f"{name}:{number}")):
+            at, place, outcome = field.decode().split(":")
+            second = number * length + int(at) * slot
+            if second >= since:
+                counts[second, place, int(outcome)] = int(times)
+    return counts
+
+
+def _add_rolled_up(slots: dict[str, dict[int, list[int]]], since: int) -> None:
+    """Hours that Redis does not hold any more, from the database."""
+    rows = UsageCount.objects.filter(length=UsageCount.Length.HOUR, starts_at__gte=datetime.fromtimestamp(since, UTC))
+    for starts_at, place, *counts in rows.values_list("starts_at", "place", *OUTCOMES).order_by():
+        kept = slots.setdefault(place, {}).setdefault(int(starts_at.timestamp()), [0, 0, 0])
+        kept[:] = map(max, kept, counts)
+
+
+def _hours(number: int) -> range:
+    """The last so many hours since the Unix epoch, as far as they are kept."""
+    current = int(time.time() // HOUR)
+    return range(current - min(number, KEPT_SECONDS // HOUR + 1) + 1, current + 1)
+
+
+def _ask(command: str, name: str, *args: object) -> Any:
+    limiter = default_limiter()
+    return limiter.store.execute((command, statistics_key(limiter.prefix, name), *args))
+
+
+def _pairs(flat: Any) -> Iterator[tuple[bytes, Any]]:
+    """(field, value) of a reply: a mapping or pairs with RESP3, one flat list with RESP2."""
+    if isinstance(flat, dict):
+        yield from flat.items()
+    elif flat and isinstance(flat[0], list | tuple):
+        yield from flat
+    else:
+        each = iter(flat)
+        yield from zip(each, each, strict=True)

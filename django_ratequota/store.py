@@ -23,6 +23,9 @@ FAILURES = 3
 #: The part of a decision's time that a server must have had for its silence to count against it.
 _FAIR_SHARE = 0.4
 
+#: Commands, besides scripts, whose first argument is a key.
+_KEYED = frozenset({"DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"})
+
 Steps = Generator[Send | Pause, Any, Any]
 
 
@@ -159,4 +162,4 @@ def routed_key(command: Command) -> str | None:
     """The key that says which server a command belongs to; None when any will do."""
     if command[0] in ("EVALSHA", "EVAL"):
         return command[3] if command[2] else None
-    return command[1] if command[0] in ("DEL", "MGET", "ZRANGE") else None
+    return command[1] if command[0] in _KEYED else None

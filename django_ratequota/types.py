@@ -124,6 +124,8 @@ class Decision:
     error: str = ""
     #: The revision of the policies it was judged by; 0 without policies from the database.
     revision: int = 0
+    #: Leads operators to what was decided; 10 letters and digits on a refusal that was noted, else "".
+    refusal_id: str = ""
     settler: Settler | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -235,7 +235,12 @@ def test_status_of_a_store_that_keeps_things_to_itself(settings: Any) -> None:
 
 @pytest.mark.parametrize("verb", [["status"], ["publish"], ["reset", "--ip", "::1"]])
 def test_an_unreachable_store_is_an_error_in_a_sentence(verb: list[str], settings: Any) -> None:
-    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5.0, "REPORT_SECONDS": 0}
+    settings.RATEQUOTA = {
+        "REDIS_URL": "redis://127.0.0.1:1/0",
+        "TIMEOUT": 5.0,
+        "REPORT_SECONDS": 0,
+        "STATISTICS_SECONDS": 0,
+    }
     if verb[0] == "reset":
         RatePolicy.objects.create(rates="5/min")
     with pytest.raises(CommandError, match=r"Redis gives no answer \(connection\)"):
@@ -243,7 +248,12 @@ def test_an_unreachable_store_is_an_error_in_a_sentence(verb: list[str], setting
 
 
 def test_explain_works_while_the_store_is_down(alice: User, settings: Any) -> None:
-    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5.0, "REPORT_SECONDS": 0}
+    settings.RATEQUOTA = {
+        "REDIS_URL": "redis://127.0.0.1:1/0",
+        "TIMEOUT": 5.0,
+        "REPORT_SECONDS": 0,
+        "STATISTICS_SECONDS": 0,
+    }
     text = run("explain", "--user", "alice", "--endpoint", "search")
     assert "no live counter" in text
     assert "Redis gives no answer: connection" in text

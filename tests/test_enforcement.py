@@ -36,7 +36,13 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 Check = Callable[..., Decision]
 
 #: A port that nobody listens on.
-CLOSED = {"PREFIX": "rqtest", "REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5.0, "REPORT_SECONDS": 0}
+CLOSED = {
+    "PREFIX": "rqtest",
+    "REDIS_URL": "redis://127.0.0.1:1/0",
+    "TIMEOUT": 5.0,
+    "REPORT_SECONDS": 0,
+    "STATISTICS_SECONDS": 0,
+}
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -29,7 +29,13 @@ Check = Callable[..., Decision]
 Settle = Callable[[Decision, str, int], Decision]
 
 #: Nobody listens there; four processes share each limit.
-DOWN = {"PREFIX": "rqtest", "REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5.0, "REPORT_SECONDS": 0}
+DOWN = {
+    "PREFIX": "rqtest",
+    "REDIS_URL": "redis://127.0.0.1:1/0",
+    "TIMEOUT": 5.0,
+    "REPORT_SECONDS": 0,
+    "STATISTICS_SECONDS": 0,
+}
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -137,7 +143,7 @@ def test_a_breaker_that_is_open_changes_nothing(check: Check, settings: Any) -> 
 @pytest.mark.parametrize("unusable", [{"CACHE": "local"}, {"REDIS_URL": "http://127.0.0.1/"}])
 def test_no_usable_setting_is_a_store_that_is_down(check: Check, settings: Any, unusable: dict[str, str]) -> None:
     policy("8/hour", "")
-    settings.RATEQUOTA = {**unusable, "ON_ERROR": "local", "REPORT_SECONDS": 0}
+    settings.RATEQUOTA = {**unusable, "ON_ERROR": "local", "REPORT_SECONDS": 0, "STATISTICS_SECONDS": 0}
     decisions = [check(request_from()) for _ in range(3)]
     assert [decision.allowed for decision in decisions] == [True, True, False]
     assert {decision.error for decision in decisions} == {"configuration"}

@@ -327,7 +327,7 @@ def noted(redis_client: redis.Redis, monkeypatch: Any, settings: Any) -> Iterato
     """Whatever reports at the end of the test is stopped before Redis is emptied."""
     noted = Noted()
     monkeypatch.setattr(module, "report", noted)
-    monkeypatch.setattr(module, "_reporting", -1)
+    monkeypatch.setattr(module._reporting, "_generation", -1)
     yield noted
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 0}
     for thread in noted.threads():
@@ -413,8 +413,8 @@ def test_one_is_started_however_many_threads_ask(noted: Noted, settings: Any, mo
             names.append(self.name)
             super().start()
 
-    monkeypatch.setattr(module.threading, "Thread", Counting)
-    monkeypatch.setattr(module, "_lock", Gate(32))
+    monkeypatch.setattr(threading, "Thread", Counting)
+    monkeypatch.setattr(module._reporting, "_lock", Gate(32))
     often(settings)
     on_threads(32, keep_reporting)
     noted.wait()

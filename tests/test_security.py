@@ -6,6 +6,7 @@ import asyncio
 import io
 import re
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,7 +24,8 @@ from rest_framework.authentication import BasicAuthentication
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_ratequota import Bucket, Limiter, Rate, check_request
+from django_ratequota import Bucket, Decision, Limiter, Rate, check_request
+from django_ratequota.collecting import Note, collector
 from django_ratequota.connect import store_of_url
 from django_ratequota.decorators import ratequota
 from django_ratequota.exceptions import ConfigurationError, StoreError
@@ -31,6 +33,7 @@ from django_ratequota.health import report
 from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.rates import ALGORITHMS
+from django_ratequota.statistics import refusals, timeline, top_callers, usage
 from tests import views
 from tests.conftest import Clock
 from tests.faults.cluster import Cluster
@@ -98,6 +101,12 @@ def use_every_verb(server: Node) -> None:
         assert limiter.publish() == limiter.stored_revision()
     finally:
         limiter.store.close()
+    note = Note(int(time.time()), "user:1", "", None, (), 1, (), False, ())
+    collector._noted.append(note)
+    collector._note_refusal(note, "", "", "GET", Decision(allowed=False))
+    collector.flush()
+    for read in (lambda: timeline("hour"), lambda: top_callers("day", "refused"), usage, lambda: refusals(1)):
+        read()
     out = io.StringIO()
     report()
     call_command("ratequota", "status", stdout=out)
@@ -110,7 +119,7 @@ def use_every_verb(server: Node) -> None:
 def by_acl(server: Node, own: redis.Redis, settings: Any) -> None:
     """The app reaches the server as the documented user, under the default prefix."""
     url = f"redis://ratequota:PASSWORD@{server.host}:{server.port}/0"
-    settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5, "REPORT_SECONDS": 0}
+    settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5, "REPORT_SECONDS": 0, "STATISTICS_SECONDS": 0}
 
 
 @with_database

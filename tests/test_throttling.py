@@ -83,7 +83,7 @@ def test_a_block_gives_no_hope(client: Client, search: Endpoint) -> None:
 @pytest.mark.usefixtures("middleware")
 def test_a_policy_that_denies_without_a_store_is_a_503(client: Client, settings: Any, search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="9/hour", on_error="deny")
-    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0"}
+    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0}
     response = client.get("/search/")
     assert (response.status_code, response["Retry-After"]) == (503, "1")
     assert response.json() == {"detail": "Requests cannot be counted right now. Try again in 1 second."}

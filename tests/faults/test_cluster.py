@@ -66,7 +66,15 @@ def limiter_of() -> Iterator[Callable[..., Limiter]]:
 
 
 def settings_of(cluster: Cluster, **more: Any) -> dict[str, Any]:
-    return {"PREFIX": "rqtest", "REDIS_URL": cluster.url, "CLUSTER": True, "REPORT_SECONDS": 0, "TIMEOUT": 5, **more}
+    return {
+        "PREFIX": "rqtest",
+        "REDIS_URL": cluster.url,
+        "CLUSTER": True,
+        "REPORT_SECONDS": 0,
+        "STATISTICS_SECONDS": 0,
+        "TIMEOUT": 5,
+        **more,
+    }
 
 
 def own(limit: int, algorithm: str = "token_bucket", user: int = 1) -> Bucket:

@@ -55,7 +55,14 @@ def test_down_and_back(node: Node, told: list[tuple[str, str]], caplog: pytest.L
     for mode in modes:
         endpoint = Endpoint.objects.create(name=mode)
         RatePolicy.objects.create(endpoint=endpoint, on_error=mode, rates=f"{LIMIT}/day fixed_window")
-    mine = {"PREFIX": "rqtest", "REDIS_URL": node.url, "LOCAL_SHARE": SHARE, "REPORT_SECONDS": 0, "TIMEOUT": 1}
+    mine = {
+        "PREFIX": "rqtest",
+        "REDIS_URL": node.url,
+        "LOCAL_SHARE": SHARE,
+        "REPORT_SECONDS": 0,
+        "STATISTICS_SECONDS": 0,
+        "TIMEOUT": 1,
+    }
     with override_settings(RATEQUOTA=mine):
         for mode in modes:
             decision = ask(mode, "192.0.2.1", awaited=False)
@@ -103,7 +110,15 @@ def test_a_process_that_starts_while_redis_is_down(node: Node) -> None:
     """Down at boot is no different from down later."""
     RatePolicy.objects.create(rates=f"{LIMIT}/day", on_error="deny")
     node.kill()
-    with override_settings(RATEQUOTA={"PREFIX": "rqtest", "REDIS_URL": node.url, "REPORT_SECONDS": 0, "TIMEOUT": 1}):
+    with override_settings(
+        RATEQUOTA={
+            "PREFIX": "rqtest",
+            "REDIS_URL": node.url,
+            "REPORT_SECONDS": 0,
+            "STATISTICS_SECONDS": 0,
+            "TIMEOUT": 1,
+        }
+    ):
         first = [ask("", "192.0.2.1", awaited=number % 2 == 0) for number in range(6)]
         assert [(decision.allowed, decision.error) for decision in first] == [(False, "connection")] * 6
         node.start()
@@ -117,7 +132,7 @@ def test_a_process_that_starts_while_redis_is_down(node: Node) -> None:
 def test_a_hang_raises_nothing(node: Node, mode: str) -> None:
     """32 threads ask on while the server stops: each gets a decision, degraded, and no exception."""
     RatePolicy.objects.create(rates="1000000/day", on_error=mode)
-    mine = {"PREFIX": "rqtest", "REDIS_URL": node.url, "REPORT_SECONDS": 0, "TIMEOUT": 0.05}
+    mine = {"PREFIX": "rqtest", "REDIS_URL": node.url, "REPORT_SECONDS": 0, "STATISTICS_SECONDS": 0, "TIMEOUT": 0.05}
     with override_settings(RATEQUOTA=mine), ThreadPoolExecutor(32) as threads:
         poll(lambda: not ask("", "192.0.2.1", awaited=False).degraded, 20, "enforcing")
         barrier = Barrier(32, action=node.freeze)

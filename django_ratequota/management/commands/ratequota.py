@@ -1,4 +1,4 @@
-"""``manage.py ratequota explain|reset|publish|status``: what operators ask without opening the admin."""
+"""``manage.py ratequota explain|reset|publish|rollup|status``: what operators ask without opening the admin."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ from ...identity import NamedCaller
 from ...limiter import default_limiter
 from ...models import Endpoint, Plan, PolicyChange
 from ...recording import record_publication
+from ...rollup import KEEP_DAYS, KEEP_HOURS, roll_up
 from ...routes import resolved, scope_of
 from ...types import BucketStatus
 from ...usage import reset_caller
 
 
 class Command(BaseCommand):
-    """One command with four verbs; ``explain`` and ``status`` change nothing."""
+    """One command with a verb for each thing to do; ``explain`` and ``status`` change nothing."""
 
     help = "Explain, reset, publish and inspect rate quotas."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """The verbs and their options."""
-        verbs = parser.add_subparsers(dest="verb", required=True, metavar="explain | reset | publish | status")
+        verbs = parser.add_subparsers(
+            dest="verb", required=True, metavar="explain | reset | publish | rollup | status"
+        )
         explain = verbs.add_parser("explain", help="What applies to a caller, and why; consumes nothing.")
         reset = verbs.add_parser("reset", help="Forget what a caller's own counters hold.")
         for verb in (explain, reset):
@@ -56,6 +59,17 @@ class Command(BaseCommand):
         reset.add_argument("--reason", default="", help="Kept in the history.")
         publish = verbs.add_parser("publish", help="Make every process read all policies anew, after raw SQL.")
         publish.add_argument("--reason", default="ratequota publish", help="Kept in the history.")
+        rollup = verbs.add_parser(
+            "rollup", help="Keep counts in the database before Redis lets them go; run it about once an hour."
+        )
+        for name, days, what in (("hours", KEEP_HOURS, "hours"), ("days", KEEP_DAYS, "days")):
+            rollup.add_argument(
+                f"--keep-{name}",
+                type=int,
+                default=days,
+                metavar="DAYS",
+                help=f"Delete {what} older than this ({days}).",
+            )
         verbs.add_parser("status", help="The store, and the revision here and there.")
 
     def handle(self, *args: Any, verb: str, **options: Any) -> None:
@@ -91,6 +105,10 @@ class Command(BaseCommand):
         if revision <= before:
             raise CommandError("The publication is recorded, but Redis has no new revision; see the log")
         self.stdout.write(f"Published revision {revision}; every process reads all policies anew")
+
+    def _rollup(self, options: dict[str, Any]) -> None:
+        done = roll_up(options["keep_hours"], options["keep_days"])
+        self.stdout.write(f"{done.hours} hourly and {done.days} daily rows written, {done.deleted} old ones deleted")
 
     def _status(self, options: dict[str, Any]) -> None:
         limiter = default_limiter()

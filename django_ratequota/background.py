@@ -1,0 +1,68 @@
+"""Work that a process does beside its requests: one daemon thread each, started by the first request."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from django.db import close_old_connections
+
+from .conf import settings
+from .exceptions import StoreError
+from .locks import ForkSafeLock
+
+logger = logging.getLogger("django_ratequota")
+
+
+class Background:
+    """Calls ``work`` again and again, in this process and by the settings in force."""
+
+    def __init__(self, name: str, seconds: Callable[[], float], work: Callable[[], object]) -> None:
+        """``seconds`` says how long to wait in between; 0 = never work. ``work`` may raise ``StoreError``."""
+        self._name, self._seconds, self._work = name, seconds, work
+        #: The generation of the settings that a thread works by; -1 = no thread.
+        self._generation = -1
+        self._lock = ForkSafeLock()
+        _all.add(self)
+
+    def keep(self) -> None:
+        """See to it that a thread works, where the settings want one."""
+        if self._generation == settings.generation:
+            return
+        with self._lock:
+            generation = settings.generation
+            if self._generation == generation:
+                return
+            self._generation = generation
+            seconds = self._seconds()
+            if seconds:
+                threading.Thread(target=self._go_on, args=[generation, seconds], name=self._name, daemon=True).start()
+
+    def _go_on(self, generation: int, seconds: float) -> None:
+        while self._generation == generation == settings.generation:
+            try:
+                self._work()
+            except StoreError as error:
+                logger.debug("%s: %s", self._name, error)
+            except Exception:
+                # What a thread does not outlive, nobody would notice missing.
+                logger.exception("%s failed", self._name)
+            # As after a request: receivers of signals may have asked the database.
+            close_old_connections()
+            time.sleep(seconds)
+
+
+_all: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+def _start_anew() -> None:
+    # A fork takes no threads along.
+    for background in _all:
+        background._generation = -1
+
+
+os.register_at_fork(after_in_child=_start_anew)

@@ -1,0 +1,306 @@
+"""What this process notes of its decisions, for ``statistics`` to read: a request appends one tuple, a thread counts
+them and hands them to Redis every STATISTICS_SECONDS.
+
+Bounded whatever comes: a process holds at most ``MAX_NOTED`` decisions and ``MAX_REFUSALS`` refusals that Redis has
+not taken yet; ``lua/collect.lua`` bounds what Redis keeps, to less than 100 MB even when every bound is met for 48
+hours. Usage beyond its bound is kept of a part of the callers, the same in every process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import time
+import zlib
+from base64 import b32encode
+from collections import Counter, deque
+from collections.abc import Iterable
+from hashlib import blake2b
+from itertools import islice
+from typing import Any, NamedTuple
+
+from django.conf import settings as django_settings
+
+from .background import Background
+from .conf import settings
+from .exceptions import StoreError
+from .keys import statistics_key
+from .limiter import Limiter, default_limiter
+from .locks import ForkSafeLock
+from .resolver import Asked, Resolution
+from .scripts import COLLECT
+from .store import run_script
+from .twin import drive
+from .types import BucketStatus, Decision
+
+#: Decisions noted and not counted yet; those beyond it go uncounted.
+MAX_NOTED = 20_000
+#: Refusals told apart in one minute; those beyond it have no id.
+MAX_REFUSALS = 300
+#: Bounds of what Redis keeps: fields of each hash of counts, callers of an hour and outcome, bytes of an hour's
+#: usage, refusals.
+MAX_FIELDS, MAX_CALLERS, MAX_USAGE_BYTES, MAX_KEPT_REFUSALS = 20_000, 1_000, 2**19, 10_000
+KEPT_SECONDS = 48 * 3600
+MINUTE, QUARTER, HOUR, DAY = 60, 900, 3600, 86_400
+#: How counts by the minute and by the quarter of an hour are kept: seconds of a slot, seconds of a key.
+MINUTES, QUARTERS = (MINUTE, HOUR), (QUARTER, DAY)
+OUTCOMES = ("admitted", "refused", "would_refuse")
+_MINUTES_TTL, _TTL = 3 * HOUR, KEPT_SECONDS + DAY
+#: One call to Redis takes so many different notes: it answers nobody else meanwhile.
+_SLICE = 200
+#: Usage is packed for so long before it is sent: equal attempts, and equal names, are then written once.
+_USAGE_SECONDS = 10.0
+_MAX_NAME = 200
+
+
+class Note(NamedTuple):
+    """What is counted of a decision; equal ones are counted together."""
+
+    second: int
+    caller: str
+    ip: str
+    plan_id: int | None
+    endpoint_ids: tuple[int, ...]
+    cost: int
+    policy_ids: tuple[int, ...]
+    allowed: bool
+    #: Policies that refused it, or, where it was admitted, would have if they were enforced.
+    against: tuple[int | None, ...]
+
+
+class Collector:
+    """What one process has noted and not handed over yet."""
+
+    def __init__(self) -> None:
+        self._noted: deque[Note] = deque()
+        #: id -> [minute, how many since the last flush, description]
+        self._refusals: dict[str, list[Any]] = {}
+        #: The first six fields of a note -> [how many were admitted, and refused]
+        self._usage: dict[tuple[Any, ...], list[int]] = {}
+        self._usage_sent = time.monotonic()
+        #: The last hour that usage was sent for, and the level it stood at.
+        self._level = (0, 0)
+        # Of refusals noted, and of one flush at a time.
+        self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
+
+    def note(
+        self, asked: Asked, route: str, method: str, resolution: Resolution, decision: Decision, cost: int
+    ) -> str:
+        """Note a decision; returns the id of a refusal, "" where there is none."""
+        caller = asked.caller
+        ip = caller.value("ip")
+        if decision.allowed:
+            against = tuple(s.bucket.policy_id for s in decision.statuses if not s.allowed) + resolution.would_block
+        else:
+            against = resolution.blocking + tuple(s.bucket.policy_id for s in decision.statuses if s.refused)
+        noted = Note(
+            (decision.at_us or time.time_ns() // 1000) // 10**6,
+            bounded(caller.subject("caller", None) or ""),
+            "" if ip is None else f"ip:{ip}",
+            resolution.plan.id if resolution.plan else None,
+            tuple([endpoint.id for endpoint in asked.endpoints]),
+            cost,
+            tuple([policy.id for policy in resolution.winners]),
+            decision.allowed,
+            against,
+        )
+        if len(self._noted) < MAX_NOTED:
+            self._noted.append(noted)
+        return "" if decision.allowed else self._note_refusal(noted, asked.scope or "", route, method, decision)
+
+    def _note_refusal(self, noted: Note, scope: str, route: str, method: str, decision: Decision) -> str:
+        minute = noted.second // MINUTE
+        told_by = (noted.caller, noted.ip, scope, noted.endpoint_ids, decision.violated, minute)
+        refusal_id = _digest(repr(told_by))
+        with self._lock:
+            known = self._refusals.get(refusal_id)
+            if known is not None:
+                known[1] += 1
+            elif len(self._refusals) < MAX_REFUSALS:
+                self._refusals[refusal_id] = [minute, 1, _describe(noted, scope, route, method, decision)]
+            else:
+                return ""
+        return refusal_id
+
+    def flush(self) -> None:
+        """Hand over what was noted so far; raises ``StoreError``, and then that is lost."""
+        with self._flushing:
+            self._flush(default_limiter())
+
+    def _flush(self, limiter: Limiter) -> None:
+        counts = Counter(self._noted.popleft() for _ in range(len(self._noted)))
+        hours: dict[int, list[tuple[Note, int]]] = {}
+        for noted, times in counts.items():
+            hours.setdefault(noted.second // HOUR, []).append((noted, times))
+            self._add_usage(noted, times)
+        chunks = self._chunks()
+        refusals = self._take_refusals()
+        for hour in sorted({*hours, *chunks} or ({time.time_ns() // 10**9 // HOUR} if refusals else ())):
+            rest = iter(hours.get(hour, ()))
+            chunk = chunks.get(hour, b"")
+            while (notes := list(islice(rest, _SLICE))) or chunk or refusals:
+                payload = {**_payload(notes), "refusals": refusals[:_SLICE]}
+                self._level = (hour, self._send(limiter, hour, payload, chunk))
+                chunk, refusals = b"", refusals[_SLICE:]
+
+    def _send(self, limiter: Limiter, hour: int, payload: dict[str, Any], chunk: bytes) -> int:
+        at = hour * HOUR
+        names = [f"minutes:{at // MINUTES[1]}", f"quarters:{at // QUARTERS[1]}"]
+        names += [f"{outcome}:{hour}" for outcome in OUTCOMES]
+        names += [f"usage:{hour}", f"level:{hour}", "refusals", "refused_at"]
+        args = [json.dumps(payload), chunk, self._level_for(hour)]
+        args += [MAX_FIELDS, MAX_CALLERS, MAX_USAGE_BYTES, MAX_KEPT_REFUSALS]
+        args += [_MINUTES_TTL, _TTL, at - KEPT_SECONDS]
+        steps = run_script(COLLECT, [statistics_key(limiter.prefix, name) for name in names], args)
+        return int(drive(steps, limiter.store.call().do))
+
+    def _level_for(self, hour: int) -> int:
+        """The level to pack an hour's usage at: the one it is known to stand at, else one below the last hour's."""
+        known, level = self._level
+        return level if known == hour else max(0, level - 1)
+
+    def _add_usage(self, noted: Note, times: int) -> None:
+        attempt = noted[:6]
+        counted = self._usage.get(attempt)
+        if counted is None:
+            if len(self._usage) >= MAX_NOTED or not sampled(noted.caller, self._level_for(noted.second // HOUR)):
+                return
+            counted = self._usage[attempt] = [0, 0]
+        counted[0 if noted.allowed else 1] += times
+
+    def _chunks(self) -> dict[int, bytes]:
+        """The usage to send now, packed, by hour."""
+        if time.monotonic() - self._usage_sent < _USAGE_SECONDS and len(self._usage) < MAX_NOTED // 2:
+            return {}
+        self._usage_sent = time.monotonic()
+        hours: dict[int, list[Any]] = {}
+        for attempt, counted in self._usage.items():
+            hours.setdefault(attempt[0] // HOUR, []).append([*attempt, *counted])
+        self._usage = {}
+        return {hour: zlib.compress(json.dumps(rows, separators=(",", ":")).encode()) for hour, rows in hours.items()}
+
+    def _take_refusals(self) -> list[list[Any]]:
+        """Those to send, as [id, when (Unix time), how many, description]; those of past minutes are let go."""
+        with self._lock:
+            current = max((minute for minute, _, _ in self._refusals.values()), default=0)
+            taken = [[name, minute * MINUTE, times, text] for name, (minute, times, text) in self._refusals.items()]
+            self._refusals = {
+                name: [minute, 0, text] for name, (minute, _, text) in self._refusals.items() if minute == current
+            }
+        return [entry for entry in taken if entry[2]]
+
+    def end(self) -> None:
+        """Hand over what is left, as the process ends."""
+        self._usage_sent = -_USAGE_SECONDS
+        if self._noted or self._usage or self._refusals:
+            try:
+                self.flush()
+            except StoreError:
+                pass
+
+    def forget(self) -> None:
+        """As if nothing had been noted."""
+        self._noted.clear()
+        self._refusals.clear()
+        self._usage.clear()
+        self._level = (0, 0)
+
+
+def sampled(caller: str, level: int) -> bool:
+    """Whether usage is kept of the caller where it is kept of one in 2^level: the same in every process."""
+    return level <= 0 or int.from_bytes(blake2b(caller.encode(), digest_size=8).digest()) >> (64 - level) == 0
+
+
+def bounded(name: str) -> str:
+    """A caller's name as statistics keep it: any text, of bounded length and without lone surrogates."""
+    if len(name) > _MAX_NAME:
+        name = f"{name[:_MAX_NAME]}~{_digest(name)}"
+    return name if name.isascii() else name.encode(errors="backslashreplace").decode()
+
+
+def _payload(notes: Iterable[tuple[Note, int]]) -> dict[str, Any]:
+    """The counts that the notes add up to, in flat lists as Lua reads them."""
+    counts: Counter[tuple[int, str, int]] = Counter()
+    callers: list[Counter[str]] = [Counter() for _ in OUTCOMES]
+    for (second, caller, _, _, endpoint_ids, _, policy_ids, allowed, against), times in notes:
+        minute = second // MINUTE
+        # Would-be refusals are admitted requests, too.
+        outcomes = (0, 2) if allowed and against else (0,) if allowed else (1,)
+        for place in ("t", *[f"e{endpoint}" for endpoint in endpoint_ids or (0,)]):
+            for outcome in outcomes:
+                counts[minute, place, outcome] += times
+                callers[outcome][f"{place}|{caller}"] += times
+        for policy in policy_ids:
+            if allowed:
+                counts[minute, f"p{policy}", 0] += times
+            if policy in against:
+                counts[minute, f"p{policy}", outcomes[-1]] += times
+                callers[outcomes[-1]][f"p{policy}|{caller}"] += times
+    minutes: Counter[str] = Counter()
+    quarters: Counter[str] = Counter()
+    for (minute, place, outcome), times in counts.items():
+        minutes[f"{minute * MINUTE % MINUTES[1] // MINUTES[0]}:{place}:{outcome}"] += times
+        quarters[f"{minute * MINUTE % QUARTERS[1] // QUARTERS[0]}:{place}:{outcome}"] += times
+    return {"minutes": _flat(minutes), "quarters": _flat(quarters), "callers": [_flat(one) for one in callers]}
+
+
+def _flat(counts: Counter[str]) -> list[Any]:
+    return [item for pair in counts.items() for item in pair]
+
+
+def _describe(noted: Note, scope: str, route: str, method: str, decision: Decision) -> str:
+    """A refusal as JSON; see ``statistics.Refusal``."""
+    return json.dumps(
+        {
+            "at": noted.second,
+            "caller": noted.caller,
+            "ip": noted.ip,
+            "plan_id": noted.plan_id,
+            "scope": scope[:_MAX_NAME],
+            "route": route[:_MAX_NAME],
+            "method": method[:20],
+            "cost": noted.cost,
+            "violated": [title[:_MAX_NAME] for title in decision.violated],
+            "error": decision.error,
+            "revision": decision.revision,
+            "buckets": [_bucket(status) for status in decision.statuses],
+        }
+    )
+
+
+def _bucket(status: BucketStatus) -> dict[str, Any]:
+    bucket = status.bucket
+    return {
+        "title": bucket.title[:_MAX_NAME],
+        "rate": str(bucket.rate),
+        "policy_id": bucket.policy_id,
+        "subject": bounded(bucket.subject),
+        "refused": status.refused,
+        "limit": status.limit,
+        "remaining": status.remaining,
+        "retry_after": status.retry_after,
+        "reset_after": status.reset_after,
+    }
+
+
+def _digest(text: str) -> str:
+    """Ten letters and digits. Keyed, for an address could be found from its plain digest by trying all."""
+    key = blake2b(str(django_settings.SECRET_KEY).encode()).digest()
+    digest = blake2b(text.encode(errors="surrogatepass"), key=key, digest_size=7).digest()
+    return b32encode(digest).decode().lower()[:10]
+
+
+#: What this process has noted.
+collector = Collector()
+_background = Background("ratequota-statistics", lambda: settings.statistics_seconds, collector.flush)
+atexit.register(collector.end)
+os.register_at_fork(after_in_child=collector.forget)
+
+
+def note(asked: Asked, route: str | None, method: str, resolution: Resolution, decision: Decision, cost: int) -> str:
+    """Note a decision, and see to it that a thread hands it over; returns the id of a refusal, "" without one."""
+    if not settings.statistics_seconds:
+        return ""
+    _background.keep()
+    return collector.note(asked, route or "", method, resolution, decision, cost)

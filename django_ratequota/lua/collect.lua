@@ -1,0 +1,91 @@
+#!lua
+-- collect: adds what a process has noted to the statistics of one hour, bounded whatever is noted.
+--
+-- KEYS    [1] counts by the minute   [2] counts by the quarter of an hour   [3] [4] [5] callers admitted, refused, and
+--         refused in log mode   [6] recorded usage   [7] how much of it is kept   [8] refusals   [9] refusals by time
+-- ARGV    [1] JSON: minutes, quarters {field, n ...}; callers {{member, n ...} x 3}; refusals {{id, time, n, text} ...}
+--         [2] a chunk of usage ("" = none)           [3] the level at which to begin the hour
+--         [4] most fields of counts   [5] most callers   [6] most bytes of usage   [7] most refusals
+--         [8] [9] TTL of minutes, of all else (s)    [10] the oldest refusals worth keeping (s)
+-- Stores  hashes, sorted sets by count, a list of chunks, and for refusals a hash and a sorted set by time.
+-- Returns the hour's level: usage is kept of one caller in 2^level. It rises by one with every halving of the room
+--         that is left, so that there is always some.
+
+local noted = cjson.decode(ARGV[1])
+local chunk = ARGV[2]
+local floor, most_fields, most_callers, most_bytes, most_refusals, short_ttl, long_ttl, oldest =
+  tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]),
+  tonumber(ARGV[9]), tonumber(ARGV[10])
+
+local function add_counts(key, counts, ttl)
+  local size = redis.call('HLEN', key)
+  for i = 1, #counts, 2 do
+    local field = counts[i]
+    -- Beyond the bound only what is counted already goes on being counted.
+    if size < most_fields or redis.call('HEXISTS', key, field) == 1 then
+      if redis.call('HINCRBY', key, field, counts[i + 1]) == counts[i + 1] then
+        size = size + 1
+      end
+    end
+  end
+  if #counts > 0 then
+    redis.call('EXPIRE', key, ttl)
+  end
+end
+
+add_counts(KEYS[1], noted.minutes, short_ttl)
+add_counts(KEYS[2], noted.quarters, long_ttl)
+
+for outcome = 1, 3 do
+  local key, callers = KEYS[2 + outcome], noted.callers[outcome]
+  for i = 1, #callers, 2 do
+    redis.call('ZINCRBY', key, callers[i + 1], callers[i])
+  end
+  if #callers > 0 then
+    if redis.call('ZCARD', key) > 2 * most_callers then
+      redis.call('ZREMRANGEBYRANK', key, 0, -most_callers - 1)
+    end
+    redis.call('EXPIRE', key, long_ttl)
+  end
+end
+
+local kept = redis.call('HMGET', KEYS[7], 'level', 'floor', 'bytes')
+local level, bytes = tonumber(kept[1] or '') or floor, tonumber(kept[3] or '') or 0
+floor = tonumber(kept[2] or '') or floor
+if chunk ~= '' then
+  if bytes + #chunk <= most_bytes then
+    redis.call('RPUSH', KEYS[6], chunk)
+    redis.call('EXPIRE', KEYS[6], long_ttl)
+    bytes = bytes + #chunk
+  else
+    level = level + 1
+  end
+  while level < 63 and bytes > most_bytes * (1 - 0.5 ^ (level - floor + 1)) do
+    level = level + 1
+  end
+  redis.call('HSET', KEYS[7], 'level', level, 'floor', floor, 'bytes', bytes)
+  redis.call('EXPIRE', KEYS[7], long_ttl)
+end
+
+for _, refusal in ipairs(noted.refusals) do
+  local id, at, count, text = unpack(refusal)
+  redis.call('HSETNX', KEYS[8], id, text)
+  redis.call('HINCRBY', KEYS[8], id .. ':count', count)
+  redis.call('ZADD', KEYS[9], 'NX', at, id)
+end
+if #noted.refusals > 0 then
+  local gone = redis.call('ZRANGEBYSCORE', KEYS[9], '-inf', oldest)
+  local excess = redis.call('ZCARD', KEYS[9]) - #gone - most_refusals
+  if excess > 0 then
+    for _, id in ipairs(redis.call('ZRANGE', KEYS[9], #gone, #gone + excess - 1)) do
+      gone[#gone + 1] = id
+    end
+  end
+  for _, id in ipairs(gone) do
+    redis.call('ZREM', KEYS[9], id)
+    redis.call('HDEL', KEYS[8], id, id .. ':count')
+  end
+  redis.call('EXPIRE', KEYS[8], long_ttl)
+  redis.call('EXPIRE', KEYS[9], long_ttl)
+end
+return level

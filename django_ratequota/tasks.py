@@ -1,0 +1,15 @@
+"""``ratequota rollup`` as a background task, for Django 6.0 and later."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from django.tasks import task
+
+from .rollup import KEEP_DAYS, KEEP_HOURS, roll_up
+
+
+@task
+def rollup(keep_hours: int = KEEP_HOURS, keep_days: int = KEEP_DAYS) -> dict[str, int]:
+    """Keep counts in the database; enqueue it about once an hour. Returns the numbers of rows written and deleted."""
+    return asdict(roll_up(keep_hours, keep_days))
