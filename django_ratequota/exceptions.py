@@ -5,6 +5,8 @@ A refused request is not an error: it is a ``Decision`` with ``allowed=False``.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 
 class RateQuotaError(Exception):
     """Root of every error raised by this package."""
@@ -24,6 +26,24 @@ class InvalidBucket(RateQuotaError, ValueError):
 
 class ConfigurationError(RateQuotaError):
     """``RATEQUOTA`` (or the CACHES alias it names) cannot be used; ``manage.py check`` says the same."""
+
+
+class FileProblem(NamedTuple):
+    """What is wrong with a file, and where."""
+
+    #: Counted from 1.
+    line: int
+    #: Such as ``policies[3].rates``; "" = the line itself.
+    path: str
+    text: str
+
+
+class InvalidFile(RateQuotaError):
+    """A file of policies that cannot be imported; ``problems`` says all that is wrong with it."""
+
+    def __init__(self, problems: list[FileProblem]) -> None:
+        super().__init__("; ".join(problem.text for problem in problems))
+        self.problems = problems
 
 
 class StoreError(RateQuotaError):

@@ -1,4 +1,4 @@
-"""``manage.py ratequota explain|reset|publish|rollup|status``: what operators ask without opening the admin."""
+"""``manage.py ratequota VERB``: what operators ask, and do, without opening the admin."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from ...rollup import KEEP_DAYS, KEEP_HOURS, roll_up
 from ...routes import resolved, scope_of
 from ...types import BucketStatus
 from ...usage import reset_caller
+from .. import files
 
 
 class Command(BaseCommand):
-    """One command with a verb for each thing to do; ``explain`` and ``status`` change nothing."""
+    """One command with a verb for each thing to do; ``explain``, ``status`` and ``export`` change nothing."""
 
     help = "Explain, reset, publish and inspect rate quotas."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """The verbs and their options."""
-        verbs = parser.add_subparsers(
-            dest="verb", required=True, metavar="explain | reset | publish | rollup | status"
-        )
+        names = "explain | reset | publish | rollup | status | export | import"
+        verbs = parser.add_subparsers(dest="verb", required=True, metavar=names)
         explain = verbs.add_parser("explain", help="What applies to a caller, and why; consumes nothing.")
         reset = verbs.add_parser("reset", help="Forget what a caller's own counters hold.")
         for verb in (explain, reset):
@@ -71,6 +71,7 @@ class Command(BaseCommand):
                 help=f"Delete {what} older than this ({days}).",
             )
         verbs.add_parser("status", help="The store, and the revision here and there.")
+        files.add_verbs(verbs)
 
     def handle(self, *args: Any, verb: str, **options: Any) -> None:
         """Run one verb."""
@@ -128,6 +129,12 @@ class Command(BaseCommand):
         self.stdout.write(f"last change  {change}")
         for line in _workers(reports(), revision):
             self.stdout.write(line)
+
+    def _export(self, options: dict[str, Any]) -> None:
+        files.export_file(self, options)
+
+    def _import(self, options: dict[str, Any]) -> None:
+        files.import_file(self, options)
 
 
 def _workers(workers: list[Health], revision: int) -> Iterator[str]:

@@ -1,0 +1,13 @@
+"""Policies as code: what the database says as a file (``export``), and a file's word made so (``bring``).
+
+``text`` reads and writes YAML and JSON, ``sections`` says what a file holds, ``reading`` and ``values`` judge
+one, ``changes`` brings the database to it.
+"""
+
+from __future__ import annotations
+
+from .changes import Comparison, bring
+from .sections import FORMATS, export
+from .text import MAX_BYTES, decode
+
+__all__ = ["FORMATS", "MAX_BYTES", "Comparison", "bring", "decode", "export"]
