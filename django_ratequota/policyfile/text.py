@@ -213,7 +213,8 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = None
-    if not text.replace("\n", "").isprintable() or re.search(r" (\n|\Z)", text):
+    # Blanks at a line's end are not seen in a block, and for breaks at its end PyYAML ends the document.
+    if not text.replace("\n", "").isprintable() or re.search(r" (\n|\Z)|(\A|\n)\n\Z", text):
         style = '"'
     elif "\n" in text:
         style = "|"
