@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -110,11 +110,7 @@ def resolve(asked: Asked) -> Resolution:
         subject = asked.caller.subject(counted_per, plan.id if plan else None)
         if subject is None:
             continue
-        winner = max(
-            (p for p in _contenders(asked, endpoint, counted_per, own, plan) if p.active(asked.now_us) and p.rates),
-            key=_precedence,
-            default=None,
-        )
+        winner = strongest(_contenders(asked, endpoint, counted_per, own, plan), asked.now_us)
         if winner is None:
             continue
         winners.append(winner)
@@ -161,6 +157,11 @@ def explain(asked: Asked) -> tuple[Candidate, ...]:
                 lost = _inapplicable(policy, asked, plan, subject) or _beaten(policy, winner)
                 candidates.append(Candidate(policy=policy, won=False, reason=f"lost: {lost}"))
     return tuple(candidates)
+
+
+def strongest(contenders: Iterable[PolicyFacts], now_us: int) -> PolicyFacts | None:
+    """Of the policies that compete for one group, the one that counts; None when none of them does now."""
+    return max((p for p in contenders if p.active(now_us) and p.rates), key=_precedence, default=None)
 
 
 def make_buckets(policy: PolicyFacts, endpoint: EndpointFacts | None, subject: str) -> tuple[Bucket, ...]:

@@ -11,7 +11,8 @@ from django.db.models import Count, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Plan
-from .base import RecordedAdmin, about
+from .base import about
+from .matrix import MatrixPage
 from .policies import PolicyInline
 
 
@@ -23,7 +24,7 @@ class PlanPolicyInline(PolicyInline):
 
 
 @admin.register(Plan)
-class PlanAdmin(RecordedAdmin):
+class PlanAdmin(MatrixPage):
     """Plans."""
 
     list_display = ["name", "slug", "default_for", "policy_count", about]

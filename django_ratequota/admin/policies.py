@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
 from .base import ActiveFilter, Lookups, PatientSelect, is_active, shown, user_search_fields, when
-from .rights import check_audience, is_override, may
+from .rights import OVERRIDES, check_audience, is_override, may
 from .usage import ResetUsage
 
 #: What a policy without the related object is for.
@@ -189,7 +189,7 @@ class AudienceFilter(admin.SimpleListFilter):
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
         """The choices."""
         choices = {"user": _("a user"), "subject": _("a subject"), "plan": _("a plan"), "everyone": _("everyone")}
-        return list(choices.items())
+        return [*choices.items(), ("override", _("a user or a subject"))]
 
     def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """The rows of the choice."""
@@ -198,6 +198,7 @@ class AudienceFilter(admin.SimpleListFilter):
             "subject": ~Q(subject=""),
             "plan": Q(plan__isnull=False),
             "everyone": Q(user__isnull=True, subject="", plan__isnull=True),
+            "override": OVERRIDES,
         }.get(self.value() or "")
         return queryset if condition is None else queryset.filter(condition)
 

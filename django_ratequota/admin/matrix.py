@@ -1,0 +1,252 @@
+"""The matrix page: plans × endpoints, each cell the rates in force now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.db.models import Count, Q
+from django.forms import Media
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils import timezone
+from django.utils.http import urlencode
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ..facts import Group, PolicyFacts, policy_facts
+from ..models import Endpoint, Plan, RatePolicy
+from ..rates import BLOCKED, UNLIMITED
+from ..resolver import strongest
+from .base import RecordedAdmin, moment, shown, when
+from .rights import OVERRIDES, may
+
+#: Endpoints on one page; 50 plans make 5,000 cells of them.
+_PAGE = 100
+_PLACEHOLDER = "primary-key"
+_WORDS = {UNLIMITED: _("unlimited"), BLOCKED: _("blocked")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InForce:
+    """One policy that counts in a cell."""
+
+    rates: str
+    #: Whom it counts by, where that needs saying; else "".
+    counted_per: str
+    #: Log mode and dates, in words.
+    remarks: tuple[str, ...]
+    inherited: bool
+    blocked: bool
+    #: Its own page; for an inherited one the page that adds one of the cell's own. "" where neither is allowed.
+    link: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What a plan's callers are held to at an endpoint."""
+
+    #: Whose cell it is, for those who hear the page.
+    label: str
+    in_force: tuple[InForce, ...]
+    #: Policies of this cell that have not ended and do not count now; they are listed at ``others_link``.
+    others: int
+    others_link: str
+    #: The page that adds a policy here; "" where there is one, or adding is not allowed.
+    add: str
+
+
+class MatrixPage(RecordedAdmin):
+    """Gives the plans' admin a page of all plans at all endpoints."""
+
+    def get_urls(self) -> list[Any]:
+        """With the matrix."""
+        view = self.admin_site.admin_view(self.matrix_view)
+        return [path("matrix/", view, name="django_ratequota_plan_matrix"), *super().get_urls()]
+
+    def matrix_view(self, request: Any) -> Any:
+        """The page; read-only, each cell a link to what changes it."""
+        if not may_see_matrix(request.user):
+            raise PermissionDenied
+        query = request.GET.get("q", "").replace("\x00", "").strip()
+        endpoints = Endpoint.objects.filter(name__icontains=query) if query else Endpoint.objects.all()
+        page = Paginator(endpoints, _PAGE).get_page(request.GET.get("p"))
+        rows: list[Endpoint | None] = [None, *page.object_list]
+        plans = list(Plan.objects.all())
+        columns: list[Plan | None] = [None, *plans]
+        cells = _Cells(self.admin_site, request.user, rows)
+        overrides = _overrides(rows)
+        request.current_app = self.admin_site.name
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Rates in force, plan by plan"),
+            "original": _("Matrix"),  # the end of the breadcrumbs
+            "opts": self.opts,
+            "media": self.media + Media(css={"all": ["django_ratequota/matrix.css"]}),
+            "has_view_permission": self.has_view_permission(request),
+            "query": query,
+            "page": page,
+            "pages": page.paginator.get_elided_page_range(page.number),
+            "ellipsis": page.paginator.ELLIPSIS,
+            # Said once, not looked up for each of thousands of cells.
+            "inherited": gettext("inherited from everyone"),
+            "add": gettext("Add"),
+            "may_edit": cells.changes or cells.adds,
+            "plans": [
+                {
+                    "name": shown(plan.name),
+                    "default_for": plan.get_default_for_display() if plan.default_for else "",
+                    "link": cells.url(Plan, "change", plan.pk) if self.has_view_permission(request, plan) else "",
+                }
+                for plan in plans
+            ],
+            "rows": [
+                {
+                    "endpoint": _row_name(endpoint),
+                    "link": self._endpoint_link(request, endpoint, cells),
+                    "overrides": overrides.get(_key(endpoint), 0),
+                    "overrides_link": cells.listed({"audience": "override", "time": "active"}, endpoint),
+                    "cells": [cells.cell(endpoint, plan) for plan in columns],
+                }
+                for endpoint in rows
+            ],
+        }
+        return TemplateResponse(request, "admin/django_ratequota/plan/matrix.html", context)
+
+    def _endpoint_link(self, request: Any, endpoint: Endpoint | None, cells: _Cells) -> str:
+        site = self.admin_site
+        if endpoint is None or not site.is_registered(Endpoint):
+            return ""
+        allowed = site.get_model_admin(Endpoint).has_view_permission(request)
+        return cells.url(Endpoint, "change", endpoint.pk) if allowed else ""
+
+
+class _Cells:
+    """The policies of the page's rows, read in one query, and what may be done with them."""
+
+    def __init__(self, site: Any, user: Any, rows: list[Endpoint | None]) -> None:
+        self.site = site
+        self.now_us = time.time_ns() // 1000
+        registered = site.is_registered(RatePolicy)
+        self.sees = registered
+        self.changes = registered and may(user, "change", override=False)
+        self.adds = registered and may(user, "add", override=False)
+        self._bases: dict[tuple[Any, str], str] = {}
+        #: endpoint id -> counted_per -> those that compete there.
+        self.groups: dict[int | None, dict[str, Group]] = {}
+        self.remarks: dict[int, tuple[str, ...]] = {}
+        own = _of(rows) & ~OVERRIDES & _not_ended()
+        found: dict[int | None, dict[str, list[PolicyFacts]]] = {}
+        for policy in RatePolicy.objects.filter(own).order_by("pk"):
+            facts = policy_facts(policy)
+            found.setdefault(facts.endpoint_id, {}).setdefault(facts.counted_per, []).append(facts)
+            self.remarks[facts.id] = tuple(_remarks(policy))
+        for endpoint_id, groups in found.items():
+            self.groups[endpoint_id] = {per: Group(policies) for per, policies in groups.items()}
+
+    def cell(self, endpoint: Endpoint | None, plan: Plan | None) -> Cell:
+        """What counts for the plan (None = everyone) at the endpoint (None = all)."""
+        label = gettext("%(plan)s at %(endpoint)s") % {
+            "plan": shown(plan.name) if plan else gettext("everyone"),
+            "endpoint": _row_name(endpoint),
+        }
+        groups = self.groups.get(_key(endpoint), {})
+        winners: list[PolicyFacts] = []
+        own = 0
+        for _per, group in sorted(groups.items()):
+            winner = strongest([*(group.by_plan.get(plan.pk, ()) if plan else ()), *group.everyone], self.now_us)
+            if winner is not None:
+                winners.append(winner)
+            own += sum(policy.plan_id == (plan.pk if plan else None) for policy in group.policies)
+        several = len(winners) > 1
+        in_force = tuple(self._in_force(winner, endpoint, plan, several) for winner in winners)
+        others = own - sum(not one.inherited for one in in_force)
+        place = {"plan__id__exact": plan.pk} if plan else {"audience": "everyone"}
+        return Cell(
+            label=label,
+            in_force=in_force,
+            others=others,
+            others_link=self.listed(place, endpoint) if others else "",
+            add="" if in_force else self._add(endpoint, plan, "caller"),
+        )
+
+    def listed(self, query: dict[str, Any], endpoint: Endpoint | None) -> str:
+        """The list of policies at the endpoint; "" where there is none."""
+        if not self.sees:
+            return ""
+        where = {"endpoint__id__exact": endpoint.pk} if endpoint else {"endpoint__isnull": "True"}
+        return f"{self.url(RatePolicy, 'changelist')}?{urlencode({**query, **where})}"
+
+    def url(self, model: Any, page: str, *args: Any) -> str:
+        """A page of the model's admin."""
+        # Reversing costs 20 µs, and there are thousands of cells.
+        base = self._bases.get((model, page))
+        if base is None:
+            name = f"{self.site.name}:{model._meta.app_label}_{model._meta.model_name}_{page}"
+            base = self._bases[model, page] = reverse(name, args=[_PLACEHOLDER for _arg in args])
+        return base.replace(_PLACEHOLDER, str(args[0])) if args else base
+
+    def _in_force(self, policy: PolicyFacts, endpoint: Endpoint | None, plan: Plan | None, several: bool) -> InForce:
+        inherited = plan is not None and policy.plan_id is None
+        if inherited:
+            link = self._add(endpoint, plan, policy.counted_per)
+        else:
+            link = self.url(RatePolicy, "change", policy.id) if self.changes else ""
+        return InForce(
+            rates=str(_WORDS.get(policy.text, policy.text)),
+            counted_per=policy.counted_per if several or policy.counted_per != "caller" else "",
+            remarks=self.remarks[policy.id],
+            inherited=inherited,
+            blocked=policy.rates == BLOCKED,
+            link=link,
+        )
+
+    def _add(self, endpoint: Endpoint | None, plan: Plan | None, counted_per: str) -> str:
+        if not self.adds:
+            return ""
+        query: dict[str, Any] = {"plan": plan.pk} if plan else {}
+        if endpoint:
+            query["endpoint"] = endpoint.pk
+        return f"{self.url(RatePolicy, 'add')}?{urlencode({**query, 'counted_per': counted_per})}"
+
+
+def may_see_matrix(user: Any) -> bool:
+    """Whether the user may look at the policies that are no overrides."""
+    return any(may(user, verb, override=False) for verb in ("view", "change"))
+
+
+def _key(endpoint: Endpoint | None) -> int | None:
+    return None if endpoint is None else endpoint.pk
+
+
+def _row_name(endpoint: Endpoint | None) -> str:
+    return gettext("all endpoints") if endpoint is None else shown(endpoint.name)
+
+
+def _of(rows: Iterable[Endpoint | None]) -> Q:
+    return Q(endpoint__isnull=True) | Q(endpoint__in=[endpoint.pk for endpoint in rows if endpoint])
+
+
+def _not_ended() -> Q:
+    return Q(ends_at__isnull=True) | Q(ends_at__gt=timezone.now())
+
+
+def _overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, int]:
+    """How many overrides each endpoint of the page has in their dates, as the list they lead to shows them."""
+    now = timezone.now()
+    started = Q(starts_at__isnull=True) | Q(starts_at__lte=now)
+    counted = RatePolicy.objects.filter(_of(rows) & OVERRIDES & started & _not_ended()).order_by()
+    return dict(counted.values("endpoint").annotate(count=Count("pk")).values_list("endpoint", "count"))
+
+
+def _remarks(policy: RatePolicy) -> Iterator[str]:
+    if policy.mode == RatePolicy.Mode.LOG:
+        yield gettext("log only")
+    if policy.starts_at and not policy.ends_at:
+        yield gettext("since %(start)s") % {"start": moment(policy.starts_at)}
+    elif policy.ends_at:
+        yield when(policy)
