@@ -170,7 +170,7 @@ def test_cells_say_what_requests_meet(operator: Client, free: Plan, search: Endp
             shown = words(found[name, "Free"])
             assert shown.startswith(met.get(scope, "+")), number
             seen.add(met.get(scope))
-    assert len(seen) > 8, "the winners changed often"
+    assert len(seen) > 6, "the winners changed often"
 
 
 def test_rates_that_cannot_be_read_count_nowhere(operator: Client, free: Plan) -> None:

@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import Plan
 from .base import about
+from .copying import CopyPlan
 from .matrix import MatrixPage
 from .policies import PolicyInline
 
@@ -24,7 +25,7 @@ class PlanPolicyInline(PolicyInline):
 
 
 @admin.register(Plan)
-class PlanAdmin(MatrixPage):
+class PlanAdmin(CopyPlan, MatrixPage):
     """Plans."""
 
     list_display = ["name", "slug", "default_for", "policy_count", about]
