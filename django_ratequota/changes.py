@@ -19,8 +19,8 @@ from django.utils import timezone
 _LATE_COMMIT_SECONDS = 3600
 #: So many runs of missing ids are told apart; older ones are taken together.
 _MAX_GAPS = 100
-#: The action of an entry about what was counted: nothing that a process holds has changed.
-_RESET = "reset"
+#: Actions of entries about what was counted: nothing that a process holds has changed.
+_COUNTED = ("reset", "grant")
 #: More unseen changes than this are not read one by one: everything is loaded anew.
 _MAX_CHANGES = 2000
 
@@ -78,7 +78,7 @@ class Seen:
             changes = everything
         else:
             ids = [row[:2] for row in found]
-            changes = [Change.read(*row[3:]) for row in found if row[0] != self.newest and row[2] != _RESET]
+            changes = [Change.read(*row[3:]) for row in found if row[0] != self.newest and row[2] not in _COUNTED]
         if self.newest and (self.newest, self.at) not in ids:
             # Another history than the one seen so far, from a backup say.
             return everything, Seen.of_history()[1]

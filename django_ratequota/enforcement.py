@@ -25,7 +25,7 @@ from .fallback import decide_without_store
 from .health import keep_reporting, note_degraded
 from .identity import Caller
 from .limiter import Limiter, default_limiter
-from .resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve
+from .resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve, why_plan
 from .routes import resolved
 from .server import Command
 from .signals import request_refused
@@ -66,6 +66,10 @@ class Explanation:
     resolution: Resolution
     #: What ``check`` would decide now; its statuses stand in the order of ``resolution.buckets``.
     decision: Decision
+    #: Where the plan comes from, in a few words for operators.
+    plan_source: str
+    #: What the resolver was asked, for whoever asks it what if.
+    asked: Asked
 
 
 def explain_caller(
@@ -75,8 +79,12 @@ def explain_caller(
     route: str | None = None,
     name: str | None = None,
     method: str = "GET",
+    cost: int | None = None,
 ) -> Explanation:
-    """Say what applies to the caller. Raises ``django.db.Error``; a failing store shows in the decision."""
+    """Say what applies to the caller, to a request of so many units; None = the endpoint's own cost.
+
+    Raises ``django.db.Error``; a failing store shows in the decision.
+    """
 
     def steps() -> Generator[Step, Any, Explanation]:
         # The next request would be judged by the newest policies, so this is too.
@@ -90,8 +98,17 @@ def explain_caller(
         entry = NOBODY if user_id is None else (policies.user(user_id) or policies.load_user(user_id))
         asked = _ask(caller, entry, snapshot, scope, route, name, method)
         resolution = resolve(asked)
+        if cost is not None:
+            resolution = replace(resolution, cost=cost)
         decision = yield from _judge(resolution, "peek", resolution.cost, resolution.buckets, None)
-        return Explanation(plan=plan_of(asked), candidates=explain(asked), resolution=resolution, decision=decision)
+        return Explanation(
+            plan=plan_of(asked),
+            candidates=explain(asked),
+            resolution=resolution,
+            decision=decision,
+            plan_source=why_plan(asked),
+            asked=asked,
+        )
 
     return drive(steps(), _Doer().do)
 

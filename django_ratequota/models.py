@@ -401,8 +401,9 @@ class RatePolicy(RecordedModel):
 class PolicyChange(models.Model):
     """One change to what is enforced, written in the change's own transaction; never edited, never deleted.
 
-    Resets of what was counted are written here as well. They change nothing that is enforced, so processes that
-    read the changes pass them over. Its ids are not revisions: ids are not handed out in the order of commits.
+    Resets of what was counted and units given back are written here as well. They change nothing that is enforced,
+    so processes that read the changes pass them over. Its ids are not revisions: ids are not handed out in the
+    order of commits.
     """
 
     class Action(models.TextChoices):
@@ -411,6 +412,7 @@ class PolicyChange(models.Model):
         DELETE = "delete", _("deleted")
         PUBLISH = "publish", _("published")
         RESET = "reset", _("reset")
+        GRANT = "grant", _("granted")
 
     model = models.CharField(_("model"), max_length=50, help_text=_("Kind of object that changed; * = any."))
     object_id = models.CharField(_("object id"), max_length=64, blank=True, help_text=_("Primary key of the object."))

@@ -7,7 +7,7 @@ sends no signal, from the managers' own queryset below.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -95,19 +95,30 @@ def record_reset(subject: str, before: Sequence[BucketStatus], reason: str = "")
 
     Nothing is published: no process holds anything that a reset makes stale.
     """
-    PolicyChange = _policy_change()
+    _record_counters(_policy_change().Action.RESET, subject, before, reason, lambda status: status.used)
+
+
+def record_grant(subject: str, before: Sequence[BucketStatus], units: int, reason: str = "") -> None:
+    """Write that counters of the subject are being given units back; published as little as a reset is."""
+    _record_counters(_policy_change().Action.GRANT, subject, before, reason, lambda status: min(units, status.used))
+
+
+def _record_counters(
+    action: str, subject: str, before: Sequence[BucketStatus], reason: str, given: Callable[[BucketStatus], int]
+) -> None:
+    """``given`` says how many units a counter gets back."""
     kind, _colon, user_id = subject.partition(":")
     user = get_user_model()._base_manager.filter(pk=user_id).first() if kind == "user" else None
-    actor, given = _author.get()
-    PolicyChange.objects.create(
+    actor, reason_given = _author.get()
+    _policy_change().objects.create(
         model="counter",
         object_text=visible(subject if user is None else _("user %s") % user)[:300],
         touched_user="" if user is None else user_id[:64],
-        action=PolicyChange.Action.RESET,
+        action=action,
         actor=actor,
-        reason=(reason or given)[:200],
+        reason=(reason or reason_given)[:200],
         before={s.bucket.title: {"used": s.used, "remaining": s.remaining} for s in before},
-        after={s.bucket.title: {"used": 0, "remaining": s.limit} for s in before},
+        after={s.bucket.title: {"used": s.used - given(s), "remaining": s.remaining + given(s)} for s in before},
     )
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from django.utils.translation import gettext as _
+
 from .facts import EndpointFacts, PlanFacts, PolicyFacts, Snapshot, UserEntry
 from .identity import Caller
 from .rates import BLOCKED
@@ -99,6 +101,20 @@ def plan_of(asked: Asked) -> PlanFacts | None:
     return None if plan_id is None else snapshot.plans.get(plan_id)
 
 
+def why_plan(asked: Asked) -> str:
+    """Where the caller's plan comes from, in a few words for operators."""
+    slug = asked.caller.plan_slug
+    if slug is not None and asked.snapshot.plan_by_slug(slug) is not None:
+        return _("as PLAN_RESOLVER says")
+    if slug is None and asked.entry.plan_id(asked.now_us) is not None:
+        return _("assigned")
+    if plan_of(asked) is None:
+        return _("none is assigned, and none is the default")
+    if asked.caller.user_id is not None:
+        return _("the default for logged-in users without an assignment")
+    return _("the default for anonymous callers")
+
+
 def resolve(asked: Asked) -> Resolution:
     """The buckets to check, and the names of those who block."""
     plan = plan_of(asked)
@@ -144,7 +160,7 @@ def explain(asked: Asked) -> tuple[Candidate, ...]:
         winner = next((policy for policy in rivals if policy.id in won), None)
         for policy in rivals:
             if policy is winner and subject is not None:
-                reason = f"wins: {_audience(policy)} is the most specific audience here"
+                reason = _("wins: %(audience)s is the most specific audience here") % {"audience": _audience(policy)}
                 candidates.append(
                     Candidate(
                         policy=policy,
@@ -155,7 +171,7 @@ def explain(asked: Asked) -> tuple[Candidate, ...]:
                 )
             else:
                 lost = _inapplicable(policy, asked, plan, subject) or _beaten(policy, winner)
-                candidates.append(Candidate(policy=policy, won=False, reason=f"lost: {lost}"))
+                candidates.append(Candidate(policy=policy, won=False, reason=_("lost: %(why)s") % {"why": lost}))
     return tuple(candidates)
 
 
@@ -234,40 +250,42 @@ def _precedence(policy: PolicyFacts) -> tuple[int, int, bool, int, int]:
 def _inapplicable(policy: PolicyFacts, asked: Asked, plan: PlanFacts | None, subject: str | None) -> str:
     """Why the policy does not concern this caller now; "" when it does."""
     if policy.mode == "off":
-        return "it is switched off"
+        return _("it is switched off")
     if not policy.rates:
-        return f"its rates {policy.text!r} cannot be read"
+        return _("its rates %(text)r cannot be read") % {"text": policy.text}
     if not policy.active(asked.now_us):
-        return "it has not started yet" if (policy.starts_us or 0) > asked.now_us else "it has ended"
+        return _("it has not started yet") if (policy.starts_us or 0) > asked.now_us else _("it has ended")
     if policy.network is not None:
         if not _in_network(policy, asked.caller):
-            return f"the caller's address is not in {policy.network}"
+            return _("the caller's address is not in %(network)s") % {"network": policy.network}
     elif policy.subject:
-        kind, _, value = policy.subject.partition(":")
+        kind, _colon, value = policy.subject.partition(":")
         if asked.caller.value(kind) != value:
-            return f"the caller is not {policy.subject}"
+            return _("the caller is not %(subject)s") % {"subject": policy.subject}
     elif policy.plan_id is not None and (plan is None or plan.id != policy.plan_id):
         wanted = asked.snapshot.plans.get(policy.plan_id)
-        own = plan.name if plan else "no plan"
-        return f"it is for plan {wanted.name if wanted else policy.plan_id}, the caller is on {own}"
+        names = {"plan": wanted.name if wanted else policy.plan_id, "own": plan.name if plan else _("no plan")}
+        return _("it is for plan %(plan)s, the caller is on %(own)s") % names
     if subject is None:
-        return f"the caller has no {policy.counted_per} to count by"
+        return _("the caller has no %(name)s to count by") % {"name": policy.counted_per}
     return ""
 
 
 def _beaten(policy: PolicyFacts, winner: PolicyFacts | None) -> str:
     if winner is None:
-        return "nothing applies here"
+        return _("nothing applies here")
+    names = {"id": winner.id, "audience": _audience(winner)}
     if _precedence(policy)[:2] < _precedence(winner)[:2]:
-        return f"policy {winner.id} for {_audience(winner)} is more specific"
-    why = "dated" if winner.dated and not policy.dated else "newer"
-    return f"policy {winner.id} for the same audience is {why}"
+        return _("policy %(id)s for %(audience)s is more specific") % names
+    if winner.dated and not policy.dated:
+        return _("policy %(id)s for the same audience is dated") % names
+    return _("policy %(id)s for the same audience is newer") % names
 
 
 def _audience(policy: PolicyFacts) -> str:
     if policy.user:
-        return "the user"
-    return policy.subject or ("the plan" if policy.plan_id is not None else "everyone")
+        return _("the user")
+    return policy.subject or (_("the plan") if policy.plan_id is not None else _("everyone"))
 
 
 def _in_network(policy: PolicyFacts, caller: Caller) -> bool:

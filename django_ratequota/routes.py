@@ -69,6 +69,14 @@ def known_routes() -> list[tuple[str, str]]:
     ]
 
 
+def find_route(route: str) -> tuple[str, str | None, Any] | None:
+    """(route, URL name, view) of the pattern that ``readable`` writes like this; None when there is none."""
+    for pattern, name, view in _walk(get_resolver().url_patterns, "", ""):
+        if readable(pattern) == route:
+            return route, None if name.endswith(":") else name or None, view
+    return None
+
+
 def known_scopes() -> list[str]:
     """Every scope that a view in the URLconf names for itself, sorted."""
     scopes = {scope_of(view) for _, _, view in _walk(get_resolver().url_patterns, "", "")}

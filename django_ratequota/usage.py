@@ -32,11 +32,8 @@ def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ..
     before it stay reset, and written down. What requests consume between the look and the reset is not mentioned.
     """
     limiter = default_limiter()
-    subjects: dict[str, list[Bucket]] = {}
-    for bucket in buckets:
-        subjects.setdefault(bucket.subject, []).append(bucket)
     before: list[BucketStatus] = []
-    for subject, own in subjects.items():
+    for subject, own in by_subject(buckets).items():
         statuses = limiter.peek(own).statuses
         with transaction.atomic(using=router.db_for_write(PolicyChange)):
             record_reset(subject, statuses, reason)
@@ -52,8 +49,26 @@ def reset_caller(caller: Caller, reason: str = "", **where: Any) -> tuple[Bucket
     their counts.
     """
     buckets = explain_caller(caller, **where).resolution.buckets
-    shared = ("plan", "everyone")
-    return reset((b for b in buckets if b.counted_per not in shared and b.subject != UNKNOWN), reason)
+    return reset((b for b in buckets if not why_shared(b.counted_per, b.subject)), reason)
+
+
+def why_shared(counted_per: str, subject: str | None) -> str:
+    """Why a counter is not one caller's own, in a sentence; "" when it is."""
+    if counted_per == "plan":
+        return _("Everyone on the plan is counted together here.")
+    if counted_per == "everyone":
+        return _("Everyone is counted together here.")
+    if subject == UNKNOWN:
+        return _("All callers whose address cannot be told are counted together here.")
+    return ""
+
+
+def by_subject(buckets: Iterable[Bucket]) -> dict[str, list[Bucket]]:
+    """The buckets of each subject, which change together or not at all."""
+    subjects: dict[str, list[Bucket]] = {}
+    for bucket in buckets:
+        subjects.setdefault(bucket.subject, []).append(bucket)
+    return subjects
 
 
 def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolicy], dict[RatePolicy, str]]:

@@ -91,21 +91,21 @@ class PolicyChangeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """The fields whose values differ, before and after."""
         before, after = change.before or {}, change.after or {}
         known = _fields(change.model)
-        reset = change.action == PolicyChange.Action.RESET
+        counted = change.model == "counter"
         rows = []
         # In the model's order: PostgreSQL keeps none for the keys of what was recorded.
         for name in dict.fromkeys([*known, *before, *after]):
             field = known.get(name)
             states = [state.get(name) for state in (before, after)]
             changed = (states[0] or "") != (states[1] or "") and not (field and field.primary_key)
-            if changed or reset:
+            if changed or counted:
                 rows.append((field.verbose_name if field else name, *(self._shown(field, state) for state in states)))
         if not rows:
             return self.get_empty_value_display()
         return format_html(
             '<table class="ratequota-difference"><thead><tr><th scope="col">{}</th><th scope="col">{}</th>'
             '<th scope="col">{}</th></tr></thead><tbody>{}</tbody></table>',
-            _("counter") if reset else _("field"),
+            _("counter") if counted else _("field"),
             _("before"),
             _("after"),
             format_html_join("", '<tr><th scope="row">{}</th><td>{}</td><td>{}</td></tr>', rows),

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from ipaddress import ip_address
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.core.exceptions import ObjectDoesNotExist
+from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 from django.db import transaction
-from django.urls import Resolver404, resolve
 
+from ... import statistics
 from ...checks import server_version
 from ...conf import settings
-from ...enforcement import Explanation, explain_caller
+from ...enforcement import Explanation
 from ...exceptions import StoreError
 from ...health import Health, reports
 from ...histogram import merged, quantile
-from ...identity import NamedCaller
 from ...limiter import default_limiter
-from ...models import Endpoint, Plan, PolicyChange
+from ...looking import Question
+from ...models import Plan, PolicyChange
 from ...recording import record_publication
 from ...rollup import KEEP_DAYS, KEEP_HOURS, roll_up
-from ...routes import resolved, scope_of
 from ...types import BucketStatus
 from ...usage import reset_caller
 from .. import files
@@ -56,6 +54,7 @@ class Command(BaseCommand):
             verb.add_argument("--endpoint", help="Endpoint name (scope).")
             verb.add_argument("--path", help="Path to resolve, such as /api/reports/7/.")
             verb.add_argument("--method", default="GET", help="HTTP method (default GET).")
+        explain.add_argument("--id", help="Id that a refused response carried; instead of all the others.")
         reset.add_argument("--reason", default="", help="Kept in the history.")
         publish = verbs.add_parser("publish", help="Make every process read all policies anew, after raw SQL.")
         publish.add_argument("--reason", default="ratequota publish", help="Kept in the history.")
@@ -77,18 +76,29 @@ class Command(BaseCommand):
         """Run one verb."""
         try:
             getattr(self, f"_{verb}")(options)
+        except ValidationError as error:
+            raise CommandError(" ".join(error.messages)) from error
         except DatabaseError as error:
             raise CommandError(f"The database gives no answer: {error}") from error
         except StoreError as error:
             raise CommandError(f"Redis gives no answer ({error.reason}): {error}") from error
 
     def _explain(self, options: dict[str, Any]) -> None:
-        explanation = explain_caller(_caller(options), **_where(options))
-        for line in _describe(explanation):
+        if options["id"]:
+            refusal = statistics.find_refusal(options["id"])
+            if refusal is None:
+                raise CommandError(f"No refusal {options['id']!r} is kept; they are kept for 48 hours")
+            for line in _recall(refusal):
+                self.stdout.write(line)
+            question = Question.of(refusal)
+        else:
+            question = _question(options)
+        for line in _describe(question.explain()):
             self.stdout.write(line)
 
     def _reset(self, options: dict[str, Any]) -> None:
-        before = reset_caller(_caller(options), reason=options["reason"], **_where(options))
+        question = _question(options)
+        before = reset_caller(question.caller(), reason=options["reason"], **question.place())
         for status in before:
             bucket = status.bucket
             self.stdout.write(
@@ -122,7 +132,7 @@ class Command(BaseCommand):
             self.stdout.write(f"store        {name} {version} at {server}, up {up} s")
             self.stdout.write(f"eviction     {policy}, {evicted} keys evicted")
         revision = limiter.stored_revision()
-        newest = PolicyChange.objects.exclude(action=PolicyChange.Action.RESET).order_by("-pk").first()
+        newest = PolicyChange.objects.exclude(model="counter").order_by("-pk").first()
         self.stdout.write(f"keys         {settings.prefix}:*")
         self.stdout.write(f"revision     {revision or 'none published yet'}")
         change = f"{newest.at:%Y-%m-%d %H:%M:%S %Z} {newest}" if newest else "none"
@@ -163,7 +173,7 @@ def _latency(counts: list[int]) -> str:
     return f"{sum(counts)} decisions, p50 {p50 * 1000:.2f} ms, p99 {p99 * 1000:.2f} ms"
 
 
-def _caller(options: dict[str, Any]) -> NamedCaller:
+def _question(options: dict[str, Any]) -> Question:
     if not options["user"] and not options["ip"] and not options["identifier"]:
         raise CommandError("Say who is asking: --user NAME, --ip ADDRESS or --identifier NAME=VALUE")
     user_id = None
@@ -173,12 +183,6 @@ def _caller(options: dict[str, Any]) -> NamedCaller:
             user_id = str(users.get_by_natural_key(options["user"]).pk)
         except ObjectDoesNotExist as error:
             raise CommandError(f"There is no user {options['user']!r}") from error
-    address = options["ip"]
-    if address:
-        try:
-            ip_address(address)
-        except ValueError as error:
-            raise CommandError(f"--ip: {error}") from error
     identifiers = {}
     for text in options["identifier"]:
         name, equals, value = text.partition("=")
@@ -192,28 +196,33 @@ def _caller(options: dict[str, Any]) -> NamedCaller:
         raise CommandError(f"There is no plan {slug!r}; there are: {slugs}")
     if settings.plan_resolver and not slug:
         raise CommandError("PLAN_RESOLVER says the plan, and it needs a request: give --plan SLUG")
-    return NamedCaller(user_id=user_id, address=address, identifiers=identifiers, plan_slug=slug)
+    return Question(
+        user_id=user_id,
+        ip=options["ip"] or "",
+        identifiers=identifiers,
+        plan_slug=slug,
+        endpoint=options["endpoint"] or "",
+        path=options["path"] or "",
+        method=options["method"],
+    )
 
 
-def _where(options: dict[str, Any]) -> dict[str, Any]:
-    endpoint, path = options["endpoint"], options["path"]
-    where: dict[str, Any] = {"scope": endpoint, "method": options["method"].upper()}
-    if endpoint and not Endpoint.objects.filter(name=endpoint).exists():
-        names = ", ".join(Endpoint.objects.values_list("name", flat=True)) or "none yet"
-        raise CommandError(f"There is no endpoint {endpoint!r}; there are: {names}")
-    if path:
-        try:
-            match = resolve(path.partition("?")[0])
-        except Resolver404 as error:
-            raise CommandError(f"No route matches {path!r}; write a path such as /api/reports/") from error
-        where["route"], where["name"] = resolved(match)
-        where["scope"] = endpoint or scope_of(match.func)
-    return where
+def _recall(refusal: statistics.Refusal) -> Iterator[str]:
+    """What was decided then."""
+    yield f"refused      {refusal.at:%Y-%m-%d %H:%M:%S %Z}, {refusal.count} times in that minute"
+    yield f"caller       {refusal.caller}{f' from {refusal.ip}' if refusal.ip else ''}"
+    place = " ".join(part for part in (refusal.method, refusal.route, refusal.scope) if part)
+    yield f"request      {place}, cost {refusal.cost}"
+    yield f"by           {', '.join(refusal.violated)}"
+    for bucket in refusal.buckets:
+        verdict = "refused" if bucket.refused else "had room"
+        yield f"         {bucket.title} of {bucket.subject}: {bucket.remaining} of {bucket.limit} left, {verdict}"
+    yield "now"
 
 
 def _describe(explanation: Explanation) -> Iterator[str]:
     plan = explanation.plan
-    yield f"plan         {plan.name if plan else 'none'}"
+    yield f"plan         {plan.name if plan else 'none'} ({explanation.plan_source})"
     if not explanation.candidates:
         yield "No policy is there for this endpoint: nothing is limited"
         return
