@@ -123,9 +123,10 @@ def proposed(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
 def _is_narrower(winner: PolicyFacts, subject: str) -> bool:
     """Whether the winner names less than what is counted as one client: a boost for the client would lose to it."""
     own = policy_facts(RatePolicy(subject=subject, rates="1/s")).network
-    if winner.network is None:
+    theirs = winner.network
+    if theirs is None:
         return False
-    return own is None and winner.network.num_addresses == 1 or bool(own and winner.network.prefixlen > own.prefixlen)
+    return theirs.num_addresses == 1 if own is None else theirs.prefixlen > own.prefixlen
 
 
 def doubled(rates: tuple[Rate, ...] | str, algorithm: str) -> str:

@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
 from .base import ActiveFilter, Lookups, PatientSelect, is_active, shown, user_search_fields, when
+from .boosts import Boosts
 from .rights import OVERRIDES, check_audience, is_override, may
 from .usage import ResetUsage
 
@@ -204,7 +205,7 @@ class AudienceFilter(admin.SimpleListFilter):
 
 
 @admin.register(RatePolicy)
-class RatePolicyAdmin(Lookups, ResetUsage):
+class RatePolicyAdmin(Boosts, ResetUsage):
     """All policies; mode is edited in the list."""
 
     form = PolicyForm

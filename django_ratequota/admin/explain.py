@@ -1,0 +1,289 @@
+"""What applies to a caller and why, how their counters stand, and what was decided when they were refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.html import format_html
+from django.utils.translation import gettext_lazy as _
+
+from .. import statistics
+from ..boosting import why_no_boost
+from ..enforcement import Explanation
+from ..exceptions import StoreError
+from ..looking import Question
+from ..models import Plan, RatePolicy
+from ..resolver import Candidate
+from ..types import Bucket, BucketStatus
+from ..usage import peek
+from .asking import QuestionForm, answers
+from .base import Lookups, RecordedAdmin, shown
+from .rights import PolicyRights, may
+from .standing import clock, counter, verdict
+
+_TEMPLATES = "admin/django_ratequota/ratepolicy"
+#: What responses carry: ten letters and digits.
+_ID = re.compile(r"[0-9A-Za-z]{10}", re.ASCII)
+#: Winners are listed, and others up to so many: thousands of tenants may have an override of their own.
+_MAX_CANDIDATES = 200
+_MAX_REFUSALS = 10
+
+
+class Explain(Lookups, PolicyRights, RecordedAdmin):
+    """A page that asks who and where, and answers; whoever may look at policies may open it. It consumes nothing."""
+
+    class Media:
+        css = {"all": ["django_ratequota/explain.css"]}
+
+    def get_urls(self) -> list[Any]:
+        """With the page."""
+        view = self.admin_site.admin_view(self.explain_view)
+        own = path("explain/", view, name="django_ratequota_ratepolicy_explain")
+        return [own, *super().get_urls()]
+
+    def changelist_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """The list; a search for the id of a refusal is told where it leads."""
+        wanted = request.GET.get("q", "").strip()
+        if request.method == "GET" and _ID.fullmatch(wanted) and self.has_view_permission(request):
+            try:
+                refusal = statistics.find_refusal(wanted)
+            except StoreError:
+                refusal = None
+            if refusal is not None:
+                text = _('{id} is the id of a refusal: <a href="{link}">see what was decided, and why</a>.')
+                link = self._page("explain", {"id": refusal.id})
+                self.message_user(request, format_html(str(text), id=refusal.id, link=link), messages.INFO)
+        return super().changelist_view(request, *args, **kwargs)
+
+    def explain_view(self, request: Any) -> Any:
+        """Everything is in the query string, so that the page can be shared and bookmarked."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        wanted = request.GET.get("id", "").strip()
+        refusal, store_error = _find(wanted)
+        asked = any(name in request.GET for name in QuestionForm.base_fields) or "user" in request.GET
+        form = self._form(request, request.GET if asked else refusal and answers(Question.of(refusal)))
+        explanation = form.question.explain() if form.is_bound and form.is_valid() else None
+        given = form.given() if form.is_bound else {}
+        if refusal is not None:
+            given["id"] = refusal.id
+        context = {
+            "title": _("Explain"),
+            "form": form,
+            "wanted": shown(wanted),
+            "here": self._page("explain"),
+            "lost": bool(wanted) and refusal is None and not store_error,
+            "refusal": refusal and self._told(request, refusal),
+            "refusals": self._refusals(explanation, given) if not form.errors else [],
+            "given": given,
+            "store_error": store_error,
+        }
+        if explanation is not None:
+            context |= self._answer(request, explanation, given)
+        return self._show(request, "explain.html", context, form)
+
+    def _form(self, request: Any, data: Any) -> QuestionForm:
+        user: Any = self.formfield_for_foreignkey(RatePolicy._meta.get_field("user"), request)
+        return QuestionForm(data or None, user=user)
+
+    def _show(self, request: Any, template: str, context: dict[str, Any], *forms: Any) -> TemplateResponse:
+        request.current_app = self.admin_site.name
+        media = self.media
+        for form in forms:
+            media += form.media
+        context = {
+            **self.admin_site.each_context(request),
+            "original": context["title"],  # the end of the breadcrumbs
+            "opts": self.opts,
+            "media": media,
+            "has_view_permission": True,
+            **context,
+        }
+        return TemplateResponse(request, f"{_TEMPLATES}/{template}", context)
+
+    def _answer(self, request: Any, explanation: Explanation, given: dict[str, str]) -> dict[str, Any]:
+        """What the page says of the caller: plan, counters, candidates."""
+        decision, plan = explanation.decision, explanation.plan
+        statuses = _live(explanation)
+        left_out = len(explanation.candidates) - _MAX_CANDIDATES
+        listed = _listed(explanation.candidates)
+        policies = RatePolicy.objects.select_related("user", "plan", "endpoint").in_bulk(
+            [candidate.policy.id for candidate in listed]
+        )
+        seen = {pk for pk, policy in policies.items() if self.has_view_permission(request, policy)}
+        rows = [
+            self._candidate(candidate, policies.get(candidate.policy.id), candidate.policy.id in seen)
+            for candidate in listed
+            # What an operator may not look at is told where it is in force, and nowhere else.
+            if candidate.won or candidate.policy.id in seen
+        ]
+        boosts = may(request.user, "add", override=True)
+        counters = []
+        for candidate in explanation.candidates:
+            why = why_no_boost(explanation, candidate.policy) if candidate.won and boosts else ""
+            link = self._page("boost", {**given, "policy": str(candidate.policy.id)}) if boosts and not why else ""
+            for bucket in candidate.buckets:
+                row = counter(bucket, statuses.get(bucket), decision.at_us)
+                counters.append({**row, "policy": candidate.policy.id, "boost": link, "why_no_boost": why})
+            if candidate.won and not candidate.buckets:
+                name = next((row["endpoint"] for row in rows if row["id"] == candidate.policy.id), "")
+                counters.append(
+                    {
+                        "title": name,
+                        "word": candidate.policy.text,
+                        "policy": candidate.policy.id,
+                        "boost": link,
+                        "why_no_boost": why,
+                        "logs": candidate.policy.mode == "log",
+                    }
+                )
+        resets = self.has_reset_permission(request)
+        return {
+            "answered": True,
+            "plan": plan and {"name": shown(plan.name), "link": self._link(request, Plan, plan.id)},
+            "plan_source": explanation.plan_source,
+            "verdict": verdict(explanation),
+            "admitted": decision.allowed,
+            "degraded": decision.error,
+            "counters": counters,
+            "own": resets and any(not row.get("why_shared") and "id" in row for row in counters),
+            "candidates": rows,
+            "unseen": len(listed) - len(rows),
+            "left_out": max(0, left_out),
+            "endpoints": [shown(endpoint.name) for endpoint in explanation.asked.endpoints],
+            "grant_url": self._page("grant"),
+            "reset_url": self._page("reset_counters"),
+        }
+
+    def _candidate(self, candidate: Candidate, row: RatePolicy | None, seen: bool) -> dict[str, Any]:
+        policy = candidate.policy
+        return {
+            "id": policy.id,
+            "link": self._page("change", args=[policy.id]) if seen else "",
+            # None = deleted since the snapshot was taken.
+            "audience": shown(row.audience) if row else "—",
+            "endpoint": shown(row.endpoint.name) if row and row.endpoint else _("all endpoints"),
+            "counted_per": shown(policy.counted_per),
+            "rates": shown(policy.text),
+            "mode": RatePolicy.Mode(policy.mode).label if policy.mode != "enforce" else "",
+            "won": candidate.won,
+            "reason": shown(candidate.reason),
+        }
+
+    def _told(self, request: Any, refusal: statistics.Refusal) -> dict[str, Any]:
+        """A refusal as the page tells it."""
+        plan = Plan.objects.filter(pk=refusal.plan_id).first() if refusal.plan_id is not None else None
+        theirs = RatePolicy.objects.in_bulk([b.policy_id for b in refusal.buckets if b.policy_id is not None])
+        return {
+            "id": refusal.id,
+            "at": clock(refusal.at.timestamp()),
+            "iso": refusal.at.isoformat(),
+            "count": refusal.count,
+            "caller": shown(refusal.caller),
+            "ip": shown(refusal.ip),
+            "plan": shown(plan.name) if plan else "",
+            "scope": shown(refusal.scope),
+            "route": shown(refusal.route),
+            "method": shown(refusal.method),
+            "cost": refusal.cost,
+            "violated": shown(", ".join(refusal.violated)),
+            "revision": refusal.revision,
+            "buckets": [
+                {
+                    "title": shown(bucket.title),
+                    "subject": shown(bucket.subject),
+                    "rate": shown(bucket.rate),
+                    "refused": bucket.refused,
+                    "limit": bucket.limit,
+                    "used": bucket.limit - bucket.remaining,
+                    "remaining": bucket.remaining,
+                    "percent": max(0, min(100, 100 * (bucket.limit - bucket.remaining) // max(1, bucket.limit))),
+                    "room": None
+                    if bucket.retry_after is None
+                    else clock(refusal.at.timestamp() + bucket.retry_after),
+                    "policy": bucket.policy_id,
+                    "link": self._page("change", args=[bucket.policy_id])
+                    if bucket.policy_id in theirs and self.has_view_permission(request, theirs[bucket.policy_id])
+                    else "",
+                }
+                for bucket in refusal.buckets
+            ],
+        }
+
+    def _refusals(self, explanation: Explanation | None, given: dict[str, str]) -> list[dict[str, Any]]:
+        """The newest refusals, of this caller where there is one; none while Redis gives no answer."""
+        caller = "" if explanation is None else explanation.asked.caller.subject("caller", None) or ""
+        try:
+            found = statistics.refusals(_MAX_REFUSALS, caller)
+        except StoreError:
+            return []
+        return [
+            {
+                "id": refusal.id,
+                "link": self._page("explain", {"id": refusal.id}),
+                "at": clock(refusal.at.timestamp()),
+                "count": refusal.count,
+                "caller": shown(refusal.caller),
+                "place": shown(f"{refusal.method} {refusal.route or refusal.scope}"),
+                "violated": shown(", ".join(refusal.violated)),
+            }
+            for refusal in found
+            if refusal.id != given.get("id")
+        ]
+
+    def _link(self, request: Any, model: Any, pk: Any) -> str:
+        """The object's own page, where the operator may open it; else ""."""
+        if not self.admin_site.is_registered(model):
+            return ""
+        other = self.admin_site.get_model_admin(model)
+        name = f"{self.admin_site.name}:{model._meta.app_label}_{model._meta.model_name}_change"
+        return reverse(name, args=[pk]) if other.has_view_permission(request) else ""
+
+    def _page(self, page: str, query: dict[str, str] | None = None, args: Any = ()) -> str:
+        url = reverse(f"{self.admin_site.name}:django_ratequota_ratepolicy_{page}", args=args)
+        return f"{url}?{urlencode(query)}" if query else url
+
+    def _back(self, given: dict[str, str]) -> HttpResponseRedirect:
+        return HttpResponseRedirect(self._page("explain", given))
+
+
+def _find(wanted: str) -> tuple[statistics.Refusal | None, str]:
+    """The refusal with that id, and why Redis could not say."""
+    if not _ID.fullmatch(wanted):
+        return None, ""
+    try:
+        return statistics.find_refusal(wanted), ""
+    except StoreError as error:
+        return None, error.reason
+
+
+def _live(explanation: Explanation) -> dict[Bucket, BucketStatus]:
+    """How the counters stand; none where Redis gives no answer."""
+    decision = explanation.decision
+    if decision.degraded:
+        return {}
+    if decision.blocked_by:
+        # A blocked caller's other counters were not asked for.
+        try:
+            return peek(explanation.resolution.buckets)
+        except StoreError:
+            return {}
+    return {status.bucket: status for status in decision.statuses}
+
+
+def _listed(candidates: tuple[Candidate, ...]) -> list[Candidate]:
+    """All winners, and the first of the others, in their order."""
+    room = _MAX_CANDIDATES - sum(candidate.won for candidate in candidates)
+    listed = []
+    for candidate in candidates:
+        if candidate.won or room > 0:
+            listed.append(candidate)
+        room -= not candidate.won
+    return listed
