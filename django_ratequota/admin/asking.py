@@ -51,7 +51,7 @@ class QuestionForm(forms.Form):
         help_text=_("… or what is requested: /api/reports/7/, or a route as endpoints list it."),
     )
     method = forms.ChoiceField(
-        label=_("Method"), required=False, initial="GET", choices=[(name, name) for name in ("HEAD", *METHODS)]
+        label=_("Method"), required=False, choices=[(name, name) for name in (*METHODS, "HEAD")]
     )
     cost = forms.IntegerField(
         label=_("Cost"),

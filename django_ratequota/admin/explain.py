@@ -153,6 +153,7 @@ class Explain(Lookups, PolicyRights, RecordedAdmin):
             "admitted": decision.allowed,
             "degraded": decision.error,
             "counters": counters,
+            "acts": resets or boosts,
             "own": resets and any(not row.get("why_shared") and "id" in row for row in counters),
             "candidates": rows,
             "unseen": len(listed) - len(rows),
