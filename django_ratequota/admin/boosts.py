@@ -74,6 +74,8 @@ def boost_form(base: Any, windows: dict[str, Any], formfield: Any) -> Any:
     form.base_fields["reason"].required = True
     form.base_fields["ends_at"].label = _("Date")
     form.base_fields["ends_at"].help_text = ""
+    for part, label in zip(form.base_fields["ends_at"].widget.widgets, (_("Date"), _("Time")), strict=True):
+        part.attrs["aria-label"] = label
     return form
 
 
@@ -111,8 +113,8 @@ class Boosts(Explain):
         words = {
             "title": _("Give units back"),
             "lead": _(
-                "The caller gets so many units back now, in each of these counters. The limits stay as they are, and "
-                "what others have counted stays too."
+                "The caller gets as many units back as you write below, in each of these counters. The limits stay "
+                "as they are, and what others have counted stays too."
             ),
             "yes": _("Yes, give them back"),
         }

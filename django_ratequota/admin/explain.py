@@ -41,6 +41,7 @@ class Explain(Lookups, PolicyRights, RecordedAdmin):
 
     class Media:
         css = {"all": ["django_ratequota/explain.css"]}
+        js = ["django_ratequota/labels.js"]
 
     def get_urls(self) -> list[Any]:
         """With the page."""
