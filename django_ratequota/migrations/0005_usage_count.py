@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('django_ratequota', '0003_operator_permissions'),
+        ('django_ratequota', '0004_grant_action'),
     ]
 
     operations = [
