@@ -137,10 +137,10 @@ class Refusal:
     cost: int
     #: Names of the policies that refused, as the client saw them.
     violated: tuple[str, ...]
-    #: Why ``on_error`` decided, Redis having given no decision; "" when it gave one.
-    error: str
     buckets: tuple[RefusedBucket, ...]
     revision: int
+    #: Why ``on_error`` decided, Redis having given no decision; "" when it gave one.
+    error: str = ""
 
 
 def timeline(span: Span) -> Timeline:
