@@ -44,18 +44,26 @@ class Question:
     cost: int | None = None
 
     @classmethod
+    def about(cls, caller: str, ip: str = "", **where: Any) -> Question:
+        """About a caller as counters and refusals name them: ``user:42``, ``ip:203.0.113.7``, ``tenant:acme``."""
+        kind, _colon, value = caller.partition(":")
+        return cls(
+            user_id=value if kind == "user" else None,
+            ip=ip.partition(":")[2] or (value if kind == "ip" else ""),
+            identifiers={} if kind in ("user", "ip") else {kind: value},
+            **where,
+        )
+
+    @classmethod
     def of(cls, refusal: Refusal) -> Question:
         """The request that was refused, to be asked about as things stand now."""
-        kind, _colon, value = refusal.caller.partition(":")
-        address = refusal.ip.partition(":")[2] or (value if kind == "ip" else "")
         slug = None
         if settings.plan_resolver and refusal.plan_id is not None:
             slug = Plan.objects.filter(pk=refusal.plan_id).values_list("slug", flat=True).first()
         known = Endpoint.objects.filter(name=refusal.scope).exists()
-        return cls(
-            user_id=value if kind == "user" else None,
-            ip=address,
-            identifiers={} if kind in ("user", "ip") else {kind: value},
+        return cls.about(
+            refusal.caller,
+            refusal.ip,
             plan_slug=slug,
             endpoint=refusal.scope if known else "",
             path=refusal.route,

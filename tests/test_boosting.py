@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from html import unescape
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -12,7 +13,8 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.db import connection
-from django.test import Client
+from django.template.loader import render_to_string
+from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -595,3 +597,20 @@ def test_the_users_page_leads_to_explain(alice: User, permissions: tuple[str, ..
     assert page.status_code == 200
     assert (f'<li><a href="{PAGE}?user={alice.pk}">Quota</a></li>' in page.content.decode()) is offered
     assert "historylink" in page.content.decode()
+
+
+def test_another_user_model_extends_our_template(alice: User, tmp_path: Path, settings: Any) -> None:
+    """As docs/operators.md says; the model here is the same one under another name."""
+    line = re.findall(r"```django\n(.*)\n```", (Path(__file__).parent.parent / "docs/operators.md").read_text())[0]
+    folder = tmp_path / "admin" / "accounts" / "customer"
+    folder.mkdir(parents=True)
+    (folder / "change_form_object_tools.html").write_text(line)
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
+    staff(None)
+    request = RequestFactory().get("/")
+    request.user = User.objects.get(username="support")
+    context = {"request": request, "original": alice, "opts": User._meta}
+    for site, offered in (("admin", True), ("other", False)):
+        request.current_app = site  # type: ignore[attr-defined]
+        text = render_to_string("admin/accounts/customer/change_form_object_tools.html", context)
+        assert (f'<a href="{PAGE}?user={alice.pk}">Quota</a>' in text) is offered

@@ -282,6 +282,28 @@ def test_another_identifier(operator: Client, settings: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("caller", "subject"),
+    [
+        ("user:{user}", "user:{user}"),
+        ("ip:203.0.113.7", "ip:203.0.113.7"),
+        ("ip:2001:db8::/64", "ip:2001:db8::/64"),
+        ("ip:unknown", "ip:unknown"),
+        ("tenant:a:b", "ip:unknown"),
+    ],
+)
+def test_other_pages_name_callers_as_counters_do(operator: Client, settings: Any, caller: str, subject: str) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    bob = User.objects.create(username="bob")
+    search = Endpoint.objects.create(name="search")
+    RatePolicy.objects.create(rates="5/min", endpoint=search)
+    RatePolicy.objects.create(rates="6/min", endpoint=search, counted_per="tenant")
+    cards = counters(look(operator, caller=caller.format(user=bob.pk), endpoint="search"))
+    assert cards[0].startswith(f"search/min {subject.format(user=bob.pk)} 0 of 5 used")
+    assert [card for card in cards[1:] if "tenant:a:b" in card] == cards[1:]
+    assert len(cards) == 1 + caller.startswith("tenant")
+
+
+@pytest.mark.parametrize(
     ("query", "error"),
     [
         ({"method": "GET"}, "Say who asks: a user, an IP address or another identifier."),
@@ -301,6 +323,9 @@ def test_another_identifier(operator: Client, settings: Any) -> None:
         ({"kind": "tenant"}, "An identifier is a name and a value: give both."),
         ({"value": "acme"}, "An identifier is a name and a value: give both."),
         ({"kind": "planet", "value": "acme"}, "planet is not one of the choices."),
+        ({"caller": "planet:mars"}, "planet is not one of the choices."),
+        ({"caller": "user:x"}, "There is no such user"),
+        ({"caller": HOSTILE}, "is not one of the choices."),
         ({"ip": HOSTILE}, "write an address such as"),
         ({"ip": "::1", "path": HOSTILE}, "No route matches"),
         ({"ip": "::1", "endpoint": HOSTILE}, "is not one of the choices."),
@@ -467,7 +492,12 @@ def test_an_id_shows_what_was_decided_and_what_applies_now(operator: Client, ali
     text = look(operator, id="abcde12345")
     assert "What was decided: ABCDE12345" in text
     assert re.search(r"Refused by search/min, 11/20/2026 10:30:15\. It happened 17 times in that minute\.", text)
-    for part in (f"<dd>user:{alice.pk}</dd>", "<dd>ip:203.0.113.7</dd>", "<dd>/search/</dd>", "<dd>Free</dd>"):
+    for part in (
+        f"<dd>user:{alice.pk} (alice)</dd>",
+        "<dd>ip:203.0.113.7</dd>",
+        "<dd>/search/</dd>",
+        "<dd>Free</dd>",
+    ):
         assert part in text
     then, *now = counters(text)
     assert then.startswith(f"search/min user:{alice.pk} 10 of 10 used, 0 left. Refused. Room again at 11/20/2026 10:")

@@ -26,7 +26,7 @@ from ..usage import peek
 from .asking import QuestionForm, answers
 from .base import Lookups, RecordedAdmin, shown
 from .rights import PolicyRights, may
-from .standing import clock, counter, verdict
+from .standing import clock, counter, named_callers, verdict
 
 _TEMPLATES = "admin/django_ratequota/ratepolicy"
 #: What responses carry: ten letters and digits.
@@ -69,8 +69,7 @@ class Explain(Lookups, PolicyRights, RecordedAdmin):
             raise PermissionDenied
         wanted = request.GET.get("id", "").strip()
         refusal, store_error = _find(wanted)
-        asked = any(name in request.GET for name in QuestionForm.base_fields) or "user" in request.GET
-        form = self._form(request, request.GET if asked else refusal and answers(Question.of(refusal)))
+        form = self._form(request, _data(request.GET, refusal))
         explanation = form.question.explain() if form.is_bound and form.is_valid() else None
         given = form.given() if form.is_bound else {}
         if refusal is not None:
@@ -188,7 +187,7 @@ class Explain(Lookups, PolicyRights, RecordedAdmin):
             "at": clock(refusal.at.timestamp()),
             "iso": refusal.at.isoformat(),
             "count": refusal.count,
-            "caller": shown(refusal.caller),
+            "caller": named_callers([refusal.caller])[refusal.caller],
             "ip": shown(refusal.ip),
             "plan": shown(plan.name) if plan else "",
             "scope": shown(refusal.scope),
@@ -226,13 +225,14 @@ class Explain(Lookups, PolicyRights, RecordedAdmin):
             found = statistics.refusals(_MAX_REFUSALS, caller)
         except StoreError:
             return []
+        names = named_callers([refusal.caller for refusal in found])
         return [
             {
                 "id": refusal.id,
                 "link": self._page("explain", {"id": refusal.id}),
                 "at": clock(refusal.at.timestamp()),
                 "count": refusal.count,
-                "caller": shown(refusal.caller),
+                "caller": names[refusal.caller],
                 "place": shown(f"{refusal.method} {refusal.route or refusal.scope}"),
                 "violated": shown(", ".join(refusal.violated)),
             }
@@ -254,6 +254,17 @@ class Explain(Lookups, PolicyRights, RecordedAdmin):
 
     def _back(self, given: dict[str, str]) -> HttpResponseRedirect:
         return HttpResponseRedirect(self._page("explain", given))
+
+
+def _data(given: Any, refusal: statistics.Refusal | None) -> Any:
+    """What fills in the form: its own fields; or, on the way from other pages, ``caller`` as counters name them."""
+    if "caller" in given:
+        # Which plan it is on, where PLAN_RESOLVER says so, only the operator may know.
+        about = {name: text for name, text in answers(Question.about(given["caller"])).items() if name != "plan"}
+        return {**about, **{name: text for name, text in given.items() if text}}
+    if "user" in given or QuestionForm.base_fields.keys() & given.keys():
+        return given
+    return refusal and answers(Question.of(refusal))
 
 
 def _find(wanted: str) -> tuple[statistics.Refusal | None, str]:
