@@ -20,7 +20,7 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_ratequota import check_request, statistics
+from django_ratequota import check_request, collecting, statistics
 from django_ratequota.exceptions import StoreError
 from django_ratequota.looking import Question
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
@@ -33,6 +33,7 @@ LIST = "/admin/django_ratequota/ratepolicy/"
 PAGE = f"{LIST}explain/"
 DOWN = "redis://127.0.0.1:1/0"
 IDENTIFIERS = {"tenant": "tests.views.api_key"}
+FIND_REFUSAL, REFUSALS = statistics.find_refusal, statistics.refusals
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
 
 
@@ -147,6 +148,7 @@ def refused(user: User, **fields: Any) -> Refusal:
         "method": "GET",
         "cost": 1,
         "violated": ("search/min",),
+        "error": "",
         "buckets": (RefusedBucket(**bucket),),
         "revision": 1_763_702_400_000_000,
     }
@@ -614,6 +616,49 @@ def test_the_command_tells_the_same(alice: User, kept: Kept) -> None:
     assert f"search/min of user:{alice.pk}: 10 of 10 left" in text
     with pytest.raises(CommandError, match="No refusal 'ZZZZZ99999' is kept; they are kept for 48 hours"):
         call_command("ratequota", "explain", "--id", "ZZZZZ99999", stdout=out)
+
+
+def test_a_refusal_without_redis_says_so(operator: Client, alice: User, kept: Kept) -> None:
+    kept.refusals = [refused(alice, error="timeout", buckets=())]
+    text = look(operator, id="abcde12345")
+    assert "Redis gave no decision then (timeout), so the policies' “on error” decided." in text
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_from_a_refused_response_to_what_was_decided(
+    operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch, settings: Any, blocked: bool
+) -> None:
+    """End to end: the id of a real response finds a real refusal."""
+    monkeypatch.setattr(statistics, "find_refusal", FIND_REFUSAL)
+    monkeypatch.setattr(statistics, "refusals", REFUSALS)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
+    monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(rates="2/hour")
+    if blocked:
+        RatePolicy.objects.filter(user=alice).update(rates="blocked")
+    client = Client()
+    client.force_login(alice)
+    answers = [client.get("/decorated/", REMOTE_ADDR="2001:db8::7") for _ in range(5)]
+    assert answers[-1].status_code == 429
+    collecting.collector.flush()
+    refusal_id = answers[-1].json()["refusal_id"]
+    text = look(operator, id=refusal_id.upper())
+    assert f"What was decided: {refusal_id}" in text
+    assert f"It happened {5 if blocked else 3} times in that minute." in text
+    for part in (f"user:{alice.pk} (alice)", "ip:2001:db8::/64", "/decorated/", "search", "GET", "Free"):
+        assert f"<dd>{part}</dd>" in text
+    if blocked:
+        assert "Refused by all/blocked, " in text
+    else:
+        then = next(card for card in counters(text) if "Refused." in card)
+        assert then.startswith(f"search/hour user:{alice.pk} 2 of 2 used, 0 left. Refused. Room again at ")
+    assert "errornote" not in text
+    assert re.search(rf"of 1 unit, would be refused by {'all/blocked' if blocked else 'search/hour'}, ", text)
+    assert f'<a href="{PAGE}?id={refusal_id}">' in look(operator, user=alice.pk)
+    assert f'<a href="{PAGE}?id={refusal_id}">' in operator.get(f"{LIST}?q={refusal_id}").content.decode()
+    out = io.StringIO()
+    call_command("ratequota", "explain", "--id", refusal_id, stdout=out)
+    assert "request      GET /decorated/ search, cost 1" in out.getvalue()
 
 
 # --- Questions. ---

@@ -196,6 +196,7 @@ class Explain(Lookups, PolicyRights, RecordedAdmin):
             "cost": refusal.cost,
             "violated": shown(", ".join(refusal.violated)),
             "revision": refusal.revision,
+            "error": shown(refusal.error),
             "buckets": [
                 {
                     "title": shown(bucket.title),

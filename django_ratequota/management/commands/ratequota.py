@@ -213,7 +213,8 @@ def _recall(refusal: statistics.Refusal) -> Iterator[str]:
     yield f"caller       {refusal.caller}{f' from {refusal.ip}' if refusal.ip else ''}"
     place = " ".join(part for part in (refusal.method, refusal.route, refusal.scope) if part)
     yield f"request      {place}, cost {refusal.cost}"
-    yield f"by           {', '.join(refusal.violated)}"
+    unanswered = f" (Redis gave no answer: {refusal.error})" if refusal.error else ""
+    yield f"by           {', '.join(refusal.violated)}{unanswered}"
     for bucket in refusal.buckets:
         verdict = "refused" if bucket.refused else "had room"
         yield f"         {bucket.title} of {bucket.subject}: {bucket.remaining} of {bucket.limit} left, {verdict}"
