@@ -176,6 +176,20 @@ def test_a_boost_lasts_until_a_date_of_their_own(operator: Client, alice: User) 
     assert RatePolicy.objects.get(user=alice).ends_at == datetime(2100, 2, 3, 4, 5, 6, tzinfo=UTC)
 
 
+def test_a_boost_without_time_zones(operator: Client, alice: User, settings: Any) -> None:
+    settings.USE_TZ = False
+    for until in ("hour", "window:search/month"):
+        RatePolicy.objects.filter(plan__isnull=False).update(rates="5/month")
+        given = {"rates": "9/month", "until": until, "reason": "R"}
+        page = text_of(operator.post(boost_url(alice), given))
+        assert operator.post(boost_url(alice), {**hidden(page), "post": "yes"}).status_code == 302
+        assert left(alice)["search/month"] == 9
+        boost = RatePolicy.objects.get(user=alice)
+        assert boost.ends_at is not None
+        assert timezone.is_naive(boost.ends_at)
+        boost.delete()
+
+
 def test_a_boost_may_be_changed_before_it_is_granted(operator: Client, alice: User) -> None:
     page = text_of(operator.post(boost_url(alice), {"rates": "30/hour", "until": "day", "reason": "Ticket 4711"}))
     page = text_of(operator.post(boost_url(alice), {**hidden(page), "change": "yes"}))

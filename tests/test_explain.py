@@ -455,6 +455,20 @@ def test_a_list_offers_the_page(operator: Client) -> None:
     assert f'<li><a href="{PAGE}">Explain</a></li>' in operator.get(LIST).content.decode()
 
 
+def test_an_override_leads_to_its_caller(operator: Client, alice: User) -> None:
+    search = Endpoint.objects.get()
+    tenant = RatePolicy.objects.create(subject="ip:203.0.113.7", endpoint=search, rates="1/s")
+    for policy, query in (
+        (RatePolicy.objects.get(user=alice), {"caller": f"user:{alice.pk}"}),
+        (tenant, {"caller": "ip:203.0.113.7", "endpoint": "search"}),
+    ):
+        page = unescape(operator.get(f"{LIST}{policy.pk}/change/").content.decode())
+        assert f'<a href="{PAGE}?{urlencode(query)}">Explain</a>' in page
+        assert f">{policy.pk}</a>" in look(operator, **query)
+    shared = RatePolicy.objects.filter(plan__isnull=False)[0]
+    assert PAGE not in operator.get(f"{LIST}{shared.pk}/change/").content.decode()
+
+
 def test_nothing_is_inline(operator: Client, alice: User) -> None:
     """A strict content security policy holds."""
     text = operator.get(f"{PAGE}?user={alice.pk}&endpoint=search").content.decode()

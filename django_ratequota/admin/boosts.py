@@ -10,6 +10,7 @@ from django import forms
 from django.contrib import messages
 from django.contrib.admin.widgets import AdminIntegerFieldWidget
 from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import router, transaction
 from django.forms.models import modelform_factory
 from django.urls import path
 from django.utils import timezone
@@ -241,10 +242,11 @@ class Boosts(Explain):
         return boost_form(self.form, windows, partial(self.formfield_for_dbfield, request=request))
 
     def _boost(self, request: Any, form: Any, facts: PolicyFacts, given: dict[str, str]) -> Any:
-        boost = form.save()
-        words = {"rates": boost.rates, "end": moment(boost.ends_at), "before": facts.text, "id": facts.id}
-        text = gettext("Boost granted: %(rates)s until %(end)s, instead of %(before)s (policy %(id)s).") % words
-        self.log_addition(request, boost, text)
+        with transaction.atomic(using=router.db_for_write(RatePolicy)):
+            boost = form.save()
+            words = {"rates": boost.rates, "end": moment(boost.ends_at), "before": facts.text, "id": facts.id}
+            text = gettext("Boost granted: %(rates)s until %(end)s, instead of %(before)s (policy %(id)s).") % words
+            self.log_addition(request, boost, text)
         done = format_html(
             '{} <a href="{}">{}</a>', text, self._page("change", args=[boost.pk]), gettext("See the override.")
         )

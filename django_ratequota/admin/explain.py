@@ -25,7 +25,7 @@ from ..types import Bucket, BucketStatus
 from ..usage import peek
 from .asking import QuestionForm, answers
 from .base import Lookups, RecordedAdmin, shown
-from .rights import PolicyRights, may
+from .rights import PolicyRights, is_override, may
 from .standing import clock, counter, named_callers, verdict
 
 _TEMPLATES = "admin/django_ratequota/ratepolicy"
@@ -62,6 +62,17 @@ class Explain(Lookups, PolicyRights, RecordedAdmin):
                 link = self._page("explain", {"id": refusal.id})
                 self.message_user(request, format_html(str(text), id=refusal.id, link=link), messages.INFO)
         return super().changelist_view(request, *args, **kwargs)
+
+    def render_change_form(
+        self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
+    ) -> Any:
+        """With the way from an override to its caller."""
+        if obj is not None and is_override(obj):
+            caller = obj.subject if obj.user_id is None else f"user:{obj.user_id}"
+            context["explain_url"] = self._page(
+                "explain", {"caller": caller, **({"endpoint": obj.endpoint.name} if obj.endpoint else {})}
+            )
+        return super().render_change_form(request, context, add, change, form_url, obj)
 
     def explain_view(self, request: Any) -> Any:
         """Everything is in the query string, so that the page can be shared and bookmarked."""
