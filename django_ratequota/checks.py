@@ -10,6 +10,7 @@ from django.core import checks
 
 from . import conf
 from .exceptions import ConfigurationError, StoreError
+from .info import server_version
 from .keys import bucket_key
 from .limiter import default_limiter
 from .rates import Rate
@@ -127,12 +128,3 @@ def check_middleware(app_configs: Any = None, **_: Any) -> list[checks.CheckMess
             )
         ]
     return []
-
-
-def server_version(info: Any) -> tuple[str, str]:
-    """("valkey" or "redis", version) from the reply to INFO; Valkey also calls itself Redis 7.2.4."""
-    if isinstance(info, bytes):
-        info = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
-    if info.get("valkey_version"):
-        return "valkey", str(info["valkey_version"])
-    return "redis", str(info.get("redis_version", "0"))

@@ -133,7 +133,8 @@ class Policies:
             stale = snapshot is None or any(change.shared for change in changes)
             snapshot = load_snapshot(revision) if snapshot is None or stale else snapshot
         if snapshot.revision != revision:
-            snapshot = replace(snapshot, revision=revision)
+            # Read at this revision as of now, though nothing of it has changed.
+            snapshot = replace(snapshot, revision=revision, loaded_at=time.time())
         with self._users_lock:
             if changes:
                 self._drops += 1

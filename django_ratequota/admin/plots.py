@@ -116,7 +116,7 @@ class Plot:
     def values(self) -> tuple[Tick, ...]:
         """The marks of the upright axis: round numbers, 0 first."""
         top = self._ticks[-1]
-        return tuple(Tick(at=_number(self._y(tick, top)), text=_text(tick)) for tick in self._ticks)
+        return tuple(Tick(at=_number(self._y(tick, top)), text=number_text(tick)) for tick in self._ticks)
 
     @cached_property
     def times(self) -> tuple[Tick, ...]:
@@ -179,7 +179,7 @@ class Plot:
         ) % {
             "first": self.labels[0],
             "last": self.labels[-1],
-            "most": _text(sums[highest]),
+            "most": number_text(sums[highest]),
             "when": self.labels[highest],
         }
 
@@ -190,7 +190,7 @@ class Plot:
         if self.line_name:
             columns.append(self.line)
         return [
-            (label, ["–" if column[at] is None else _text(column[at]) for column in columns])
+            (label, ["–" if column[at] is None else number_text(column[at]) for column in columns])
             for at, label in enumerate(self.labels)
         ]
 
@@ -200,10 +200,10 @@ class Plot:
         return round_ticks(max([*sums, *(value for value in self.line if value is not None)]))
 
     def _told(self, at: int, label: str) -> str:
-        told = [f"{one.name} {_text(one.values[at])}" for one in self.series]
+        told = [f"{one.name} {number_text(one.values[at])}" for one in self.series]
         value = self.line[at] if self.line else None
         if value is not None:
-            told.append(f"{self.line_name} {_text(value)}")
+            told.append(f"{self.line_name} {number_text(value)}")
         return f"{label}: {', '.join(told)}"
 
     def _x(self, at: float) -> float:
@@ -267,7 +267,7 @@ def _number(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _text(value: float | None) -> str:
-    """For people."""
+def number_text(value: float | None) -> str:
+    """A number as the operator's language writes it, with two decimals at most; None as 0."""
     number = round(value or 0, 2)
     return number_format(int(number) if number == int(number) else number, use_l10n=True, force_grouping=True)

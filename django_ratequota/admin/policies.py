@@ -15,6 +15,7 @@ from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
 from .base import ActiveFilter, Lookups, PatientSelect, is_active, shown, user_search_fields, when
 from .boosts import Boosts
+from .live import LiveUsage
 from .rights import OVERRIDES, check_audience, is_override, may
 from .usage import ResetUsage
 
@@ -205,7 +206,7 @@ class AudienceFilter(admin.SimpleListFilter):
 
 
 @admin.register(RatePolicy)
-class RatePolicyAdmin(Boosts, ResetUsage):
+class RatePolicyAdmin(Boosts, LiveUsage, ResetUsage):
     """All policies; mode is edited in the list."""
 
     form = PolicyForm

@@ -79,10 +79,14 @@ class PolicyRights(admin.ModelAdmin):  # type: ignore[type-arg]
         """Whoever may reset what was counted, and see the policy."""
         return request.user.has_perm(f"{_APP}.reset_usage") and self.has_view_permission(request, obj)
 
+    def sees_all_policies(self, request: Any) -> bool:
+        """Whether overrides are not all that the operator may see."""
+        return super().has_view_permission(request)
+
     def get_queryset(self, request: Any) -> QuerySet[Any]:
         """The policies that the operator may see."""
         policies: QuerySet[Any] = super().get_queryset(request)
-        return policies if super().has_view_permission(request) else policies.filter(OVERRIDES)
+        return policies if self.sees_all_policies(request) else policies.filter(OVERRIDES)
 
     def _may(self, request: Any, verb: str, policy: Any) -> bool:
         kinds = (True, False) if policy is None else (is_override(policy),)

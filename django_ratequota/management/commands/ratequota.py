@@ -13,12 +13,12 @@ from django.db import Error as DatabaseError
 from django.db import transaction
 
 from ... import statistics
-from ...checks import server_version
 from ...conf import settings
 from ...enforcement import Explanation
 from ...exceptions import StoreError
 from ...health import Health, reports
 from ...histogram import merged, quantile
+from ...info import server_version
 from ...limiter import default_limiter
 from ...looking import Question
 from ...models import Plan, PolicyChange

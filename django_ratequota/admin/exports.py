@@ -1,0 +1,118 @@
+"""What the live usage page exports: CSV for spreadsheets, without a cell that one would run as a formula."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from django.http import StreamingHttpResponse
+from django.utils.translation import gettext_lazy as _
+
+from .. import statistics
+from ..statistics import Counts
+from .figures import Chosen, refusals, sums, tops
+from .names import Names, caller_text, usernames
+
+#: Callers of a file, by each of the three counts.
+_CALLERS = 1000
+_REFUSALS = 1000
+#: What spreadsheets take for a formula where a cell begins with it; the wide forms are what East Asian ones accept.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+#: Without it, Excel reads UTF-8 as the machine's old code page.
+_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
+_COUNTS = (_("admitted"), _("of these would be refused"), _("refused"))
+
+Table = tuple[Sequence[Any], Iterable[Sequence[Any]]]
+
+
+def csv_response(name: str, table: Table) -> StreamingHttpResponse:
+    """The table as a file to download; ``name`` without its ending, in plain letters."""
+    response = StreamingHttpResponse(_lines(*table), content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="{name}.csv"'
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def cell(value: Any) -> Any:
+    """A text that no spreadsheet runs; numbers stay numbers."""
+    if isinstance(value, int | float):
+        return value
+    text = str(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+class _Echo:
+    """A file that hands each line back instead of keeping it."""
+
+    def write(self, text: str) -> str:
+        return text
+
+
+def _lines(heads: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    writer = csv.writer(_Echo())
+    yield _MARK + writer.writerow([cell(head) for head in heads])
+    for row in rows:
+        yield writer.writerow([cell(value) for value in row])
+
+
+def _of(counts: Counts) -> tuple[int, int, int]:
+    return counts.admitted, counts.would_refuse, counts.refused
+
+
+def _timeline(chosen: Chosen, names: Names) -> Table:
+    timeline = statistics.timeline(chosen.span)
+    slots = zip(timeline.starts, chosen.of(timeline), strict=True)
+    return [_("from"), *_COUNTS], ([start.isoformat(), *_of(counts)] for start, counts in slots)
+
+
+def _endpoints(chosen: Chosen, names: Names) -> Table:
+    found = sums(statistics.timeline(chosen.span).endpoints)
+    return ["id", _("endpoint"), *_COUNTS], [[pk, names.endpoint(pk), *_of(counts)] for pk, counts in found]
+
+
+def _policies(chosen: Chosen, names: Names) -> Table:
+    names.read(chosen, statistics.timeline(chosen.span), most=None)
+    rows = [[pk, names.policy(pk), *_of(counts)] for pk, counts in names.policy_sums]
+    return ["id", _("policy"), *_COUNTS], rows
+
+
+def _callers(chosen: Chosen, names: Names) -> Table:
+    found = {top.caller: top for rows in tops(chosen, _CALLERS).values() for top in rows}
+    users = usernames(found)
+    order = sorted(found.values(), key=lambda top: (-top.counts.refused, -top.counts.admitted, top.caller))
+    rows = [[top.caller, caller_text(top.caller, users), *_of(top.counts)] for top in order]
+    return [_("caller"), _("name"), *_COUNTS], rows
+
+
+def _refused(chosen: Chosen, names: Names) -> Table:
+    found = refusals(chosen, names.endpoints, _REFUSALS)
+    users = usernames(one.caller for one in found)
+    heads = ["id", _("at"), _("refusals"), _("caller"), _("name"), _("address"), _("method"), _("scope"), _("route")]
+    rows = [
+        [
+            one.id,
+            one.at.isoformat(),
+            one.count,
+            one.caller,
+            caller_text(one.caller, users),
+            one.ip,
+            one.method,
+            one.scope,
+            one.route,
+            ", ".join(one.violated),
+            one.revision,
+        ]
+        for one in found
+    ]
+    return [*heads, _("refused by"), _("revision")], rows
+
+
+#: Each file by its name; may raise ``StoreError``, but not once it is being sent.
+EXPORTS: dict[str, Callable[[Chosen, Names], Table]] = {
+    "timeline": _timeline,
+    "endpoints": _endpoints,
+    "policies": _policies,
+    "callers": _callers,
+    "refusals": _refused,
+}
