@@ -101,11 +101,12 @@ def _refused(chosen: Chosen, names: Names) -> Table:
             one.scope,
             one.route,
             ", ".join(one.violated),
+            one.error,
             one.revision,
         ]
         for one in found
     ]
-    return [*heads, _("refused by"), _("revision")], rows
+    return [*heads, _("refused by"), _("error"), _("revision")], rows
 
 
 #: Each file by its name; may raise ``StoreError``, but not once it is being sent.

@@ -81,7 +81,7 @@ class LiveUsage(PolicyRights):
             **_counted(timeline, chosen, names),
             "timeline_error": timeline_error,
             "tops": [
-                {"title": _TOPS[by], "rows": [self._top(top, users, chosen) for top in rows]}
+                {"title": _TOPS[by], "rows": [self._top(top, users, chosen, names) for top in rows]}
                 for by, rows in (tops or {}).items()
             ],
             "tops_error": tops_error,
@@ -152,8 +152,9 @@ class LiveUsage(PolicyRights):
             "csv": {what: f"{csv}{chosen.query(refresh=False)}&what={what}" for what in EXPORTS},
         }
 
-    def _top(self, top: Top, users: Mapping[str, str], chosen: Chosen) -> dict[str, Any]:
-        who = caller_cell(top.caller, users, self.admin_site.name, chosen.endpoint_id)
+    def _top(self, top: Top, users: Mapping[str, str], chosen: Chosen, names: Names) -> dict[str, Any]:
+        endpoint = names.endpoints.get(chosen.endpoint_id or 0)
+        who = caller_cell(top.caller, users, self.admin_site.name, endpoint.name if endpoint else "")
         return {**who, "cells": cells(top.counts)}
 
     def _refusal(self, refusal: Refusal, users: Mapping[str, str], names: Names) -> dict[str, Any]:
@@ -164,9 +165,10 @@ class LiveUsage(PolicyRights):
             "explain": page_url(site, "ratepolicy_explain", query={"id": refusal.id}),
             "at": stamp(refusal.at),
             "count": number_text(refusal.count),
-            "caller": caller_cell(refusal.caller, users, site, None),
+            "caller": caller_cell(refusal.caller, users, site),
             "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
             "violated": shown(", ".join(refusal.violated)),
+            "error": shown(refusal.error),
             "policies": [{"text": names.policy(pk), "url": names.policy_url(pk)} for pk in ids if pk],
         }
 

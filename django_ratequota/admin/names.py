@@ -124,9 +124,9 @@ def _key(model: Any, text: str) -> Any:
     return value if str(value) == text else None  # "010" reads as 10, and is not that user
 
 
-def caller_cell(caller: str, users: Mapping[str, str], site: str, endpoint_id: int | None) -> dict[str, str]:
+def caller_cell(caller: str, users: Mapping[str, str], site: str, endpoint: str = "") -> dict[str, str]:
     """A caller's name and the way to what applies to it."""
-    return {"text": caller_text(caller, users), "explain": explain_url(site, caller, endpoint_id)}
+    return {"text": caller_text(caller, users), "explain": explain_url(site, caller, endpoint)}
 
 
 def caller_text(caller: str, users: Mapping[str, str]) -> str:
@@ -136,17 +136,14 @@ def caller_text(caller: str, users: Mapping[str, str]) -> str:
     return shown(caller) if caller else gettext("unknown")
 
 
-def explain_url(site: str, caller: str, endpoint_id: int | None) -> str:
-    """Where the caller's limits are explained; "" where nothing can be."""
+def explain_url(site: str, caller: str, endpoint: str = "") -> str:
+    """Where the caller's limits, those at the endpoint of this name say, are explained; "" where nothing can be."""
     kind, _colon, value = caller.partition(":")
     if not value:
         return ""
-    if kind == "ip":
-        # A network of IPv6 counts as one caller; its first address stands for all.
-        value = value.partition("/")[0]
-    asked = {kind: value} if kind in ("user", "ip") else {"identifier": kind, "value": value}
-    if endpoint_id:
-        asked["endpoint"] = str(endpoint_id)
+    asked = {kind: value} if kind in ("user", "ip") else {"kind": kind, "value": value}
+    if endpoint:
+        asked["endpoint"] = endpoint
     return page_url(site, "ratepolicy_explain", query=asked)
 
 
