@@ -221,6 +221,5 @@ def _reports() -> dict[str, Any]:
         **workers.propagation(revision, reports),
         "latency": workers.latency(reports),
         "reports_error": error,
-        "last_change": newest
-        and gettext("%(when)s: %(change)s") % {"when": stamp(newest.at), "change": shown(newest)},
+        "last_change": newest and {"at": stamp(newest.at), "text": shown(newest)},
     }
