@@ -100,6 +100,15 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
         super().add_error(field, error)
 
 
+class RowForm(PolicyForm):
+    """A policy's form as a row of a table: screen readers hear no heads of columns as its fields' names."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            field.widget.attrs.setdefault("aria-label", field.label)
+
+
 class StoredRows(forms.BaseModelFormSet):  # type: ignore[type-arg]
     """Rows of policies that others may delete while the page is open."""
 
@@ -114,6 +123,12 @@ class StoredRows(forms.BaseModelFormSet):  # type: ignore[type-arg]
 
 class PolicyFormSet(StoredRows, forms.BaseInlineFormSet):  # type: ignore[type-arg]
     """The table of policies on a plan's or endpoint's page."""
+
+    def add_fields(self, form: Any, index: int | None) -> None:
+        """With the box that deletes a row, named like the other fields."""
+        super().add_fields(form, index)
+        if "DELETE" in form.fields:
+            form.fields["DELETE"].widget.attrs["aria-label"] = form.fields["DELETE"].label
 
     def clean(self) -> None:
         """Refuses what the database would: two policies without dates for the same, at any moment while saving.
@@ -149,7 +164,7 @@ class PolicyInline(Lookups, admin.TabularInline):  # type: ignore[type-arg]
     """One row a policy, its rates as text."""
 
     model = RatePolicy
-    form = PolicyForm
+    form = RowForm
     formset = PolicyFormSet
     extra = 0
     show_change_link = True
@@ -244,8 +259,8 @@ class RatePolicyAdmin(Boosts, LiveUsage, ResetUsage):
         return form
 
     def get_changelist_form(self, request: Any, **kwargs: Any) -> Any:
-        """The form of a row of the list: the same one, so that its errors find their place."""
-        form: Any = super().get_changelist_form(request, **{**kwargs, "form": PolicyForm})
+        """The form of a row of the list: much the same one, so that its errors find their place."""
+        form: Any = super().get_changelist_form(request, **{**kwargs, "form": RowForm})
         form.operator = request.user
         return form
 
