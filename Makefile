@@ -5,7 +5,7 @@ PORT ?= 8000
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test soak lint format wheel clean
+.PHONY: help demo test browser soak lint format wheel clean
 
 help: ## List the recipes
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ demo: $(VENV)/.demo ## Serve the example project with an embedded Redis on port 
 
 test: $(VENV)/.test ## Run the whole test suite (ARGS="-k name" for a part of it)
 	@$(BIN)/python -m pytest $(ARGS)
+
+browser: ## Run the browser tests, with Chromium and the newest Python here (ARGS="-k name", ARGS=--screenshots)
+	@tests/browser.sh $(ARGS)
 
 soak: $(VENV)/.test ## Ten minutes of mixed load with random faults (SECONDS=600)
 	@$(BIN)/python -W error::ResourceWarning -m tests.faults.soak $(or $(SECONDS),600)
@@ -42,4 +45,4 @@ wheel: ## Build the wheel, install it in an empty environment and use it there
 	@PYTHON=$(PYTHON) tests/wheel.sh
 
 clean: ## Remove what the recipes made
-	@rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .venv-browser dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Runs the browser tests on the newest Python that is here, and so on the newest Django; arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=.venv-browser
+
+# A name on PATH may be a shim for a version that is not chosen here: each is asked. Debian may lack ensurepip.
+newest() {
+  for candidate in python3.14 python3.13 python3.12 python3 "$HOME"/.pyenv/versions/*/bin/python; do
+    "$candidate" -c 'import ensurepip, sys; print("%d.%d.%d" % sys.version_info[:3], sys.executable)' 2>/dev/null || true
+  done | sort -V | tail -1 | cut -d' ' -f2-
+}
+
+if [ ! "$venv/.made" -nt pyproject.toml ]; then
+  rm -rf "$venv"
+  "$(newest)" -m venv "$venv"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable . --group browser
+  touch "$venv/.made"
+fi
+
+echo "== plain admin: $("$venv/bin/python" -c 'import django, sys; print("Python", sys.version.split()[0] + ", Django", django.__version__)')"
+"$venv/bin/python" -m pytest --ds=tests.browser.settings tests/browser "$@"
+
+if unfold=$("$venv/bin/python" -c 'from importlib.metadata import version; print(version("django-unfold"))' 2>/dev/null); then
+  echo "== django-unfold $unfold"
+  "$venv/bin/python" -m pytest --ds=tests.browser.settings_unfold tests/browser/unfold "$@"
+else
+  echo "== django-unfold: not run, it needs Python 3.12 or later and the newest here is $("$venv/bin/python" --version)"
+fi

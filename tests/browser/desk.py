@@ -1,0 +1,121 @@
+"""An operator's desk: a browser logged in to the live server, which notes whatever a page complains about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import BrowserContext, ConsoleMessage, Locator, Page, Request, Response
+
+#: Django says nothing of breaches of its policy, the browser tells the page alone: onto the console with them.
+_TELL_BREACHES = """
+document.addEventListener("securitypolicyviolation", (event) => console.error(
+  "CSP:", event.effectiveDirective, event.blockedURI, event.sourceFile, event.lineNumber, event.sample));
+"""
+#: Impacts that no page may have.
+_SERIOUS = {"serious", "critical"}
+#: Wide and narrow: a laptop, a telephone.
+WIDTHS = (1280, 390)
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+#: What stands beside the page's width where it would need a horizontal scroll bar: the elements that stick out.
+_WIDER = """
+() => {
+  const root = document.scrollingElement;
+  if (root.scrollWidth <= root.clientWidth) return [];
+  const out = [...document.body.querySelectorAll("*")].filter(
+    (element) => element.getBoundingClientRect().right > root.clientWidth + 1);
+  return [`${root.scrollWidth} > ${root.clientWidth}`, ...out.map((element) => element.outerHTML.slice(0, 120))];
+}
+"""
+#: Colours fade over: half way they are neither the light ones nor the dark ones.
+_SETTLED = "() => Promise.allSettled(document.getAnimations().map((animation) => animation.finished))"
+_IMAGES = Path(__file__).parents[2] / "docs" / "images"
+
+
+class Desk:
+    """A page of a browser, and what it complained about."""
+
+    def __init__(self, context: BrowserContext, base: str, *, write_images: bool) -> None:
+        self._context = context
+        self._base = base
+        self._axe = Axe()
+        self._write_images = write_images
+        self._expected: set[tuple[int, str]] = set()
+        self._failures: list[tuple[int, str]] = []
+        self._complaints: list[str] = []
+        context.add_init_script(_TELL_BREACHES)
+        context.on("console", self._on_console)
+        context.on("weberror", lambda error: self._complaints.append(f"uncaught: {error.error}"))
+        context.on("response", self._on_response)
+        context.on("requestfailed", self._on_request_failed)
+        self.page: Page = context.new_page()
+
+    def open(self, path: str, status: int = 200) -> Page:
+        """Go there; the answer must have that status."""
+        self.expect_status(path, status)
+        response = self.page.goto(path)
+        assert response is not None
+        assert response.status == status, f"{path}: {response.status}"
+        return self.page
+
+    def expect_status(self, path: str, status: int) -> None:
+        """A request for that path may be answered so, without being a complaint."""
+        self._expected.add((status, self._base + path))
+
+    def look(self) -> None:
+        """The page as it is now, at every width, light and dark: fit for everybody, and no wider than the window."""
+        found: list[str] = []
+        for width in WIDTHS:
+            for scheme in SCHEMES:
+                self._turn(width, scheme)
+                found += [f"{width} px, {scheme}: {one}" for one in findings(self.page, self._axe)]
+            found += [f"{width} px, too wide: {one}" for one in self.page.evaluate(_WIDER)]
+        assert not found, "\n".join([self.page.url, *found])
+
+    def shoot(self, name: str, part: Locator | None = None) -> None:
+        """A picture for the docs, light and dark, where the run was asked for them (--screenshots)."""
+        if not self._write_images:
+            return
+        _IMAGES.mkdir(parents=True, exist_ok=True)
+        for scheme in SCHEMES:
+            self._turn(1280, scheme)
+            (part or self.page).screenshot(path=_IMAGES / f"{name}-{scheme}.png")
+
+    def close(self) -> list[str]:
+        """Close the browser's window; what was complained about meanwhile."""
+        for page in self._context.pages:
+            page.evaluate("0")  # what the page said before this was answered has arrived
+        self._context.close()
+        unexpected = [f"{status}: {url}" for status, url in self._failures if (status, url) not in self._expected]
+        return [*self._complaints, *unexpected]
+
+    def _turn(self, width: int, scheme: Literal["light", "dark"]) -> None:
+        self.page.set_viewport_size({"width": width, "height": 800})
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.evaluate(_SETTLED)
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        # An answer that is an error is looked at by itself, with its status.
+        if message.type == "error" and not message.text.startswith("Failed to load resource"):
+            self._complaints.append(f"console: {message.text} ({message.location.get('url')})")
+
+    def _on_response(self, response: Response) -> None:
+        if response.status >= 400:
+            self._failures.append((response.status, response.url))
+
+    def _on_request_failed(self, request: Request) -> None:
+        # Aborted: by the page, or because it was left, or because the answer is a download.
+        if request.failure != "net::ERR_ABORTED":
+            self._complaints.append(f"request failed: {request.failure} ({request.url})")
+
+
+def findings(page: Page, axe: Axe) -> list[str]:
+    """What axe finds of impact serious or critical, a line each."""
+    violations: list[dict[str, Any]] = axe.run(page).response["violations"]
+    return [
+        " ".join(f"{one['id']}: {node['target']} {node['html'][:160]} {node.get('failureSummary', '')}".split())
+        for one in violations
+        for node in one["nodes"]
+        if one["impact"] in _SERIOUS
+    ]

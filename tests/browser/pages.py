@@ -1,0 +1,41 @@
+"""Every page that the app has in the admin, as a path of a scene, and what each kind of operator gets there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .scene import Scene
+
+_APP = "/admin/django_ratequota"
+_POLICIES = f"{_APP}/ratepolicy"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Where it is, and the status that who may only look gets there; staff without permission always gets a 403."""
+
+    path: Callable[[Scene], str]
+    viewer: int = 200
+
+
+PAGES = {
+    "policies": Page(lambda s: f"{_POLICIES}/"),
+    "add policy": Page(lambda s: f"{_POLICIES}/add/", viewer=403),
+    "policy": Page(lambda s: f"{_POLICIES}/{s.free_search.pk}/change/"),
+    "override": Page(lambda s: f"{_POLICIES}/{s.override.pk}/change/"),
+    "hostile override": Page(lambda s: f"{_POLICIES}/{s.hostile_override.pk}/change/"),
+    "long override": Page(lambda s: f"{_POLICIES}/{s.long_override.pk}/change/"),
+    "hostile subject": Page(lambda s: f"{_POLICIES}/{s.hostile_subject.pk}/change/"),
+    "reset": Page(lambda s: f"{_POLICIES}/{s.override.pk}/reset/", viewer=403),
+    "hostile reset": Page(lambda s: f"{_POLICIES}/{s.hostile_override.pk}/reset/", viewer=403),
+    "plans": Page(lambda s: f"{_APP}/plan/"),
+    "plan": Page(lambda s: f"{_APP}/plan/{s.free.pk}/change/"),
+    "hostile plan": Page(lambda s: f"{_APP}/plan/{s.hostile_plan.pk}/change/"),
+    "endpoints": Page(lambda s: f"{_APP}/endpoint/"),
+    "endpoint": Page(lambda s: f"{_APP}/endpoint/{s.search.pk}/change/"),
+    "hostile endpoint": Page(lambda s: f"{_APP}/endpoint/{s.hostile_endpoint.pk}/change/"),
+    "assignments": Page(lambda s: f"{_APP}/planassignment/"),
+    "history": Page(lambda s: f"{_APP}/policychange/"),
+    "change": Page(lambda s: f"{_APP}/policychange/{s.last_change().pk}/change/"),
+}
