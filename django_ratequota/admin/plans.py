@@ -30,6 +30,7 @@ class PlanAdmin(CopyPlan, MatrixPage):
 
     list_display = ["name", "slug", "default_for", "policy_count", about]
     list_filter = ["default_for"]
+    ordering = ["name"]  # the model's, which a query that counts leaves out
     search_fields = ["name", "slug", "description"]
     formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
     prepopulated_fields = {"slug": ["name"]}

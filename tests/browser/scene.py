@@ -43,7 +43,7 @@ class Scene:
             self.operators[name] = user
 
     def _usual(self) -> None:
-        self.alice, self.bob = (User.objects.create(username=name) for name in ("alice", "bob"))
+        self.alice, self.bob, self.carol = (User.objects.create(username=n) for n in ("alice", "bob", "carol"))
         self.free = Plan.objects.create(name="Free", slug="free", default_for="authenticated", description="Try it.")
         self.pro = Plan.objects.create(name="Pro", slug="pro", description="Paid monthly.")
         self.search = Endpoint.objects.create(name="search", description="Full text search.", cost=5)

@@ -11,7 +11,9 @@ from typing import Any
 import django
 
 from tests.settings import *  # noqa: F403
-from tests.settings import MIDDLEWARE, TEMPLATES
+from tests.settings import MIDDLEWARE, RATEQUOTA, TEMPLATES
+
+RATEQUOTA = {**RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.views.api_key"}}
 
 #: Nothing inline but by nonce, nothing from elsewhere, no eval. data: is for the admin's own select arrows.
 SECURE_CSP = {

@@ -1,0 +1,69 @@
+"""The browser tests notice what they are there for, and never pass for want of a browser."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .desk import Desk
+
+#: A page with one of each fault.
+BAD = """
+() => {
+  document.body.innerHTML = `<img src="/nowhere.png"><p style="color: red">styled</p><p id="wide">wide</p><input>`;
+  document.getElementById("wide").style.width = "3000px";
+  const script = document.createElement("script");
+  script.text = "0";
+  document.body.append(script);
+  setTimeout(() => { throw new Error("uncaught here"); });
+  console.error("said so");
+}
+"""
+
+
+@pytest.fixture
+def complaints(desk: Callable[..., Desk]) -> Iterator[Callable[[Desk], list[str]]]:
+    """Closes a desk that is expected to have complained."""
+
+    def close(own: Desk) -> list[str]:
+        told = own.close()
+        own.close = list  # type: ignore[method-assign,assignment]
+        return told
+
+    yield close
+
+
+def test_each_kind_of_fault_is_noticed(desk: Callable[..., Desk], complaints: Callable[[Desk], list[str]]) -> None:
+    own = desk("nobody")
+    page = own.open("/plain/")
+    page.evaluate(BAD)
+    with pytest.raises(AssertionError) as found:
+        own.look()
+    for fault in ("1280 px, light: label", "390 px, light: label", "1280 px, too wide: 30", "390 px, too wide: 30"):
+        assert fault in str(found.value)
+    told = "\n".join(complaints(own))
+    for fault in ("CSP: style-src-attr inline", "CSP: script-src-elem inline", "uncaught here", "404: ", "said so"):
+        assert fault in told, told
+
+
+def test_an_unexpected_answer_fails(desk: Callable[..., Desk], complaints: Callable[[Desk], list[str]]) -> None:
+    own = desk("nobody")
+    with pytest.raises(AssertionError, match="403"):
+        own.open("/admin/django_ratequota/ratepolicy/")
+    assert any(line.startswith("403: ") for line in complaints(own))
+
+
+def test_a_missing_browser_fails(tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    environment.pop("RATEQUOTA_TEST_BROWSER", None)
+    words = [sys.executable, "-m", "pytest", "--ds=tests.browser.settings", "tests/browser"]
+    run = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert run.returncode != 0
+    assert "apt-get install chromium" in run.stderr
+    assert "passed" not in run.stdout
+    assert "skipped" not in run.stdout

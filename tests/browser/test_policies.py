@@ -1,0 +1,163 @@
+"""Policies as operators work on them: in the list, on their own page, in the tables of plans and endpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from django_ratequota.models import PolicyChange, RatePolicy
+
+from .desk import Desk
+from .pages import PAGES
+from .scene import MARKUP, Scene
+
+Desks = Callable[..., Desk]
+
+
+#: What writes, or leads to a page that writes, in the content of a page.
+_WRITES = ", ".join(
+    f"#content {one}"
+    for one in (
+        "form[method=post] :is(input:not([type=hidden]), select, textarea, button)",
+        "a:is(.addlink, .deletelink)",
+        "a[href*='/add/']",
+        "a[href$='/reset/']",
+    )
+)
+
+
+def choose(page: Page, field: str, term: str, option: str) -> None:
+    """Type into an autocomplete field, and take what it finds."""
+    page.get_by_role("combobox", name=re.compile(f"^{field}")).click()
+    page.locator(".select2-container--open").get_by_role("searchbox").fill(term)
+    page.get_by_role("option", name=option, exact=True).click()
+
+
+def test_mode_is_edited_in_the_list(desk: Desks, scene: Scene) -> None:
+    page = desk().open(PAGES["policies"].path(scene))
+    row = page.get_by_role("row").filter(has_text="plan Free").filter(has_text="10/min")
+    row.get_by_role("combobox", name="Mode").select_option("log")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("1 rate policy was changed successfully.")).to_be_visible()
+    scene.free_search.refresh_from_db()
+    assert scene.free_search.mode == "log"
+    assert scene.last_change().actor == scene.operators["superuser"]
+
+
+def test_a_policy_is_written_and_finds_its_audience(desk: Desks, scene: Scene) -> None:
+    own = desk()
+    page = own.open(PAGES["add policy"].path(scene))
+    choose(page, "User", "ali", "alice")
+    choose(page, "Endpoint", "sea", "search")
+    page.get_by_label("Rates").fill("7 per second")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator(".field-rates .errorlist")).to_contain_text("expected")
+    own.look()
+    # What was chosen is still there, in the drawn field too.
+    expect(page.get_by_role("combobox", name=re.compile("^User .*alice$"))).to_be_visible()
+    page.get_by_label("Rates").fill("7/s")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_text("was added successfully")).to_be_visible()
+    policy = RatePolicy.objects.get(user=scene.alice)
+    assert (policy.endpoint, policy.rates) == (scene.search, "7/s")
+
+
+def test_autocomplete_shows_hostile_names_as_they_are(desk: Desks, scene: Scene) -> None:
+    page = desk().open(PAGES["add policy"].path(scene))
+    page.get_by_role("combobox", name="User").click()
+    page.locator(".select2-container--open").get_by_role("searchbox").fill("onerror")
+    expect(page.locator(".select2-results").get_by_role("option")).to_contain_text([MARKUP])
+
+
+def test_rows_of_a_plan_are_edited_and_added(desk: Desks, scene: Scene) -> None:
+    own = desk()
+    page = own.open(PAGES["plan"].path(scene))
+    expect(page.get_by_role("textbox", name="Rates")).to_have_count(3)
+    stored = page.locator("tr.has_original").filter(has_text="search")
+    stored.get_by_role("textbox", name="Rates").fill("11/min")
+    page.get_by_role("button", name="Add another Rate policy").click()
+    added = page.locator("tr.dynamic-policies:not(.has_original)")
+    # A row that came later has named fields too, the drawn one included.
+    expect(added.get_by_role("combobox", name=re.compile("^Endpoint"))).to_be_visible()
+    added.get_by_role("combobox", name="Counted per").select_option("ip")
+    added.get_by_role("textbox", name="Rates").fill("5/s")
+    own.look()
+    page.get_by_role("button", name="Save and continue editing").click()
+    expect(page.get_by_text("was changed successfully")).to_be_visible()
+    scene.free_search.refresh_from_db()
+    assert scene.free_search.rates == "11/min"
+    assert scene.free.policies.get(counted_per="ip").rates == "5/s"
+    own.shoot("plan")
+
+
+def test_a_bad_rate_in_a_plan_is_told_in_its_row(desk: Desks, scene: Scene) -> None:
+    own = desk()
+    page = own.open(PAGES["plan"].path(scene))
+    row = page.locator("tr.has_original").filter(has_text="search")
+    row.get_by_role("textbox", name="Rates").fill("10/fortnight")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator(".field-rates .errorlist")).to_contain_text("expected")
+    expect(page.locator(".field-rates .errorlist")).to_have_count(1)
+    own.look()
+
+
+def test_a_click_adds_a_route(desk: Desks, scene: Scene) -> None:
+    page = desk().open(PAGES["endpoint"].path(scene))
+    routes = page.get_by_role("textbox", name="Routes")
+    routes.fill("first")
+    page.get_by_text("Routes of this project").click()
+    button = page.get_by_role("button", name="/plain/", exact=True)
+    button.click()
+    expect(routes).to_have_value("first\n/plain/")
+    button.click()
+    expect(routes).to_have_value("first\n/plain/")
+    expect(routes).to_be_focused()
+    page.get_by_role("button", name="Save and continue editing").click()
+    expect(page.locator(".field-matches li")).to_contain_text(["Views name it as their scope.", "/plain/ (plain)"])
+
+
+def test_an_unknown_scope_is_a_click_from_its_endpoint(desk: Desks, scene: Scene) -> None:
+    scene.search.delete()
+    own = desk()
+    page = own.open(PAGES["endpoints"].path(scene))
+    own.look()
+    page.get_by_role("link", name="create search").click()
+    expect(page.get_by_label("Name")).to_have_value("search")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_text("was added successfully")).to_be_visible()
+    expect(page.get_by_role("link", name="create search")).to_have_count(0)
+
+
+@pytest.mark.parametrize("name", ["policies", "override", "plan", "endpoints", "endpoint"])
+def test_viewers_are_offered_nothing_to_write(desk: Desks, scene: Scene, name: str) -> None:
+    path = PAGES[name].path(scene)
+    assert desk().open(path).locator(_WRITES).filter(visible=True).count() > 0
+    shown = desk("viewer").open(path).locator(_WRITES).filter(visible=True)
+    assert shown.evaluate_all("(elements) => elements.map((element) => element.outerHTML)") == []
+
+
+def test_staff_without_permission_find_no_door(desk: Desks, scene: Scene) -> None:
+    page = desk("nobody").open("/admin/")
+    expect(page.get_by_text("You don’t have permission to view or edit anything.")).to_be_visible()
+    assert page.locator("a[href*=django_ratequota]").count() == 0
+
+
+def test_history_tells_what_an_edit_changed(desk: Desks, scene: Scene) -> None:
+    own = desk()
+    page = own.open(PAGES["policy"].path(scene))
+    page.get_by_label("Rates").fill("12/min")
+    page.get_by_label("Reason").fill("Ticket 4712")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_text("was changed successfully")).to_be_visible()
+    page = own.open(PAGES["history"].path(scene))
+    newest = page.locator("#result_list tbody tr").first
+    expect(newest).to_contain_text("superuser")
+    expect(newest).to_contain_text("Ticket 4712")
+    newest.get_by_role("link").first.click()
+    expect(page.get_by_role("row", name="Rates")).to_have_text(re.compile(r"10/min\s*12/min"))
+    assert page.get_by_role("button", name="Save").count() == 0
+    own.look()
+    assert PolicyChange.objects.filter(reason="Ticket 4712").count() == 1
