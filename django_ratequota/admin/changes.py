@@ -15,6 +15,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange, RecordedModel
+from ..validation import visible
 from .base import moment, named, user_search_fields
 
 #: What the page of a change shows.
@@ -118,12 +119,12 @@ class PolicyChangeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if isinstance(value, dict) and value.keys() == {"used", "remaining"}:
             return gettext("%(used)s used, %(remaining)s left") % value
         if field is None:  # a field of an earlier version
-            return str(value)
+            return visible(value)
         if field.is_relation:
             return named(field.related_model, value)
         if isinstance(field, models.DateTimeField):
             return moment(parse_datetime(value)) or str(value)
-        return str(dict(field.flatchoices).get(value, value))
+        return visible(dict(field.flatchoices).get(value, value))
 
 
 def _kinds() -> dict[str, Any]:

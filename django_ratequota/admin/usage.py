@@ -95,7 +95,9 @@ class ResetUsage(PolicyRights, RecordedAdmin):
             **self.admin_site.each_context(request),
             **_standing(counters),
             "title": _("Reset what was counted"),
-            "original": _("Reset what was counted"),  # the end of the breadcrumbs
+            "original": gettext(
+                "Reset what was counted"
+            ),  # the end of the breadcrumbs; unfold wants no lazy text here
             "opts": self.opts,
             "media": self.media + form.media,
             "has_view_permission": True,
