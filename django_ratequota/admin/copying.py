@@ -90,7 +90,7 @@ class CopyPlan(RecordedAdmin):
         context = {
             **self.admin_site.each_context(request),
             "title": _("Copy plan %(plan)s") % {"plan": shown(plan.name)},
-            "original": _("Copy"),  # the end of the breadcrumbs
+            "original": gettext("Copy"),  # the end of the breadcrumbs
             "opts": self.opts,
             "media": self.media + form.media,
             "has_view_permission": self.has_view_permission(request, plan),

@@ -41,7 +41,6 @@ class Explain(Lookups, PolicyRights, RecordedAdmin):
 
     class Media:
         css = {"all": ["django_ratequota/explain.css"]}
-        js = ["django_ratequota/labels.js"]
 
     def get_urls(self) -> list[Any]:
         """With the page."""
@@ -111,7 +110,7 @@ class Explain(Lookups, PolicyRights, RecordedAdmin):
             media += form.media
         context = {
             **self.admin_site.each_context(request),
-            "original": context["title"],  # the end of the breadcrumbs
+            "original": str(context["title"]),  # the end of the breadcrumbs; unfold wants no lazy text here
             "opts": self.opts,
             "media": media,
             "has_view_permission": True,

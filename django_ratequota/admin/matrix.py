@@ -84,7 +84,7 @@ class MatrixPage(RecordedAdmin):
         context = {
             **self.admin_site.each_context(request),
             "title": _("Rates in force, plan by plan"),
-            "original": _("Matrix"),  # the end of the breadcrumbs
+            "original": gettext("Matrix"),  # the end of the breadcrumbs
             "opts": self.opts,
             "media": self.media + Media(css={"all": ["django_ratequota/matrix.css"]}),
             "has_view_permission": self.has_view_permission(request),

@@ -95,9 +95,7 @@ class ResetUsage(PolicyRights, RecordedAdmin):
             **self.admin_site.each_context(request),
             **_standing(counters),
             "title": _("Reset what was counted"),
-            "original": gettext(
-                "Reset what was counted"
-            ),  # the end of the breadcrumbs; unfold wants no lazy text here
+            "original": gettext("Reset what was counted"),  # the end of the breadcrumbs
             "opts": self.opts,
             "media": self.media + form.media,
             "has_view_permission": True,

@@ -15,9 +15,10 @@ document.addEventListener("securitypolicyviolation", (event) => console.error(
 """
 #: Impacts that no page may have.
 _SERIOUS = {"serious", "critical"}
-#: Wide and narrow: a laptop, a telephone.
-WIDTHS = (1280, 390)
-SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+Scheme = Literal["light", "dark"]
+#: A laptop by day and by night, a telephone.
+_LOOKS: tuple[tuple[int, Scheme], ...] = ((1280, "light"), (1280, "dark"), (390, "light"))
+_SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 #: What stands beside the page's width where it would need a horizontal scroll bar: the elements that stick out.
 _WIDER = """
 () => {
@@ -63,14 +64,23 @@ class Desk:
         """A request for that path may be answered so, without being a complaint."""
         self._expected.add((status, self._base + path))
 
-    def look(self) -> None:
-        """The page as it is now, at every width, light and dark: fit for everybody, and no wider than the window."""
+    def look(self, *, once: bool = False) -> None:
+        """The page as it is now, wide and narrow, light and dark: fit for everybody, and no wider than the window.
+
+        ``once`` = to be read in the wide light one only, where the page was looked at as another operator.
+        """
         found: list[str] = []
-        for width in WIDTHS:
-            for scheme in SCHEMES:
-                self._turn(width, scheme)
+        for width, scheme in _LOOKS:
+            self._turn(width, scheme)
+            if not once or (width, scheme) == _LOOKS[0]:
                 found += [f"{width} px, {scheme}: {one}" for one in findings(self.page, self._axe)]
-            found += [f"{width} px, too wide: {one}" for one in self.page.evaluate(_WIDER)]
+            if scheme == "light":
+                found += [f"{width} px, too wide: {one}" for one in self.page.evaluate(_WIDER)]
+        assert not found, "\n".join([self.page.url, *found])
+
+    def look_at(self, part: str) -> None:
+        """Only what the selector finds, as the rest is another project's."""
+        found = findings(self.page, self._axe, part)
         assert not found, "\n".join([self.page.url, *found])
 
     def shoot(self, name: str, part: Locator | None = None) -> None:
@@ -78,7 +88,7 @@ class Desk:
         if not self._write_images:
             return
         _IMAGES.mkdir(parents=True, exist_ok=True)
-        for scheme in SCHEMES:
+        for scheme in _SCHEMES:
             self._turn(1280, scheme)
             (part or self.page).screenshot(path=_IMAGES / f"{name}-{scheme}.png")
 
@@ -90,7 +100,7 @@ class Desk:
         unexpected = [f"{status}: {url}" for status, url in self._failures if (status, url) not in self._expected]
         return [*self._complaints, *unexpected]
 
-    def _turn(self, width: int, scheme: Literal["light", "dark"]) -> None:
+    def _turn(self, width: int, scheme: Scheme) -> None:
         self.page.set_viewport_size({"width": width, "height": 800})
         self.page.emulate_media(color_scheme=scheme)
         self.page.evaluate(_SETTLED)
@@ -110,9 +120,9 @@ class Desk:
             self._complaints.append(f"request failed: {request.failure} ({request.url})")
 
 
-def findings(page: Page, axe: Axe) -> list[str]:
+def findings(page: Page, axe: Axe, part: str | None = None) -> list[str]:
     """What axe finds of impact serious or critical, a line each."""
-    violations: list[dict[str, Any]] = axe.run(page).response["violations"]
+    violations: list[dict[str, Any]] = axe.run(page, context=part).response["violations"]
     return [
         " ".join(f"{one['id']}: {node['target']} {node['html'][:160]} {node.get('failureSummary', '')}".split())
         for one in violations

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import quote
 
-from .scene import Scene
+from .scene import MARKUP, Scene
 
 _APP = "/admin/django_ratequota"
 _POLICIES = f"{_APP}/ratepolicy"
@@ -29,6 +30,18 @@ PAGES = {
     "hostile subject": Page(lambda s: f"{_POLICIES}/{s.hostile_subject.pk}/change/"),
     "reset": Page(lambda s: f"{_POLICIES}/{s.override.pk}/reset/", viewer=403),
     "hostile reset": Page(lambda s: f"{_POLICIES}/{s.hostile_override.pk}/reset/", viewer=403),
+    "explain": Page(lambda s: f"{_POLICIES}/explain/"),
+    "explained": Page(lambda s: f"{_POLICIES}/explain/?user={s.bob.pk}&endpoint=search&method=GET"),
+    "hostile explained": Page(
+        lambda s: f"{_POLICIES}/explain/?user={s.mallory.pk}&endpoint={s.hostile_endpoint.name}&path={quote(MARKUP)}"
+    ),
+    "boost": Page(
+        lambda s: f"{_POLICIES}/boost/?user={s.alice.pk}&endpoint=search&method=GET&policy={s.free_search.pk}",
+        viewer=403,
+    ),
+    "matrix": Page(lambda s: f"{_APP}/plan/matrix/"),
+    "copy": Page(lambda s: f"{_APP}/plan/{s.free.pk}/copy/", viewer=403),
+    "hostile copy": Page(lambda s: f"{_APP}/plan/{s.hostile_plan.pk}/copy/", viewer=403),
     "plans": Page(lambda s: f"{_APP}/plan/"),
     "plan": Page(lambda s: f"{_APP}/plan/{s.free.pk}/change/"),
     "hostile plan": Page(lambda s: f"{_APP}/plan/{s.hostile_plan.pk}/change/"),

@@ -67,7 +67,7 @@ def test_a_reset_gives_everything_back(desk: Desks, scene: Scene) -> None:
 
 
 def test_a_page_itself_is_refused(desk: Desks, scene: Scene) -> None:
-    """A script of the project's own front end, under the same policy of contents, reads the refusal and its headers."""
+    """A script of the project's own front end, under the same policy of contents, reads the refusal."""
     scene.free_search.rates = "5/hour"
     scene.free_search.save()
     own = desk("nobody")

@@ -1,4 +1,4 @@
-"""Every page under django-unfold: answered, readable, and at work."""
+"""Every page under django-unfold: answered, at work, and fit for everybody where it is ours alone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,47 @@ from tests.browser.scene import Scene
 
 Desks = Callable[..., Desk]
 
+#: The pages that are all ours but for the frame.
+OWN = "#content-main[class^=ratequota-]"
+
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_is_there(desk: Desks, scene: Scene, name: str) -> None:
     own = desk()
     page = own.open(PAGES[name].path(scene))
-    # unfold's own frame, and in it the page's own heading
+    # unfold's frame, and within it what the page is there for
     expect(page.locator("#nav-sidebar")).to_be_attached()
-    page.emulate_media(color_scheme="dark")
-    page.screenshot(path=f"/tmp/hbrowser-shots/unfold-{name}.png", full_page=True)
+    expect(page.locator("#content-main, #changelist").first).to_be_visible()
+    if page.locator(OWN).count():
+        own.look_at(OWN)
     desk("nobody").open(PAGES[name].path(scene), 403)
+
+
+def test_a_plan_is_edited(desk: Desks, scene: Scene) -> None:
+    page = desk().open(PAGES["plan"].path(scene))
+    page.locator("#id_policies-2-rates").fill("11/min")
+    page.get_by_role("button", name="Save and continue editing").click()
+    expect(page.get_by_text("was changed successfully")).to_be_visible()
+    assert "11/min" in scene.free.policies.values_list("rates", flat=True)
+
+
+def test_a_bad_rate_is_told(desk: Desks, scene: Scene) -> None:
+    page = desk().open(PAGES["policy"].path(scene))
+    page.locator("#id_rates").fill("10/fortnight")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_text(re.compile("expected")).first).to_be_visible()
+
+
+def test_a_click_adds_a_route(desk: Desks, scene: Scene) -> None:
+    page = desk().open(PAGES["endpoint"].path(scene))
+    page.get_by_text("Routes of this project").click()
+    page.get_by_role("button", name="/plain/", exact=True).click()
+    expect(page.locator("#id_routes")).to_have_value("/plain/")
+
+
+def test_a_reset_is_asked_for_and_done(desk: Desks, scene: Scene) -> None:
+    page = desk().open(PAGES["override"].path(scene))
+    page.get_by_role("link", name="Reset usage").click()
+    page.get_by_role("button", name="Yes, reset them").click()
+    expect(page.get_by_text("1 counter was reset.")).to_be_visible()
+    assert scene.last_change().action == "reset"
