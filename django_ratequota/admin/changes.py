@@ -1,4 +1,4 @@
-"""The history of policy changes, to look at."""
+"""The history of policy changes: read-only, with a way back to each version that it holds."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.auth import get_user_model
-from django.db import models
 from django.db.models import QuerySet
-from django.utils.dateparse import parse_datetime
-from django.utils.html import format_html, format_html_join
-from django.utils.translation import gettext
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange, RecordedModel
-from ..validation import visible
-from .base import moment, named, user_search_fields
+from .base import named, shown, user_search_fields
+from .differences import Names, as_table, differences
+from .restore import RestorePage
 
 #: What the page of a change shows.
 _SHOWN = [
@@ -47,23 +47,56 @@ class KindFilter(admin.SimpleListFilter):
         return queryset.filter(model=self.value()) if self.value() else queryset
 
 
+class TouchedFilter(admin.SimpleListFilter):
+    """Whether a change touches one user only, or this one: the page of a change links here with a user's id."""
+
+    title = _("user touched")
+    parameter_name = "touched_user"
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
+        """The choices: all users would be too many."""
+        choices: list[tuple[str, Any]] = [("one", _("one user only")), ("other", _("several, or none"))]
+        chosen = self._user()
+        return [*choices, (chosen, _user_name(chosen))] if chosen else choices
+
+    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """The rows of the choice."""
+        if self._user():
+            return queryset.filter(touched_user=self._user())
+        if self.value():
+            return queryset.filter(touched_user="") if self.value() == "other" else queryset.exclude(touched_user="")
+        return queryset
+
+    def _user(self) -> str:
+        value = str(self.value() or "").replace("\x00", "")
+        return "" if value in ("one", "other") else value
+
+
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class PolicyChangeAdmin(RestorePage):
     """Who changed what, and when; nobody edits history."""
 
-    list_display = ["at", "actor", "action", "kind", "object_text", "reason"]
-    list_filter = ["action", KindFilter, "at", ("actor", admin.RelatedOnlyFieldListFilter)]
+    list_display = ["at", "actor", "action", "kind", "object_text", "what_changed", "reason"]
+    list_filter = ["action", KindFilter, "at", ("actor", admin.RelatedOnlyFieldListFilter), TouchedFilter]
     list_select_related = ["actor"]
     list_per_page = 50
     fields = [*_SHOWN]
     readonly_fields = [*_SHOWN]
 
     class Media:
-        css = {"all": ["django_ratequota/admin.css"]}
+        css = {"all": ["django_ratequota/admin.css", "django_ratequota/history.css"]}
 
     def get_search_fields(self, request: Any) -> list[str]:
         """What was changed, by whom, and why."""
         return ["object_text", "reason", "=object_id", "=touched_user", *user_search_fields("actor")]
+
+    def get_changelist_instance(self, request: Any) -> Any:
+        """The list; what its rows point at is looked up once for all of them."""
+        listed: Any = super().get_changelist_instance(request)
+        names = Names(listed.result_list)
+        for change in listed.result_list:
+            change.names = names
+        return listed
 
     def has_add_permission(self, request: Any) -> bool:
         """Nobody."""
@@ -82,49 +115,36 @@ class PolicyChangeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """What kind of object changed."""
         return _kinds().get(change.model, change.model)
 
+    @admin.display(description=_("what changed"))
+    def what_changed(self, change: Any) -> str:
+        """The fields that differ, in a few words."""
+        summary: str = change.names.summary(change)
+        return summary or str(self.get_empty_value_display())
+
     @admin.display(description=_("user touched"))
     def user_touched(self, change: PolicyChange) -> str:
-        """The only user whom the change concerns, by name."""
-        return named(get_user_model(), change.touched_user) if change.touched_user else self.get_empty_value_display()
+        """The only user whom the change concerns, by name; all changes of theirs are a click away."""
+        if not change.touched_user:
+            return self.get_empty_value_display()
+        url = reverse(f"{self.admin_site.name}:django_ratequota_policychange_changelist")
+        query = urlencode({"touched_user": change.touched_user})
+        return format_html('<a href="{}?{}">{}</a>', url, query, _user_name(change.touched_user))
 
     @admin.display(description=_("difference"))
     def difference(self, change: PolicyChange) -> str:
         """The fields whose values differ, before and after."""
-        before, after = change.before or {}, change.after or {}
-        known = _fields(change.model)
-        counted = change.model == "counter"
-        rows = []
-        # In the model's order: PostgreSQL keeps none for the keys of what was recorded.
-        for name in dict.fromkeys([*known, *before, *after]):
-            field = known.get(name)
-            states = [state.get(name) for state in (before, after)]
-            changed = (states[0] or "") != (states[1] or "") and not (field and field.primary_key)
-            if changed or counted:
-                rows.append((field.verbose_name if field else name, *(self._shown(field, state) for state in states)))
+        rows = differences(change)
         if not rows:
             return self.get_empty_value_display()
-        return format_html(
-            '<table class="ratequota-difference"><thead><tr><th scope="col">{}</th><th scope="col">{}</th>'
-            '<th scope="col">{}</th></tr></thead><tbody>{}</tbody></table>',
-            _("counter") if counted else _("field"),
-            _("before"),
-            _("after"),
-            format_html_join("", '<tr><th scope="row">{}</th><td>{}</td><td>{}</td></tr>', rows),
-        )
+        head = _("counter") if change.model == "counter" else _("field")
+        return as_table(rows, (head, _("before"), _("after")), self.get_empty_value_display())
 
-    def _shown(self, field: Any, value: Any) -> str:
-        """A recorded value in words."""
-        if value is None or value == "":
-            return str(self.get_empty_value_display())
-        if isinstance(value, dict) and value.keys() == {"used", "remaining"}:
-            return gettext("%(used)s used, %(remaining)s left") % value
-        if field is None:  # a field of an earlier version
-            return visible(value)
-        if field.is_relation:
-            return named(field.related_model, value)
-        if isinstance(field, models.DateTimeField):
-            return moment(parse_datetime(value)) or str(value)
-        return visible(dict(field.flatchoices).get(value, value))
+
+def _user_name(pk: str) -> str:
+    try:
+        return shown(named(get_user_model(), pk))
+    except (ValueError, TypeError):  # no id of a user, whoever wrote it into the address
+        return shown(pk)
 
 
 def _kinds() -> dict[str, Any]:
@@ -135,12 +155,3 @@ def _kinds() -> dict[str, Any]:
         if issubclass(model, RecordedModel)
     }
     return {**kinds, "counter": _("what was counted"), "*": _("everything")}
-
-
-def _fields(kind: str) -> dict[str, Any]:
-    """The fields of the model, by name; none for ``*``."""
-    try:
-        model = apps.get_model("django_ratequota", kind)
-    except (LookupError, ValueError):
-        return {}
-    return {field.name: field for field in model._meta.concrete_fields}
