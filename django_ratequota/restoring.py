@@ -102,10 +102,11 @@ def problems(restoration: Restoration) -> list[str]:
     """What does not fit any more, in sentences; empty when the version can be written as things stand."""
     target = restoration.target
     text = _("The %(kind)s with the id %(pk)s is deleted; restore or create that first.")
+    relations: list[Any] = [one for one in target._meta.concrete_fields if one.is_relation]
     missing = [
         text % {"kind": one.related_model._meta.verbose_name, "pk": getattr(target, one.attname)}
-        for one in target._meta.concrete_fields
-        if one.is_relation and not _is_there(target, one)
+        for one in relations
+        if not _is_there(target, one)
     ]
     if missing:
         return missing

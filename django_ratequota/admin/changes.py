@@ -27,7 +27,7 @@ _SHOWN = [
     "object_id",
     "object_text",
     "user_touched",
-    "reason",
+    "why",
     "difference",
 ]
 
@@ -76,7 +76,7 @@ class TouchedFilter(admin.SimpleListFilter):
 class PolicyChangeAdmin(RestorePage):
     """Who changed what, and when; nobody edits history."""
 
-    list_display = ["at", "actor", "action", "kind", "object_text", "what_changed", "reason"]
+    list_display = ["at", "actor", "action", "kind", "object_text", "what_changed", "why"]
     list_filter = ["action", KindFilter, "at", ("actor", admin.RelatedOnlyFieldListFilter), TouchedFilter]
     list_select_related = ["actor"]
     list_per_page = 50
@@ -120,6 +120,11 @@ class PolicyChangeAdmin(RestorePage):
         """The fields that differ, in a few words."""
         summary: str = change.names.summary(change)
         return summary or str(self.get_empty_value_display())
+
+    @admin.display(description=_("reason"), ordering="reason")
+    def why(self, change: PolicyChange) -> str:
+        """Why, where it was given."""
+        return shown(change.reason) or str(self.get_empty_value_display())
 
     @admin.display(description=_("user touched"))
     def user_touched(self, change: PolicyChange) -> str:
