@@ -124,7 +124,8 @@ def _match(
 ) -> tuple[list[tuple[Stored, Item]], list[Stored], list[Item]]:
     """Which entry is about which row; the rows and the entries that are left.
 
-    Among several of one identity equal ones find each other, the others in their order.
+    Of several rows of one identity those are kept that the file has as they are. They take the entries in the
+    file's order, as of policies that are equal in rank the last one wins.
     """
     by_who: dict[Any, tuple[list[Stored], list[Item]]] = {}
     for row in rows:
@@ -133,18 +134,26 @@ def _match(
         by_who.setdefault(section.who(item.entry), ([], []))[1].append(item)
     pairs, extra, new = [], [], []
     for there, wanted in by_who.values():
-        if section is not POLICIES or len(there) != len(wanted):
-            # For as many policies as before their order counts, too: of equal ones the last wins.
-            for item in list(wanted):
-                twin = next((row for row in there if row.entry == item.entry), None)
-                if twin is not None:
-                    pairs.append((twin, item))
-                    there.remove(twin)
-                    wanted.remove(item)
-        pairs += list(zip(there, wanted, strict=False))
-        extra += there[len(wanted) :]
-        new += wanted[len(there) :]
+        if section is not POLICIES:  # the order of others means nothing
+            there.sort(key=_order)
+            wanted.sort(key=_order)
+        unlike, lacking = list(there), 0
+        for item in wanted:
+            twin = next((at for at, row in enumerate(unlike) if row.entry == item.entry), None)
+            if twin is None:
+                lacking += 1
+            else:
+                del unlike[twin]
+        gone = {row.instance.pk for row in unlike[lacking:]}
+        kept = [row for row in there if row.instance.pk not in gone]
+        pairs += list(zip(kept, wanted, strict=False))
+        extra += [row for row in there if row.instance.pk in gone]
+        new += wanted[len(kept) :]
     return pairs, extra, new
+
+
+def _order(one: Stored | Item) -> tuple[str, ...]:
+    return tuple(map(str, one.entry.values()))
 
 
 def _apply(comparison: Comparison, held: dict[str, list[Stored]], using: str) -> None:
