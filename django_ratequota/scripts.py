@@ -29,8 +29,11 @@ class Script:
         return re.sub(r"user_script:(\d+)", place, message)
 
 
-def _compose(*parts: tuple[str, str, str]) -> Script:
-    """Join files, each given as (name, opening, closing); the opening goes in front of the file's first line."""
+def _compose(*parts: tuple[str, str, str], flags: str = "") -> Script:
+    """Join files, each given as (name, opening, closing); the opening goes in front of the file's first line.
+
+    ``flags`` go behind the ``#!lua`` that the first file begins with.
+    """
     source: list[str] = []
     lines: list[tuple[str, int]] = []
     folder = files(__package__) / "lua"
@@ -41,15 +44,23 @@ def _compose(*parts: tuple[str, str, str]) -> Script:
         if closing:
             lines.append((name, len(body)))
             source.append(closing)
+    source[0] += flags
     text = "\n".join(source) + "\n"
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), tuple(lines))
 
 
+_CHUNKS = [(f"{name}.lua", f"algorithms.{name} = (function() ", "end)()") for name in ALGORITHMS]
+
 #: Judges any number of buckets: check, peek, charge, refund, acquire.
-DECIDE = _compose(
+DECIDE = _compose(("prelude.lua", "", ""), *_CHUNKS, ("driver.lua", "", ""))
+#: Judges a sequence of attempts by the same algorithms in memory: reads no key and writes none, so it runs on a
+#: server that is full, too.
+REPLAY = _compose(
     ("prelude.lua", "", ""),
-    *((f"{name}.lua", f"algorithms.{name} = (function() ", "end)()") for name in ALGORITHMS),
-    ("driver.lua", "", ""),
+    ("memory.lua", "", ""),
+    *_CHUNKS,
+    ("replay.lua", "", ""),
+    flags=" flags=no-writes",
 )
 #: Gives the policies a new revision.
 PUBLISH = _compose(("publish.lua", "", ""))

@@ -1,0 +1,59 @@
+-- memory: takes the place of the server's keys when attempts are replayed. The algorithms behind it see these locals
+-- instead of the prelude's save and expire and of the server's redis, so that they are the same files, word for word.
+--
+-- A bucket's string stays in b.value. Its list is the table b.key: items that came packed as big-endian doubles, as
+-- they were handed over, and those pushed since. Nothing here reads or writes a key, or knows a TTL.
+
+local function save(b, value)
+  b.value = value
+end
+
+local function expire() end
+
+-- An empty list, or the one that was handed over.
+local function new_list(packed)
+  return {packed = packed, front = 0, count = #packed / 8, pushed = {}, first = #packed / 8}
+end
+
+local function list_item(list, i)
+  local at = list.front + i
+  if at < list.first then
+    return (struct.unpack('>d', list.packed, 8 * at + 1))
+  end
+  return list.pushed[at - list.first + 1]
+end
+
+-- What the next slice is handed over.
+local function packed_list(list)
+  local parts = {list.packed:sub(8 * list.front + 1)}
+  for i = math.max(0, list.front - list.first) + 1, #list.pushed do
+    parts[#parts + 1] = struct.pack('>d', list.pushed[i])
+  end
+  return table.concat(parts)
+end
+
+local commands = {
+  LLEN = function(list)
+    return list.count
+  end,
+  LINDEX = list_item,
+  RPUSH = function(list, ...)
+    for _, item in ipairs({...}) do
+      list.pushed[#list.pushed + 1] = tonumber(item)
+      list.count = list.count + 1
+    end
+  end,
+  -- Only from the front: nothing is given back in a replay.
+  LTRIM = function(list, start)
+    list.front, list.count = list.front + start, list.count - start
+  end,
+  DEL = function(list)
+    list.front, list.count = list.front + list.count, 0
+  end,
+}
+
+local redis = {
+  call = function(command, list, ...)
+    return commands[command](list, ...)
+  end,
+}
