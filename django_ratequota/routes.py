@@ -60,12 +60,12 @@ def _class_attribute(view: Any, name: str) -> Any:
     return given[name] if name in given else getattr(_view_class(view), name, None)
 
 
-def known_routes() -> list[tuple[str, str]]:
-    """(route, URL name or "") of every view in the URLconf, the admin's left out, in URLconf order."""
+def known_routes(*, admin: bool = False) -> list[tuple[str, str]]:
+    """(route, URL name or "") of every view in the URLconf, in its order; the admin's only where asked for."""
     return [
         (readable(route), "" if name.endswith(":") else name)
         for route, name, _ in _walk(get_resolver().url_patterns, "", "")
-        if not name.startswith("admin:")
+        if admin or not name.startswith("admin:")
     ]
 
 

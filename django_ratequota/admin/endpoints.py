@@ -15,9 +15,8 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..facts import EndpointFacts, Snapshot
+from ..advice import matched_routes
 from ..models import Endpoint, RatePolicy
-from ..resolver import match_endpoints
 from ..routes import known_routes, known_scopes
 from .base import RecordedAdmin, about, shown
 from .policies import PolicyInline
@@ -152,7 +151,7 @@ class EndpointAdmin(RecordedAdmin):
     @admin.display(description=_("matches now"))
     def matches(self, endpoint: Endpoint) -> str:
         """What in this project's code the name and the routes match."""
-        found = matched_routes(endpoint)
+        found = matched_routes(endpoint, known_routes())
         lines = [gettext("Views name it as their scope.")] if endpoint.name in known_scopes() else []
         lines += [f"{route} ({name})" if name else route for route, name in found[:_SHOWN_ROUTES]]
         more = len(found) - _SHOWN_ROUTES
@@ -188,18 +187,3 @@ def name_problem(scope: str) -> str:
     except ValidationError as error:
         return " ".join(error.messages)
     return ""
-
-
-def matched_routes(endpoint: Endpoint) -> list[tuple[str, str]]:
-    """(route, URL name or "") of the project's routes that the endpoint's patterns match, whatever the method."""
-    facts = EndpointFacts(
-        id=endpoint.pk, name="", routes=tuple(endpoint.routes.split()), methods=frozenset(), cost=endpoint.cost
-    )
-    alone = Snapshot(
-        revision=0, plans={}, defaults={}, endpoints={endpoint.pk: facts}, groups={}, subject_kinds=frozenset()
-    )
-    return [
-        (route, name)
-        for route, name in known_routes()
-        if match_endpoints(alone, scope=None, route=route, name=name or None, method="GET")
-    ]
