@@ -1,4 +1,4 @@
-"""What an operator should hear about a policy or an endpoint that was saved: facts that can be proved, and what to do.
+"""What an operator should hear about a policy or an endpoint that is saved: what can be proved, and what to do.
 
 Each rule says why it holds. What cannot be proved is not said.
 """
@@ -96,7 +96,8 @@ def about_saved(policies: Iterable[RatePolicy], seen: Any) -> list[list[str]]:
     now = timezone.now()
     plans = {one.plan_id for one in facts if one.plan_id is not None}
     users = [one.user for one in facts if one.user]
-    near = Q(endpoint=None) | Q(endpoint__in={one.endpoint_id for one in facts if one.endpoint_id is not None})
+    pks = [one.endpoint_id for one in facts if one.endpoint_id is not None]
+    near = Q(endpoint=None) | Q(endpoint__in=pks)
     others = [policy_facts(row) for row in seen.filter(near, Q(user=None) | Q(user__in=users)).order_by()]
     overrides = seen.filter(endpoint=None, user__isnull=False).exclude(mode=RatePolicy.Mode.OFF)
     taken = set(
@@ -105,10 +106,7 @@ def about_saved(policies: Iterable[RatePolicy], seen: Any) -> list[list[str]]:
         .values_list("plan_id", flat=True)
         .distinct()
     )
-    endpoints = {
-        row.pk: endpoint_facts(row)
-        for row in Endpoint.objects.filter(pk__in={one.endpoint_id for one in facts} - {None})
-    }
+    endpoints = {row.pk: endpoint_facts(row) for row in Endpoint.objects.filter(pk__in=pks)}
     around = Surroundings(
         now_us=time.time_ns() // 1000,
         others=others,
@@ -211,9 +209,7 @@ def _never_binds(rates: Sequence[Rate]) -> Iterator[str]:
             # Of two that are equal the first one stays.
             if other != position and how and not (other > position and binds_first(rate, stricter)):
                 yield (
-                    _(
-                        "“%(rate)s” never refuses anything: “%(stricter)s” always refuses first. Drop it, or change one."
-                    )
+                    _("“%(rate)s” never refuses anything: “%(stricter)s” always refuses first. Drop or change one.")
                     % {"rate": rate, "stricter": stricter}
                 ) + _condition(how)
                 break
@@ -246,8 +242,8 @@ def _bound_elsewhere(policy: PolicyFacts, rates: Sequence[Rate], around: Surroun
         stricter = next((one for one in top.rates if binds_first(one, rate)), None)
         if stricter is not None:
             text = _(
-                "“%(rate)s” never refuses anything: %(other)s, for all endpoints together, counts the same callers and "
-                "always refuses first. Lower this one, or raise that."
+                "“%(rate)s” never refuses anything: %(other)s, for all endpoints together, counts the same callers "
+                "and always refuses first. Lower this one, or raise that."
             )
             yield text % {"rate": rate, "other": _named(top)} + _condition(binds_first(stricter, rate))
 

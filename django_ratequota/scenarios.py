@@ -53,7 +53,7 @@ class _Script:
 
 
 def scenarios(rates: Sequence[Rate], scale: Rate) -> tuple[Scenario, ...]:
-    """A steady stream above the limit, bursts around a window's edge, a burst after a pause; raises ``StoreError``."""
+    """A steady stream above the limit, bursts at a window's edge, a burst after a pause; raises ``StoreError``."""
     edge_us = _edge_us(scale)
     room = min(rate.capacity for rate in rates)
     scripts = (_stream(scale, edge_us, room), _edge(scale, edge_us), _pause(scale, edge_us, room))

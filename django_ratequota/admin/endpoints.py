@@ -20,6 +20,7 @@ from ..models import Endpoint, RatePolicy
 from ..routes import known_routes, known_scopes
 from .base import RecordedAdmin, about, shown
 from .policies import PolicyInline
+from .preview import WarnsOfPolicies
 
 #: More routes than this are counted, not listed, where an endpoint's page says what it matches.
 _SHOWN_ROUTES = 20
@@ -95,7 +96,7 @@ class LimitedFilter(admin.SimpleListFilter):
 
 
 @admin.register(Endpoint)
-class EndpointAdmin(RecordedAdmin):
+class EndpointAdmin(WarnsOfPolicies, RecordedAdmin):
     """Endpoints."""
 
     form = EndpointForm

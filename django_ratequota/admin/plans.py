@@ -15,6 +15,7 @@ from .base import about
 from .copying import CopyPlan
 from .matrix import MatrixPage
 from .policies import PolicyInline
+from .preview import WarnsOfPolicies
 
 
 class PlanPolicyInline(PolicyInline):
@@ -25,7 +26,7 @@ class PlanPolicyInline(PolicyInline):
 
 
 @admin.register(Plan)
-class PlanAdmin(CopyPlan, MatrixPage):
+class PlanAdmin(WarnsOfPolicies, CopyPlan, MatrixPage):
     """Plans."""
 
     list_display = ["name", "slug", "default_for", "policy_count", about]

@@ -16,6 +16,7 @@ from ..models import RatePolicy
 from .base import ActiveFilter, Lookups, PatientSelect, is_active, shown, user_search_fields, when
 from .boosts import Boosts
 from .live import LiveUsage
+from .preview import Preview
 from .rights import OVERRIDES, check_audience, is_override, may
 from .usage import ResetUsage
 
@@ -221,7 +222,7 @@ class AudienceFilter(admin.SimpleListFilter):
 
 
 @admin.register(RatePolicy)
-class RatePolicyAdmin(Boosts, LiveUsage, ResetUsage):
+class RatePolicyAdmin(Preview, Boosts, LiveUsage, ResetUsage):
     """All policies; mode is edited in the list."""
 
     form = PolicyForm
