@@ -74,15 +74,16 @@ def about_endpoint(endpoint: Endpoint) -> list[str]:
     """Sentences on an endpoint.
 
     A view's scope and the routes are read from the URLconf, the admin's and those of other languages included. Code
-    may name a scope where nobody can read it, so the sentence says on what it depends.
+    may name a scope where that does not show (on a method of a view, say), so the sentence says what it depends on.
     """
     if endpoint.name in known_scopes():
         return []
     if endpoint.routes and any(matched_routes(endpoint, routes) for routes in _routes_of_each_language()):
         return []
     text = _(
-        "No view in the URLconf names “%(name)s” as its scope, and no route matches: unless code passes this scope "
-        "itself, as in check_request(request, scope=…), nothing is counted here. Correct the name or the routes."
+        "As far as the URLconf tells, nothing uses “%(name)s”: no view has it as its scope, and no route matches. "
+        "Unless code names it elsewhere, as in check_request(request, scope=…), nothing is counted here. Correct the "
+        "name or the routes."
     )
     return [text % {"name": visible(endpoint.name)}]
 

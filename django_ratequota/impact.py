@@ -166,7 +166,11 @@ def sentences(impact: Impact, hours: int = 24) -> list[str]:
             "percent": _percent(impact.refused_requests, impact.requests),
             "requests": number(impact.requests),
         },
-        _("Of the same requests %(percent)s were really refused, by whatever policies: %(refused)s clients.")
+        ngettext(
+            "Of the same requests %(percent)s were really refused, by whatever policies, to %(refused)s client.",
+            "Of the same requests %(percent)s were really refused, by whatever policies, to %(refused)s clients.",
+            impact.really_refused_clients,
+        )
         % {
             "percent": _percent(impact.really_refused_requests, impact.requests),
             "refused": number(impact.really_refused_clients),

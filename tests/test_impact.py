@@ -366,7 +366,7 @@ def test_the_sentences_say_it() -> None:
     )
     assert sentences(found) == [
         "In the last 24 h this would have refused 37 of 4,210 clients, 1.2 % of 100,000 requests.",
-        "Of the same requests < 0.1 % were really refused, by whatever policies: 1 clients.",
+        "Of the same requests < 0.1 % were really refused, by whatever policies, to 1 client.",
         "This is an estimate from 25 % of the callers.",
         "Left out: 2 clients for whom a more specific policy counts.",
         "Not considered: 1 more specific policy, as the records do not tell whom it is for.",

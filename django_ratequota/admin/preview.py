@@ -130,12 +130,12 @@ class Preview(PolicyRights, WarnsOnSave):
 
     def response_add(self, request: Any, obj: Any, post_url_continue: Any = None) -> Any:
         """Say what is amiss with the new policy."""
-        self.warn(request, [obj])
+        self.warn(request, [obj], obj.endpoint)
         return super().response_add(request, obj, post_url_continue)
 
     def response_change(self, request: Any, obj: Any) -> Any:
         """Say what is amiss with the policy as it is now."""
-        self.warn(request, [obj])
+        self.warn(request, [obj], obj.endpoint)
         return super().response_change(request, obj)
 
     def _posted(self, request: Any) -> tuple[Any, dict[str, list[str]], Any]:
@@ -158,7 +158,8 @@ class Preview(PolicyRights, WarnsOnSave):
         return form.instance, errors, form
 
     def _advice(self, request: Any, policy: RatePolicy) -> list[str]:
-        return about_saved([policy], self.get_queryset(request))[0]
+        own = about_saved([policy], self.get_queryset(request))[0]
+        return [*own, *(about_endpoint(policy.endpoint) if policy.endpoint else ())]
 
     def _page(self, name: str) -> str:
         return reverse(f"{self.admin_site.name}:django_ratequota_ratepolicy_{name}")

@@ -49,15 +49,24 @@ document.addEventListener("DOMContentLoaded", () => {
       }
     };
 
+    const filledIn = () => new URLSearchParams(new FormData(form)).toString();
+    let shown = filledIn();
+    const redraw = () => {
+      clearTimeout(timer);
+      // Leaving a field announces a change that was seen while it was typed.
+      if (filledIn() === shown) {
+        return;
+      }
+      shown = filledIn();
+      // What was estimated is of another policy now.
+      running.get(impact)?.abort();
+      impact.replaceChildren();
+      impact.removeAttribute("aria-busy");
+      load(drawn, panel.dataset.preview);
+    };
     const later = () => {
       clearTimeout(timer);
-      timer = setTimeout(() => {
-        // What was estimated is of another policy now.
-        running.get(impact)?.abort();
-        impact.replaceChildren();
-        impact.removeAttribute("aria-busy");
-        load(drawn, panel.dataset.preview);
-      }, PAUSE);
+      timer = setTimeout(redraw, PAUSE);
     };
     form.addEventListener("input", later);
     form.addEventListener("change", later);
@@ -66,7 +75,10 @@ document.addEventListener("DOMContentLoaded", () => {
       window.django.jQuery(form).on("change", "select", later);
     }
     ask.hidden = false;
-    ask.querySelector("button").addEventListener("click", () => load(impact, panel.dataset.impact));
+    ask.querySelector("button").addEventListener("click", () => {
+      redraw();
+      load(impact, panel.dataset.impact);
+    });
     const rates = form.elements.namedItem("rates");
     if (rates && rates.value.trim() && drawn.querySelector(".ratequota-preview-nothing")) {
       load(drawn, panel.dataset.preview);
