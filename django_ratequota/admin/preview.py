@@ -92,7 +92,7 @@ class Preview(PolicyRights, WarnsOnSave):
     ) -> Any:
         """With the preview of what is stored, and where to ask for that of what is typed."""
         query = f"?{urlencode({'object': quote(obj.pk)})}" if obj is not None and obj.pk else ""
-        context |= {f"{name}_url": self._page(name) + query for name in ("preview", "impact")}
+        context |= {f"{name}_url": self._fetched(name) + query for name in ("preview", "impact")}
         context["preview"] = _preview(obj) if obj is not None else {}
         if query and request.method == "GET":  # else it is what was typed, and could not be saved
             context["preview"]["advice"] = self._advice(request, obj)
@@ -161,7 +161,7 @@ class Preview(PolicyRights, WarnsOnSave):
         own = about_saved([policy], self.get_queryset(request))[0]
         return [*own, *(about_endpoint(policy.endpoint) if policy.endpoint else ())]
 
-    def _page(self, name: str) -> str:
+    def _fetched(self, name: str) -> str:
         return reverse(f"{self.admin_site.name}:django_ratequota_ratepolicy_{name}")
 
 
