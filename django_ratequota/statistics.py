@@ -26,8 +26,8 @@ Span = Literal["hour", "day", "week"]
 #: Seconds of a slot, and how many there are.
 _SPANS = {"hour": (MINUTE, 60), "day": (QUARTER, 96), "week": (HOUR, 168)}
 _REFUSAL_ID = re.compile("[a-z2-7]{10}")
-#: Refusals read by one command.
-_AT_ONCE = 500
+#: Refusals read by one command, and looked through for one caller's.
+_AT_ONCE, _SEARCHED = 500, 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +245,9 @@ def find_refusal(refusal_id: str) -> Refusal | None:
 
 
 def refusals(most: int = 50, caller: str = "") -> tuple[Refusal, ...]:
-    """The newest refusals, newest first; of one caller."""
-    newest = [found.decode() for found in _ask("ZRANGE", "refused_at", 0, (most if not caller else 0) - 1, "REV")]
+    """The newest refusals, newest first; with ``caller``, those of one caller among the 2,000 newest."""
+    number = _SEARCHED if caller else most
+    newest = [found.decode() for found in _ask("ZRANGE", "refused_at", 0, number - 1, "REV")]
     wanted = bounded(caller)
     read = (one for one in _read_refusals(newest) if not caller or one.caller == wanted)
     return tuple(islice(read, most))
