@@ -1,0 +1,21 @@
+"""Plans, endpoints and policies as operators edit them: fields, constraints, ``clean``; and what became of them."""
+
+from __future__ import annotations
+
+from .base import RecordedModel
+from .counts import UsageCount
+from .endpoints import METHODS, Endpoint
+from .history import PolicyChange
+from .plans import Plan, PlanAssignment
+from .policies import RatePolicy
+
+__all__ = [
+    "METHODS",
+    "Endpoint",
+    "Plan",
+    "PlanAssignment",
+    "PolicyChange",
+    "RatePolicy",
+    "RecordedModel",
+    "UsageCount",
+]

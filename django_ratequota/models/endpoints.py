@@ -1,0 +1,88 @@
+"""Endpoints: what is limited."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ..rates import MAX_UNITS
+from .base import RecordedModel
+
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+
+
+class Endpoint(RecordedModel):
+    """A named thing that is limited: code names it as a scope, or routes and methods match it."""
+
+    name = models.SlugField(
+        _("name"),
+        max_length=100,
+        unique=True,
+        help_text=_(
+            "The scope that code refers to (throttle_scope, ratequota(scope=...)). Clients see it in headers."
+        ),
+    )
+    description = models.TextField(_("description"), blank=True, help_text=_("For operators; clients never see it."))
+    routes = models.TextField(
+        _("routes"),
+        blank=True,
+        help_text=_(
+            "One pattern a line, * for anything: a URL name such as reports:*, or a route starting with / such as "
+            "/api/v1/reports/*. Matched against the route that Django resolved, never the path that a client wrote."
+        ),
+    )
+    methods = models.CharField(
+        _("methods"),
+        max_length=100,
+        blank=True,
+        help_text=_(
+            "HTTP methods separated by spaces, such as GET POST; empty = all but OPTIONS. HEAD counts as GET."
+        ),
+    )
+    cost = models.PositiveBigIntegerField(
+        _("cost"),
+        default=1,
+        validators=[MinValueValidator(1), MaxValueValidator(MAX_UNITS)],
+        help_text=_("Units that a request consumes, unless the code says otherwise."),
+    )
+
+    class Meta(RecordedModel.Meta):
+        verbose_name = _("endpoint")
+        verbose_name_plural = _("endpoints")
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def clean(self) -> None:
+        """Brings routes and methods into canonical form; raises ``ValidationError`` naming line or word."""
+        errors: dict[str, Any] = {}
+        if self.name == "all":
+            errors["name"] = _("Headers say 'all' for all endpoints together; choose another name.")
+        lines = [line.strip() for line in self.routes.splitlines() if line.strip()]
+        self.routes = "\n".join(lines)
+        for line in lines:
+            if len(line) > 500 or "\x00" in line or re.search(r"\s", line):
+                errors["routes"] = _("%(line)r is no pattern: write a URL name or a route without spaces.") % {
+                    "line": line[:60]
+                }
+            elif "://" in line or re.search(r"(?<!\()\?[\w.-]+=", line):
+                errors["routes"] = _("%(line)r: write the route only, such as /api/reports/*, no host or query.") % {
+                    "line": line[:60]
+                }
+        words = [word for word in re.split(r"[\s,]+", self.methods.upper()) if word]
+        words = list(dict.fromkeys("GET" if word == "HEAD" else word for word in words))
+        self.methods = " ".join(words)
+        unknown = [word for word in words if word not in METHODS]
+        if unknown:
+            errors["methods"] = _("%(word)r is no HTTP method; write some of %(known)s.") % {
+                "word": unknown[0][:30],
+                "known": ", ".join(METHODS),
+            }
+        if errors:
+            raise ValidationError(errors)

@@ -1,0 +1,58 @@
+"""Who changed what, when and why."""
+
+from __future__ import annotations
+
+from django.conf import settings as django_settings
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ..validation import visible
+
+
+class PolicyChange(models.Model):
+    """One change to what is enforced, written in the change's own transaction; never edited, never deleted.
+
+    Resets of what was counted and units given back are written here as well. They change nothing that is enforced,
+    so processes that read the changes pass them over. Its ids are not revisions: ids are not handed out in the
+    order of commits.
+    """
+
+    class Action(models.TextChoices):
+        CREATE = "create", _("created")
+        UPDATE = "update", _("changed")
+        DELETE = "delete", _("deleted")
+        PUBLISH = "publish", _("published")
+        RESET = "reset", _("reset")
+        GRANT = "grant", _("granted")
+
+    model = models.CharField(_("model"), max_length=50, help_text=_("Kind of object that changed; * = any."))
+    object_id = models.CharField(_("object id"), max_length=64, blank=True, help_text=_("Primary key of the object."))
+    object_text = models.CharField(_("object"), max_length=300, blank=True, help_text=_("The object in words."))
+    touched_user = models.CharField(
+        _("user touched"),
+        max_length=64,
+        blank=True,
+        help_text=_("Primary key of the user, when the change touches one user only."),
+    )
+    action = models.CharField(_("action"), max_length=10, choices=Action.choices, help_text=_("What happened to it."))
+    actor = models.ForeignKey(
+        django_settings.AUTH_USER_MODEL,
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        related_name="+",
+        verbose_name=_("actor"),
+        help_text=_("Who made the change; empty = code or a command."),
+    )
+    reason = models.CharField(_("reason"), max_length=200, blank=True, help_text=_("Why, where it was given."))
+    before = models.JSONField(_("before"), null=True, help_text=_("The fields before the change."))
+    after = models.JSONField(_("after"), null=True, help_text=_("The fields after the change."))
+    at = models.DateTimeField(_("at"), auto_now_add=True, db_index=True, help_text=_("When the change was made."))
+
+    class Meta:
+        verbose_name = _("policy change")
+        verbose_name_plural = _("policy changes")
+        ordering = ["-pk"]
+
+    def __str__(self) -> str:
+        return f"{self.get_action_display()}: {visible(self.object_text)}"

@@ -1,0 +1,115 @@
+"""Plans, and who is on which since when."""
+
+from __future__ import annotations
+
+from django.conf import settings as django_settings
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from ..validation import check_dates, visible
+from .base import RecordedModel
+
+
+class Plan(RecordedModel):
+    """A named tier, such as Free or Pro."""
+
+    class DefaultFor(models.TextChoices):
+        NOBODY = "", _("nobody")
+        AUTHENTICATED = "authenticated", _("logged-in users without an assignment")
+        ANONYMOUS = "anonymous", _("anonymous callers")
+
+    name = models.CharField(
+        _("name"),
+        max_length=100,
+        unique=True,
+        help_text=_("What operators call this tier, such as Free or Pro."),
+    )
+    slug = models.SlugField(
+        _("slug"), max_length=100, unique=True, help_text=_("What code calls it; PLAN_RESOLVER returns this.")
+    )
+    description = models.TextField(_("description"), blank=True, help_text=_("For operators; clients never see it."))
+    default_for = models.CharField(
+        _("default for"),
+        max_length=20,
+        blank=True,
+        default="",
+        choices=DefaultFor.choices,
+        help_text=_("Who is on this plan without being assigned to it. At most one plan each."),
+    )
+
+    class Meta(RecordedModel.Meta):
+        verbose_name = _("plan")
+        verbose_name_plural = _("plans")
+        ordering = ["name"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["default_for"],
+                condition=~Q(default_for=""),
+                name="ratequota_plan_one_default",
+                violation_error_message=_("Another plan is the default for these callers; change that one first."),
+            )
+        ]
+
+    def __str__(self) -> str:
+        return visible(self.name)
+
+
+class PlanAssignment(RecordedModel):
+    """A user is on a plan, from ``starts_at`` until ``ends_at``."""
+
+    user = models.ForeignKey(
+        django_settings.AUTH_USER_MODEL,
+        on_delete=models.CASCADE,
+        related_name="ratequota_assignments",
+        verbose_name=_("user"),
+        help_text=_("Who is put on the plan."),
+    )
+    plan = models.ForeignKey(
+        Plan,
+        on_delete=models.CASCADE,
+        related_name="assignments",
+        verbose_name=_("plan"),
+        help_text=_("A dated assignment beats an open one; among equals the one that started last counts."),
+    )
+    starts_at = models.DateTimeField(
+        _("starts at"), default=timezone.now, help_text=_("The plan counts from this moment on.")
+    )
+    ends_at = models.DateTimeField(
+        _("ends at"),
+        null=True,
+        blank=True,
+        help_text=_("The plan counts until this moment; empty = open-ended."),
+    )
+    reason = models.CharField(
+        _("reason"),
+        max_length=200,
+        blank=True,
+        help_text=_("Why, for whoever looks later: a ticket or a contract."),
+    )
+    created_by = models.ForeignKey(
+        django_settings.AUTH_USER_MODEL,
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        editable=False,
+        related_name="+",
+        verbose_name=_("created by"),
+        help_text=_("The operator who made the assignment."),
+    )
+    created_at = models.DateTimeField(
+        _("created at"), auto_now_add=True, help_text=_("When the assignment was made.")
+    )
+
+    class Meta(RecordedModel.Meta):
+        verbose_name = _("plan assignment")
+        verbose_name_plural = _("plan assignments")
+        ordering = ["-starts_at"]
+
+    def __str__(self) -> str:
+        return f"{visible(self.user)}: {self.plan}"
+
+    def clean(self) -> None:
+        """Refuses an end that is not after the start."""
+        check_dates(self.starts_at, self.ends_at)

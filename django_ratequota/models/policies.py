@@ -1,0 +1,204 @@
+"""Rate policies: who × what → rates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.db.models import CharField, F, Q, Value
+from django.db.models.functions import Cast, Coalesce
+from django.utils.translation import gettext_lazy as _
+
+from ..conf import COUNTED_PER, settings
+from ..exceptions import InvalidRate
+from ..fields import RatesField
+from ..rates import ALGORITHMS, DEFAULT_ALGORITHM, parse_rates
+from ..validation import canonical_subject, check_dates, visible
+from .base import RecordedModel
+from .endpoints import Endpoint
+from .plans import Plan
+
+
+class RatePolicy(RecordedModel):
+    """Who × what → rates: an audience, an endpoint, and how much."""
+
+    class Mode(models.TextChoices):
+        ENFORCE = "enforce", _("enforce")
+        LOG = "log", _("log only")
+        OFF = "off", _("off")
+
+    class OnError(models.TextChoices):
+        SETTING = "", _("as the setting ON_ERROR says")
+        ALLOW = "allow", _("allow")
+        DENY = "deny", _("deny (503)")
+        LOCAL = "local", _("count in each process")
+
+    endpoint = models.ForeignKey(
+        Endpoint,
+        on_delete=models.CASCADE,
+        null=True,
+        blank=True,
+        related_name="policies",
+        verbose_name=_("endpoint"),
+        help_text=_("What is limited; empty = all endpoints together."),
+    )
+    user = models.ForeignKey(
+        django_settings.AUTH_USER_MODEL,
+        on_delete=models.CASCADE,
+        null=True,
+        blank=True,
+        related_name="ratequota_policies",
+        verbose_name=_("user"),
+        help_text=_("An override for this user; replaces what the plan or everyone's policy says here."),
+    )
+    subject = models.CharField(
+        _("subject"),
+        max_length=200,
+        blank=True,
+        default="",
+        help_text=_(
+            "An override for one subject, written kind:value: tenant:acme, ip:203.0.113.7, or a network such as "
+            "ip:203.0.113.0/24 (the longest prefix wins)."
+        ),
+    )
+    plan = models.ForeignKey(
+        Plan,
+        on_delete=models.CASCADE,
+        null=True,
+        blank=True,
+        related_name="policies",
+        verbose_name=_("plan"),
+        help_text=_("Callers on this plan. With neither user, subject nor plan, the policy is for everyone."),
+    )
+    counted_per = models.CharField(
+        _("counted per"),
+        max_length=50,
+        default="caller",
+        help_text=_(
+            "Who shares one counter: caller (each user, or IP when anonymous), ip, plan, everyone, or an identifier."
+        ),
+    )
+    rates = RatesField(
+        _("rates"),
+        help_text=_(
+            "Rates separated by commas, such as 10/s, 1000/hour burst 50, 100000/month; or unlimited, or blocked. "
+            "A request must pass them all."
+        ),
+    )
+    algorithm = models.CharField(
+        _("algorithm"),
+        max_length=30,
+        default=DEFAULT_ALGORITHM,
+        choices=[(name, name.replace("_", " ")) for name in ALGORITHMS],
+        help_text=_("How rates that name no algorithm are counted; a month is always a calendar window."),
+    )
+    mode = models.CharField(
+        _("mode"),
+        max_length=10,
+        default=Mode.ENFORCE,
+        choices=Mode.choices,
+        help_text=_("enforce refuses; log only counts and never refuses; off is as if the policy were not there."),
+    )
+    on_error = models.CharField(
+        _("on error"),
+        max_length=10,
+        blank=True,
+        default="",
+        choices=OnError.choices,
+        help_text=_("What happens while Redis gives no decision."),
+    )
+    starts_at = models.DateTimeField(
+        _("starts at"), null=True, blank=True, help_text=_("Counts from this moment on; empty = at once.")
+    )
+    ends_at = models.DateTimeField(
+        _("ends at"), null=True, blank=True, help_text=_("Counts until this moment; empty = open-ended.")
+    )
+    reason = models.CharField(
+        _("reason"),
+        max_length=200,
+        blank=True,
+        help_text=_("Why, for whoever looks later: a ticket or a contract."),
+    )
+
+    class Meta(RecordedModel.Meta):
+        verbose_name = _("rate policy")
+        verbose_name_plural = _("rate policies")
+        ordering = ["endpoint__name", "plan__name", "pk"]
+        # What these allow, and to whom, is decided in admin/rights.py.
+        permissions = [
+            ("reset_usage", "Can reset what was counted"),
+            ("grant_override", "Can grant overrides to users and subjects"),
+        ]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(user__isnull=True, subject="")
+                | Q(user__isnull=True, plan__isnull=True)
+                | Q(subject="", plan__isnull=True),
+                name="ratequota_policy_one_audience",
+                violation_error_message=_("Choose one audience: user, subject or plan; leave the other two empty."),
+            ),
+            # NULLs count as equal here, which plain unique constraints deny on SQLite and old PostgreSQL.
+            models.UniqueConstraint(
+                Coalesce(F("endpoint"), Value(0)),
+                Coalesce(Cast(F("user"), CharField()), Value("")),
+                F("subject"),
+                Coalesce(F("plan"), Value(0)),
+                F("counted_per"),
+                condition=Q(starts_at__isnull=True, ends_at__isnull=True),
+                name="ratequota_policy_one_undated",
+                violation_error_message=_(
+                    "There is such a policy without dates already: same audience, endpoint and counted per. "
+                    "Edit that one, or give this one dates."
+                ),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.audience} × {self.endpoint or _('all endpoints')}: {self.rates}"
+
+    @property
+    def audience(self) -> str:
+        """Whom the policy is for, in words."""
+        if self.user_id is not None:
+            return _("user %s") % visible(self.user)
+        if self.subject:
+            return visible(self.subject)
+        if self.plan_id is not None:
+            return _("plan %s") % self.plan
+        return str(_("everyone"))
+
+    def clean(self) -> None:
+        """Judges the fields together; raises ``ValidationError`` saying what to write instead."""
+        errors: dict[str, Any] = {}
+        for name, check in (
+            ("rates", self._check_rates),
+            ("subject", self._check_subject),
+            ("counted_per", self._check_counted_per),
+            ("ends_at", lambda: check_dates(self.starts_at, self.ends_at)),
+        ):
+            try:
+                check()
+            except ValidationError as error:
+                errors[name] = error.error_dict[name] if hasattr(error, "error_dict") else error
+        if errors:
+            raise ValidationError(errors)
+
+    def _check_rates(self) -> None:
+        try:
+            parse_rates(self.rates, self.algorithm)
+        except InvalidRate as error:
+            raise ValidationError(str(error), code="invalid_rate") from error
+
+    def _check_subject(self) -> None:
+        if self.subject:
+            self.subject = canonical_subject(self.subject)
+
+    def _check_counted_per(self) -> None:
+        known = (*COUNTED_PER, *settings.identifiers)
+        if self.counted_per not in known:
+            raise ValidationError(
+                _("Nothing is counted per %(name)r; choose %(known)s."),
+                params={"name": self.counted_per, "known": ", ".join(known)},
+            )
