@@ -104,7 +104,9 @@ def test_a_cell_shows_the_rates_in_force_and_leads_to_their_policy(
         ("search", "Free"): [f"{BASE}/ratepolicy/{own.pk}/change/"],
         ("search", "Pro"): [f"{add}plan={pro.pk}&endpoint={search.pk}&counted_per=caller"],
     }
-    assert "default for anonymous callers" in text(operator.get(MATRIX))
+    page = text(operator.get(MATRIX))
+    assert "default for anonymous callers" in page
+    assert re.search(r"(&rsaquo;|<li[^>]*>)\s*Matrix\s*<", page), "the end of the breadcrumbs"
 
 
 def test_the_page_that_adds_is_filled_in(operator: Client, free: Plan, search: Endpoint) -> None:

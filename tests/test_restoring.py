@@ -14,6 +14,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.exceptions import ValidationError
 from django.db import connection
+from django.db.models.signals import pre_save
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -452,6 +453,25 @@ def test_the_function_says_so_as_well(free: Plan) -> None:
     with pytest.raises(ValidationError, match="There is such a policy"):
         restore(restoration, actor=None, reason="")
     assert RatePolicy.objects.count() == 1
+
+
+def test_a_twin_that_appears_while_restoring_costs_no_error_page(operator: Client, free: Plan) -> None:
+    RatePolicy.objects.create(plan=free, rates="1/s").delete()
+    change = last("delete")
+
+    def rival(**_: Any) -> None:
+        RatePolicy.objects.bulk_create([RatePolicy(plan=free, rates="7/s")])
+
+    pre_save.connect(rival, sender=RatePolicy)
+    try:
+        done = confirm(operator, change, "before")
+    finally:
+        pre_save.disconnect(rival, sender=RatePolicy)
+    assert (done.status_code, done.headers["Location"]) == (302, url(change, "before"))
+    assert "Nothing was saved: somebody else changed the same" in text(operator.get(url(change, "before")))
+    assert not RatePolicy.objects.exists()
+    assert last() == change
+    assert not LogEntry.objects.exists()
 
 
 # --- What is offered, and to whom. ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,7 @@ class MatrixPage(RecordedAdmin):
         page = Paginator(endpoints, _PAGE).get_page(request.GET.get("p"))
         rows: list[Endpoint | None] = [None, *page.object_list]
         plans = list(Plan.objects.all())
-        columns: list[Plan | None] = [None, *plans]
+        columns = [(None, gettext("everyone")), *((plan, shown(plan.name)) for plan in plans)]
         cells = _Cells(self.admin_site, request.user, rows)
         overrides = _overrides(rows)
         request.current_app = self.admin_site.name
@@ -94,28 +95,40 @@ class MatrixPage(RecordedAdmin):
             "ellipsis": page.paginator.ELLIPSIS,
             # Said once, not looked up for each of thousands of cells.
             "inherited": gettext("inherited from everyone"),
-            "add": gettext("Add"),
+            "add_here": gettext("Add"),
             "may_edit": cells.changes or cells.adds,
             "plans": [
                 {
-                    "name": shown(plan.name),
+                    "name": name,
                     "default_for": plan.get_default_for_display() if plan.default_for else "",
                     "link": cells.url(Plan, "change", plan.pk) if self.has_view_permission(request, plan) else "",
                 }
-                for plan in plans
+                for plan, name in columns
+                if plan
             ],
-            "rows": [
-                {
-                    "endpoint": _row_name(endpoint),
-                    "link": self._endpoint_link(request, endpoint, cells),
-                    "overrides": overrides.get(_key(endpoint), 0),
-                    "overrides_link": cells.listed({"audience": "override", "time": "active"}, endpoint),
-                    "cells": [cells.cell(endpoint, plan) for plan in columns],
-                }
-                for endpoint in rows
-            ],
+            "rows": [self._row(request, endpoint, columns, cells, overrides) for endpoint in rows],
         }
         return TemplateResponse(request, "admin/django_ratequota/plan/matrix.html", context)
+
+    def _row(
+        self,
+        request: Any,
+        endpoint: Endpoint | None,
+        columns: list[tuple[Plan | None, str]],
+        cells: _Cells,
+        overrides: dict[int | None, int],
+    ) -> dict[str, Any]:
+        name = gettext("all endpoints") if endpoint is None else shown(endpoint.name)
+        return {
+            "endpoint": name,
+            "link": self._endpoint_link(request, endpoint, cells),
+            "overrides": overrides.get(_key(endpoint), 0),
+            "overrides_link": cells.listed({"audience": "override", "time": "active"}, endpoint),
+            "cells": [
+                cells.cell(endpoint, plan, cells.label % {"plan": plan_name, "endpoint": name})
+                for plan, plan_name in columns
+            ],
+        }
 
     def _endpoint_link(self, request: Any, endpoint: Endpoint | None, cells: _Cells) -> str:
         site = self.admin_site
@@ -135,33 +148,32 @@ class _Cells:
         self.sees = registered
         self.changes = registered and may(user, "change", override=False)
         self.adds = registered and may(user, "add", override=False)
+        # Translated once, not for each of thousands of cells.
+        self.label = gettext("%(plan)s at %(endpoint)s")
         self._bases: dict[tuple[Any, str], str] = {}
         #: endpoint id -> counted_per -> those that compete there.
         self.groups: dict[int | None, dict[str, Group]] = {}
+        #: (endpoint id, plan id) -> how many policies there are, those that do not count now included.
+        self.own: Counter[tuple[int | None, int | None]] = Counter()
         self.remarks: dict[int, tuple[str, ...]] = {}
         own = _of(rows) & ~OVERRIDES & _not_ended()
         found: dict[int | None, dict[str, list[PolicyFacts]]] = {}
         for policy in RatePolicy.objects.filter(own).order_by("pk"):
             facts = policy_facts(policy)
             found.setdefault(facts.endpoint_id, {}).setdefault(facts.counted_per, []).append(facts)
+            self.own[facts.endpoint_id, facts.plan_id] += 1
             self.remarks[facts.id] = tuple(_remarks(policy))
         for endpoint_id, groups in found.items():
             self.groups[endpoint_id] = {per: Group(policies) for per, policies in groups.items()}
 
-    def cell(self, endpoint: Endpoint | None, plan: Plan | None) -> Cell:
+    def cell(self, endpoint: Endpoint | None, plan: Plan | None, label: str) -> Cell:
         """What counts for the plan (None = everyone) at the endpoint (None = all)."""
-        label = gettext("%(plan)s at %(endpoint)s") % {
-            "plan": shown(plan.name) if plan else gettext("everyone"),
-            "endpoint": _row_name(endpoint),
-        }
-        groups = self.groups.get(_key(endpoint), {})
         winners: list[PolicyFacts] = []
-        own = 0
-        for _per, group in sorted(groups.items()):
+        for _per, group in sorted(self.groups.get(_key(endpoint), {}).items()):
             winner = strongest([*(group.by_plan.get(plan.pk, ()) if plan else ()), *group.everyone], self.now_us)
             if winner is not None:
                 winners.append(winner)
-            own += sum(policy.plan_id == (plan.pk if plan else None) for policy in group.policies)
+        own = self.own[_key(endpoint), plan.pk if plan else None]
         several = len(winners) > 1
         in_force = tuple(self._in_force(winner, endpoint, plan, several) for winner in winners)
         others = own - sum(not one.inherited for one in in_force)
@@ -221,10 +233,6 @@ def may_see_matrix(user: Any) -> bool:
 
 def _key(endpoint: Endpoint | None) -> int | None:
     return None if endpoint is None else endpoint.pk
-
-
-def _row_name(endpoint: Endpoint | None) -> str:
-    return gettext("all endpoints") if endpoint is None else shown(endpoint.name)
 
 
 def _of(rows: Iterable[Endpoint | None]) -> Q:

@@ -31,7 +31,7 @@ _SHOWN_ALONG = 50
 class RestoreForm(ReasonForm):
     """Why, and with what; and which state of the object the operator has looked at."""
 
-    along = forms.BooleanField(required=False, label=_("Restore these along"))
+    along = forms.BooleanField(required=False, label=_("Restore these along"), label_suffix="")
     seen = forms.CharField(widget=forms.HiddenInput)
 
 
