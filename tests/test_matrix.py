@@ -89,7 +89,7 @@ def test_a_cell_shows_the_rates_in_force_and_leads_to_their_policy(
     found = cells(operator.get(MATRIX))
     assert {place: words(cell) for place, cell in found.items()} == {
         ("all endpoints", "everyone"): "+",
-        ("all endpoints", "Free"): "blocked per ip",
+        ("all endpoints", "Free"): "blocked per ip +",
         ("all endpoints", "Pro"): "+",
         ("search", "everyone"): "5/s",
         ("search", "Free"): "10/s, 1000/hour burst 50",
@@ -98,7 +98,10 @@ def test_a_cell_shows_the_rates_in_force_and_leads_to_their_policy(
     add = f"{BASE}/ratepolicy/add/?"
     assert {place: links(cell) for place, cell in found.items()} == {
         ("all endpoints", "everyone"): [f"{add}counted_per=caller"],
-        ("all endpoints", "Free"): [f"{BASE}/ratepolicy/{per_ip.pk}/change/"],
+        ("all endpoints", "Free"): [
+            f"{BASE}/ratepolicy/{per_ip.pk}/change/",
+            f"{add}plan={free.pk}&counted_per=caller",
+        ],
         ("all endpoints", "Pro"): [f"{add}plan={pro.pk}&counted_per=caller"],
         ("search", "everyone"): [f"{BASE}/ratepolicy/{everyone.pk}/change/"],
         ("search", "Free"): [f"{BASE}/ratepolicy/{own.pk}/change/"],
@@ -111,7 +114,7 @@ def test_a_cell_shows_the_rates_in_force_and_leads_to_their_policy(
 
 def test_the_page_that_adds_is_filled_in(operator: Client, free: Plan, search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="5/s", counted_per="ip")
-    (link,) = links(cells(operator.get(MATRIX))["search", "Free"])
+    link, _add = links(cells(operator.get(MATRIX))["search", "Free"])
     form = text(operator.get(link))
     assert f'<option value="{free.pk}" selected>Free</option>' in form
     assert f'<option value="{search.pk}" selected>search</option>' in form
@@ -224,6 +227,7 @@ def test_endpoints_are_filtered_by_name_and_paged(operator: Client) -> None:
 def test_hostile_names_are_shown_harmlessly(operator: Client, search: Endpoint) -> None:
     Plan.objects.create(name=HOSTILE[:100], slug="evil", description=HOSTILE)
     RatePolicy.objects.create(endpoint=search, rates="1/s", reason=HOSTILE[:200])
+    assert "\u202e" not in text(operator.get(f"{BASE}/plan/"))
     page = text(operator.get(f"{MATRIX}", {"q": HOSTILE})) + text(operator.get(MATRIX))
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\u202e" in page

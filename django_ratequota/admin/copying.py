@@ -92,7 +92,7 @@ class CopyPlan(RecordedAdmin):
             "title": _("Copy plan %(plan)s") % {"plan": shown(plan.name)},
             "original": gettext("Copy"),  # the end of the breadcrumbs
             "opts": self.opts,
-            "media": self.media + form.media + forms.Media(css={"all": ["django_ratequota/matrix.css"]}),
+            "media": self.media + form.media,
             "has_view_permission": self.has_view_permission(request, plan),
             "errors": form.errors,
             "form": form,

@@ -11,7 +11,6 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db.models import Count, Q
-from django.forms import Media
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils import timezone
@@ -57,7 +56,7 @@ class Cell:
     #: Policies of this cell that have not ended and do not count now; they are listed at ``others_link``.
     others: int
     others_link: str
-    #: The page that adds a policy here; "" where there is one, or adding is not allowed.
+    #: The page that adds a policy counted per caller; "" where there is one, or adding is not allowed.
     add: str
 
 
@@ -87,7 +86,7 @@ class MatrixPage(RecordedAdmin):
             "title": _("Rates in force, plan by plan"),
             "original": gettext("Matrix"),  # the end of the breadcrumbs
             "opts": self.opts,
-            "media": self.media + Media(css={"all": ["django_ratequota/matrix.css"]}),
+            "media": self.media,
             "has_view_permission": self.has_view_permission(request),
             "query": query,
             "page": page,
@@ -183,7 +182,7 @@ class _Cells:
             in_force=in_force,
             others=others,
             others_link=self.listed(place, endpoint) if others else "",
-            add="" if in_force else self._add(endpoint, plan, "caller"),
+            add="" if "caller" in (winner.counted_per for winner in winners) else self._add(endpoint, plan, "caller"),
         )
 
     def listed(self, query: dict[str, Any], endpoint: Endpoint | None) -> str:

@@ -11,7 +11,7 @@ from django.db.models import Count, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Plan
-from .base import about
+from .base import about, shown
 from .copying import CopyPlan
 from .matrix import MatrixPage
 from .policies import PolicyInline
@@ -29,7 +29,7 @@ class PlanPolicyInline(PolicyInline):
 class PlanAdmin(WarnsOfPolicies, CopyPlan, MatrixPage):
     """Plans."""
 
-    list_display = ["name", "slug", "default_for", "policy_count", about]
+    list_display = ["plan_name", "slug", "default_for", "policy_count", about]
     list_filter = ["default_for"]
     ordering = ["name"]  # the model's, which a query that counts leaves out
     search_fields = ["name", "slug", "description"]
@@ -39,12 +39,17 @@ class PlanAdmin(WarnsOfPolicies, CopyPlan, MatrixPage):
     inlines = [PlanPolicyInline]
 
     class Media:
-        css = {"all": ["django_ratequota/admin.css"]}
+        css = {"all": ["django_ratequota/admin.css", "django_ratequota/matrix.css"]}
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
         """With the number of policies."""
         queryset: QuerySet[Any] = super().get_queryset(request).annotate(policy_count=Count("policies"))
         return queryset
+
+    @admin.display(description=_("name"), ordering="name")
+    def plan_name(self, plan: Plan) -> str:
+        """What operators call it, unable to turn its neighbours around."""
+        return shown(plan.name)
 
     @admin.display(description=_("policies"), ordering="policy_count")
     def policy_count(self, plan: Any) -> int:
