@@ -25,7 +25,7 @@ KINDS: dict[str, Any] = {str(model._meta.model_name): model for model in (Plan, 
 #: What goes with an object: (kind, the field that points at it).
 _DEPENDENTS = {"plan": [("ratepolicy", "plan"), ("planassignment", "plan")], "endpoint": [("ratepolicy", "endpoint")]}
 #: The rows of a cascade are recorded one after the other. A longer pause between two of them: another deletion.
-_PAUSE = timedelta(seconds=2)
+_PAUSE = timedelta(seconds=5)
 _CASCADE = timedelta(minutes=10)
 
 
