@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
-from urllib.parse import urlencode
 
-from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
-from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from .. import statistics
@@ -24,19 +20,17 @@ from ..resolver import Candidate
 from ..types import Bucket, BucketStatus
 from ..usage import peek
 from .asking import QuestionForm, answers
-from .base import Lookups, RecordedAdmin, shown
-from .rights import PolicyRights, is_override, may
-from .standing import clock, counter, named_callers, verdict
+from .base import Lookups, shown
+from .refusals import Refusals, find
+from .rights import is_override, may
+from .standing import counter, verdict
 
 _TEMPLATES = "admin/django_ratequota/ratepolicy"
-#: What responses carry: ten letters and digits.
-_ID = re.compile(r"[0-9A-Za-z]{10}", re.ASCII)
 #: Winners are listed, and others up to so many: thousands of tenants may have an override of their own.
 _MAX_CANDIDATES = 200
-_MAX_REFUSALS = 10
 
 
-class Explain(Lookups, PolicyRights, RecordedAdmin):
+class Explain(Lookups, Refusals):
     """A page that asks who and where, and answers; whoever may look at policies may open it. It consumes nothing."""
 
     class Media:
@@ -47,20 +41,6 @@ class Explain(Lookups, PolicyRights, RecordedAdmin):
         view = self.admin_site.admin_view(self.explain_view)
         own = path("explain/", view, name="django_ratequota_ratepolicy_explain")
         return [own, *super().get_urls()]
-
-    def changelist_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """The list; a search for the id of a refusal is told where it leads."""
-        wanted = request.GET.get("q", "").strip()
-        if request.method == "GET" and _ID.fullmatch(wanted) and self.has_view_permission(request):
-            try:
-                refusal = statistics.find_refusal(wanted)
-            except StoreError:
-                refusal = None
-            if refusal is not None:
-                text = _('{id} is the id of a refusal: <a href="{link}">see what was decided, and why</a>.')
-                link = self._page("explain", {"id": refusal.id})
-                self.message_user(request, format_html(str(text), id=refusal.id, link=link), messages.INFO)
-        return super().changelist_view(request, *args, **kwargs)
 
     def render_change_form(
         self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
@@ -78,7 +58,7 @@ class Explain(Lookups, PolicyRights, RecordedAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         wanted = request.GET.get("id", "").strip()
-        refusal, store_error = _find(wanted)
+        refusal, store_error = find(wanted)
         form = self._form(request, _data(request.GET, refusal))
         explanation = form.question.explain() if form.is_bound and form.is_valid() else None
         given = form.given() if form.is_bound else {}
@@ -188,69 +168,6 @@ class Explain(Lookups, PolicyRights, RecordedAdmin):
             "reason": shown(candidate.reason),
         }
 
-    def _told(self, request: Any, refusal: statistics.Refusal) -> dict[str, Any]:
-        """A refusal as the page tells it."""
-        plan = Plan.objects.filter(pk=refusal.plan_id).first() if refusal.plan_id is not None else None
-        theirs = RatePolicy.objects.in_bulk([b.policy_id for b in refusal.buckets if b.policy_id is not None])
-        return {
-            "id": refusal.id,
-            "at": clock(refusal.at.timestamp()),
-            "iso": refusal.at.isoformat(),
-            "count": refusal.count,
-            "caller": named_callers([refusal.caller])[refusal.caller],
-            "ip": shown(refusal.ip),
-            "plan": shown(plan.name) if plan else "",
-            "scope": shown(refusal.scope),
-            "route": shown(refusal.route),
-            "method": shown(refusal.method),
-            "cost": refusal.cost,
-            "violated": shown(", ".join(refusal.violated)),
-            "revision": refusal.revision,
-            "error": shown(refusal.error),
-            "buckets": [
-                {
-                    "title": shown(bucket.title),
-                    "subject": shown(bucket.subject),
-                    "rate": shown(bucket.rate),
-                    "refused": bucket.refused,
-                    "limit": bucket.limit,
-                    "used": bucket.limit - bucket.remaining,
-                    "remaining": bucket.remaining,
-                    "percent": max(0, min(100, 100 * (bucket.limit - bucket.remaining) // max(1, bucket.limit))),
-                    "room": None
-                    if bucket.retry_after is None
-                    else clock(refusal.at.timestamp() + bucket.retry_after),
-                    "policy": bucket.policy_id,
-                    "link": self._page("change", args=[bucket.policy_id])
-                    if bucket.policy_id in theirs and self.has_view_permission(request, theirs[bucket.policy_id])
-                    else "",
-                }
-                for bucket in refusal.buckets
-            ],
-        }
-
-    def _refusals(self, explanation: Explanation | None, given: dict[str, str]) -> list[dict[str, Any]]:
-        """The newest refusals, of this caller where there is one; none while Redis gives no answer."""
-        caller = "" if explanation is None else explanation.asked.caller.subject("caller", None) or ""
-        try:
-            found = statistics.refusals(_MAX_REFUSALS, caller)
-        except StoreError:
-            return []
-        names = named_callers([refusal.caller for refusal in found])
-        return [
-            {
-                "id": refusal.id,
-                "link": self._page("explain", {"id": refusal.id}),
-                "at": clock(refusal.at.timestamp()),
-                "count": refusal.count,
-                "caller": names[refusal.caller],
-                "place": shown(f"{refusal.method} {refusal.route or refusal.scope}"),
-                "violated": shown(", ".join(refusal.violated)),
-            }
-            for refusal in found
-            if refusal.id != given.get("id")
-        ]
-
     def _link(self, request: Any, model: Any, pk: Any) -> str:
         """The object's own page, where the operator may open it; else ""."""
         if not self.admin_site.is_registered(model):
@@ -258,10 +175,6 @@ class Explain(Lookups, PolicyRights, RecordedAdmin):
         other = self.admin_site.get_model_admin(model)
         name = f"{self.admin_site.name}:{model._meta.app_label}_{model._meta.model_name}_change"
         return reverse(name, args=[pk]) if other.has_view_permission(request) else ""
-
-    def _page(self, page: str, query: dict[str, str] | None = None, args: Any = ()) -> str:
-        url = reverse(f"{self.admin_site.name}:django_ratequota_ratepolicy_{page}", args=args)
-        return f"{url}?{urlencode(query)}" if query else url
 
     def _back(self, given: dict[str, str]) -> HttpResponseRedirect:
         return HttpResponseRedirect(self._page("explain", given))
@@ -276,16 +189,6 @@ def _data(given: Any, refusal: statistics.Refusal | None) -> Any:
     if "user" in given or QuestionForm.base_fields.keys() & given.keys():
         return given
     return refusal and answers(Question.of(refusal))
-
-
-def _find(wanted: str) -> tuple[statistics.Refusal | None, str]:
-    """The refusal with that id, and why Redis could not say."""
-    if not _ID.fullmatch(wanted):
-        return None, ""
-    try:
-        return statistics.find_refusal(wanted), ""
-    except StoreError as error:
-        return None, error.reason
 
 
 def _live(explanation: Explanation) -> dict[Bucket, BucketStatus]:
