@@ -385,7 +385,7 @@ def test_units_are_given_back_and_written_down(operator: Client, alice: User) ->
     revision = default_limiter().stored_revision()
     url = f"{GRANT}?{query(alice, bucket=['search/hour', 'search/day'])}"
     page = text_of(operator.get(url))
-    assert "<td>6</td> <td>4 of 10</td>" in page
+    assert f"user:{alice.pk} (alice)</td> <td>6</td> <td>4 of 10</td>" in page
     assert left(alice) == {"search/hour": 4, "search/day": 94, "search/month per everyone": 994}
     done = operator.post(url, {"post": "yes", "units": "5", "reason": "Ticket 4711"})
     assert (done.status_code, done["Location"]) == (302, f"{PAGE}?{query(alice)}")

@@ -171,8 +171,8 @@ def test_winners_losers_and_live_counters(operator: Client, alice: User) -> None
     ]
     assert f'<a href="{LIST}{override.pk}/change/">{override.pk}</a>' in text
     cards = counters(text)
-    assert cards[0].startswith(f"all/min user:{alice.pk} 3 of 1000 used, 997 left. Full again at ")
-    assert cards[1].startswith(f"search/min user:{alice.pk} 3 of 10 used, 7 left. Full again at ")
+    assert cards[0].startswith(f"all/min user:{alice.pk} (alice) 3 of 1000 used, 997 left. Full again at ")
+    assert cards[1].startswith(f"search/min user:{alice.pk} (alice) 3 of 10 used, 7 left. Full again at ")
     assert re.search(r"\d\d:\d\d:\d\d \(in 18 s\)\.", cards[1])
     assert cards[2].startswith("search/month per everyone everyone 3 of 10000 used, 9997 left.")
     assert 'width="30" height="8"' in text
@@ -216,7 +216,7 @@ def test_log_only_and_unlimited_are_told(operator: Client, alice: User) -> None:
     RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(mode="log")
     cards = counters(look(operator, user=alice.pk, endpoint="search"))
     assert cards[0].startswith("all endpoints Unlimited: nothing is counted.")
-    assert cards[1].startswith(f"search/min user:{alice.pk} log only 0 of 10 used, 10 left. Full.")
+    assert cards[1].startswith(f"search/min user:{alice.pk} (alice) log only 0 of 10 used, 10 left. Full.")
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_route_is_found_by_its_url_name(operator: Client) -> None:
 
 
 def test_a_view_that_names_its_scope_says_it(operator: Client, alice: User) -> None:
-    assert f"search/min user:{alice.pk}" in counters(look(operator, user=alice.pk, path="/decorated/"))[1]
+    assert f"search/min user:{alice.pk} (alice)" in counters(look(operator, user=alice.pk, path="/decorated/"))[1]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_another_identifier(operator: Client, settings: Any) -> None:
 @pytest.mark.parametrize(
     ("caller", "subject"),
     [
-        ("user:{user}", "user:{user}"),
+        ("user:{user}", "user:{user} (bob)"),
         ("ip:203.0.113.7", "ip:203.0.113.7"),
         ("ip:2001:db8::/64", "ip:2001:db8::/64"),
         ("ip:unknown", "ip:unknown"),
@@ -516,9 +516,11 @@ def test_an_id_shows_what_was_decided_and_what_applies_now(operator: Client, ali
     ):
         assert part in text
     then, *now = counters(text)
-    assert then.startswith(f"search/min user:{alice.pk} 10 of 10 used, 0 left. Refused. Room again at 11/20/2026 10:")
+    assert then.startswith(
+        f"search/min user:{alice.pk} (alice) 10 of 10 used, 0 left. Refused. Room again at 11/20/2026 10:"
+    )
     assert "The same request now" in text
-    assert now[1].startswith(f"search/min user:{alice.pk} 0 of 10 used")
+    assert now[1].startswith(f"search/min user:{alice.pk} (alice) 0 of 10 used")
     assert f'<option value="{alice.pk}" selected>alice</option>' in text
     assert '<option value="search" selected>search</option>' in text
     # What is done for the caller leads back to the refusal.
@@ -665,7 +667,7 @@ def test_from_a_refused_response_to_what_was_decided(
         assert "Refused by all/blocked, " in text
     else:
         then = next(card for card in counters(text) if "Refused." in card)
-        assert then.startswith(f"search/hour user:{alice.pk} 2 of 2 used, 0 left. Refused. Room again at ")
+        assert then.startswith(f"search/hour user:{alice.pk} (alice) 2 of 2 used, 0 left. Refused. Room again at ")
     assert "errornote" not in text
     assert re.search(rf"of 1 unit, would be refused by {'all/blocked' if blocked else 'search/hour'}, ", text)
     assert f'<a href="{PAGE}?id={refusal_id}">' in look(operator, user=alice.pk)

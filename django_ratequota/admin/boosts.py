@@ -28,7 +28,7 @@ from ..types import Bucket, BucketStatus
 from .base import moment, shown
 from .explain import Explain
 from .rights import may
-from .standing import clock, counter
+from .standing import clock, counter, named_callers
 from .usage import ReasonForm
 
 #: A window that ends sooner is no time to boost for.
@@ -174,9 +174,10 @@ class Boosts(Explain):
             statuses = usage.peek(chosen)
         except StoreError as error:
             store_error = error.reason
+        names = named_callers([bucket.subject for bucket in chosen])
         context = {
             **words,
-            "rows": [counter(bucket, statuses.get(bucket), explanation.asked.now_us) for bucket in chosen],
+            "rows": [counter(bucket, statuses.get(bucket), explanation.asked.now_us, names) for bucket in chosen],
             "store_error": store_error,
             "form": form,
             "back": self._page("explain", given),

@@ -23,7 +23,7 @@ from .asking import QuestionForm, answers
 from .base import Lookups, shown
 from .refusals import Refusals, find
 from .rights import is_override, may
-from .standing import counter, verdict
+from .standing import counter, named_callers, verdict
 
 _TEMPLATES = "admin/django_ratequota/ratepolicy"
 #: Winners are listed, and others up to so many: thousands of tenants may have an override of their own.
@@ -115,12 +115,13 @@ class Explain(Lookups, Refusals):
             if candidate.won or candidate.policy.id in seen
         ]
         boosts = may(request.user, "add", override=True)
+        names = named_callers([bucket.subject for bucket in explanation.resolution.buckets])
         counters = []
         for candidate in explanation.candidates:
             why = why_no_boost(explanation, candidate.policy) if candidate.won and boosts else ""
             link = self._page("boost", {**given, "policy": str(candidate.policy.id)}) if boosts and not why else ""
             for bucket in candidate.buckets:
-                row = counter(bucket, statuses.get(bucket), decision.at_us)
+                row = counter(bucket, statuses.get(bucket), decision.at_us, names)
                 counters.append({**row, "policy": candidate.policy.id, "boost": link, "why_no_boost": why})
             if candidate.won and not candidate.buckets:
                 name = next((row["endpoint"] for row in rows if row["id"] == candidate.policy.id), "")

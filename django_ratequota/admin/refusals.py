@@ -44,13 +44,14 @@ class Refusals(PolicyRights, RecordedAdmin):
     def _told(self, request: Any, refusal: statistics.Refusal) -> dict[str, Any]:
         """A refusal as the page tells it."""
         plan = Plan.objects.filter(pk=refusal.plan_id).first() if refusal.plan_id is not None else None
+        names = named_callers([refusal.caller, *(bucket.subject for bucket in refusal.buckets)])
         theirs = RatePolicy.objects.in_bulk([b.policy_id for b in refusal.buckets if b.policy_id is not None])
         return {
             "id": refusal.id,
             "at": clock(refusal.at.timestamp()),
             "iso": refusal.at.isoformat(),
             "count": refusal.count,
-            "caller": named_callers([refusal.caller])[refusal.caller],
+            "caller": names[refusal.caller],
             "ip": shown(refusal.ip),
             "plan": shown(plan.name) if plan else "",
             "scope": shown(refusal.scope),
@@ -63,7 +64,7 @@ class Refusals(PolicyRights, RecordedAdmin):
             "buckets": [
                 {
                     "title": shown(bucket.title),
-                    "subject": shown(bucket.subject),
+                    "subject": names[bucket.subject],
                     "rate": shown(bucket.rate),
                     "refused": bucket.refused,
                     "limit": bucket.limit,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,12 +22,12 @@ from .base import shown
 _SECOND_US = 10**6
 
 
-def counter(bucket: Bucket, status: BucketStatus | None, at_us: int) -> dict[str, Any]:
-    """One counter; ``status`` None = nobody knows how it stands."""
+def counter(bucket: Bucket, status: BucketStatus | None, at_us: int, names: Mapping[str, str]) -> dict[str, Any]:
+    """One counter; ``status`` None = nobody knows how it stands. ``names`` is what ``named_callers`` says."""
     row: dict[str, Any] = {
         "id": bucket.title,
         "title": shown(bucket.title),
-        "subject": shown(bucket.subject),
+        "subject": names[bucket.subject],
         "rate": str(bucket.rate),
         "logs": bucket.mode == "log",
         "why_shared": why_shared(bucket.counted_per, bucket.subject),
