@@ -27,7 +27,7 @@ from django_ratequota import check_request
 from django_ratequota.exceptions import InvalidFile
 from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.policyfile import MAX_BYTES, bring, decode, export
+from django_ratequota.policyfile import MAX_BYTES, bring, decode, export, sections
 from django_ratequota.policyfile.sections import ASSIGNMENTS, held
 from django_ratequota.policyfile.text import read, write_json, write_yaml
 from django_ratequota.signals import policies_changed
@@ -191,6 +191,25 @@ def test_policies_of_one_rank_keep_the_order_in_which_they_win() -> None:
     wiped()
     bring(text)
     assert list(RatePolicy.objects.order_by("pk").values_list("rates", flat=True)) == ["3/min", "1/min", "2/min"]
+
+
+def test_what_is_deleted_while_it_is_read_is_left_out(some: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(model: Any, *args: Any) -> list[Any]:
+        if model is Endpoint:
+            Endpoint.objects.filter(name="search").delete()
+        return read_rows(model, *args)
+
+    read_rows = sections._rows
+    monkeypatch.setattr(sections, "_rows", rows)
+    text = export()
+    assert "search" not in text
+    assert text == export()
+
+
+def test_every_field_of_the_models_is_in_the_file() -> None:
+    for section in sections.SECTIONS:
+        fields = {field.name for field in section.model._meta.concrete_fields}
+        assert set(section.fields) == fields - {"id", "created_by", "created_at"}
 
 
 @pytest.mark.parametrize("more", [0, 20])
@@ -637,6 +656,17 @@ def test_users_are_found_as_their_manager_finds_them(alice: User, monkeypatch: p
     assert "no user has the name 'bob'" in refused(text.replace("alice", "bob"))[0]
 
 
+def test_users_may_log_in_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    user = User.objects.create(username="x")
+    monkeypatch.setattr(User, "USERNAME_FIELD", "id")
+    monkeypatch.setattr(User, "__str__", lambda self: f"user number {self.pk}")
+    RatePolicy.objects.create(user=user, rates="5/s")
+    text = export()
+    assert f"user: '{user.pk}'" in text
+    assert not bring(text, prune=True).changes
+    assert "no user has the name 'bob'" in refused(text.replace(f"'{user.pk}'", "bob"))[0]
+
+
 def test_times_without_zones_are_those_of_the_settings(alice: User, settings: Any) -> None:
     settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Berlin"
     naive = datetime(2026, 7, 1, 12)
@@ -724,6 +754,12 @@ BAD = {
     "version: 1\nendpoints:\n- name: e\n  routes: /a": [
         "4: endpoints[0].routes: a list is wanted, such as [/a], not text"
     ],
+    "version: 1\nendpoints:\n- name: e\n  methods:\n  - GET POST": [
+        "5: endpoints[0].methods[0]: one word is wanted, without spaces, not 'GET POST'"
+    ],
+    "version: 1\nendpoints:\n- name: e\n  routes:\n  - [/a]": [
+        "5: endpoints[0].routes[0]: text is wanted, not a list"
+    ],
     "version: 1\nendpoints:\n- name: e\n  methods:\n  - GET\n  - GTE": [
         "4: endpoints[0].methods: 'GTE' is no HTTP method; write some of GET, POST, PUT, PATCH, DELETE, OPTIONS, "
         "TRACE, CONNECT."
@@ -792,6 +828,7 @@ UNREADABLE = {
         "2: : tags such as tag:yaml.org,2002:python/objec are not read: leave it out"
     ),
     "version: 1\nplans:\n- ? [a]\n  : b": "3: plans[0]: a key is a word, not a list",
+    "{version: 1,\tplans: [}": "1: : this is no YAML: ",
     "version: 1\n---\nversion: 1": "2: : a second document begins here: one file is one document",
     "version: 1\nplans: " + "[" * 5000: "2: : this is nested too deeply",
     "version: 1\nplans:\n\t- a": "3: : this is no YAML: while scanning for the next token found character '\\t' that "
