@@ -455,7 +455,7 @@ DIFF = """\
 ~ policy free × search: rates 10/min -> 20/min
 + policy pro × all endpoints: rates 1/s
 """
-LEFT = "Left alone, as the file does not name them: 1 policies; --prune deletes them\n"
+LEFT = "Left alone, as the file does not name them: 1 policy; --prune deletes them\n"
 
 
 def test_the_dry_run_says_what_the_import_does(some: None, file: Any) -> None:
@@ -500,6 +500,13 @@ def test_an_import_is_one_publication_and_counts_at_once(some: None, alice: User
         policies_changed.disconnect(heard)
     assert revisions == [default_limiter().stored_revision()]
     assert not allowed()
+
+
+def test_an_import_needs_no_redis(some: None, settings: Any, file: Any, caplog: pytest.LogCaptureFixture) -> None:
+    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5.0, "REPORT_SECONDS": 0}
+    assert "0 created, 1 changed, 0 deleted" in run("import", file(SOME.replace("10/min", "20/min")))
+    assert "a policy change is saved but could not be published" in caplog.text
+    assert export() == SOME.replace("10/min", "20/min")
 
 
 def test_nothing_to_do_is_said_and_nothing_done(some: None, file: Any) -> None:
@@ -879,7 +886,7 @@ def test_prune_knows_that_what_it_deletes_cannot_be_named(some: None) -> None:
     text = "version: 1\nplans:\n- {slug: free, name: Free}\npolicies:\n- {plan: pro, rates: 1/s}"
     assert bring(text, dry_run=True).changes
     assert refused(text, prune=True) == [
-        "5: policies[0].plan: there is no plan 'pro', neither in this file nor elsewhere"
+        "5: policies[0].plan: the file does not have the plan 'pro', so it would be pruned"
     ]
 
 

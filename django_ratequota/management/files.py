@@ -54,7 +54,11 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> None:
     for line in comparison.lines():
         command.stdout.write(line)
     command.stdout.write(_summary(comparison, name, options["dry_run"]))
-    left = ", ".join(f"{count} {section}" for section, count in comparison.left.items() if count)
+    left = ", ".join(
+        f"{count} {section.word if count == 1 else section.name}"
+        for section, count in comparison.left.items()
+        if count
+    )
     if left:
         command.stdout.write(f"Left alone, as the file does not name them: {left}; --prune deletes them")
 

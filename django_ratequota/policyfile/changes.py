@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -52,8 +51,8 @@ class Comparison:
 
     #: By section in the order of the file; in each, deletions, changes and creations.
     changes: list[Change] = field(default_factory=list)
-    #: How many objects the file does not name in sections that it has, by the section's name; they stay.
-    left: Counter[str] = field(default_factory=Counter)
+    #: How many objects the file does not name in the sections that it has; they stay.
+    left: dict[Section, int] = field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
         """The changes in words."""
@@ -108,7 +107,7 @@ def _compare(text: str, prune: bool, using: str, lock: bool = False) -> tuple[Co
         items = reading.items.get(section.name)
         pairs, extra, new = _match(section, held[section.name], items or [])
         if items is not None and not prune:
-            comparison.left[section.name] = len(extra)
+            comparison.left[section] = len(extra)
         if items is None or not prune:
             extra = [one for one in extra if any(one.entry.get(name) in names for name, names in gone.items())]
         if section in (PLANS, ENDPOINTS):

@@ -65,6 +65,7 @@ class _Reader:
         self._stored = {name: {_key(one.entry) for one in rows} for name, rows in stored.items()}
         lists = dict(self._lists(root))
         self._known: dict[str, dict[str, Any]] = {}
+        self._pruned: dict[str, set[str]] = {}
         for section in (PLANS, ENDPOINTS):
             self._known[section.word] = self._referable(section, lists.get(section.name), stored, prune)
         self._users = _users(self._named_users(lists), using)
@@ -112,9 +113,10 @@ class _Reader:
         if node is None:
             return there
         named = _names(section, node)
+        self._pruned[section.word] = there.keys() - named if prune else set()
         # Those with problems too: who names them has no problem of its own.
         new = {name: section.model(**{section.identity[0]: name}) for name in named}
-        return new | {name: row for name, row in there.items() if name in named or not prune}
+        return new | {name: row for name, row in there.items() if name not in self._pruned[section.word]}
 
     def _named_users(self, lists: dict[str, Node]) -> set[str]:
         nodes = (item.entries.get("user") for node in lists.values() for item in node.items)
@@ -159,6 +161,8 @@ class _Reader:
         text = text_of(node)
         if name == "user":
             return self._user(text, node)
+        if text in self._pruned.get(name, ()):
+            raise WrongValue(node, f"the file does not have the {name} {show(text)}, so it would be pruned")
         if text not in self._known[name]:
             # Among very many names the search would take longer than all else.
             near = get_close_matches(text[:100], list(self._known[name])[:500], n=1)
