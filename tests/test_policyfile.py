@@ -415,6 +415,11 @@ def test_text_survives_both_forms(rows: list[dict[str, str]]) -> None:
     assert yaml.safe_load(write_yaml({"rows": rows})) == {"rows": rows}
 
 
+@pytest.mark.parametrize("text", ["1e3", "1_000", "0x10", "0o17", "010", "y", "No", "null", "2026-01-01", "1:30"])
+def test_text_that_other_readers_of_yaml_take_for_something_else_is_quoted(text: str) -> None:
+    assert write_yaml({"a": text}) == f"a: '{text}'\n"
+
+
 def test_the_example_of_the_docs_is_what_export_writes(alice: User) -> None:
     found = re.search(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
     assert found
@@ -623,6 +628,21 @@ def test_assignments_end_and_are_told_apart(some: None, alice: User) -> None:
     assert not bring(f"version: 1\n{ended}", prune=True).changes
 
 
+def test_the_order_of_assignments_means_nothing(some: None) -> None:
+    rows = [
+        {
+            "user": "alice",
+            "plan": "pro",
+            "starts_at": "2026-01-01T00:00:00Z",
+            "ends_at": f"2026-0{month}-01T00:00:00Z",
+        }
+        for month in (3, 2, 4)
+    ]
+    text = json.dumps({"version": 1, "assignments": rows})
+    assert len(bring(text, prune=True).created) == 2
+    assert not bring(text, prune=True).changes
+
+
 def test_long_text_is_shown_from_where_it_differs() -> None:
     Endpoint.objects.create(name="e", description="x" * 10_000 + "y" + "z" * 100)
     text = export().replace("xy", "x\u202ew")
@@ -775,9 +795,9 @@ BAD = {
         "3: policies[0].rates: expected a unit (s, min, hour, day, week or month) at character 4, not 'mn'; "
         "write for example 100/min"
     ],
-    "version: 1\npolicies:\n- rats: 10/min\n  rates:": [
+    "version: 1\npolicies:\n- rats: 10/min\n- rates:": [
         "3: policies[0].rats: a policy has no such field; did you mean rates?",
-        "4: policies[0].rates: is missing",
+        "4: policies[1].rates: is missing",
     ],
     "version: 1\npolicies:\n- rates: 1/s\n  plan: fre\n  endpoint: serch\n  user: bob": [
         "4: policies[0].plan: there is no plan 'fre', neither in this file nor elsewhere; did you mean free?",

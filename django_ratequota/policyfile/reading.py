@@ -100,12 +100,16 @@ class _Reader:
             elif node is not None:
                 yield section.name, node
 
-    def _check_keys(self, node: Node, known: Collection[str], what: str) -> None:
+    def _check_keys(self, node: Node, known: Collection[str], what: str) -> set[str]:
+        """Tells of unknown keys; returns the known ones that were meant."""
+        meant = set()
         for key, child in node.entries.items():
             if key not in known:
                 near = get_close_matches(key.lower(), known, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
                 self._problems.append(child.problem(f"{what} has no such field; {hint}"))
+                meant.update(near)
+        return meant
 
     def _referable(self, section: Section, node: Node | None, stored: dict[str, list[Stored]], prune: bool) -> Any:
         """The plans or endpoints that other entries may name, by slug or name."""
@@ -127,7 +131,8 @@ class _Reader:
         if node.kind != "a mapping":
             self._problems.append(node.problem(f"a {section.word} is a mapping of fields to values, not {node.kind}"))
             return None
-        self._check_keys(node, section.fields, f"{'an' if section.word[0] in 'aeiou' else 'a'} {section.word}")
+        article = "an" if section.word[0] in "aeiou" else "a"
+        meant = self._check_keys(node, section.fields, f"{article} {section.word}")
         before = len(self._problems)
         values: dict[str, Any] = {}
         bad = set()
@@ -137,7 +142,8 @@ class _Reader:
                 if name in section.required:
                     bad.add(name)
                     line = node.line if child is None else child.line
-                    self._problems.append(FileProblem(line, f"{node.path}.{name}", "is missing"))
+                    missing = FileProblem(line, f"{node.path}.{name}", "is missing")
+                    self._problems += [] if name in meant else [missing]
                 continue
             try:
                 values[name] = held(name, self._value(name, child))
