@@ -14,7 +14,7 @@ from django.utils.translation import gettext
 
 #: The drawing in units of its own, whatever its size on the page.
 _WIDTH, _HEIGHT = 720, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 26, 14, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 26, 14, 44
 #: Units that a character of a label takes, on wide pages and on narrow ones (see plots.css), with room to the next.
 _CHARACTER, _NARROW_CHARACTER, _SPACE = 6.5, 12, 14
 #: Every so manyth label is written: those that divide hours, days and weeks.
@@ -109,7 +109,7 @@ class Plot:
             "bottom": str(bottom),
             "height": str(bottom - _TOP),
             "values": str(_LEFT - 8),
-            "times": str(bottom + 24),
+            "times": str(bottom + 29),
         }
 
     @cached_property
