@@ -39,6 +39,10 @@ PAGES = {
         lambda s: f"{_POLICIES}/boost/?user={s.alice.pk}&endpoint=search&method=GET&policy={s.free_search.pk}",
         viewer=403,
     ),
+    "live usage": Page(lambda s: f"{_POLICIES}/usage/?span=day"),
+    "hostile live usage": Page(
+        lambda s: f"{_POLICIES}/usage/?policy={s.hostile_override.pk}&endpoint={quote(MARKUP)}"
+    ),
     "matrix": Page(lambda s: f"{_APP}/plan/matrix/"),
     "copy": Page(lambda s: f"{_APP}/plan/{s.free.pk}/copy/", viewer=403),
     "hostile copy": Page(lambda s: f"{_APP}/plan/{s.hostile_plan.pk}/copy/", viewer=403),

@@ -1,0 +1,110 @@
+"""What the API decides is drawn, counted and exported, over HTTP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from django_ratequota import collecting, health
+from django_ratequota.collecting import collector
+
+from .desk import Desk
+from .pages import PAGES
+from .scene import Scene
+
+Desks = Callable[..., Desk]
+
+
+@pytest.fixture(autouse=True)
+def counting(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Decisions are noted, and handed over when the test says so."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
+    monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    collector.forget()
+    yield
+    collector.forget()
+
+
+def decide(own: Desk) -> None:
+    """Two requests of carol's are admitted, two are refused."""
+    answers = [own.page.request.get("/search/", headers={"Authorization": "Name carol"}) for _ in range(4)]
+    assert [answer.status for answer in answers] == [200, 200, 429, 429]
+    collector.flush()
+    health.report()
+
+
+def test_what_is_decided_is_drawn_and_counted(desk: Desks, scene: Scene) -> None:
+    own = desk()
+    decide(own)
+    page = own.open(PAGES["live usage"].path(scene))
+    expect(page.get_by_role("img", name="Requests by the quarter of an hour")).to_be_visible()
+    assert page.locator(".ratequota-plot-drawing .ratequota-plot-admitted").count() == 1
+    # What log mode would refuse and what was refused have patterns, which the policy of contents must let through.
+    (fill,) = {
+        one.get_attribute("fill") for one in page.locator(".ratequota-plot-drawing .ratequota-plot-refused").all()
+    }
+    assert fill
+    assert page.locator(fill.removeprefix("url(").removesuffix(")")).count() == 1
+    page.get_by_text("The numbers as a table").click()
+    table = page.locator(".ratequota-plot-data table")
+    expect(table).to_be_visible()
+    assert table.locator("tbody tr").count() == 96
+    expect(table.locator("tbody tr").last).to_contain_text(re.compile(r"\d\d:\d\d\s*2\s*0\s*2"))
+    expect(page.get_by_text("is live on 1 of 1 worker since")).to_be_visible()
+    own.look()
+    page.get_by_text("The numbers as a table").click()
+    own.shoot("live-usage")
+
+
+def test_the_page_leads_on(desk: Desks, scene: Scene) -> None:
+    own = desk()
+    decide(own)
+    page = own.open(PAGES["policies"].path(scene))
+    page.get_by_role("link", name="Live usage").click()
+    page.get_by_label("Endpoint", exact=True).select_option("reports")
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_text("No request was counted in this time.").first).to_be_visible()
+    page.get_by_label("Endpoint", exact=True).select_option("search")
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_role("heading", name="Live usage: last hour, endpoint search")).to_be_visible()
+    page.get_by_role("region", name="Most requests refused").get_by_role("link", name="user carol").click()
+    assert f"explain/?user={scene.carol.pk}&endpoint=search" in page.url
+    expect(page.get_by_text("10/min").first).to_be_visible()
+    page.go_back()
+    page.get_by_role("region", name="Table of refusals").get_by_role("link").first.click()
+    assert re.search(r"explain/\?id=\w{10}$", page.url)
+    expect(page.get_by_text("carol").first).to_be_visible()
+
+
+def test_tables_are_downloaded(desk: Desks, scene: Scene, tmp_path: Path) -> None:
+    own = desk()
+    decide(own)
+    page = own.open(PAGES["live usage"].path(scene))
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Busiest callers as CSV").click()
+    assert download.value.suggested_filename == "ratequota-callers-last-day.csv"
+    download.value.save_as(tmp_path / "callers.csv")
+    text = (tmp_path / "callers.csv").read_text("utf-8-sig")
+    assert f"user:{scene.carol.pk},user carol,2,0,2" in text
+
+
+def test_the_page_asks_again_while_it_is_told_to(desk: Desks, scene: Scene) -> None:
+    own = desk()
+    own.page.clock.install()
+    page = own.open(PAGES["live usage"].path(scene))
+    box = page.get_by_label("Refresh every 10 seconds")
+    expect(box).not_to_be_checked()
+    box.check()
+    assert page.url.endswith("?span=day&refresh=1")
+    decide(own)
+    expect(page.get_by_text("No request was counted in this time.").first).to_be_visible()
+    page.clock.run_for(10_000)
+    expect(page.get_by_role("img", name="Requests by the quarter of an hour")).to_be_visible()
+    expect(box).to_be_checked()
+    box.uncheck()
+    assert page.url.endswith("?span=day")
