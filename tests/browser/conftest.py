@@ -12,6 +12,7 @@ import pytest
 from django.conf import settings
 from django.test import Client
 
+from django_ratequota import collecting
 from tests.browser.desk import Desk
 from tests.browser.scene import Scene
 
@@ -63,9 +64,17 @@ def base_url(live_server: Any) -> str:
 
 
 @pytest.fixture
-def scene(live_server: Any, fresh_policies: None) -> Scene:
-    """The rows that the pages show, and no key in Redis."""
-    return Scene()
+def scene(live_server: Any, fresh_policies: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    """The rows that the pages show, and what callers did so far; nothing else in Redis.
+
+    What is counted is flushed when a test says so, not in the background once a second.
+    """
+    monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    collecting.collector.forget()
+    scene = Scene()
+    scene.traffic()
+    yield scene
+    collecting.collector.forget()
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ from typing import Any
 from django.contrib.auth.models import Permission, User
 from django.db import transaction
 
+from django_ratequota import check_request, collecting
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from tests.views import request_from
 
 #: The operators, and their permissions (codenames, None = superuser).
 OPERATORS: dict[str, tuple[str, ...] | None] = {
@@ -43,7 +45,8 @@ class Scene:
             self.operators[name] = user
 
     def _usual(self) -> None:
-        self.alice, self.bob, self.carol = (User.objects.create(username=n) for n in ("alice", "bob", "carol"))
+        names = ("alice", "bob", "carol", "dave")
+        self.alice, self.bob, self.carol, self.dave = (User.objects.create(username=name) for name in names)
         self.free = Plan.objects.create(name="Free", slug="free", default_for="authenticated", description="Try it.")
         self.pro = Plan.objects.create(name="Pro", slug="pro", description="Paid monthly.")
         self.search = Endpoint.objects.create(name="search", description="Full text search.", cost=5)
@@ -74,6 +77,15 @@ class Scene:
         self.long_override = _policy(user=self.long_user, rates="8/min", **place)
         self.hostile_subject = _policy(subject=f"tenant:{MARKUP}{TURNED}{LONG}", rates="9/min", **place)
         _policy(plan=self.hostile_plan, rates="10/s, 1000/hour burst 50, 100000/month", **place)
+
+    def traffic(self) -> None:
+        """Requests of the last minute, some of them refused, counted for the operators to see."""
+        for user, times in ((self.dave, 5), (self.mallory, 9), (None, 40)):
+            for _ in range(times):
+                endpoint = self.hostile_endpoint if user == self.mallory else self.search
+                check_request(request_from(user), scope=endpoint.name)
+        check_request(request_from(headers={"X-Api-Key": f"{MARKUP}{LONG}"}), scope=self.hostile_endpoint.name)
+        collecting.collector.flush()
 
     def last_change(self) -> PolicyChange:
         """The newest row of the history."""

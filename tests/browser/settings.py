@@ -13,7 +13,7 @@ import django
 from tests.settings import *  # noqa: F403
 from tests.settings import MIDDLEWARE, RATEQUOTA, TEMPLATES
 
-RATEQUOTA = {**RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.views.api_key"}}
+RATEQUOTA = {**RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.views.api_key"}, "STATISTICS_SECONDS": 1}
 
 #: Nothing inline but by nonce, nothing from elsewhere, no eval. data: is for the admin's own select arrows.
 SECURE_CSP = {

@@ -1,0 +1,87 @@
+"""From a refusal to its reason, and to more for that caller: what support does while the customer waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from playwright.sync_api import expect
+
+from django_ratequota import collecting
+from django_ratequota.models import RatePolicy
+
+from .desk import Desk
+from .pages import PAGES
+from .scene import Scene
+from .test_enforcement import ask
+from .test_policies import choose
+
+Desks = Callable[..., Desk]
+
+
+def test_a_refusal_leads_to_its_reason_and_to_a_boost(desk: Desks, scene: Scene) -> None:
+    own = desk()
+    page = own.page
+    answers = [ask(page, "carol") for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 200, 429]
+    collecting.collector.flush()
+    reference = answers[-1].headers["x-ratelimit-refusal"]
+
+    own.open(PAGES["policies"].path(scene))
+    page.locator("#searchbar").fill(reference)
+    page.locator("#searchbar").press("Enter")
+    page.get_by_role("link", name="see what was decided, and why").click()
+    expect(page.get_by_role("heading", name=f"What was decided: {reference}")).to_be_visible()
+    expect(page.locator(".ratequota-verdict").first).to_contain_text("Refused by search/min")
+    own.look()
+    own.shoot("explain-refusal")
+
+    counter = page.locator(".ratequota-standing .ratequota-counter").filter(has_text="search/min").first
+    expect(counter).to_contain_text("10 of 10 used, 0 left.")
+    counter.get_by_role("link", name="Boost…").click()
+    page.get_by_label("Rates").fill("20/min")
+    page.get_by_role("radio", name="for 1 hour").check()
+    page.get_by_label("Reason").fill("Ticket 4714")
+    own.look()
+    page.get_by_role("button", name="Show what it would change").click()
+    expect(page.get_by_role("row", name="During the boost")).to_contain_text("20/min")
+    own.look()
+    own.shoot("boost")
+    assert ask(page, "carol").status == 429
+    page.get_by_role("button", name="Yes, grant it").click()
+    expect(page.locator(".messagelist .success")).to_be_visible()
+    assert [ask(page, "carol").status for _ in range(3)] == [200, 200, 429]
+    boost = RatePolicy.objects.get(user=scene.carol)
+    assert (boost.rates, boost.reason, boost.ends_at is None) == ("20/min", "Ticket 4714", False)
+
+
+def test_units_are_given_back(desk: Desks, scene: Scene) -> None:
+    own = desk()
+    page = own.page
+    assert [ask(page, "carol").status for _ in range(3)] == [200, 200, 429]
+    own.open(PAGES["explain"].path(scene))
+    choose(page, "User", "car", "carol")
+    page.get_by_label("Endpoint").select_option("search")
+    page.get_by_role("button", name="Explain").click()
+    expect(page.get_by_role("row").filter(has_text="plan Free").first).to_be_visible()
+    own.shoot("explain")
+    page.get_by_role("checkbox", name="search/min").check()
+    page.get_by_role("button", name="Give units back…").click()
+    page.get_by_label("Units to give back").fill("5")
+    page.get_by_label("Reason").fill("Ticket 4715")
+    own.look()
+    page.get_by_role("button", name="Yes, give them back").click()
+    expect(page.get_by_text("5 units were given back to 1 counter.")).to_be_visible()
+    assert [ask(page, "carol").status for _ in range(2)] == [200, 429]
+
+
+def test_a_viewer_is_explained_and_given_no_levers(desk: Desks, scene: Scene) -> None:
+    page = desk("viewer").open(PAGES["explained"].path(scene))
+    expect(page.get_by_role("heading", name="What applies now")).to_be_visible()
+    for lever in ("Boost", "Give units back", "Reset"):
+        assert page.get_by_text(lever).count() == 0
+
+
+def test_a_user_is_a_click_from_their_quota(desk: Desks, scene: Scene) -> None:
+    page = desk().open(f"/admin/auth/user/{scene.bob.pk}/change/")
+    page.get_by_role("link", name="Quota", exact=True).click()
+    expect(page.locator(".ratequota-standing")).to_contain_text("300")
