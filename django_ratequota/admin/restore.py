@@ -128,7 +128,7 @@ class RestorePage(RecordedAdmin):
         context = {
             **self.admin_site.each_context(request),
             "title": titles[version] % {"date": moment(change.at)},
-            "original": _("Restore"),  # the end of the breadcrumbs
+            "original": gettext("Restore"),  # the end of the breadcrumbs
             "opts": self.opts,
             "media": self.media,
             "has_view_permission": True,

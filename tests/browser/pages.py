@@ -57,5 +57,7 @@ PAGES = {
     "hostile endpoint": Page(lambda s: f"{_APP}/endpoint/{s.hostile_endpoint.pk}/change/"),
     "assignments": Page(lambda s: f"{_APP}/planassignment/"),
     "history": Page(lambda s: f"{_APP}/policychange/"),
+    "restore": Page(lambda s: f"{_APP}/policychange/{s.edit.pk}/restore/before/", viewer=403),
+    "hostile restore": Page(lambda s: f"{_APP}/policychange/{s.hostile_edit.pk}/restore/before/", viewer=403),
     "change": Page(lambda s: f"{_APP}/policychange/{s.last_change().pk}/change/"),
 }

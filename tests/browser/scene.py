@@ -34,6 +34,8 @@ class Scene:
             self._operators()
             self._usual()
             self._hostile()
+        self.edit = self._edited(self.free_search, reason="Before the sale")
+        self.hostile_edit = self._edited(self.hostile_plan, description="Cut short", name="Known")
         # The history is shown in pictures of the docs: its times must not change from day to day.
         PolicyChange.objects.update(at=datetime(2026, 11, 2, 9, 30, tzinfo=UTC))
 
@@ -77,6 +79,15 @@ class Scene:
         self.long_override = _policy(user=self.long_user, rates="8/min", **place)
         self.hostile_subject = _policy(subject=f"tenant:{MARKUP}{TURNED}{LONG}", rates="9/min", **place)
         _policy(plan=self.hostile_plan, rates="10/s, 1000/hour burst 50, 100000/month", **place)
+
+    def _edited(self, row: Any, **values: Any) -> PolicyChange:
+        """The row with these values for a moment, and then as before; the change that brought them."""
+        before = {name: getattr(row, name) for name in values}
+        for state in (values, before):
+            for name, value in state.items():
+                setattr(row, name, value)
+            row.save()
+        return PolicyChange.objects.filter(model=row._meta.model_name, object_id=row.pk).order_by("-pk")[1]
 
     def traffic(self) -> None:
         """Requests of the last minute, some of them refused, counted for the operators to see."""

@@ -21,7 +21,7 @@ Desks = Callable[..., Desk]
 _WRITES = ", ".join(
     f"#content {one}"
     for one in (
-        "form[method=post] :is(input:not([type=hidden]), select, textarea, button)",
+        "form[method=post] :is(input:not([type=hidden]), select, textarea, button:not(.ratequota-preview *))",
         "a:is(.addlink, .deletelink)",
         "a[href*='/add/']",
         "a[href$='/reset/']",
