@@ -39,6 +39,8 @@ _CALENDAR_US = {
 #: Calendar windows that lie whole within another's: how many at most.
 _NESTED = {("day", "day"): 1, ("week", "week"): 1, ("month", "month"): 1, ("day", "week"): 7, ("day", "month"): 31}
 _MANY_PERIODS = 100
+#: Characters of a name that a sentence shows.
+_SHOWN_CHARACTERS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ def about_endpoint(endpoint: Endpoint) -> list[str]:
         "Unless code names it elsewhere, as in check_request(request, scope=…), nothing is counted here. Correct the "
         "name or the routes."
     )
-    return [text % {"name": visible(endpoint.name)}]
+    return [text % {"name": visible(endpoint.name)[:_SHOWN_CHARACTERS]}]
 
 
 def about_saved(policies: Iterable[RatePolicy], seen: Any) -> list[list[str]]:
@@ -184,7 +186,7 @@ def _nobody_on_plan(policy: PolicyFacts, around: Surroundings) -> str:
     if name is None:
         return ""
     text = _("Nobody is on the plan “%(plan)s”: no user is assigned to it, and it is nobody's default. Assign users.")
-    return text % {"plan": visible(name)}
+    return text % {"plan": visible(name)[:_SHOWN_CHARACTERS]}
 
 
 # --- Limits that never bind. ---

@@ -163,15 +163,6 @@ RATES = st.builds(
     st.sampled_from(ALGORITHMS),
     st.none() | st.integers(1, 30),
 )
-WALKS = st.lists(
-    st.tuples(
-        st.sampled_from([0, 0, 1, 10**6 - 1, 10**6, 3 * 10**6, 60 * 10**6]) | st.integers(0, 2 * DAY),
-        st.sampled_from([1, 1, 1, 2, 5]),
-        st.integers(1, 12),
-    ),
-    min_size=1,
-    max_size=25,
-)
 COMMON: dict[str, Any] = {
     "deadline": None,
     "derandomize": True,
@@ -179,17 +170,45 @@ COMMON: dict[str, Any] = {
 }
 
 
-@settings(max_examples=600, **COMMON)
-@given(stricter=RATES, rate=RATES, walk=WALKS)
+#: A Monday's midnight, where windows of all lengths begin.
+MONDAY_US = 1_762_128_000 * 10**6
+KINDS = [(algorithm, period) for algorithm in ALGORITHMS for period in (1, 2, 3, 10)]
+CALENDAR: list[tuple[str, Any]] = [("fixed_window", 86_400), ("fixed_window", 604_800), ("fixed_window", "month")]
+
+
+def tightest(stricter: Rate, algorithm: str, period: Any) -> Rate | None:
+    """The lowest limit of such a rate that is said not to bind; one less may bind."""
+    for limit in range(1, 400):
+        rate = Rate(limit=limit, period=period, algorithm=algorithm)
+        if binds_first(stricter, rate):
+            return rate
+    return None
+
+
+@settings(max_examples=400, **COMMON)
+@given(
+    limit=st.integers(1, 4),
+    burst=st.none() | st.integers(1, 6),
+    kinds=st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS))
+    | st.tuples(st.sampled_from(CALENDAR), st.sampled_from(CALENDAR)),
+    steps=st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 1), st.booleans()), min_size=3, max_size=12),
+)
 def test_a_rate_that_is_said_not_to_bind_refuses_nothing(
-    redis_client: redis.Redis, stricter: Rate, rate: Rate, walk: list[tuple[int, int, int]]
+    redis_client: redis.Redis,
+    limit: int,
+    burst: int | None,
+    kinds: tuple[tuple[str, Any], tuple[str, Any]],
+    steps: list[tuple[int, int, bool]],
 ) -> None:
-    if not binds_first(stricter, rate):
+    """As many requests as pass, around the edges of both rates' windows, against the lowest limit that is said so."""
+    (algorithm, period), (other, other_period) = kinds
+    burst = burst if algorithm in BURST_ALGORITHMS else None
+    stricter = Rate(limit=limit, period=period, algorithm=algorithm, burst=burst)
+    rate = tightest(stricter, other, other_period)
+    if rate is None or (rate.algorithm, rate.period) == (algorithm, period):
         return
-    attempts, now = [], NOON_US
-    for pause, cost, times in walk:
-        now += pause
-        attempts += [(now, cost)] * times
+    instants = {MONDAY_US + number * (stricter if own else rate).period_us + offset for number, offset, own in steps}
+    attempts = [(at, 1) for at in sorted(instants) for _ in range(stricter.capacity + 1)]
     assert replay([stricter, rate], attempts) == replay([stricter], attempts)
 
 

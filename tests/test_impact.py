@@ -14,7 +14,7 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate, impact, statistics
@@ -155,10 +155,25 @@ def _named(rate: Rate) -> str:
 
 
 @settings(max_examples=300, **COMMON)
-@given(rates=RATES, records=RECORDS)
-def test_who_is_passed_over_would_not_have_been_refused(rates: list[Rate], records: list[Attempts]) -> None:
-    if never_refused(rates, records):
-        assert all(replay(rates, [(at, cost) for at, cost, _ in spread(records)]))
+@given(
+    algorithm=st.sampled_from(ALGORITHMS),
+    period=st.sampled_from([1, 2, 3]),
+    burst=st.none() | st.integers(1, 12),
+    counts=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=12),
+)
+@example(algorithm="sliding_window_counter", period=2, burst=None, counts=[(3, 4), (3, 4)])
+def test_who_is_passed_over_would_not_have_been_refused(
+    redis_client: redis.Redis, algorithm: str, period: int, burst: int | None, counts: list[tuple[int, int]]
+) -> None:
+    """At the lowest limit at which they are passed over, whatever the attempts of a few seconds."""
+    seconds = itertools.accumulate((pause for pause, _ in counts), initial=START)
+    records = [record(second, admitted=count) for second, (_, count) in zip(seconds, counts, strict=False)]
+    burst = burst if algorithm in BURST_ALGORITHMS else None
+    for limit in range(1, 50):
+        rates = [Rate(limit=limit, period=period, algorithm=algorithm, burst=burst)]
+        if never_refused(rates, records):
+            assert all(replay(rates, [(at, cost) for at, cost, _ in spread(records)]))
+            break
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,20 @@ def test_a_policy_for_an_endpoint_that_nothing_matches_is_told(root: Client) -> 
         assert ["nothing uses" in text for text in warnings(root, page)] == [True] * told
 
 
+def test_hostile_names_are_shown_harmlessly(root: Client) -> None:
+    plan = Plan.objects.create(name=HOSTILE, slug="p")
+    for page in (
+        root.post(PREVIEW, form(plan=plan.pk)),
+        root.get(f"{LIST}{RatePolicy.objects.create(plan=plan, rates='5/s').pk}/change/"),
+    ):
+        html = page.content.decode()
+        panel = html[max(0, html.find('class="module ratequota-preview"')) :]
+        assert "Nobody is on the plan “&lt;script&gt;" in panel
+        assert "<script>alert" not in html
+        assert "\u202e" not in panel
+        assert "x" * 200 not in panel
+
+
 # --- The estimate. ---
 
 

@@ -81,7 +81,39 @@ COMMON: dict[str, Any] = {
 }
 
 
-@settings(max_examples=300, **COMMON)
+#: Small numbers, where most attempts are at the limit, and slices end between a pause and what follows it.
+TIGHT_RATES = st.lists(
+    st.builds(
+        lambda limit, period, algorithm: Rate(limit=limit, period=period, algorithm=algorithm),
+        st.integers(1, 4),
+        st.sampled_from([1, 2, 7]),
+        st.sampled_from(ALGORITHMS),
+    ),
+    min_size=1,
+    max_size=2,
+    unique_by=lambda rate: (rate.algorithm, rate.period),
+)
+TIGHT_WALKS = st.lists(
+    st.tuples(
+        st.sampled_from([0, 0, 0, 1, SECOND // 3, SECOND - 1, SECOND, 2 * SECOND, 7 * SECOND]),
+        st.sampled_from([1, 1, 1, 2]),
+    ),
+    min_size=10,
+    max_size=40,
+)
+
+
+@settings(max_examples=120, **COMMON)
+@given(rates=TIGHT_RATES, walk=TIGHT_WALKS, slice_size=st.integers(1, 12))
+def test_at_the_limit_every_attempt_is_decided_alike(
+    limiter: Limiter, clock: Clock, rates: list[Rate], walk: list[tuple[int, int]], slice_size: int
+) -> None:
+    attempts = attempts_of(NOON_US, walk)
+    found = replay(rates, attempts, limiter=limiter, slice_size=slice_size)
+    assert found == really(limiter, clock, rates, attempts)
+
+
+@settings(max_examples=150, **COMMON)
 @given(rates=rates(), start=STARTS, walk=WALKS, slice_size=st.integers(1, 50))
 def test_the_replay_decides_what_the_limiter_decides(
     limiter: Limiter,
