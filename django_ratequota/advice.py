@@ -19,8 +19,7 @@ from .conf import settings
 from .facts import EndpointFacts, PolicyFacts, Snapshot, endpoint_facts, policy_facts
 from .models import Endpoint, Plan, PlanAssignment, RatePolicy
 from .rates import BURST_ALGORITHMS, Rate
-from .resolver import _precedence as precedence
-from .resolver import match_endpoints
+from .resolver import match_endpoints, precedence
 from .routes import known_routes, known_scopes
 from .scenarios import duration, number
 from .validation import visible

@@ -23,6 +23,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from . import statistics
+from .collecting import bounded
 from .conf import settings
 from .exceptions import RateQuotaError
 from .facts import PolicyFacts, policy_facts
@@ -30,7 +31,7 @@ from .identity import UNKNOWN
 from .models import RatePolicy
 from .rates import BLOCKED, Rate
 from .replay import replay_each
-from .resolver import _precedence as precedence
+from .resolver import precedence
 from .scenarios import number
 from .statistics import Attempts
 
@@ -241,7 +242,8 @@ def _is_caller(kind: str, value: str) -> Callable[[Attempts], bool]:
             _("Cannot be estimated: the records name callers by %(caller)s, and do not tell every %(kind)s.")
             % {"caller": ", ".join(settings.caller), "kind": kind}
         )
-    return lambda record: record.caller == f"{kind}:{value}"
+    name = bounded(f"{kind}:{value}")
+    return lambda record: record.caller == name
 
 
 def _subject(counted_per: str) -> Callable[[Attempts], str | None]:
@@ -280,7 +282,7 @@ def _beaten_by_others(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], 
             else:
                 networks.append(rival.network)
         elif kind and _told(kind):
-            callers.add(f"{kind}:{value}")
+            callers.add(bounded(f"{kind}:{value}"))
         elif kind:
             untold += 1
         elif rival.plan_id is not None:

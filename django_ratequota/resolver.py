@@ -155,7 +155,7 @@ def explain(asked: Asked) -> tuple[Candidate, ...]:
     candidates: list[Candidate] = []
     for endpoint, counted_per, own in _groups(asked):
         group = asked.snapshot.groups.get(endpoint.id if endpoint else None, {}).get(counted_per)
-        rivals = sorted((*(group.policies if group else ()), *own), key=_precedence, reverse=True)
+        rivals = sorted((*(group.policies if group else ()), *own), key=precedence, reverse=True)
         subject = asked.caller.subject(counted_per, plan.id if plan else None)
         winner = next((policy for policy in rivals if policy.id in won), None)
         for policy in rivals:
@@ -177,7 +177,7 @@ def explain(asked: Asked) -> tuple[Candidate, ...]:
 
 def strongest(contenders: Iterable[PolicyFacts], now_us: int) -> PolicyFacts | None:
     """Of the policies that compete for one group, the one that counts; None when none of them does now."""
-    return max((p for p in contenders if p.active(now_us) and p.rates), key=_precedence, default=None)
+    return max((p for p in contenders if p.active(now_us) and p.rates), key=precedence, default=None)
 
 
 def make_buckets(policy: PolicyFacts, endpoint: EndpointFacts | None, subject: str) -> tuple[Bucket, ...]:
@@ -235,7 +235,7 @@ def _contenders(
     yield from group.everyone
 
 
-def _precedence(policy: PolicyFacts) -> tuple[int, int, bool, int, int]:
+def precedence(policy: PolicyFacts) -> tuple[int, int, bool, int, int]:
     """Sorts the more specific after the less specific."""
     if policy.user:
         audience = 3
@@ -275,7 +275,7 @@ def _beaten(policy: PolicyFacts, winner: PolicyFacts | None) -> str:
     if winner is None:
         return _("nothing applies here")
     names = {"id": winner.id, "audience": _audience(winner)}
-    if _precedence(policy)[:2] < _precedence(winner)[:2]:
+    if precedence(policy)[:2] < precedence(winner)[:2]:
         return _("policy %(id)s for %(audience)s is more specific") % names
     if winner.dated and not policy.dated:
         return _("policy %(id)s for the same audience is dated") % names

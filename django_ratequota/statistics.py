@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Literal
 
 from .collecting import HOUR, KEPT_SECONDS, MINUTE, MINUTES, OUTCOMES, QUARTER, QUARTERS, bounded, sampled
@@ -165,14 +166,9 @@ def timeline(span: Span) -> Timeline:
 
 
 def top_callers(
-    span: Span,
-    by: Literal["admitted", "refused", "would_refuse"],
-    *,
-    endpoint_id: int | None = None,
-    policy_id: int | None = None,
-    most: int = 20,
-) -> tuple[Top, ...]:
-    """The callers with the highest counts, the highest first; of one endpoint, or of one policy.
+    span: Span, *, endpoint_id: int | None = None, policy_id: int | None = None, most: int = 20
+) -> dict[str, tuple[Top, ...]]:
+    """For each of ``OUTCOMES`` the callers with the highest counts, the highest first; of one endpoint or policy.
 
     By the hour, and at most the last 48 hours are known. Counts are exact unless callers come and go by the thousand.
     Of one policy only those are known that it refused, or would have.
@@ -191,9 +187,11 @@ def top_callers(
                 if member.startswith(prefix):
                     own = counts.setdefault(member[len(prefix) :].decode(), [0, 0, 0])
                     own[which] += int(float(score))
-    which = OUTCOMES.index(by)
-    order = sorted((name for name in counts if counts[name][which]), key=lambda name: (-counts[name][which], name))
-    return tuple(Top(caller=name, counts=Counts(*counts[name])) for name in order[:most])
+    tops = [Top(caller=name, counts=Counts(*numbers)) for name, numbers in sorted(counts.items())]
+    return {
+        outcome: tuple(sorted((top for top in tops if getattr(top.counts, outcome)), key=order, reverse=True)[:most])
+        for outcome, order in ((outcome, attrgetter(f"counts.{outcome}")) for outcome in OUTCOMES)
+    }
 
 
 def usage(hours: int = 24) -> Usage:

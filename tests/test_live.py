@@ -24,7 +24,7 @@ from django_ratequota import check_request, collecting, health, statistics
 from django_ratequota.admin import figures
 from django_ratequota.admin.exports import cell
 from django_ratequota.admin.workers import published_at, servers, state_of
-from django_ratequota.collecting import collector
+from django_ratequota.collecting import OUTCOMES, collector
 from django_ratequota.health import Health
 from django_ratequota.histogram import BOUNDS
 from django_ratequota.limiter import default_limiter
@@ -66,10 +66,10 @@ class Scene:
             policies={pk: (counts, zero) for pk, counts in self.policies.items()},
         )
 
-    def top_callers(self, span: Any, by: str, **kwargs: Any) -> tuple[Top, ...]:
-        self.asked.append((span, by, kwargs))
-        found = [top for top in self.tops if getattr(top.counts, by)]
-        return tuple(sorted(found, key=lambda top: -getattr(top.counts, by)))
+    def top_callers(self, span: Any, **kwargs: Any) -> dict[str, tuple[Top, ...]]:
+        self.asked.append((span, kwargs))
+        tops = {by: [top for top in self.tops if getattr(top.counts, by)] for by in OUTCOMES}
+        return {by: tuple(sorted(found, key=lambda top: -getattr(top.counts, by))) for by, found in tops.items()}
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_an_endpoint_is_chosen(operator: Client, scene: Scene, search: Endpoint)
     assert "Live usage: last hour, endpoint search" in text_of(page)
     assert page.context["totals"][0]["number"] == "4"
     place = {"endpoint_id": search.pk, "policy_id": None, "most": 10}
-    assert scene.asked[1:] == [("hour", by, place) for by in ("admitted", "refused", "would_refuse")]
+    assert scene.asked[1:] == [("hour", place)]
     assert 'href="/admin/django_ratequota/ratepolicy/explain/?ip=203.0.113.7&amp;endpoint=search"' in text_of(page)
     page = operator.get(PAGE, {"endpoint": "0"})
     assert "Live usage: last hour, no endpoint" in text_of(page)

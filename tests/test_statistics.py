@@ -98,7 +98,7 @@ def test_log_mode_counts_what_would_have_been_refused(search: Endpoint) -> None:
     assert total(line.policies[shadow.pk]) == Counts(5, 0, 2)
     assert total(line.policies[closed.pk]) == Counts(5, 0, 5)
     assert total(line.total) == Counts(5, 0, 5)
-    found = top_callers("hour", "would_refuse", policy_id=shadow.pk)
+    found = top_callers("hour", policy_id=shadow.pk)["would_refuse"]
     assert [(top.caller, top.counts) for top in found] == [("ip:203.0.113.7", Counts(0, 0, 2))]
 
 
@@ -163,7 +163,7 @@ def test_with_redis_down_what_was_noted_is_let_go(settings: Any) -> None:
     with pytest.raises(StoreError):
         collector.flush()
     assert not collector._noted
-    for read in (lambda: timeline("day"), lambda: top_callers("day", "refused"), usage, refusals):
+    for read in (lambda: timeline("day"), lambda: top_callers("day")["refused"], usage, refusals):
         with pytest.raises(StoreError):
             read()
     with pytest.raises(StoreError):
@@ -358,16 +358,16 @@ def test_the_busiest_callers(search: Endpoint) -> None:
             check_request(request_from(address=f"203.0.113.{last}"), scope="search")
         check_request(request_from(address=f"203.0.113.{last}"))
     collector.flush()
-    used = top_callers("hour", "admitted")
+    used = top_callers("hour")["admitted"]
     assert [(top.caller, top.counts.admitted) for top in used] == [
         ("ip:203.0.113.7", 4),
         ("ip:203.0.113.9", 4),
         ("ip:203.0.113.8", 3),
     ]
-    assert [top.counts for top in top_callers("day", "refused")] == [Counts(4, 2, 0)]
-    assert [top.counts for top in top_callers("week", "refused", endpoint_id=search.pk)] == [Counts(3, 2, 0)]
-    assert len(top_callers("hour", "admitted", endpoint_id=0, most=2)) == 2
-    assert top_callers("hour", "would_refuse") == ()
+    assert [top.counts for top in top_callers("day")["refused"]] == [Counts(4, 2, 0)]
+    assert [top.counts for top in top_callers("week", endpoint_id=search.pk)["refused"]] == [Counts(3, 2, 0)]
+    assert len(top_callers("hour", endpoint_id=0, most=2)["admitted"]) == 2
+    assert top_callers("hour")["would_refuse"] == ()
 
 
 def test_the_busiest_stay_however_many_others_come(monkeypatch: Any, redis_client: redis.Redis) -> None:
@@ -377,7 +377,7 @@ def test_the_busiest_stay_however_many_others_come(monkeypatch: Any, redis_clien
         collector._noted.extend([noted(now, "user:busy")] * 5)
         collector._noted.extend(noted(now, f"user:{round_}-{number}") for number in range(50))
         collector.flush()
-    assert top_callers("hour", "admitted", most=1)[0].counts == Counts(100, 0, 0)
+    assert top_callers("hour", most=1)["admitted"][0].counts == Counts(100, 0, 0)
     for key in redis_client.scan_iter("rqtest:{statistics}:admitted:*"):
         assert redis_client.zcard(key) <= 40 + 2 * collecting._SLICE
 
@@ -451,7 +451,7 @@ def test_a_million_callers_stay_within_the_bounds(redis_client: redis.Redis) -> 
 def test_any_name_is_counted_and_read_back(name: str) -> None:
     collector._noted.append(noted(int(time.time()), bounded(name)))
     collector.flush()
-    [top] = top_callers("hour", "admitted")
+    [top] = top_callers("hour")["admitted"]
     assert top.caller == bounded(name)
     assert len(top.caller) < 300
     [attempt] = usage().attempts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django import forms
@@ -14,8 +14,10 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, models
 from django.db.models import Q, QuerySet
 from django.http import HttpResponseRedirect
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.formats import date_format
+from django.utils.http import urlencode
 from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -43,6 +45,11 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def changelist_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The list, with its actions and edits in place."""
         return self._recorded(super().changelist_view, request, *args, **kwargs)
+
+    def page_url(self, page: str, *args: Any, query: Mapping[str, str] | None = None) -> str:
+        """The address of one of the model's pages: changelist, add, change, or one of ours."""
+        url = reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_{page}", args=args)
+        return f"{url}?{urlencode(query)}" if query else url
 
     def _recorded(self, view: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -180,7 +180,7 @@ class Boosts(Explain):
             "rows": [counter(bucket, statuses.get(bucket), explanation.asked.now_us, names) for bucket in chosen],
             "store_error": store_error,
             "form": form,
-            "back": self._page("explain", given),
+            "back": self.page_url("explain", query=given),
         }
         return self._show(request, "confirm_counters.html", context, form)
 
@@ -226,7 +226,7 @@ class Boosts(Explain):
             "counted_per": shown(row.counted_per),
             "rates_now": shown(row.rates),
             "policy_now": facts.id,
-            "back": self._page("explain", given),
+            "back": self.page_url("explain", query=given),
         }
         if sure:
             context |= self._outlook(explanation, boost)
@@ -249,7 +249,7 @@ class Boosts(Explain):
             text = gettext("Boost granted: %(rates)s until %(end)s, instead of %(before)s (policy %(id)s).") % words
             self.log_addition(request, boost, text)
         done = format_html(
-            '{} <a href="{}">{}</a>', text, self._page("change", args=[boost.pk]), gettext("See the override.")
+            '{} <a href="{}">{}</a>', text, self.page_url("change", boost.pk), gettext("See the override.")
         )
         self.message_user(request, done, messages.SUCCESS)
         return self._back(given)

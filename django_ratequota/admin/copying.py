@@ -60,7 +60,7 @@ class CopyPlan(RecordedAdmin):
     ) -> Any:
         """With the way to the copy, where the operator may."""
         if obj is not None and self._may_copy(request, obj):
-            context["copy_url"] = self._page("copy", quote(obj.pk))
+            context["copy_url"] = self.page_url("copy", quote(obj.pk))
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     def copy_view(self, request: Any, object_id: str) -> Any:
@@ -99,7 +99,7 @@ class CopyPlan(RecordedAdmin):
             "policies": [(policy, when(policy)) for policy in policies[:_SHOWN_POLICIES]],
             "more": max(0, len(policies) - _SHOWN_POLICIES),
             "default_for": plan.get_default_for_display() if plan.default_for else "",
-            "back": self._page("change", quote(plan.pk)),
+            "back": self.page_url("change", quote(plan.pk)),
         }
         return TemplateResponse(request, "admin/django_ratequota/plan/copy.html", context)
 
@@ -111,7 +111,7 @@ class CopyPlan(RecordedAdmin):
         )
         self.message_user(request, text % {"plan": shown(copy.name), "count": count}, messages.SUCCESS)
         if self.has_view_permission(request, copy):
-            return HttpResponseRedirect(self._page("change", quote(copy.pk)))
+            return HttpResponseRedirect(self.page_url("change", quote(copy.pk)))
         return HttpResponseRedirect(reverse(f"{self.admin_site.name}:index"))
 
     def _may_copy(self, request: Any, plan: Plan | None) -> bool:
@@ -119,9 +119,6 @@ class CopyPlan(RecordedAdmin):
         if not self.has_add_permission(request) or not self.has_view_permission(request, plan):
             return False
         return may(request.user, "add", override=False) or plan is None or not plan.policies.exists()
-
-    def _page(self, page: str, *args: str) -> str:
-        return reverse(f"{self.admin_site.name}:django_ratequota_plan_{page}", args=args)
 
 
 def copy_policies(policies: list[RatePolicy], plan: Plan) -> int:

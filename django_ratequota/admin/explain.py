@@ -48,8 +48,8 @@ class Explain(Lookups, Refusals):
         """With the way from an override to its caller."""
         if obj is not None and is_override(obj):
             caller = obj.subject if obj.user_id is None else f"user:{obj.user_id}"
-            context["explain_url"] = self._page(
-                "explain", {"caller": caller, **({"endpoint": obj.endpoint.name} if obj.endpoint else {})}
+            context["explain_url"] = self.page_url(
+                "explain", query={"caller": caller, **({"endpoint": obj.endpoint.name} if obj.endpoint else {})}
             )
         return super().render_change_form(request, context, add, change, form_url, obj)
 
@@ -68,7 +68,7 @@ class Explain(Lookups, Refusals):
             "title": _("Explain"),
             "form": form,
             "wanted": shown(wanted),
-            "here": self._page("explain"),
+            "here": self.page_url("explain"),
             "lost": bool(wanted) and refusal is None and not store_error,
             "refusal": refusal and self._told(request, refusal),
             "refusals": self._refusals(explanation, given) if not form.errors else [],
@@ -119,7 +119,11 @@ class Explain(Lookups, Refusals):
         counters = []
         for candidate in explanation.candidates:
             why = why_no_boost(explanation, candidate.policy) if candidate.won and boosts else ""
-            link = self._page("boost", {**given, "policy": str(candidate.policy.id)}) if boosts and not why else ""
+            link = (
+                self.page_url("boost", query={**given, "policy": str(candidate.policy.id)})
+                if boosts and not why
+                else ""
+            )
             for bucket in candidate.buckets:
                 row = counter(bucket, statuses.get(bucket), decision.at_us, names)
                 counters.append({**row, "policy": candidate.policy.id, "boost": link, "why_no_boost": why})
@@ -150,15 +154,15 @@ class Explain(Lookups, Refusals):
             "unseen": len(listed) - len(rows),
             "left_out": max(0, left_out),
             "endpoints": [shown(endpoint.name) for endpoint in explanation.asked.endpoints],
-            "grant_url": self._page("grant"),
-            "reset_url": self._page("reset_counters"),
+            "grant_url": self.page_url("grant"),
+            "reset_url": self.page_url("reset_counters"),
         }
 
     def _candidate(self, candidate: Candidate, row: RatePolicy | None, seen: bool) -> dict[str, Any]:
         policy = candidate.policy
         return {
             "id": policy.id,
-            "link": self._page("change", args=[policy.id]) if seen else "",
+            "link": self.page_url("change", policy.id) if seen else "",
             # None = deleted since the snapshot was taken.
             "audience": shown(row.audience) if row else "—",
             "endpoint": shown(row.endpoint.name) if row and row.endpoint else _("all endpoints"),
@@ -178,7 +182,7 @@ class Explain(Lookups, Refusals):
         return reverse(name, args=[pk]) if other.has_view_permission(request) else ""
 
     def _back(self, given: dict[str, str]) -> HttpResponseRedirect:
-        return HttpResponseRedirect(self._page("explain", given))
+        return HttpResponseRedirect(self.page_url("explain", query=given))
 
 
 def _data(given: Any, refusal: statistics.Refusal | None) -> Any:

@@ -137,12 +137,7 @@ def stamp(at: datetime) -> str:
 
 def tops(chosen: Chosen, most: int) -> dict[str, tuple[Top, ...]]:
     """The busiest callers by each of the three counts; raises ``StoreError``."""
-    return {
-        by: statistics.top_callers(
-            chosen.span, by, endpoint_id=chosen.endpoint_id, policy_id=chosen.policy_id, most=most
-        )
-        for by in OUTCOMES
-    }
+    return statistics.top_callers(chosen.span, endpoint_id=chosen.endpoint_id, policy_id=chosen.policy_id, most=most)
 
 
 def refusals(chosen: Chosen, endpoints: Mapping[int, Any], most: int) -> list[Refusal]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -23,7 +23,7 @@ from ..impact import NotEstimable, estimate, sentences
 from ..models import Endpoint, RatePolicy
 from ..rates import BLOCKED, Rate, parse_rates
 from ..scenarios import Scenario, scenarios
-from .base import moment, shown
+from .base import RecordedAdmin, moment, shown
 from .plots import Series, plot
 from .rights import PolicyRights
 
@@ -34,7 +34,7 @@ _MOST_WARNINGS = 10
 _FOLDER = "admin/django_ratequota/ratepolicy"
 
 
-class WarnsOnSave(admin.ModelAdmin):  # type: ignore[type-arg]
+class WarnsOnSave(RecordedAdmin):
     """Says after a save what can be proved to be amiss; nothing is refused for it."""
 
     def warn(self, request: Any, policies: Iterable[RatePolicy], endpoint: Endpoint | None = None) -> None:
@@ -92,7 +92,7 @@ class Preview(PolicyRights, WarnsOnSave):
     ) -> Any:
         """With the preview of what is stored, and where to ask for that of what is typed."""
         query = f"?{urlencode({'object': quote(obj.pk)})}" if obj is not None and obj.pk else ""
-        context |= {f"{name}_url": self._fetched(name) + query for name in ("preview", "impact")}
+        context |= {f"{name}_url": self.page_url(name) + query for name in ("preview", "impact")}
         context["preview"] = _preview(obj) if obj is not None else {}
         if query and request.method == "GET":  # else it is what was typed, and could not be saved
             context["preview"]["advice"] = self._advice(request, obj)
@@ -160,9 +160,6 @@ class Preview(PolicyRights, WarnsOnSave):
     def _advice(self, request: Any, policy: RatePolicy) -> list[str]:
         own = about_saved([policy], self.get_queryset(request))[0]
         return [*own, *(about_endpoint(policy.endpoint) if policy.endpoint else ())]
-
-    def _fetched(self, name: str) -> str:
-        return reverse(f"{self.admin_site.name}:django_ratequota_ratepolicy_{name}")
 
 
 def _preview(policy: RatePolicy) -> dict[str, Any]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
@@ -37,7 +35,7 @@ class Refusals(PolicyRights, RecordedAdmin):
                 refusal = None
             if refusal is not None:
                 text = _('{id} is the id of a refusal: <a href="{link}">see what was decided, and why</a>.')
-                link = self._page("explain", {"id": refusal.id})
+                link = self.page_url("explain", query={"id": refusal.id})
                 self.message_user(request, format_html(str(text), id=refusal.id, link=link), messages.INFO)
         return super().changelist_view(request, *args, **kwargs)
 
@@ -75,7 +73,7 @@ class Refusals(PolicyRights, RecordedAdmin):
                     if bucket.retry_after is None
                     else clock(refusal.at.timestamp() + bucket.retry_after),
                     "policy": bucket.policy_id,
-                    "link": self._page("change", args=[bucket.policy_id])
+                    "link": self.page_url("change", bucket.policy_id)
                     if bucket.policy_id in theirs and self.has_view_permission(request, theirs[bucket.policy_id])
                     else "",
                 }
@@ -94,7 +92,7 @@ class Refusals(PolicyRights, RecordedAdmin):
         return [
             {
                 "id": refusal.id,
-                "link": self._page("explain", {"id": refusal.id}),
+                "link": self.page_url("explain", query={"id": refusal.id}),
                 "at": clock(refusal.at.timestamp()),
                 "count": refusal.count,
                 "caller": names[refusal.caller],
@@ -104,10 +102,6 @@ class Refusals(PolicyRights, RecordedAdmin):
             for refusal in found
             if refusal.id != given.get("id")
         ]
-
-    def _page(self, page: str, query: dict[str, str] | None = None, args: Any = ()) -> str:
-        url = reverse(f"{self.admin_site.name}:django_ratequota_ratepolicy_{page}", args=args)
-        return f"{url}?{urlencode(query)}" if query else url
 
 
 def find(wanted: str) -> tuple[statistics.Refusal | None, str]:

@@ -51,7 +51,7 @@ class RestorePage(RecordedAdmin):
         if obj is not None:
             texts = {"after": _("Restore this version"), "before": _("Restore the version before")}
             context["restore_links"] = [
-                (self._page("restore", quote(obj.pk), version), texts[version])
+                (self.page_url("restore", quote(obj.pk), version), texts[version])
                 for version in versions(obj)
                 if self._offered(request, obj, version)
             ]
@@ -111,7 +111,7 @@ class RestorePage(RecordedAdmin):
         if self.admin_site.get_model_admin(type(target)).has_view_permission(request, target):
             name = f"{self.admin_site.name}:{opts.app_label}_{opts.model_name}_change"
             return HttpResponseRedirect(reverse(name, args=[quote(target.pk)]))
-        return HttpResponseRedirect(self._page("change", quote(restoration.change.pk)))
+        return HttpResponseRedirect(self.page_url("change", quote(restoration.change.pk)))
 
     def _page_of(
         self,
@@ -144,7 +144,7 @@ class RestorePage(RecordedAdmin):
             "along": [shown(one.object_text) for one in along[:_SHOWN_ALONG]],
             "along_more": max(0, len(along) - _SHOWN_ALONG),
             "may_along": restoration is not None and self._may_along(request, restoration),
-            "back": self._page("change", quote(change.pk)),
+            "back": self.page_url("change", quote(change.pk)),
         }
         return TemplateResponse(request, "admin/django_ratequota/policychange/restore.html", context)
 
@@ -182,9 +182,6 @@ class RestorePage(RecordedAdmin):
         if current is None:
             return bool(admin.has_add_permission(request))
         return bool(admin.has_change_permission(request, current))
-
-    def _page(self, page: str, *args: str) -> str:
-        return reverse(f"{self.admin_site.name}:django_ratequota_policychange_{page}", args=args)
 
 
 def _said(change: PolicyChange, version: str) -> str:

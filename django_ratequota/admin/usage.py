@@ -13,7 +13,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
 from django.http import Http404, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
@@ -58,13 +58,13 @@ class ResetUsage(PolicyRights, RecordedAdmin):
     ) -> Any:
         """With the way to the reset of an override, where the operator may."""
         if obj is not None and is_override(obj) and self.has_reset_permission(request, obj):
-            context["reset_url"] = self._url("reset", quote(obj.pk))
+            context["reset_url"] = self.page_url("reset", quote(obj.pk))
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     @admin.action(permissions=["reset"], description=_("Reset what was counted for the selected overrides"))
     def reset_usage(self, request: Any, queryset: Any) -> Any:
         """Ask, then reset; the list is shown again when done."""
-        return self._ask_or_reset(request, queryset, back=self._url("changelist"), action="reset_usage")
+        return self._ask_or_reset(request, queryset, back=self.page_url("changelist"), action="reset_usage")
 
     def reset_view(self, request: Any, object_id: str) -> Any:
         """The same for one override: GET asks, POST resets."""
@@ -73,7 +73,7 @@ class ResetUsage(PolicyRights, RecordedAdmin):
             raise PermissionDenied
         if policy is None:
             raise Http404
-        back = self._url("change", quote(policy.pk))
+        back = self.page_url("change", quote(policy.pk))
         answer = self._recorded(self._ask_or_reset, request, [policy], back=back)
         return answer or HttpResponseRedirect(back)
 
@@ -124,9 +124,6 @@ class ResetUsage(PolicyRights, RecordedAdmin):
             return
         text = ngettext("%(count)d counter was reset.", "%(count)d counters were reset.", done)
         self.message_user(request, text % {"count": done}, messages.SUCCESS)
-
-    def _url(self, page: str, *args: str) -> str:
-        return reverse(f"{self.admin_site.name}:django_ratequota_ratepolicy_{page}", args=args)
 
 
 def _standing(counters: dict[Bucket, RatePolicy]) -> dict[str, Any]:
