@@ -17,7 +17,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from django_ratequota import Bucket, Limiter, Rate, impact, statistics
+from django_ratequota import Bucket, Limiter, Rate, check_request, collecting, impact, statistics
 from django_ratequota.exceptions import StoreError
 from django_ratequota.impact import Impact, NotEstimable, estimate, never_refused, sentences, spread
 from django_ratequota.models import Endpoint, Plan, RatePolicy
@@ -26,6 +26,7 @@ from django_ratequota.replay import replay
 from django_ratequota.statistics import Attempts, Usage
 
 from .conftest import Clock
+from .views import request_from
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_client")]
 
@@ -398,3 +399,22 @@ def test_redis_down_is_told(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(impact, "replay_each", fail)
     with pytest.raises(StoreError):
         estimate(RatePolicy(rates="1/min"))
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+def test_what_was_really_asked_for(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From requests to the estimate, by what was collected of them."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
+    monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    monkeypatch.setattr(collecting, "_USAGE_SECONDS", 0.0)
+    collecting.collector.forget()
+    endpoint = Endpoint.objects.create(name="search")
+    for last, times in ((7, 5), (8, 3), (9, 4)):
+        for _ in range(times):
+            check_request(request_from(address=f"203.0.113.{last}"), scope="search")
+    check_request(request_from(address="203.0.113.7"))
+    collecting.collector.flush()
+    found = estimate(RatePolicy(endpoint=endpoint, rates="3/day"))
+    assert (found.clients, found.refused_clients, found.requests, found.refused_requests) == (3, 2, 12, 3)
+    assert (found.share, found.really_refused_clients) == (1.0, 0)
