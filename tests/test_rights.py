@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -302,3 +303,25 @@ def test_deleting_what_overrides_hang_on_needs_the_right_to_them(model: str) -> 
     editor.user_permissions.add(Permission.objects.get(codename="grant_override"))
     assert scene.client.post(page, {"post": "yes"}).status_code == 302
     assert not RatePolicy.objects.filter(pk=scene.override.pk).exists()
+
+
+@pytest.mark.parametrize(
+    ("operator", "links"),
+    [
+        ("superuser", ["usage", "explain", "matrix"]),
+        ("viewer", ["usage", "explain", "matrix"]),
+        ("granter", ["usage", "explain"]),
+        ("resetter", ["usage", "explain"]),
+    ],
+)
+def test_each_is_led_to_the_pages_that_open(operator: str, links: list[str]) -> None:
+    client = client_of(operator)
+    for page in ("/admin/django_ratequota/", LIST):
+        text = client.get(page).content.decode()
+        found = re.findall(r'<li><a href="(/admin/django_ratequota/\w+/(\w+)/)">', text)
+        assert [name for _, name in found if name != "add"] == links, page
+        assert {client.get(link).status_code for link, _ in found} == {200}
+
+
+def test_nobody_is_led_anywhere() -> None:
+    assert client_of("nobody").get("/admin/django_ratequota/").status_code == 404
