@@ -14,6 +14,9 @@ from .conf import Network
 from .exceptions import InvalidRate
 from .rates import Rate, parse_rates
 
+#: A policy that is not stored yet comes after all that are.
+_NEW_ID = 2**63
+
 logger = logging.getLogger("django_ratequota")
 
 
@@ -154,7 +157,7 @@ def endpoint_facts(endpoint: Any) -> EndpointFacts:
 def policy_facts(policy: Any) -> PolicyFacts:
     """What a RatePolicy row says."""
     return PolicyFacts(
-        id=policy.pk,
+        id=_NEW_ID if policy.pk is None else policy.pk,
         endpoint_id=policy.endpoint_id,
         user="" if policy.user_id is None else str(policy.user_id),
         subject=policy.subject,

@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate
-from django_ratequota.advice import Surroundings, about_endpoint, about_policy, about_saved, binds_first
+from django_ratequota.advice import Surroundings, about_endpoint, about_policy, about_saved
+from django_ratequota.binding import binds_first
 from django_ratequota.facts import EndpointFacts, PolicyFacts
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.rates import ALGORITHMS, BURST_ALGORITHMS, parse_rates

@@ -18,8 +18,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..advice import about_endpoint, about_saved
+from ..concerned import NotEstimable
 from ..exceptions import InvalidRate, StoreError
-from ..impact import NotEstimable, estimate, sentences
+from ..impact import estimate, sentences
 from ..models import Endpoint, RatePolicy
 from ..rates import BLOCKED, Rate, parse_rates
 from ..scenarios import Scenario, scenarios
