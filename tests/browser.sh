@@ -7,8 +7,16 @@ venv=.venv-browser
 # A name on PATH may be a shim for a version that is not chosen here: each is asked. Debian may lack ensurepip.
 newest() {
   for candidate in python3.14 python3.13 python3.12 python3 "$HOME"/.pyenv/versions/*/bin/python; do
-    "$candidate" -c 'import ensurepip, sys; print("%d.%d.%d" % sys.version_info[:3], sys.executable)' 2>/dev/null || true
-  done | sort -V | tail -1 | cut -d' ' -f2-
+    "$candidate" -c 'import ensurepip, sys; assert sys.version_info >= (3, 11); print(*sys.version_info[:2], sys.executable)' \
+      2>/dev/null || true
+  done | sort -n -k1,1 -k2,2 | tail -1 | cut -d' ' -f3-
+}
+
+# Arguments may leave one of the runs without a test; all others must have some.
+pytest() {
+  local status=0
+  "$venv/bin/python" -m pytest "$@" || status=$?
+  [ "$status" = 0 ] || { [ "$status" = 5 ] && [ "$#" -gt 2 ]; }
 }
 
 if [ ! "$venv/.made" -nt pyproject.toml ]; then
@@ -20,11 +28,11 @@ if [ ! "$venv/.made" -nt pyproject.toml ]; then
 fi
 
 echo "== plain admin: $("$venv/bin/python" -c 'import django, sys; print("Python", sys.version.split()[0] + ", Django", django.__version__)')"
-"$venv/bin/python" -m pytest --ds=tests.browser.settings tests/browser "$@"
+pytest --ds=tests.browser.settings tests/browser "$@"
 
 if unfold=$("$venv/bin/python" -c 'from importlib.metadata import version; print(version("django-unfold"))' 2>/dev/null); then
   echo "== django-unfold $unfold"
-  "$venv/bin/python" -m pytest --ds=tests.browser.settings_unfold tests/browser/unfold "$@"
+  pytest --ds=tests.browser.settings_unfold tests/browser/unfold "$@"
 else
   echo "== django-unfold: not run, it needs Python 3.12 or later and the newest here is $("$venv/bin/python" --version)"
 fi

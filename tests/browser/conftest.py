@@ -70,6 +70,7 @@ def scene(live_server: Any, fresh_policies: None, monkeypatch: pytest.MonkeyPatc
     What is counted is flushed when a test says so, not in the background once a second.
     """
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    monkeypatch.setattr(collecting, "_USAGE_SECONDS", 0.0)  # else the first flush may be too early for them
     collecting.collector.forget()
     scene = Scene()
     scene.traffic()
