@@ -64,7 +64,13 @@ def base_url(live_server: Any) -> str:
 
 
 @pytest.fixture
-def scene(live_server: Any, fresh_policies: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+def traffic() -> bool:
+    """Whether callers have asked for something before the test; a module may say otherwise."""
+    return True
+
+
+@pytest.fixture
+def scene(live_server: Any, fresh_policies: None, monkeypatch: pytest.MonkeyPatch, traffic: bool) -> Iterator[Scene]:
     """The rows that the pages show, and what callers did so far; nothing else in Redis.
 
     What is counted is flushed when a test says so, not in the background once a second.
@@ -73,7 +79,8 @@ def scene(live_server: Any, fresh_policies: None, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(collecting, "_USAGE_SECONDS", 0.0)  # else the first flush may be too early for them
     collecting.collector.forget()
     scene = Scene()
-    scene.traffic()
+    if traffic:
+        scene.traffic()
     yield scene
     collecting.collector.forget()
 

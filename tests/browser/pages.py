@@ -35,9 +35,6 @@ PAGES = {
     "hostile explained": Page(
         lambda s: f"{_POLICIES}/explain/?user={s.mallory.pk}&endpoint={s.hostile_endpoint.name}&path={quote(MARKUP)}"
     ),
-    "usage": Page(lambda s: f"{_POLICIES}/usage/"),
-    "usage of a day": Page(lambda s: f"{_POLICIES}/usage/?span=day&endpoint={s.search.pk}"),
-    "usage of a policy": Page(lambda s: f"{_POLICIES}/usage/?span=week&policy={s.hostile_override.pk}"),
     "boost": Page(
         lambda s: f"{_POLICIES}/boost/?user={s.alice.pk}&endpoint=search&method=GET&policy={s.free_search.pk}",
         viewer=403,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
-from django_ratequota import collecting, health
+from django_ratequota import health
 from django_ratequota.collecting import collector
 
 from .desk import Desk
@@ -20,14 +19,10 @@ from .scene import Scene
 Desks = Callable[..., Desk]
 
 
-@pytest.fixture(autouse=True)
-def counting(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Decisions are noted, and handed over when the test says so."""
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    collector.forget()
-    yield
-    collector.forget()
+@pytest.fixture
+def traffic() -> bool:
+    """Nothing was asked before: the numbers are those of ``decide``."""
+    return False
 
 
 def decide(own: Desk) -> None:
@@ -57,8 +52,6 @@ def test_what_is_decided_is_drawn_and_counted(desk: Desks, scene: Scene) -> None
     expect(table.locator("tbody tr").last).to_contain_text(re.compile(r"\d\d:\d\d\s*2\s*0\s*2"))
     expect(page.get_by_text("is live on 1 of 1 worker since")).to_be_visible()
     own.look()
-    page.get_by_text("The numbers as a table").click()
-    own.shoot("live-usage")
 
 
 def test_the_page_leads_on(desk: Desks, scene: Scene) -> None:
