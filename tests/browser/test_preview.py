@@ -57,7 +57,6 @@ def test_a_version_is_restored(desk: Desks, scene: Scene) -> None:
     page.get_by_role("link", name="Restore the version before").click()
     expect(page.get_by_role("row", name="Rates")).to_contain_text("10/min")
     own.look()
-    own.shoot("restore")
     page.get_by_label("Reason").fill("Ticket 4716")
     page.get_by_role("button", name="Yes, restore it").click()
     expect(page.get_by_text("is as it was.")).to_be_visible()
