@@ -90,7 +90,7 @@ def test_rows_of_a_plan_are_edited_and_added(desk: Desks, scene: Scene) -> None:
     scene.free_search.refresh_from_db()
     assert scene.free_search.rates == "11/min"
     assert scene.free.policies.get(counted_per="ip").rates == "5/s"
-    own.shoot("plan")
+    own.shoot("plan", page.locator("#policies-group"))
 
 
 def test_a_bad_rate_in_a_plan_is_told_in_its_row(desk: Desks, scene: Scene) -> None:
