@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,3 +175,16 @@ def test_a_request_is_watched_and_waits_for_no_receiver(told: Told, monkeypatch:
     assert told == [(80, "ip:203.0.113.7", 4)]
     assert told.thread.name == "ratequota-alerts"
     assert abs((datetime.now(UTC) - told.at).total_seconds()) < 60
+
+
+def test_the_receiver_in_the_docs(limiter: Limiter, caplog: Any) -> None:
+    docs = (Path(__file__).parent.parent / "docs" / "operators.md").read_text()
+    [snippet] = re.findall(r"```python\n(.*?)```", docs, re.DOTALL)
+    defined: dict[str, Any] = {}
+    exec(snippet, defined)
+    try:
+        spend(limiter, Bucket("user:1", Rate.parse("5/day"), scope="search"), 4)
+        alerts.tell()
+    finally:
+        quota_threshold.disconnect(defined["tell"])
+    assert caplog.messages == ["user:1 used 80 % of search/day"]
