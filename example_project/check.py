@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from base64 import b64encode
 from collections.abc import Generator
 from html.parser import HTMLParser
@@ -62,6 +63,9 @@ def _use_up_and_raise(address: str, admin: Browser, policy: str) -> Generator[st
         _expect(f"{header} is there", header in refused.headers, True)
     _expect("Retry-After within the 20 minutes of 3/hour", 0 < int(refused.headers["Retry-After"]) <= 1200, True)
     yield f"export 4: 429, Retry-After {refused.headers['Retry-After']}, RateLimit {refused.headers['RateLimit']}"
+    refusal_id = refused.headers["X-RateLimit-Refusal"]
+    _expect("the admin's explanation", "Refused by exports/hour" in explained(admin, refusal_id), True)
+    yield f"admin: Explain tells of refusal {refusal_id} that exports/hour refused it"
 
     set_rates(admin, policy, "6/hour")
     yield "admin: raised 3/hour to 6/hour"
@@ -96,6 +100,17 @@ def set_rates(admin: Browser, path: str, rates: str) -> str:
     seen = admin.post(path, {**form, "rates": rates})
     _expect(f"saving {rates}", (seen.status, "was changed successfully" in seen.text), (200, True))
     return form["rates"]
+
+
+def explained(admin: Browser, refusal_id: str) -> str:
+    """The page of a refusal, as soon as the process that refused has handed it over: about a second later."""
+    deadline = time.monotonic() + _TIMEOUT
+    while True:
+        seen = admin.get(f"{_POLICIES}explain/?id={refusal_id}")
+        _expect("Explain", seen.status, 200)
+        if "What was decided" in seen.text or time.monotonic() > deadline:
+            return seen.text
+        time.sleep(0.1)
 
 
 def basic(user: str, password: str) -> str:

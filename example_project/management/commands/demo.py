@@ -186,6 +186,7 @@ Try, in another terminal:
   curl -i {alice} '{address}/api/search/?q=report'
   for i in 1 2 3 4; do curl -s -o /dev/null -w '%{{http_code}}\\n' {alice} {address}/api/exports/; done
 
-The last of these is a 429. Raise alice's limit in the admin (Plans, Free, exports), and ask once more.
+The last of these is a 429. The admin says why (Rate policies, Explain). Raise alice's limit there (Plans, Free,
+exports), and ask once more.
 Ctrl-C stops it.
 """
