@@ -87,7 +87,8 @@ def _denied() -> list[checks.CheckMessage]:
             return []
         denied = [b"EVAL", b"EVALSHA"]
     names = ", ".join(name.decode() for name in denied)
-    text = f"The Redis user may not run {names} on keys that begin with {limiter.prefix}: decisions would fail."
+    what = f"on keys that begin with {limiter.prefix}: decisions, or what the admin shows, would fail."
+    text = f"The Redis user may not run {names} {what}"
     hint = "Give it the ACL in docs/security.md."
     return [checks.Error(text, hint=hint, id="django_ratequota.E005")] if denied else []
 
