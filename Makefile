@@ -5,7 +5,7 @@ PORT ?= 8000
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test browser soak lint format wheel clean
+.PHONY: help demo test browser soak lint format messages wheel clean
 
 help: ## List the recipes
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,12 @@ lint: $(VENV)/.lint ## Check style, types, imports, migrations and the example p
 format: $(VENV)/.lint ## Bring the code into shape
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
+
+# Without line numbers and line breaks, which would change with every edit of the code.
+messages: $(VENV)/.demo ## Collect and compile the texts that are translated (needs GNU gettext)
+	@cd django_ratequota && $(abspath $(BIN))/python ../manage.py makemessages --locale de \
+		--no-location --no-wrap --no-obsolete
+	@cd django_ratequota && $(abspath $(BIN))/python ../manage.py compilemessages --locale de
 
 wheel: ## Build the wheel, install it in an empty environment and use it there
 	@PYTHON=$(PYTHON) tests/wheel.sh

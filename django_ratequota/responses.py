@@ -36,7 +36,9 @@ def refusal_text(decision: Decision) -> str:
         again = ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
         text = f"{text} {again}"
     if decision.refusal_id:
-        text = f"{text} {_('Reference: %(id)s.') % {'id': decision.refusal_id}}"
+        # Not within an f-string: there gettext's own tools do not find what is to be translated.
+        reference = _("Reference: %(id)s.") % {"id": decision.refusal_id}
+        text = f"{text} {reference}"
     return text
 
 
