@@ -13,7 +13,14 @@ class RateQuotaError(Exception):
 
 
 class InvalidRate(RateQuotaError, ValueError):
-    """A rate that cannot be read or makes no sense; the message says what to write instead."""
+    """A rate that cannot be read or makes no sense; the message says what to write instead.
+
+    ``template`` and ``params`` are the message in its parts, for whoever says it in another language.
+    """
+
+    def __init__(self, template: str, **params: object) -> None:
+        super().__init__(template % params if params else template)
+        self.template, self.params = template, params
 
 
 class InvalidCost(RateQuotaError, ValueError):

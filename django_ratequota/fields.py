@@ -9,6 +9,7 @@ from django.db import models
 
 from .exceptions import InvalidRate
 from .rates import MAX_TEXT, normalize_rates
+from .validation import rate_problem
 
 
 class RatesField(models.CharField):  # type: ignore[type-arg]
@@ -29,7 +30,7 @@ class RatesField(models.CharField):  # type: ignore[type-arg]
         try:
             return normalize_rates(text)
         except InvalidRate as error:
-            raise ValidationError(str(error), code="invalid_rate") from error
+            raise ValidationError(rate_problem(error), code="invalid_rate") from error
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
         """The canonical text, put on the object as well, so that it reads as it is stored."""

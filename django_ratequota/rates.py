@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -62,7 +63,11 @@ _UNIT_NAMES = {
     }.items()
     for name in names.split()
 }
-_EXPECTED_UNIT = "s, min, hour, day, week or month"
+
+
+def gettext_noop(text: str) -> str:
+    """Marks a text to translate, for those who know Django; nothing here does."""
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +92,8 @@ class Rate:
     def __post_init__(self) -> None:
         _check_units("limit", self.limit)
         if self.algorithm not in ALGORITHMS:
-            raise InvalidRate(f"unknown algorithm {self.algorithm!r}; write one of {', '.join(ALGORITHMS)}")
+            text = gettext_noop("unknown algorithm %(name)s; write one of %(known)s")
+            raise InvalidRate(text, name=repr(self.algorithm), known=", ".join(ALGORITHMS))
         if self.period == MONTH:
             if self.algorithm == DEFAULT_ALGORITHM:
                 object.__setattr__(self, "algorithm", "fixed_window")
@@ -100,10 +106,12 @@ class Rate:
         if self.burst is not None:
             _check_units("burst", self.burst)
             if self.algorithm not in BURST_ALGORITHMS:
-                raise InvalidRate(
-                    f"burst belongs to {', '.join(sorted(BURST_ALGORITHMS))}, not to {self.algorithm}; "
-                    f"drop 'burst {self.burst}' or name one of those algorithms"
+                text = gettext_noop(
+                    "burst belongs to %(known)s, not to %(algorithm)s; "
+                    "drop 'burst %(burst)s' or name one of those algorithms"
                 )
+                known = ", ".join(sorted(BURST_ALGORITHMS))
+                raise InvalidRate(text, known=known, algorithm=self.algorithm, burst=self.burst)
 
     @property
     def period_us(self) -> int:
@@ -150,7 +158,8 @@ def parse_rates(text: str, algorithm: str = DEFAULT_ALGORITHM) -> tuple[Rate, ..
     for rate in rates:
         twin = seen.setdefault((rate.algorithm, rate.period), rate)
         if twin is not rate:
-            raise InvalidRate(f"'{twin}' and '{rate}' have the same algorithm and period; keep the stricter one")
+            text = gettext_noop("'%(one)s' and '%(other)s' have the same algorithm and period; keep the stricter one")
+            raise InvalidRate(text, one=str(twin), other=str(rate))
     return rates
 
 
@@ -165,9 +174,8 @@ def normalize_rates(text: str) -> str:
         return specs
     canonical = ", ".join(_format(spec.limit, spec.period, spec.burst, spec.algorithm) for spec in specs)
     if len(canonical) > MAX_TEXT:
-        raise InvalidRate(
-            f"rates may have at most {MAX_TEXT} characters in canonical form, these have {len(canonical)}"
-        )
+        text = gettext_noop("rates may have at most %(most)s characters in canonical form, these have %(length)s")
+        raise InvalidRate(text, most=MAX_TEXT, length=len(canonical))
     return canonical
 
 
@@ -191,15 +199,17 @@ def _format(limit: int, period: float | Literal["month"], burst: int | None, alg
 
 
 def _month_is_calendar(limit: int, algorithm: str) -> InvalidRate:
-    return InvalidRate(
-        f"a month is counted in calendar windows, not by {algorithm}; "
-        f"drop the algorithm, or write {limit}/30day {algorithm}"
+    text = gettext_noop(
+        "a month is counted in calendar windows, not by %(algorithm)s; "
+        "drop the algorithm, or write %(limit)s/30day %(algorithm)s"
     )
+    return InvalidRate(text, algorithm=algorithm, limit=limit)
 
 
 def _check_units(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_UNITS:
-        raise InvalidRate(f"{name} must be a whole number from 1 to {MAX_UNITS}, not {show(value)}")
+        text = gettext_noop("%(name)s must be a whole number from 1 to %(most)s, not %(value)s")
+        raise InvalidRate(text, name=name, most=MAX_UNITS, value=show(value))
 
 
 def _check_period(period: object) -> None:
@@ -208,9 +218,8 @@ def _check_period(period: object) -> None:
         or isinstance(period, bool)
         or not MIN_PERIOD_US <= period * _SECOND <= MAX_PERIOD_US
     ):
-        raise InvalidRate(
-            f"period must be 0.001 to {MAX_PERIOD_US // _SECOND} seconds, or 'month', not {show(period)}"
-        )
+        text = gettext_noop("period must be 0.001 to %(most)s seconds, or 'month', not %(value)s")
+        raise InvalidRate(text, most=MAX_PERIOD_US // _SECOND, value=show(period))
 
 
 def show(value: object) -> str:
@@ -242,9 +251,10 @@ class _Text:
 
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
-            raise InvalidRate(f"a rate is text such as 100/min, not {show(text)}")
+            raise InvalidRate(gettext_noop("a rate is text such as 100/min, not %(value)s"), value=show(text))
         if len(text) > MAX_TEXT:
-            raise InvalidRate(f"rate text may have {MAX_TEXT} characters, this has {len(text)}")
+            template = gettext_noop("rate text may have %(most)s characters, this has %(length)s")
+            raise InvalidRate(template, most=MAX_TEXT, length=len(text))
         self.text, self.start, self.at = text, 0, 0
 
     def take(self, pattern: str) -> str | None:
@@ -261,13 +271,22 @@ class _Text:
             raise self.expected(what)
         plain = digits.replace("_", "").lstrip("0") or "0"
         if len(plain) > len(str(MAX_UNITS)) or not 1 <= int(plain) <= MAX_UNITS:
-            raise InvalidRate(f"{what} must be from 1 to {MAX_UNITS}, at character {self.start + 1}")
+            text = gettext_noop("%(what)s must be from 1 to %(most)s, at character %(at)s")
+            raise InvalidRate(text, what=what, most=MAX_UNITS, at=self.start + 1)
         return int(plain)
 
-    def expected(self, what: str) -> InvalidRate:
+    def expected(self, what: str, known: Iterable[str] = ()) -> InvalidRate:
         rest = self.text[self.at :].strip()
-        found = f"not {show(rest)}" if rest else "but the text ends"
-        return InvalidRate(f"expected {what} at character {self.at + 1}, {found}; write for example 100/min")
+        if rest:
+            text = gettext_noop(
+                "expected %(what)s%(known)s at character %(at)s, not %(rest)s; write for example 100/min"
+            )
+        else:
+            text = gettext_noop(
+                "expected %(what)s%(known)s at character %(at)s, but the text ends; write for example 100/min"
+            )
+        among = f" ({', '.join(known)})" if known else ""
+        return InvalidRate(text, what=what, known=among, at=self.at + 1, rest=show(rest))
 
 
 def _read_rates(text: str) -> list[_Spec] | Literal["unlimited", "blocked"]:
@@ -282,26 +301,27 @@ def _read_rates(text: str) -> list[_Spec] | Literal["unlimited", "blocked"]:
 
 
 def _read_rate(cursor: _Text, more: bool = False) -> _Spec:
-    limit = cursor.number("a limit (a number)")
+    limit = cursor.number(gettext_noop("a limit (a number)"))
     if not cursor.take("/"):
-        raise cursor.expected("'/'")
-    count = cursor.number("a number of units") if cursor.take("(?=[0-9])") is not None else 1
+        raise cursor.expected(gettext_noop("'/'"))
+    count = cursor.number(gettext_noop("a number of units")) if cursor.take("(?=[0-9])") is not None else 1
     start = cursor.at
     unit = _UNIT_NAMES.get(cursor.take("[a-z]+") or "")
     if unit is None:
         cursor.at = start
-        raise cursor.expected(f"a unit ({_EXPECTED_UNIT})")
+        raise cursor.expected(gettext_noop("a unit (s, min, hour, day, week or month)"))
     if unit == MONTH and count != 1:
-        raise InvalidRate(f"months are counted one by one: write {limit}/month, or {limit}/{30 * count}day")
-    burst = cursor.number("a burst (a number)") if cursor.take(r"burst\b") else None
+        template = gettext_noop("months are counted one by one: write %(limit)s/month, or %(limit)s/%(days)sday")
+        raise InvalidRate(template, limit=limit, days=30 * count)
+    burst = cursor.number(gettext_noop("a burst (a number)")) if cursor.take(r"burst\b") else None
     start = cursor.at
     algorithm = cursor.take("[a-z_]+")
     if algorithm is not None and algorithm not in ALGORITHMS:
         cursor.at = start
-        what = "an algorithm" if burst is not None else "'burst', an algorithm"
-        raise cursor.expected(f"{what} ({', '.join(ALGORITHMS)})")
+        what = gettext_noop("an algorithm") if burst is not None else gettext_noop("'burst', an algorithm")
+        raise cursor.expected(what, ALGORITHMS)
     if cursor.at < len(cursor.text) and not (more and cursor.text[cursor.at] == ","):
-        raise cursor.expected("',' or the end" if more else "the end")
+        raise cursor.expected(gettext_noop("',' or the end") if more else gettext_noop("the end"))
     if unit == MONTH and algorithm is not None:
         if algorithm != "fixed_window":
             raise _month_is_calendar(limit, algorithm)

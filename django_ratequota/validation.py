@@ -7,9 +7,11 @@ import re
 from typing import Any
 
 from django.core.exceptions import ValidationError
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from .conf import settings
+from .exceptions import InvalidRate
 
 #: Characters that turn around whatever text stands next to them.
 _DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")
@@ -18,6 +20,13 @@ _DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")
 def visible(text: Any) -> str:
     """The text with each character that would turn its neighbours around written as its code."""
     return _DIRECTIONS.sub(lambda found: f"\\u{ord(found[0]):x}", str(text))
+
+
+def rate_problem(error: InvalidRate) -> str:
+    """What is wrong with a rate, in the language of whoever wrote it."""
+    params = {name: gettext(str(value)) if name == "what" else value for name, value in error.params.items()}
+    text = gettext(error.template)
+    return text % params if params else text
 
 
 def canonical_subject(text: str) -> str:

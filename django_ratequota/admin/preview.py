@@ -24,6 +24,7 @@ from ..impact import estimate, sentences
 from ..models import Endpoint, RatePolicy
 from ..rates import BLOCKED, Rate, parse_rates
 from ..scenarios import Scenario, scenarios
+from ..validation import rate_problem
 from .base import RecordedAdmin, moment, shown
 from .plots import Series, plot
 from .rights import PolicyRights
@@ -168,7 +169,7 @@ def _preview(policy: RatePolicy) -> dict[str, Any]:
     try:
         rates = parse_rates(policy.rates, policy.algorithm)
     except InvalidRate as error:
-        return {"errors": [str(error)]}
+        return {"errors": [rate_problem(error)]}
     if isinstance(rates, str):
         text = _("Every request is refused.") if rates == BLOCKED else _("Every request passes: nothing is counted.")
         return {"sentence": text}

@@ -15,7 +15,7 @@ from ..conf import COUNTED_PER, settings
 from ..exceptions import InvalidRate
 from ..fields import RatesField
 from ..rates import ALGORITHMS, DEFAULT_ALGORITHM, parse_rates
-from ..validation import canonical_subject, check_dates, visible
+from ..validation import canonical_subject, check_dates, rate_problem, visible
 from .base import RecordedModel
 from .endpoints import Endpoint
 from .plans import Plan
@@ -189,7 +189,7 @@ class RatePolicy(RecordedModel):
         try:
             parse_rates(self.rates, self.algorithm)
         except InvalidRate as error:
-            raise ValidationError(str(error), code="invalid_rate") from error
+            raise ValidationError(rate_problem(error), code="invalid_rate") from error
 
     def _check_subject(self) -> None:
         if self.subject:
