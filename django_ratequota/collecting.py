@@ -15,7 +15,7 @@ import time
 import zlib
 from base64 import b32encode
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple
@@ -90,10 +90,13 @@ class Collector:
         """Note a decision; returns the id of a refusal, "" where there is none."""
         caller = asked.caller
         ip = caller.value("ip")
+        # Lists rather than generators, here and below: every request pays for them.
         if decision.allowed:
-            against = tuple(s.bucket.policy_id for s in decision.statuses if not s.allowed) + resolution.would_block
+            against = [s.bucket.policy_id for s in decision.statuses if not s.allowed]
+            against += resolution.would_block
         else:
-            against = resolution.blocking + tuple(s.bucket.policy_id for s in decision.statuses if s.refused)
+            against = [s.bucket.policy_id for s in decision.statuses if s.refused]
+            against += resolution.blocking
         noted = Note(
             (decision.at_us or time.time_ns() // 1000) // 10**6,
             bounded(caller.subject("caller", None) or ""),
@@ -103,7 +106,7 @@ class Collector:
             cost,
             tuple([policy.id for policy in resolution.winners]),
             decision.allowed,
-            against,
+            tuple(against),
         )
         if len(self._noted) < MAX_NOTED:
             self._noted.append(noted)
@@ -133,7 +136,8 @@ class Collector:
         hours: dict[int, list[tuple[Note, int]]] = {}
         for noted, times in counts.items():
             hours.setdefault(noted.second // HOUR, []).append((noted, times))
-            self._add_usage(noted, times)
+        for hour, notes in hours.items():
+            self._add_usage(notes, self._level_for(hour))
         chunks = self._chunks()
         refusals = self._take_refusals()
         for hour in sorted({*hours, *chunks} or ({time.time_ns() // 10**9 // HOUR} if refusals else ())):
@@ -160,14 +164,16 @@ class Collector:
         known, level = self._level
         return level if known == hour else max(0, level - 1)
 
-    def _add_usage(self, noted: Note, times: int) -> None:
-        attempt = noted[:6]
-        counted = self._usage.get(attempt)
-        if counted is None:
-            if len(self._usage) >= MAX_NOTED or not sampled(noted.caller, self._level_for(noted.second // HOUR)):
-                return
-            counted = self._usage[attempt] = [0, 0]
-        counted[0 if noted.allowed else 1] += times
+    def _add_usage(self, notes: Iterable[tuple[Note, int]], level: int) -> None:
+        usage = self._usage
+        for noted, times in notes:
+            attempt = noted[:6]
+            counted = usage.get(attempt)
+            if counted is None:
+                if len(usage) >= MAX_NOTED or not sampled(noted.caller, level):
+                    continue
+                counted = usage[attempt] = [0, 0]
+            counted[0 if noted.allowed else 1] += times
 
     def _chunks(self) -> dict[int, bytes]:
         """The usage to send now, packed, by hour."""
@@ -221,31 +227,40 @@ def bounded(name: str) -> str:
 
 def _payload(notes: Iterable[tuple[Note, int]]) -> dict[str, Any]:
     """The counts that the notes add up to, in flat lists as Lua reads them."""
-    counts: Counter[tuple[int, str, int]] = Counter()
-    callers: list[Counter[str]] = [Counter() for _ in OUTCOMES]
+    # Callers differ, what became of their requests seldom does: that is added up first, and then spelled out once.
+    alike: Counter[tuple[Any, ...]] = Counter()
+    callers: list[dict[str, int]] = [{} for _ in OUTCOMES]
     for (second, caller, _, _, endpoint_ids, _, policy_ids, allowed, against), times in notes:
-        minute = second // MINUTE
-        # Would-be refusals are admitted requests, too.
-        outcomes = (0, 2) if allowed and against else (0,) if allowed else (1,)
-        for place in ("t", *[f"e{endpoint}" for endpoint in endpoint_ids or (0,)]):
-            for outcome in outcomes:
-                counts[minute, place, outcome] += times
-                callers[outcome][f"{place}|{caller}"] += times
-        for policy in policy_ids:
-            if allowed:
-                counts[minute, f"p{policy}", 0] += times
-            if policy in against:
-                counts[minute, f"p{policy}", outcomes[-1]] += times
-                callers[outcomes[-1]][f"p{policy}|{caller}"] += times
+        alike[second // MINUTE, endpoint_ids, policy_ids, allowed, against] += times
+        for outcome in _outcomes(allowed, against):
+            own = callers[outcome]
+            names = [f"t|{caller}", *[f"e{endpoint}|{caller}" for endpoint in endpoint_ids or (0,)]]
+            if outcome:
+                names += [f"p{policy}|{caller}" for policy in policy_ids if policy in against]
+            for name in names:
+                own[name] = own.get(name, 0) + times
     minutes: Counter[str] = Counter()
     quarters: Counter[str] = Counter()
-    for (minute, place, outcome), times in counts.items():
-        minutes[f"{minute * MINUTE % MINUTES[1] // MINUTES[0]}:{place}:{outcome}"] += times
-        quarters[f"{minute * MINUTE % QUARTERS[1] // QUARTERS[0]}:{place}:{outcome}"] += times
+    for (minute, endpoint_ids, policy_ids, allowed, against), times in alike.items():
+        in_hour = minute * MINUTE % MINUTES[1] // MINUTES[0]
+        in_day = minute * MINUTE % QUARTERS[1] // QUARTERS[0]
+        places = [("t", True), *((f"e{endpoint}", True) for endpoint in endpoint_ids or (0,))]
+        places += [(f"p{policy}", policy in against) for policy in policy_ids]
+        for outcome in _outcomes(allowed, against):
+            for place, concerned in places:
+                # What another policy refused says nothing of this one.
+                if concerned or not outcome:
+                    minutes[f"{in_hour}:{place}:{outcome}"] += times
+                    quarters[f"{in_day}:{place}:{outcome}"] += times
     return {"minutes": _flat(minutes), "quarters": _flat(quarters), "callers": [_flat(one) for one in callers]}
 
 
-def _flat(counts: Counter[str]) -> list[Any]:
+def _outcomes(allowed: bool, against: tuple[int | None, ...]) -> tuple[int, ...]:
+    """Numbers in ``OUTCOMES``; would-be refusals are admitted requests, too."""
+    return ((0, 2) if against else (0,)) if allowed else (1,)
+
+
+def _flat(counts: Mapping[str, int]) -> list[Any]:
     return [item for pair in counts.items() for item in pair]
 
 

@@ -36,7 +36,7 @@ PAGES = {
         lambda s: f"{_POLICIES}/explain/?user={s.mallory.pk}&endpoint={s.hostile_endpoint.name}&path={quote(MARKUP)}"
     ),
     "boost": Page(
-        lambda s: f"{_POLICIES}/boost/?user={s.alice.pk}&endpoint=search&method=GET&policy={s.free_search.pk}",
+        lambda s: f"{_POLICIES}/boost/?user={s.bob.pk}&endpoint=search&method=GET&policy={s.override.pk}",
         viewer=403,
     ),
     "live usage": Page(lambda s: f"{_POLICIES}/usage/?span=day"),
