@@ -73,7 +73,8 @@ class Collector:
     """What one process has noted and not handed over yet."""
 
     def __init__(self) -> None:
-        self._noted: deque[Note] = deque()
+        #: Notes as plain tuples: these cost less to make, and the garbage collector passes them over.
+        self._noted: deque[tuple[Any, ...]] = deque()
         #: id -> [minute, how many since the last flush, description]
         self._refusals: dict[str, list[Any]] = {}
         #: The first six fields of a note -> [how many were admitted, and refused]
@@ -97,7 +98,7 @@ class Collector:
         else:
             against = [s.bucket.policy_id for s in decision.statuses if s.refused]
             against += resolution.blocking
-        noted = Note(
+        noted = (
             (decision.at_us or time.time_ns() // 1000) // 10**6,
             bounded(caller.subject("caller", None) or ""),
             "" if ip is None else f"ip:{ip}",
@@ -110,7 +111,9 @@ class Collector:
         )
         if len(self._noted) < MAX_NOTED:
             self._noted.append(noted)
-        return "" if decision.allowed else self._note_refusal(noted, asked.scope or "", route, method, decision)
+        if decision.allowed:
+            return ""
+        return self._note_refusal(Note._make(noted), asked.scope or "", route, method, decision)
 
     def _note_refusal(self, noted: Note, scope: str, route: str, method: str, decision: Decision) -> str:
         minute = noted.second // MINUTE
@@ -133,9 +136,9 @@ class Collector:
 
     def _flush(self, limiter: Limiter) -> None:
         counts = Counter(self._noted.popleft() for _ in range(len(self._noted)))
-        hours: dict[int, list[tuple[Note, int]]] = {}
+        hours: dict[int, list[tuple[tuple[Any, ...], int]]] = {}
         for noted, times in counts.items():
-            hours.setdefault(noted.second // HOUR, []).append((noted, times))
+            hours.setdefault(noted[0] // HOUR, []).append((noted, times))
         for hour, notes in hours.items():
             self._add_usage(notes, self._level_for(hour))
         chunks = self._chunks()
@@ -164,16 +167,16 @@ class Collector:
         known, level = self._level
         return level if known == hour else max(0, level - 1)
 
-    def _add_usage(self, notes: Iterable[tuple[Note, int]], level: int) -> None:
+    def _add_usage(self, notes: Iterable[tuple[tuple[Any, ...], int]], level: int) -> None:
         usage = self._usage
-        for noted, times in notes:
-            attempt = noted[:6]
+        for (*fields, _policy_ids, allowed, _against), times in notes:
+            attempt = tuple(fields)
             counted = usage.get(attempt)
             if counted is None:
-                if len(usage) >= MAX_NOTED or not sampled(noted.caller, level):
+                if len(usage) >= MAX_NOTED or not sampled(attempt[1], level):
                     continue
                 counted = usage[attempt] = [0, 0]
-            counted[0 if noted.allowed else 1] += times
+            counted[0 if allowed else 1] += times
 
     def _chunks(self) -> dict[int, bytes]:
         """The usage to send now, packed, by hour."""
@@ -225,7 +228,7 @@ def bounded(name: str) -> str:
     return name if name.isascii() else name.encode(errors="backslashreplace").decode()
 
 
-def _payload(notes: Iterable[tuple[Note, int]]) -> dict[str, Any]:
+def _payload(notes: Iterable[tuple[tuple[Any, ...], int]]) -> dict[str, Any]:
     """The counts that the notes add up to, in flat lists as Lua reads them."""
     # Callers differ, what became of their requests seldom does: that is added up first, and then spelled out once.
     alike: Counter[tuple[Any, ...]] = Counter()
