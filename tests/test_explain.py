@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import pytest
 import redis
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.db import connection
@@ -26,6 +26,7 @@ from django_ratequota.looking import Question
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.statistics import Refusal, RefusedBucket
 from django_ratequota.types import Decision
+from tests.operators import client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -86,11 +87,7 @@ def alice() -> User:
 
 def staff(permissions: tuple[str, ...] | None) -> Client:
     """Who is at work; None = superuser."""
-    user = User.objects.create(username="support", is_staff=True, is_superuser=permissions is None)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions or ()))
-    client = Client()
-    client.force_login(user)
-    return client
+    return client_of(*permissions or (), superuser=permissions is None, name="support")
 
 
 def ask(user: User | None = None, address: str = "203.0.113.7", **kwargs: Any) -> Decision:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
@@ -19,6 +19,7 @@ from django.utils import timezone
 
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from tests.operators import client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -26,14 +27,6 @@ BASE = "/admin/django_ratequota"
 MATRIX = f"{BASE}/plan/matrix/"
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
 DAY = timedelta(days=1)
-
-
-def client_of(*permissions: str, superuser: bool = False) -> Client:
-    user = User.objects.create(username="operator", is_staff=True, is_superuser=superuser)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import time_machine
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import connection
 from django.db.models.signals import pre_save
@@ -24,6 +24,7 @@ from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange
 from django_ratequota.recording import acting, image, record_publication
 from django_ratequota.restoring import plan_restoration, problems, restore, versions
 from django_ratequota.signals import policies_changed
+from tests.operators import client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -31,14 +32,6 @@ BASE = "/admin/django_ratequota"
 HISTORY = f"{BASE}/policychange"
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 40
 DAY = timedelta(days=1)
-
-
-def client_of(*permissions: str, superuser: bool = False) -> Client:
-    user = User.objects.create(username="operator", is_staff=True, is_superuser=superuser)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from django.test import Client, RequestFactory
 from django_ratequota import check_request
 from django_ratequota.admin.rights import permission_name
 from django_ratequota.models import Endpoint, Plan, RatePolicy
+from tests import operators
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -72,11 +73,7 @@ class Scene:
 
 def client_of(operator: str) -> Client:
     permissions = OPERATORS[operator]
-    user = User.objects.create(username=operator, is_staff=True, is_superuser=permissions is None)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions or ()))
-    client = Client()
-    client.force_login(user)
-    return client
+    return operators.client_of(*permissions or (), superuser=permissions is None, name=operator)
 
 
 def action(name: str, *policies: RatePolicy, **fields: str) -> dict[str, Any]:
