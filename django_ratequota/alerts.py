@@ -44,12 +44,17 @@ def watch(decision: Decision) -> None:
     if not quota_threshold.receivers or decision.degraded:
         return
     for status in decision.statuses:
-        if status.remaining * 5 <= status.limit or not status.allowed:
+        if status.remaining * 5 <= status.limit or _is_full(status):
             _note(status, decision.at_us)
 
 
+def _is_full(status: BucketStatus) -> bool:
+    """Whether it has no room for this request; a cost above its capacity says nothing about what is used."""
+    return status.remaining == 0 or (not status.allowed and status.retry_after_us is not None)
+
+
 def _note(status: BucketStatus, at_us: int) -> None:
-    for level in (80, 100) if status.remaining == 0 or not status.allowed else (80,):
+    for level in (80, 100) if _is_full(status) else (80,):
         key = (*status.bucket.counter, level)
         with _lock:
             if _told.get(key, 0) > at_us or len(_waiting) >= _MAX_WAITING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from django.db import transaction
-from django.db.models import Max, Sum
+from django.db.models import Sum
 from django.utils import timezone
 
 from .collecting import HOUR, KEPT_SECONDS, OUTCOMES
@@ -51,14 +51,6 @@ def roll_up(keep_hours: int = KEEP_HOURS, keep_days: int = KEEP_DAYS) -> RolledU
             too_old = timezone.now() - timedelta(days=kept)
             deleted += UsageCount.objects.filter(length=length, starts_at__lt=too_old).delete()[0]
     return RolledUp(written, days, deleted)
-
-
-def last_rolled_up() -> datetime | None:
-    """When the newest hour that is kept began; None before the first."""
-    newest: datetime | None = UsageCount.objects.filter(length=UsageCount.Length.HOUR).aggregate(Max("starts_at"))[
-        "starts_at__max"
-    ]
-    return newest
 
 
 def _days(hours: Iterable[datetime]) -> dict[tuple[datetime, str], list[int]]:

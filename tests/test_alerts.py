@@ -75,6 +75,12 @@ def test_a_refusal_is_100_percent_whatever_is_left(limiter: Limiter, told: Told)
     assert [level for level, _, _ in told] == [80, 100]
 
 
+def test_a_cost_that_never_fits_says_nothing_about_what_is_used(limiter: Limiter, told: Told) -> None:
+    spend(limiter, Bucket("user:1", Rate.parse("10/day")), 1, cost=11)
+    alerts.tell()
+    assert told == []
+
+
 def test_each_subject_by_itself_and_log_mode_too(limiter: Limiter, told: Told) -> None:
     for number, mode in ((1, "enforce"), (2, "log")):
         spend(limiter, Bucket(f"user:{number}", Rate.parse("5/day"), mode=mode), 4)

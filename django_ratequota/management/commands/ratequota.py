@@ -32,7 +32,7 @@ from .. import files
 class Command(BaseCommand):
     """One command with a verb for each thing to do; ``explain``, ``status`` and ``export`` change nothing."""
 
-    help = "Explain, reset, publish and inspect rate quotas."
+    help = "Explain, reset, publish, roll up, inspect, export and import rate quotas."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """The verbs and their options."""
