@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from django.dispatch import Signal
 
@@ -53,27 +52,15 @@ class Breaker:
         """Whether the last answer was a failure."""
         return self._failures > 0
 
-    @contextmanager
-    def passage(self, always: bool = False) -> Iterator[None]:
+    def passage(self, always: bool = False) -> Passage:
         """Wraps one use of the server and learns from how it ends; raises ``StoreLeftAlone`` while open.
 
         ``always`` lets what an operator asked for through.
         """
-        if self.open and not always:
-            self._take_probe()
-        try:
-            yield
-        except OutOfTime:
-            raise
-        except StoreError as error:
-            if error.reason in HEALTHY:
-                self._succeeded()
-            else:
-                self._failed(error)
-            raise
-        self._succeeded()
+        return Passage(self, always)
 
-    def _take_probe(self) -> None:
+    def take_probe(self) -> None:
+        """Go ahead as the probe, or raise ``StoreLeftAlone`` as it is not time for one."""
         with self._lock:
             now = self._clock()
             if not self.open:
@@ -86,7 +73,8 @@ class Breaker:
             self.reason, f"{self.server} failed ({self.reason}) and is left alone until it is probed"
         )
 
-    def _succeeded(self) -> None:
+    def succeeded(self) -> None:
+        """Close it: the server gave an answer."""
         if not self._failures:
             return
         with self._lock:
@@ -96,7 +84,8 @@ class Breaker:
             logger.warning("Redis at %s gives decisions again, after %.1f s", self.server, seconds)
             self._tell("closed", reason, seconds)
 
-    def _failed(self, error: StoreError) -> None:
+    def failed(self, error: StoreError) -> None:
+        """Count a failure, and open it after enough of them."""
         with self._lock:
             now = self._clock()
             self._failures += 1
@@ -114,3 +103,27 @@ class Breaker:
         store_state_changed.send_robust(
             sender=Breaker, state=state, server=self.server, reason=reason, seconds=seconds
         )
+
+
+class Passage:
+    """One use of a server, as a context."""
+
+    # A class of its own, as every decision goes through it: ``contextmanager`` costs three times as much.
+    __slots__ = ("_always", "_breaker")
+
+    def __init__(self, breaker: Breaker, always: bool) -> None:
+        self._breaker = breaker
+        self._always = always
+
+    def __enter__(self) -> None:
+        if self._breaker.open and not self._always:
+            self._breaker.take_probe()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._breaker.succeeded()
+        elif isinstance(error, StoreError) and not isinstance(error, OutOfTime):
+            if error.reason in HEALTHY:
+                self._breaker.succeeded()
+            else:
+                self._breaker.failed(error)

@@ -21,22 +21,19 @@ from .conf import OncePerSettings
 from .connect import Client, store_of, store_of_settings
 from .exceptions import ConfigurationError, InvalidBucket, NewerRevision, StoreError, StoreLeftAlone
 from .histogram import Histogram
-from .keys import bucket_key, check_prefix, revision_key
+from .keys import check_prefix, revision_key
+from .prepared import NO_REVISION, bucket_keys, prepare
 from .rates import show
 from .scripts import DECIDE, PUBLISH
 from .server import Command
-from .store import run_script
+from .store import run_command, run_script
 from .subjects import ask_each
 from .twin import adrive, drive
 from .types import Bucket, BucketStatus, Decision, check_cost
-from .windows import calendar_window
 
 Steps = Generator[Command, Any, Decision]
 
 _DECIDED, _NEWER, _OUTSIDE = 1, 2, 3
-_NO_REVISION = -1
-#: Far above any real request; keeps one script run short.
-_MAX_BUCKETS = 500
 _MAX_US = 2**53 - 1
 _CLUSTER_LOOK_SECONDS = 1.0
 
@@ -187,7 +184,7 @@ class Limiter:
             else:
                 if revision is not None and self.answer_age() >= self._look_seconds:
                     yield from self._ask("peek", (), 0, revision=revision)
-                self._keys(buckets)  # what makes no sense is refused before anything is charged
+                prepare(self.prefix, self.time_zone, buckets)  # what makes no sense is refused before anything is charged
                 decision = yield from ask_each(self._ask, mode, buckets, cost, patience_us)
                 decision = replace(decision, revision=revision or 0, settler=self)
         except StoreError as error:
@@ -206,24 +203,13 @@ class Limiter:
         revision: int | None = None,
     ) -> Steps:
         """One atomic call."""
-        keys = self._keys(buckets)
-        if revision is not None:
-            keys.insert(0, revision_key(self.prefix))
+        prepared = prepare(self.prefix, self.time_zone, buckets)
         now_us = self.now_us
         for _ in range(3):
-            windows = [self._window(bucket, now_us) for bucket in buckets]
-            args: list[object] = [
-                mode,
-                self._read_clock() if self._clock else 0,
-                _NO_REVISION if revision is None else revision,
-                cost,
-                patience_us,
-            ]
-            for bucket, (start, finish) in zip(buckets, windows, strict=True):
-                rate = bucket.rate
-                enforced = 1 if bucket.mode == "enforce" else 0
-                args += (rate.algorithm, rate.limit, rate.period_us, rate.capacity, enforced, start, finish)
-            reply = yield from run_script(DECIDE, keys, args)
+            clock_us = self._read_clock() if self._clock else 0
+            asked = (mode, clock_us, NO_REVISION if revision is None else revision, cost, patience_us)
+            command, windows_us = prepared.command(asked, now_us)
+            reply = yield from run_command(DECIDE, command)
             if not isinstance(reply, list) or len(reply) != 4 + 4 * len(buckets) * (reply[:1] == [_DECIDED]):
                 raise StoreError("response", f"not a decision: {reply!r:.100}")
             outcome, allowed, now_us, stored = reply[:4]
@@ -232,20 +218,21 @@ class Limiter:
             if revision is not None:
                 self._answered_us = _monotonic_us()
             if outcome == _DECIDED:
-                statuses = tuple(
+                # A list, though a tuple is wanted: a generator costs every request more.
+                statuses = [
                     BucketStatus(
                         bucket=bucket,
                         allowed=reply[at] == 1,
                         remaining=reply[at + 1],
                         retry_after_us=None if reply[at + 2] < 0 else reply[at + 2],
                         reset_after_us=reply[at + 3],
-                        window_us=finish - start or bucket.rate.period_us,
+                        window_us=window_us,
                     )
-                    for at, bucket, (start, finish) in zip(range(4, len(reply), 4), buckets, windows, strict=True)
-                )
+                    for at, bucket, window_us in zip(range(4, len(reply), 4), buckets, windows_us, strict=True)
+                ]
                 return Decision(
                     allowed=allowed == 1,
-                    statuses=statuses,
+                    statuses=tuple(statuses),
                     at_us=now_us,
                     revision=revision or 0,
                     settler=self,
@@ -262,24 +249,12 @@ class Limiter:
         return self.steps("acquire", (bucket,), cost, patience_us=int(timeout * 10**6))
 
     def _reset_steps(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
-        keys = self._keys(tuple(buckets))
+        keys = bucket_keys(self.prefix, tuple(buckets))
         deleted = 0
         # On a Cluster each key may live on a server of its own.
         for together in [[key] for key in keys] if self.store.clustered else [keys]:
             deleted += int((yield ("DEL", *together))) if together else 0
         return deleted
-
-    def _keys(self, buckets: tuple[Bucket, ...]) -> list[str]:
-        keys = [bucket_key(self.prefix, bucket) for bucket in buckets]
-        if len(set(keys)) < len(keys):
-            raise InvalidBucket("two buckets share subject, scope, algorithm and period, so one counter; keep one")
-        if len(keys) > _MAX_BUCKETS:
-            raise InvalidBucket(f"a check takes at most {_MAX_BUCKETS} buckets, not {len(keys)}")
-        return keys
-
-    def _window(self, bucket: Bucket, now_us: int) -> tuple[int, int]:
-        calendar = bucket.rate.calendar
-        return calendar_window(calendar, now_us, self.time_zone) if calendar else (0, 0)
 
     def _read_clock(self) -> int:
         now_us = self._clock() if self._clock else 0

@@ -139,18 +139,22 @@ class Call:
 
 
 def run_script(script: Script, keys: Sequence[str], args: Sequence[object]) -> Generator[Command, Any, Any]:
-    """Steps that run a script by its SHA1, or by its text where the server does not know it (then nothing ran).
+    """Steps that run a script; see ``run_command``."""
+    return run_command(script, ("EVALSHA", script.sha, len(keys), *keys, *args))
+
+
+def run_command(script: Script, command: Command) -> Generator[Command, Any, Any]:
+    """Steps that send an EVALSHA of the script, or its text where the server does not know it (then nothing ran).
 
     The text loads it and runs it in one go: between loading and running, the script could be flushed again.
     """
-    rest = (len(keys), *keys, *args)
     try:
         try:
-            return (yield ("EVALSHA", script.sha, *rest))
+            return (yield command)
         except StoreError as error:
             if error.reason != "noscript":
                 raise
-        return (yield ("EVAL", script.source, *rest))
+        return (yield ("EVAL", script.source, *command[2:]))
     except StoreError as error:
         located = script.locate(str(error))
         if located == str(error):

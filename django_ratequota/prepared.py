@@ -1,0 +1,77 @@
+"""What is sent to judge some buckets: worked out once, and kept for the next time that the same are asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import tzinfo
+from functools import lru_cache
+
+from .exceptions import InvalidBucket
+from .keys import bucket_key, revision_key
+from .scripts import DECIDE
+from .server import Repeated
+from .types import Bucket
+from .windows import calendar_window
+
+NO_REVISION = -1
+#: Far above any real request; keeps one script run short.
+_MAX_BUCKETS = 500
+#: Sequences of buckets that are kept, the last used: some 3 kB each.
+_KEPT = 2048
+_FOR_EVER = 2**63
+
+
+class Prepared:
+    """The keys and arguments of some buckets, and the last command that they were sent in."""
+
+    def __init__(self, prefix: str, zone: tzinfo, buckets: tuple[Bucket, ...]) -> None:
+        """Raises ``InvalidBucket`` where two share a counter, or there are too many."""
+        self.keys = bucket_keys(prefix, buckets)
+        self._revision_key = revision_key(prefix)
+        self._zone = zone
+        self._buckets = buckets
+        self._calendars = [bucket.rate.calendar for bucket in buckets]
+        #: The header of the last command, since and until when its windows are the current ones (µs), the command,
+        #: how long each bucket's window lasts (µs).
+        self._last: tuple[Sequence[object], int, int, Repeated, list[int]] = ((), 0, 0, Repeated(), [])
+
+    def command(self, header: tuple[str, int, int, int, int], now_us: int) -> tuple[Repeated, list[int]]:
+        """The command, and how long each bucket's window lasts (µs).
+
+        ``header`` is mode, clock (µs), the caller's revision, cost, longest wait to book (µs).
+        """
+        last, since_us, until_us, command, windows_us = self._last
+        if last != header or not since_us <= now_us < until_us:
+            since_us, until_us, args, windows_us = self._arguments(now_us)
+            keys = self.keys if header[2] == NO_REVISION else (self._revision_key, *self.keys)
+            command = Repeated(("EVALSHA", DECIDE.sha, len(keys), *keys, *header, *args))
+            self._last = (header, since_us, until_us, command, windows_us)
+        return command, windows_us
+
+    def _arguments(self, now_us: int) -> tuple[int, int, list[object], list[int]]:
+        since_us, until_us = 0, _FOR_EVER
+        args: list[object] = []
+        windows_us = []
+        for bucket, unit in zip(self._buckets, self._calendars, strict=True):
+            rate, start, finish = bucket.rate, 0, 0
+            if unit:
+                start, finish = calendar_window(unit, now_us, self._zone)
+                since_us, until_us = max(since_us, start), min(until_us, finish)
+            windows_us.append(finish - start or rate.period_us)
+            enforced = 1 if bucket.mode == "enforce" else 0
+            args += (rate.algorithm, rate.limit, rate.period_us, rate.capacity, enforced, start, finish)
+        return since_us, until_us, args, windows_us
+
+
+#: ``Prepared`` by prefix, time zone of calendar windows, and buckets.
+prepare = lru_cache(maxsize=_KEPT)(Prepared)
+
+
+def bucket_keys(prefix: str, buckets: Sequence[Bucket]) -> list[str]:
+    """The key of each bucket's counter; raises ``InvalidBucket`` where two are the same, or there are too many."""
+    keys = [bucket_key(prefix, bucket) for bucket in buckets]
+    if len(set(keys)) < len(keys):
+        raise InvalidBucket("two buckets share subject, scope, algorithm and period, so one counter; keep one")
+    if len(keys) > _MAX_BUCKETS:
+        raise InvalidBucket(f"a check takes at most {_MAX_BUCKETS} buckets, not {len(keys)}")
+    return keys
