@@ -24,9 +24,9 @@ from .histogram import Histogram
 from .keys import check_prefix, revision_key
 from .prepared import NO_REVISION, bucket_keys, prepare
 from .rates import show
-from .scripts import DECIDE, PUBLISH
+from .scripts import PUBLISH
 from .server import Command
-from .store import run_command, run_script
+from .store import run_script
 from .subjects import ask_each
 from .twin import adrive, drive
 from .types import Bucket, BucketStatus, Decision, check_cost
@@ -184,7 +184,8 @@ class Limiter:
             else:
                 if revision is not None and self.answer_age() >= self._look_seconds:
                     yield from self._ask("peek", (), 0, revision=revision)
-                prepare(self.prefix, self.time_zone, buckets)  # what makes no sense is refused before anything is charged
+                # What makes no sense is refused before anything is charged.
+                prepare(self.prefix, self.time_zone, buckets)
                 decision = yield from ask_each(self._ask, mode, buckets, cost, patience_us)
                 decision = replace(decision, revision=revision or 0, settler=self)
         except StoreError as error:
@@ -209,7 +210,7 @@ class Limiter:
             clock_us = self._read_clock() if self._clock else 0
             asked = (mode, clock_us, NO_REVISION if revision is None else revision, cost, patience_us)
             command, windows_us = prepared.command(asked, now_us)
-            reply = yield from run_command(DECIDE, command)
+            reply = yield command
             if not isinstance(reply, list) or len(reply) != 4 + 4 * len(buckets) * (reply[:1] == [_DECIDED]):
                 raise StoreError("response", f"not a decision: {reply!r:.100}")
             outcome, allowed, now_us, stored = reply[:4]

@@ -8,8 +8,7 @@ from functools import lru_cache
 
 from .exceptions import InvalidBucket
 from .keys import bucket_key, revision_key
-from .scripts import DECIDE
-from .server import Repeated
+from .scripts import DECIDE, Run
 from .types import Bucket
 from .windows import calendar_window
 
@@ -33,9 +32,9 @@ class Prepared:
         self._calendars = [bucket.rate.calendar for bucket in buckets]
         #: The header of the last command, since and until when its windows are the current ones (µs), the command,
         #: how long each bucket's window lasts (µs).
-        self._last: tuple[Sequence[object], int, int, Repeated, list[int]] = ((), 0, 0, Repeated(), [])
+        self._last: tuple[Sequence[object], int, int, Run, list[int]] = ((), 0, 0, Run(DECIDE, (), ()), [])
 
-    def command(self, header: tuple[str, int, int, int, int], now_us: int) -> tuple[Repeated, list[int]]:
+    def command(self, header: tuple[str, int, int, int, int], now_us: int) -> tuple[Run, list[int]]:
         """The command, and how long each bucket's window lasts (µs).
 
         ``header`` is mode, clock (µs), the caller's revision, cost, longest wait to book (µs).
@@ -44,7 +43,7 @@ class Prepared:
         if last != header or not since_us <= now_us < until_us:
             since_us, until_us, args, windows_us = self._arguments(now_us)
             keys = self.keys if header[2] == NO_REVISION else (self._revision_key, *self.keys)
-            command = Repeated(("EVALSHA", DECIDE.sha, len(keys), *keys, *header, *args))
+            command = Run(DECIDE, keys, (*header, *args))
             self._last = (header, since_us, until_us, command, windows_us)
         return command, windows_us
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 from .rates import ALGORITHMS
 
@@ -27,6 +29,25 @@ class Script:
             return "{}:{}".format(*self.lines[line - 1]) if 0 < line <= len(self.lines) else match[0]
 
         return re.sub(r"user_script:(\d+)", place, message)
+
+
+class Run(tuple[Any, ...]):
+    """The command that runs a script by its SHA1; one that is sent again is packed once."""
+
+    script: Script
+    #: As it goes over the wire, once it has.
+    packed: Any = None
+
+    def __new__(cls, script: Script, keys: Sequence[str], args: Iterable[object]) -> Run:
+        """``keys`` and ``args`` are what the script finds in KEYS and ARGV."""
+        run = super().__new__(cls, ("EVALSHA", script.sha, len(keys), *keys, *args))
+        run.script = script
+        return run
+
+    @property
+    def text(self) -> tuple[Any, ...]:
+        """The command that loads the script and runs it in one go: in between, it could be flushed again."""
+        return ("EVAL", self.script.source, *self[2:])
 
 
 def _compose(*parts: tuple[str, str, str], flags: str = "") -> Script:

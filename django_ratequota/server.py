@@ -26,14 +26,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from .exceptions import ConfigurationError, StoreError
+from .scripts import Run
 
 Command = tuple[Any, ...]
-
-
-class Repeated(Command):
-    """A command that is likely to be sent again as it is: its packed form is kept with it."""
-
-    packed: Any = None
 
 
 #: What an alias or a client may say about its connections that a decision must not inherit: one logical hit
@@ -238,22 +233,23 @@ class Server:
         """
         _sending.deadline = time.monotonic() + seconds
         connection = None
+        # Whether the connection is at the end of a reply.
         clean = False
         try:
             connection = self._take()
             if asking:
                 connection.send_packed_command(connection.pack_command("ASKING"))
                 connection.read_response()
-            packed = getattr(command, "packed", None)
-            if packed is None:
-                packed = connection.pack_command(*command)
-                if isinstance(command, Repeated):
-                    command.packed = packed
-            connection.send_packed_command(packed, check_health=False)
-            if command[0] == "EVALSHA":  # the one that every decision sends, and no callback of redis-py's reads
-                reply = connection.read_response()
-            else:
-                reply = self._client.parse_response(connection, command[0])  # type: ignore[no-untyped-call]
+            try:
+                if isinstance(command, Run):
+                    packed = command.packed = command.packed or connection.pack_command(*command)
+                    connection.send_packed_command(packed, check_health=False)
+                    reply = connection.read_response()
+                else:
+                    reply = self._ask(connection, command)
+            except redis.exceptions.NoScriptError:
+                # Nothing ran.
+                reply = self._ask(connection, command.text)  # type: ignore[attr-defined]
             clean = True
         except Exception as error:  # whatever redis-py raises, a request must not fail by it
             # An error that the server sent is a whole reply; after any other, the rest of one may follow.
@@ -262,13 +258,18 @@ class Server:
                 # Demoted with the connections kept: new ones may lead to the new master.
                 clean = False
                 self.close()
-            raise store_error(error) from error
+            raise store_error(error, command) from error
         finally:
             if clean and connection is not None:
                 self._idle.append(connection)
             elif connection is not None:
                 self._drop(connection)
         return reply
+
+    def _ask(self, connection: Any, command: Command) -> Any:
+        connection.send_packed_command(connection.pack_command(*command))
+        # Reads some replies into what redis-py's users know, a dict for HGETALL say.
+        return self._client.parse_response(connection, command[0])  # type: ignore[no-untyped-call]
 
     def _take(self) -> Any:
         """A connection that is ready to send: idle, or new."""
@@ -298,11 +299,14 @@ class Server:
                         both.execute_command("ASKING")
                         both.execute_command(*command)
                         return (await both.execute())[-1]
-                return await client.execute_command(*command)  # type: ignore[no-untyped-call]
+                try:
+                    return await client.execute_command(*command)  # type: ignore[no-untyped-call]
+                except redis.exceptions.NoScriptError:
+                    return await client.execute_command(*command.text)  # type: ignore[attr-defined, no-untyped-call]
         except Exception as error:  # whatever redis-py raises, a request must not fail by it
             if isinstance(error, redis.exceptions.ReadOnlyError):
                 await client.connection_pool.disconnect(inuse_connections=False)
-            raise store_error(error) from error
+            raise store_error(error, command) from error
 
     async def _loop_client(self) -> redis.asyncio.Redis:
         loop = asyncio.get_running_loop()
@@ -366,9 +370,14 @@ class Pause(NamedTuple):
     seconds: float
 
 
-def store_error(error: Exception) -> StoreError:
-    """The ``StoreError`` for whatever redis-py raised, its reason told by class or by the server's prefix."""
+def store_error(error: Exception, command: Command = ()) -> StoreError:
+    """The ``StoreError`` for whatever redis-py raised, its reason told by class or by the server's prefix.
+
+    An error in a script is told by file and line.
+    """
     message = f"{type(error).__name__}: {error}"
+    if isinstance(command, Run):
+        message = command.script.locate(message)
     if isinstance(error, redis.exceptions.TimeoutError | TimeoutError):
         return StoreError("timeout", message)
     for kind, reason in _EXCEPTION_PREFIXES.items():

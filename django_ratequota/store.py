@@ -14,7 +14,7 @@ from typing import Any
 
 from .breaker import Breaker
 from .exceptions import OutOfTime, StoreError
-from .scripts import Script
+from .scripts import Run, Script
 from .server import Command, Pause, Send, Server
 from .twin import adrive, drive
 
@@ -139,27 +139,8 @@ class Call:
 
 
 def run_script(script: Script, keys: Sequence[str], args: Sequence[object]) -> Generator[Command, Any, Any]:
-    """Steps that run a script; see ``run_command``."""
-    return run_command(script, ("EVALSHA", script.sha, len(keys), *keys, *args))
-
-
-def run_command(script: Script, command: Command) -> Generator[Command, Any, Any]:
-    """Steps that send an EVALSHA of the script, or its text where the server does not know it (then nothing ran).
-
-    The text loads it and runs it in one go: between loading and running, the script could be flushed again.
-    """
-    try:
-        try:
-            return (yield command)
-        except StoreError as error:
-            if error.reason != "noscript":
-                raise
-        return (yield ("EVAL", script.source, *command[2:]))
-    except StoreError as error:
-        located = script.locate(str(error))
-        if located == str(error):
-            raise
-        raise StoreError(error.reason, located) from error
+    """The one step that runs a script."""
+    return (yield Run(script, keys, args))
 
 
 def routed_key(command: Command) -> str | None:
