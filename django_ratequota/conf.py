@@ -254,17 +254,21 @@ _VALIDATORS: dict[str, Any] = {
 class _LazySettings:
     """``settings.timeout`` and so on, read from Django on first use; ``reload`` forgets them."""
 
-    _settings: Settings | None = None
     #: Grows with every reload, so that whatever was made from the settings can tell that it is out of date.
     generation = 0
+    _found: Settings | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if self._settings is None:
-            self._settings = read(getattr(django_settings, "RATEQUOTA", {}))[0]
-        return getattr(self._settings, name)
+        if self._found is None:
+            self._found = read(getattr(django_settings, "RATEQUOTA", {}))[0]
+            # As attributes of its own: every request reads a dozen, and comes here for none of them.
+            vars(self).update({one.name: getattr(self._found, one.name) for one in fields(Settings)})
+        return getattr(self._found, name)
 
     def reload(self) -> None:
-        self._settings = None
+        self._found = None
+        for one in fields(Settings):
+            vars(self).pop(one.name, None)
         self.generation += 1
 
 

@@ -162,15 +162,13 @@ def _decide(
             except DatabaseError:
                 readable = False
     watch(decision)
+    refusal_id = note(asked, route, method, resolution, decision, units)
     # What was counted in another place says nothing here, and is not to be settled here.
     together = before is not None and before.allowed and before.degraded == decision.degraded
     kept = before.statuses if before is not None and together else ()
-    return replace(
-        decision,
-        statuses=(*kept, *decision.statuses),
-        revision=snapshot.revision,
-        refusal_id=note(asked, route, method, resolution, decision, units),
-    )
+    if not kept and not refusal_id and decision.revision == snapshot.revision:
+        return decision
+    return replace(decision, statuses=(*kept, *decision.statuses), revision=snapshot.revision, refusal_id=refusal_id)
 
 
 def _snapshot() -> Generator[Step, Any, Snapshot]:
@@ -227,14 +225,14 @@ def _judge(
     asked = () if resolution.blocked_by else buckets
     try:
         limiter = default_limiter()
-        decision = yield from limiter.steps(mode, asked, cost, revision=revision)
+        decision = yield from limiter.steps(mode, asked, cost, revision=revision, settler=_Settler(limiter))
     except StoreError as error:
         if mode != "peek":
             note_degraded(error.reason, error)
         return decide_without_store(buckets, error.reason, cost, resolution.blocked_by, peek=mode == "peek")
     if resolution.blocked_by:
         return replace(decision, allowed=False, blocked_by=resolution.blocked_by)
-    return replace(decision, settler=_Settler(limiter))
+    return decision
 
 
 class _Settler:
@@ -257,11 +255,10 @@ class _Settler:
 
     def _steps(self, mode: str, buckets: tuple[Bucket, ...], cost: int) -> Generator[Step, Any, Decision]:
         try:
-            decision = yield from self._limiter.steps(mode, buckets, cost)
+            return (yield from self._limiter.steps(mode, buckets, cost, settler=self))
         except StoreError as error:
             note_degraded(error.reason, error)
             return Decision(allowed=True, error=error.reason)
-        return replace(decision, settler=self)
 
 
 def _may_block() -> bool:

@@ -29,7 +29,7 @@ from .server import Command
 from .store import run_script
 from .subjects import ask_each
 from .twin import adrive, drive
-from .types import Bucket, BucketStatus, Decision, check_cost
+from .types import Bucket, BucketStatus, Decision, Settler, check_cost
 
 Steps = Generator[Command, Any, Decision]
 
@@ -167,27 +167,30 @@ class Limiter:
         *,
         revision: int | None = None,
         patience_us: int = 0,
+        settler: Settler | None = None,
     ) -> Steps:
         """The steps of a verb, for callers that drive them among steps of their own.
 
+        ``settler`` charges and refunds afterwards, this limiter where it is None.
         Raises ``NewerRevision`` into the caller when policies newer than ``revision`` have been published. Asks
         nothing when there are no buckets and the last look at the revision is young enough.
         """
         buckets = tuple(buckets)
         check_cost(cost)
+        settler = settler or self
         begun = time.monotonic()
         try:
             if not self.store.clustered:
                 if not buckets and revision is not None and self.answer_age() < self._look_seconds:
-                    return Decision(allowed=True, revision=revision, settler=self)
-                decision = yield from self._ask(mode, buckets, cost, patience_us, revision)
+                    return Decision(allowed=True, revision=revision, settler=settler)
+                decision = yield from self._ask(mode, buckets, cost, patience_us, revision, settler)
             else:
                 if revision is not None and self.answer_age() >= self._look_seconds:
                     yield from self._ask("peek", (), 0, revision=revision)
                 # What makes no sense is refused before anything is charged.
                 prepare(self.prefix, self.time_zone, buckets)
                 decision = yield from ask_each(self._ask, mode, buckets, cost, patience_us)
-                decision = replace(decision, revision=revision or 0, settler=self)
+                decision = replace(decision, revision=revision or 0, settler=settler)
         except StoreError as error:
             if not isinstance(error, StoreLeftAlone):
                 self.latency.record(time.monotonic() - begun)
@@ -202,6 +205,7 @@ class Limiter:
         cost: int,
         patience_us: int = 0,
         revision: int | None = None,
+        settler: Settler | None = None,
     ) -> Steps:
         """One atomic call."""
         prepared = prepare(self.prefix, self.time_zone, buckets)
@@ -236,7 +240,7 @@ class Limiter:
                     statuses=tuple(statuses),
                     at_us=now_us,
                     revision=revision or 0,
-                    settler=self,
+                    settler=settler,
                 )
             if outcome == _NEWER:
                 raise NewerRevision(stored)
