@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Protocol
 
 import http_sf
@@ -27,10 +28,14 @@ def decision_headers(decision: Decision) -> dict[str, str]:
     if decision.degraded or not enforced:
         return headers
     if "ietf" in settings.headers:
-        policies: list[Any] = [(_title(status), _policy(status)) for status in enforced]
-        standings: list[Any] = [(_title(status), _standing(status, decision)) for status in enforced]
-        headers["RateLimit-Policy"] = http_sf.ser(policies)
-        headers["RateLimit"] = http_sf.ser(standings)
+        # Lists join their members by ", ", and integers are written as they are: only the names need the library.
+        titles = [status.bucket.title for status in enforced]
+        headers["RateLimit-Policy"] = ", ".join(
+            [_policy(title, s.bucket.rate.limit, s.window_us) for title, s in zip(titles, enforced, strict=True)]
+        )
+        headers["RateLimit"] = ", ".join(
+            [_name(title) + _standing(s, decision) for title, s in zip(titles, enforced, strict=True)]
+        )
     binding = decision.binding
     if "x-ratelimit" in settings.headers and binding is not None:
         headers["X-RateLimit-Limit"] = str(binding.limit)
@@ -59,24 +64,30 @@ def retry_after_seconds(decision: Decision) -> int | None:
     return None if wait_us is None else max(1, _ceil(wait_us))
 
 
-def _title(status: BucketStatus) -> str:
-    # Structured fields hold ASCII only; scopes of the engine's own API may be any text.
-    return "".join(c if " " <= c <= "~" else "?" for c in status.bucket.title)
+@lru_cache(maxsize=4096)
+def _name(title: str) -> str:
+    """The bucket's title as a String of structured fields."""
+    # These hold ASCII only; scopes of the engine's own API may be any text.
+    return http_sf.ser("".join(c if " " <= c <= "~" else "?" for c in title))
 
 
-def _policy(status: BucketStatus) -> dict[str, int]:
+@lru_cache(maxsize=4096)
+def _policy(title: str, limit: int, window_us: int) -> str:
+    """A member of RateLimit-Policy."""
     # The draft knows no windows below a second: then the quota stands alone.
-    whole = status.window_us >= _SECOND
-    return {"q": status.bucket.rate.limit, **({"w": status.window_us // _SECOND} if whole else {})}
+    window = f";w={window_us // _SECOND}" if window_us >= _SECOND else ""
+    return f"{_name(title)};q={limit}{window}"
 
 
-def _standing(status: BucketStatus, decision: Decision) -> dict[str, int]:
+def _standing(status: BucketStatus, decision: Decision) -> str:
+    """The parameters of a member of RateLimit."""
     # On a refusal Retry-After must not be earlier than any t: only the refusing buckets have one, their wait.
     if decision.allowed:
         until_us: int | None = status.reset_after_us
     else:
         until_us = status.retry_after_us if status.refused else None
-    return {"r": status.remaining, **({} if until_us is None else {"t": _ceil(until_us)})}
+    until = "" if until_us is None else f";t={_ceil(until_us)}"
+    return f";r={status.remaining}{until}"
 
 
 def _ceil(us: int) -> int:
