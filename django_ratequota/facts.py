@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from ipaddress import ip_network
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Any
 
 from .conf import Network
 from .exceptions import InvalidRate
 from .rates import Rate, parse_rates
+from .recent import Recent
 
 #: A policy that is not stored yet comes after all that are.
 _NEW_ID = 2**63
+#: What a snapshot remembers of late: matches of routes, places, resolutions (about 1 kB each).
+_MATCHES, _PLACES, _RESOLUTIONS = 4096, 4096, 8192
 
 logger = logging.getLogger("django_ratequota")
 
@@ -29,7 +33,8 @@ class PlanFacts:
     slug: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Told apart by identity, as users' entries are: they are parts of keys that every request looks up.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EndpointFacts:
     """An endpoint as the resolver needs it; ``methods`` empty = all but OPTIONS."""
 
@@ -81,7 +86,7 @@ class Assignment:
     ends_us: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UserEntry:
     """What belongs to one user only."""
 
@@ -101,26 +106,51 @@ NOBODY = UserEntry()
 class Group:
     """The policies that compete for one endpoint and counted_per, indexed by audience; users' own left out."""
 
-    __slots__ = ("by_plan", "by_subject", "everyone", "networks", "policies")
+    __slots__ = ("by_network", "by_plan", "by_subject", "everyone", "kinds", "policies")
 
     def __init__(self, policies: Iterable[PolicyFacts]) -> None:
         #: All of them, those that are off included, for ``explain``.
         self.policies = tuple(policies)
         self.by_subject: dict[str, list[PolicyFacts]] = {}
-        self.networks: list[PolicyFacts] = []
+        #: Kinds of the subjects above.
+        self.kinds: tuple[str, ...] = ()
+        #: (bits of an address, bits of these that tell hosts apart) -> the other bits -> policies
+        self.by_network: dict[tuple[int, int], dict[int, list[PolicyFacts]]] = {}
         self.by_plan: dict[int, list[PolicyFacts]] = {}
         self.everyone: list[PolicyFacts] = []
         for policy in self.policies:
             if policy.mode == "off":
                 continue
-            if policy.network is not None:
-                self.networks.append(policy)
+            network = policy.network
+            if network is not None:
+                hosts = network.max_prefixlen - network.prefixlen
+                alike = self.by_network.setdefault((network.max_prefixlen, hosts), {})
+                alike.setdefault(int(network.network_address) >> hosts, []).append(policy)
             elif policy.subject:
                 self.by_subject.setdefault(policy.subject, []).append(policy)
             elif policy.plan_id is not None:
                 self.by_plan.setdefault(policy.plan_id, []).append(policy)
             else:
                 self.everyone.append(policy)
+        self.kinds = tuple({subject.partition(":")[0] for subject in self.by_subject})
+
+    def containing(self, address: IPv4Address | IPv6Address) -> Iterator[PolicyFacts]:
+        """The policies for networks that the address is in."""
+        bits, value = address.max_prefixlen, int(address)
+        for (length, hosts), policies in self.by_network.items():
+            if length == bits:
+                yield from policies.get(value >> hosts, ())
+
+
+class Memo:
+    """What was worked out from one snapshot lately, by ``resolver``: bounded, and gone with the snapshot."""
+
+    __slots__ = ("matches", "places", "resolutions")
+
+    def __init__(self) -> None:
+        self.matches: Recent[tuple[EndpointFacts, ...]] = Recent(_MATCHES)
+        self.places: Recent[Any] = Recent(_PLACES)
+        self.resolutions: Recent[Any] = Recent(_RESOLUTIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +167,22 @@ class Snapshot:
     #: Kinds of subjects that some policy names as its audience.
     subject_kinds: frozenset[str]
     loaded_at: float = field(default_factory=time.time)
+    #: The endpoints' names, and the methods that some endpoint is particular about.
+    names: frozenset[str] = field(init=False, repr=False)
+    methods: frozenset[str] = field(init=False, repr=False)
+    #: A copy with other policies remembers nothing of these.
+    memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        endpoints = self.endpoints.values()
+        object.__setattr__(self, "names", frozenset(endpoint.name for endpoint in endpoints))
+        object.__setattr__(self, "methods", frozenset(["OPTIONS"]).union(*[one.methods for one in endpoints]))
+
+    def at(self, revision: int) -> Snapshot:
+        """The same, read at this revision as of now."""
+        same = replace(self, revision=revision, loaded_at=time.time())
+        object.__setattr__(same, "memo", self.memo)
+        return same
 
     def plan_by_slug(self, slug: str) -> PlanFacts | None:
         """The plan that code calls ``slug``."""
@@ -190,8 +236,12 @@ def _network(subject: str) -> Network | None:
 
 def _read_rates(policy: Any) -> tuple[Rate, ...] | str:
     try:
-        return parse_rates(policy.rates, policy.algorithm)
+        return _parse(policy.rates, policy.algorithm)
     except InvalidRate as error:
         # Written past the model's validation; limiting nobody by it beats failing every request.
         logger.error("policy %s is left out, its rates %r cannot be read: %s", policy.pk, policy.rates, error)
         return ()
+
+
+# Thousands of policies say a few dozen rates among them: parsed once, and held once.
+_parse = lru_cache(maxsize=1024)(parse_rates)

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-from typing import Any
+from typing import Any, NamedTuple
 
+from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 
-from .conf import UNIX, Network, settings
+from .conf import UNIX, Network, OncePerSettings, settings
 
 logger = logging.getLogger("django_ratequota")
 
 Address = IPv4Address | IPv6Address
 
+#: Headers that were read lately are known again; longer ones are read each time.
+_HEADERS, _LONGEST = 4096, 200
 
 #: Nobody is beyond limits for want of an address (a proxy on a Unix socket that is not trusted, say).
 UNKNOWN = "ip:unknown"
+
+
+class Located(NamedTuple):
+    """Where a request comes from."""
+
+    address: Address | None
+    #: The address as part of a subject; None without one.
+    text: str | None
 
 
 class Caller:
@@ -34,54 +45,61 @@ class Caller:
     def user_id(self) -> str | None:
         """The logged-in user's primary key as text; None for anonymous callers."""
         user = self._user if self._user is not None else getattr(self._request, "user", None)
-        if user is None or not user.is_authenticated or user.pk is None:
+        if user is None or not user.is_authenticated:
             return None
-        return str(user.pk)
+        key = user.pk
+        return None if key is None else str(key)
 
-    @cached_property
+    @property
     def address(self) -> Address | None:
         """The client's address, as far as trusted proxies vouch for it; None when there is none."""
+        return self.located.address
+
+    @cached_property
+    def located(self) -> Located:
+        """The address, and the text that it counts by."""
         meta = self._request.META
-        return client_address(
-            meta.get("REMOTE_ADDR", ""),
-            meta.get("HTTP_X_FORWARDED_FOR", ""),
-            settings.networks,
-            UNIX in settings.trusted_proxies,
-        )
+        return _reader()(meta.get("REMOTE_ADDR", ""), meta.get("HTTP_X_FORWARDED_FOR", ""))
 
     @cached_property
     def plan_slug(self) -> str | None:
         """What PLAN_RESOLVER says; None without one."""
-        return self._ask(settings.plan_resolver) if settings.plan_resolver else None
+        path = settings.plan_resolver
+        return self._ask(path) if path else None
+
+    @cached_property
+    def name(self) -> str:
+        """The subject of whatever is counted per caller: the first of CALLER that answers."""
+        for kind in settings.caller:
+            value = self.value(kind)
+            if value is not None:
+                return f"{kind}:{value}"
+        return UNKNOWN
 
     def value(self, kind: str) -> str | None:
         """The caller's value of a kind of subject: ``user``, ``ip`` or a name from IDENTIFIERS."""
+        if kind == "user":
+            return self.user_id
+        if kind == "ip":
+            return self.located.text
         if kind not in self._values:
             self._values[kind] = self._find(kind)
         return self._values[kind]
 
     def subject(self, counted_per: str, plan_id: int | None) -> str | None:
         """Whose counter a policy counted per this uses; None when the caller has no such thing."""
+        if counted_per == "caller":
+            return self.name
         if counted_per == "everyone":
             return "everyone"
         if counted_per == "plan":
             return None if plan_id is None else f"plan:{plan_id}"
-        if counted_per == "caller":
-            for kind in settings.caller:
-                value = self.value(kind)
-                if value is not None:
-                    return f"{kind}:{value}"
-            return UNKNOWN
         value = self.value(counted_per)
         if value is None and counted_per == "ip":
             return UNKNOWN
         return None if value is None else f"{counted_per}:{value}"
 
     def _find(self, kind: str) -> str | None:
-        if kind == "user":
-            return self.user_id
-        if kind == "ip":
-            return None if self.address is None else client_text(self.address, settings.ipv6_prefix)
         path = settings.identifiers.get(kind)
         return self._ask(path) if path else None
 
@@ -110,12 +128,37 @@ class NamedCaller(Caller):
         plan_slug: str | None = None,
     ) -> None:
         self.user_id = user_id
-        self.address = None if address is None else unmap(ip_address(address))
+        self.located = _located(None if address is None else unmap(ip_address(address)))
         self.plan_slug = plan_slug
         self._values = dict(identifiers or {})
 
     def _find(self, kind: str) -> str | None:
-        return super()._find(kind) if kind in ("user", "ip") else None
+        return None
+
+
+def _make_reader() -> Callable[[str, str], Located]:
+    networks, trust_unix = settings.networks, UNIX in settings.trusted_proxies
+
+    def read(remote: str, forwarded: str) -> Located:
+        return _located(client_address(remote, forwarded, networks, trust_unix))
+
+    # Reading an address costs more than all else that is asked of a caller who came before.
+    known = lru_cache(_HEADERS)(read)
+
+    def read_headers(remote: str, forwarded: str) -> Located:
+        if not networks and not trust_unix:
+            forwarded = ""  # nobody's is believed
+        return (known if len(remote) + len(forwarded) <= _LONGEST else read)(remote, forwarded)
+
+    return read_headers
+
+
+#: (REMOTE_ADDR, X-Forwarded-For) -> where the request comes from, by the settings in force.
+_reader = OncePerSettings(_make_reader)
+
+
+def _located(address: Address | None) -> Located:
+    return Located(address, None if address is None else client_text(address, settings.ipv6_prefix))
 
 
 def client_address(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakSet
 
 from django.apps import apps
 from django.contrib.auth import get_user_model
@@ -22,6 +23,7 @@ from django.utils.translation import gettext as _
 
 from .exceptions import StoreError
 from .limiter import default_limiter
+from .locks import ForkSafeLock
 from .types import BucketStatus
 from .validation import visible
 
@@ -33,6 +35,9 @@ policies_changed = Signal()
 
 _author: ContextVar[tuple[Any, str]] = ContextVar("ratequota_author", default=(None, ""))
 _BATCH = 500
+#: Connections whose transaction may hold changes that are not published yet.
+_writers: WeakSet[Any] = WeakSet()
+_writers_lock = ForkSafeLock()
 
 
 @contextmanager
@@ -164,11 +169,24 @@ def _write(changes: list[Any], using: str) -> None:
     # One publication a transaction is enough, and a loop of saves should not cost a round trip each.
     if not publication_pending(using):
         transaction.on_commit(_publish, using=using)
+        with _writers_lock:
+            _writers.add(transaction.get_connection(using))
 
 
 def publication_pending(using: str = "default") -> bool:
     """Whether this thread's open transaction holds policy changes of its own, visible to nobody else yet."""
-    return any(entry[1] is _publish for entry in transaction.get_connection(using).run_on_commit)
+    # Every request asks, and to find the connection costs more than the answer: seldom does anybody write.
+    if not _writers:
+        return False
+    with _writers_lock:
+        for connection in list(_writers):
+            if not _holds_changes(connection):
+                _writers.discard(connection)
+    return _holds_changes(transaction.get_connection(using))
+
+
+def _holds_changes(connection: Any) -> bool:
+    return any(entry[1] is _publish for entry in connection.run_on_commit)
 
 
 def _publish() -> None:

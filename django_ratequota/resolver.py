@@ -3,30 +3,37 @@
 Policies compete in groups of one endpoint (or all) and one counted_per. In each group the most specific audience
 wins: user > subject (longest prefix) > plan > everyone; among equals a dated policy beats an open one, then the
 latest start, then the highest id. All winners are enforced together.
+
+A request is seldom the first of its kind: the snapshot remembers the endpoints of a route, the groups that compete
+there, and what applies to the callers of late, until a policy or an assignment starts or ends.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 from django.utils.translation import gettext as _
 
 from .facts import EndpointFacts, PlanFacts, PolicyFacts, Snapshot, UserEntry
 from .identity import Caller
+from .places import Place, contenders, place_of
+from .places import match_endpoints as match_endpoints  # part of what callers need to ask
 from .rates import BLOCKED
 from .types import Bucket
 
 logger = logging.getLogger("django_ratequota")
 
+#: Callers with a longer name are resolved anew each time.
+_LONGEST = 200
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """What applies to one request."""
+    """What applies to one request; the same object for all requests alike while nothing starts or ends."""
 
     #: One a rate of each winner, unlimited and blocked ones left out.
     buckets: tuple[Bucket, ...]
@@ -39,6 +46,9 @@ class Resolution:
     winners: tuple[PolicyFacts, ...]
     #: Units the request consumes where the code does not say.
     cost: int
+    #: µs since the Unix epoch: it holds from the first, and before the second.
+    since_us: int
+    until_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +62,8 @@ class Candidate:
     buckets: tuple[Bucket, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen, as every request makes one: that would double what it costs.
+@dataclass(slots=True, kw_only=True)
 class Asked:
     """What is asked of the resolver: who, for which endpoints, at what time, by which policies."""
 
@@ -64,24 +75,6 @@ class Asked:
     snapshot: Snapshot
     #: The store's clock, as this process last saw it.
     now_us: int
-
-
-def match_endpoints(
-    snapshot: Snapshot, *, scope: str | None, route: str | None, name: str | None, method: str
-) -> tuple[EndpointFacts, ...]:
-    """The endpoints that a request belongs to: the one named by its scope first, then those matched by route.
-
-    ``route`` is the resolved route with a leading slash, ``name`` the URL name with its namespaces. A scope
-    without an endpoint matches nothing.
-    """
-    method = "GET" if method == "HEAD" else method
-    matched = [
-        endpoint
-        for endpoint in snapshot.endpoints.values()
-        if (endpoint.name == scope or any(_matches(pattern, route, name) for pattern in endpoint.routes))
-        and (method in endpoint.methods if endpoint.methods else method != "OPTIONS")
-    ]
-    return tuple(sorted(matched, key=lambda endpoint: (endpoint.name != scope, endpoint.id)))
 
 
 def plan_of(asked: Asked) -> PlanFacts | None:
@@ -117,16 +110,36 @@ def why_plan(asked: Asked) -> str:
 
 def resolve(asked: Asked) -> Resolution:
     """The buckets to check, and the names of those who block."""
-    plan = plan_of(asked)
+    place, caller = _place(asked), asked.caller
+    names = [caller.user_id, caller.subject("caller", None), caller.plan_slug, *map(caller.value, place.kinds)]
+    # All that the answer depends on, time aside.
+    key = (place, asked.entry, caller.address if place.by_address else None, *names)
+    resolutions = asked.snapshot.memo.resolutions
+    known: Resolution | None = resolutions.get(key)
+    if known is None or not known.since_us <= asked.now_us < known.until_us:
+        known = resolve_anew(asked)
+        # Clients choose some names; long ones would fill the memory.
+        if all(name is None or len(name) <= _LONGEST for name in names):
+            resolutions.put(key, known)
+    return known
+
+
+def resolve_anew(asked: Asked) -> Resolution:
+    """``resolve`` without remembering."""
+    place, plan = _place(asked), plan_of(asked)
+    plan_id = plan.id if plan else None
     buckets: list[Bucket] = []
     blocked: list[str] = []
     blocking: dict[str, list[int]] = {"enforce": [], "log": []}
     winners: list[PolicyFacts] = []
-    for endpoint, counted_per, own in _groups(asked):
-        subject = asked.caller.subject(counted_per, plan.id if plan else None)
+    moments = [moment for a in asked.entry.assignments for moment in (a.starts_us, a.ends_us)]
+    for endpoint, counted_per, own, group in place.groups:
+        subject = asked.caller.subject(counted_per, plan_id)
         if subject is None:
             continue
-        winner = strongest(_contenders(asked, endpoint, counted_per, own, plan), asked.now_us)
+        rivals = list(contenders(asked.caller, own, group, plan_id))
+        moments += [moment for p in rivals if p.dated for moment in (p.starts_us, p.ends_us)]
+        winner = strongest(rivals, asked.now_us)
         if winner is None:
             continue
         winners.append(winner)
@@ -143,8 +156,9 @@ def resolve(asked: Asked) -> Resolution:
         would_block=tuple(blocking["log"]),
         plan=plan,
         winners=tuple(winners),
-        cost=next((e.cost for e in asked.endpoints if e.name == asked.scope), None)
-        or max((e.cost for e in asked.endpoints), default=1),
+        cost=place.cost,
+        since_us=max((m for m in moments if m is not None and m <= asked.now_us), default=-sys.maxsize),
+        until_us=min((m for m in moments if m is not None and m > asked.now_us), default=sys.maxsize),
     )
 
 
@@ -153,8 +167,7 @@ def explain(asked: Asked) -> tuple[Candidate, ...]:
     plan = plan_of(asked)
     won = {policy.id: policy for policy in resolve(asked).winners}
     candidates: list[Candidate] = []
-    for endpoint, counted_per, own in _groups(asked):
-        group = asked.snapshot.groups.get(endpoint.id if endpoint else None, {}).get(counted_per)
+    for endpoint, counted_per, own, group in _place(asked).groups:
         rivals = sorted((*(group.policies if group else ()), *own), key=precedence, reverse=True)
         subject = asked.caller.subject(counted_per, plan.id if plan else None)
         winner = next((policy for policy in rivals if policy.id in won), None)
@@ -175,9 +188,9 @@ def explain(asked: Asked) -> tuple[Candidate, ...]:
     return tuple(candidates)
 
 
-def strongest(contenders: Iterable[PolicyFacts], now_us: int) -> PolicyFacts | None:
+def strongest(rivals: Iterable[PolicyFacts], now_us: int) -> PolicyFacts | None:
     """Of the policies that compete for one group, the one that counts; None when none of them does now."""
-    return max((p for p in contenders if p.active(now_us) and p.rates), key=precedence, default=None)
+    return max((p for p in rivals if p.active(now_us) and p.rates), key=precedence, default=None)
 
 
 def make_buckets(policy: PolicyFacts, endpoint: EndpointFacts | None, subject: str) -> tuple[Bucket, ...]:
@@ -200,41 +213,6 @@ def make_buckets(policy: PolicyFacts, endpoint: EndpointFacts | None, subject: s
     )
 
 
-def _groups(asked: Asked) -> Iterator[tuple[EndpointFacts | None, str, list[PolicyFacts]]]:
-    """(endpoint or None for all, counted_per, the user's own policies there), in a stable order."""
-    for endpoint in (None, *asked.endpoints):
-        endpoint_id = endpoint.id if endpoint else None
-        own: dict[str, list[PolicyFacts]] = {}
-        for policy in asked.entry.policies:
-            if policy.endpoint_id == endpoint_id:
-                own.setdefault(policy.counted_per, []).append(policy)
-        for counted_per in {**asked.snapshot.groups.get(endpoint_id, {}), **own}:
-            yield endpoint, counted_per, own.get(counted_per, [])
-
-
-def _contenders(
-    asked: Asked,
-    endpoint: EndpointFacts | None,
-    counted_per: str,
-    own: list[PolicyFacts],
-    plan: PlanFacts | None,
-) -> Iterator[PolicyFacts]:
-    """The policies of a group whose audience includes the caller."""
-    yield from (policy for policy in own if policy.mode != "off")
-    group = asked.snapshot.groups.get(endpoint.id if endpoint else None, {}).get(counted_per)
-    if group is None:
-        return
-    if group.by_subject:
-        for kind in asked.snapshot.subject_kinds:
-            value = asked.caller.value(kind)
-            if value is not None:
-                yield from group.by_subject.get(f"{kind}:{value}", ())
-    yield from (policy for policy in group.networks if _in_network(policy, asked.caller))
-    if plan is not None:
-        yield from group.by_plan.get(plan.id, ())
-    yield from group.everyone
-
-
 def precedence(policy: PolicyFacts) -> tuple[int, int, bool, int, int]:
     """Sorts the more specific after the less specific."""
     if policy.user:
@@ -245,6 +223,10 @@ def precedence(policy: PolicyFacts) -> tuple[int, int, bool, int, int]:
         audience = 1 if policy.plan_id is not None else 0
     prefix = policy.network.prefixlen if policy.network else 0
     return audience, prefix, policy.dated, policy.starts_us or 0, policy.id
+
+
+def _place(asked: Asked) -> Place:
+    return place_of(asked.snapshot, asked.endpoints, asked.scope, asked.entry)
 
 
 def _inapplicable(policy: PolicyFacts, asked: Asked, plan: PlanFacts | None, subject: str | None) -> str:
@@ -290,14 +272,3 @@ def _audience(policy: PolicyFacts) -> str:
 
 def _in_network(policy: PolicyFacts, caller: Caller) -> bool:
     return policy.network is not None and caller.address is not None and caller.address in policy.network
-
-
-def _matches(pattern: str, route: str | None, name: str | None) -> bool:
-    text = route if pattern.startswith("/") else name
-    return text is not None and _glob(pattern).fullmatch(text) is not None
-
-
-@lru_cache(maxsize=4096)
-def _glob(pattern: str) -> re.Pattern[str]:
-    # Only * is special: routes are full of brackets, which fnmatch would take for character sets.
-    return re.compile(".*".join(re.escape(part) for part in pattern.split("*")), re.DOTALL)

@@ -12,7 +12,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -133,8 +132,7 @@ class Policies:
             stale = snapshot is None or any(change.shared for change in changes)
             snapshot = load_snapshot(revision) if snapshot is None or stale else snapshot
         if snapshot.revision != revision:
-            # Read at this revision as of now, though nothing of it has changed.
-            snapshot = replace(snapshot, revision=revision, loaded_at=time.time())
+            snapshot = snapshot.at(revision)  # as of now, though nothing of it has changed
         with self._users_lock:
             if changes:
                 self._drops += 1
