@@ -89,29 +89,27 @@ class Collector:
         self, asked: Asked, route: str, method: str, resolution: Resolution, decision: Decision, cost: int
     ) -> str:
         """Note a decision; returns the id of a refusal, "" where there is none."""
-        caller = asked.caller
-        ip = caller.value("ip")
-        # Lists rather than generators, here and below: every request pays for them.
-        if decision.allowed:
-            against = [s.bucket.policy_id for s in decision.statuses if not s.allowed]
-            against += resolution.would_block
-        else:
-            against = [s.bucket.policy_id for s in decision.statuses if s.refused]
-            against += resolution.blocking
+        name, ip = asked.caller.name, asked.caller.located.text
+        allowed = decision.allowed
+        # A loop, and what the resolution holds ready: every request pays for this.
+        against: tuple[int | None, ...] = resolution.would_block if allowed else resolution.blocking
+        for status in decision.statuses:
+            if not status.allowed and (allowed or status.refused):
+                against = (*against, status.bucket.policy_id)
         noted = (
             (decision.at_us or time.time_ns() // 1000) // 10**6,
-            bounded(caller.subject("caller", None) or ""),
+            name if len(name) <= _MAX_NAME and name.isascii() else bounded(name),
             "" if ip is None else f"ip:{ip}",
             resolution.plan.id if resolution.plan else None,
-            tuple([endpoint.id for endpoint in asked.endpoints]),
+            resolution.endpoint_ids,
             cost,
-            tuple([policy.id for policy in resolution.winners]),
-            decision.allowed,
-            tuple(against),
+            resolution.policy_ids,
+            allowed,
+            against,
         )
         if len(self._noted) < MAX_NOTED:
             self._noted.append(noted)
-        if decision.allowed:
+        if allowed:
             return ""
         return self._note_refusal(Note._make(noted), asked.scope or "", route, method, decision)
 

@@ -44,6 +44,9 @@ class Resolution:
     would_block: tuple[int, ...]
     plan: PlanFacts | None
     winners: tuple[PolicyFacts, ...]
+    #: Ids of the winners, and of the endpoints asked about.
+    policy_ids: tuple[int, ...]
+    endpoint_ids: tuple[int, ...]
     #: Units the request consumes where the code does not say.
     cost: int
     #: µs since the Unix epoch: it holds from the first, and before the second.
@@ -156,6 +159,8 @@ def resolve_anew(asked: Asked) -> Resolution:
         would_block=tuple(blocking["log"]),
         plan=plan,
         winners=tuple(winners),
+        policy_ids=tuple(policy.id for policy in winners),
+        endpoint_ids=tuple(endpoint.id for endpoint in asked.endpoints),
         cost=place.cost,
         since_us=max((m for m in moments if m is not None and m <= asked.now_us), default=-sys.maxsize),
         until_us=min((m for m in moments if m is not None and m > asked.now_us), default=sys.maxsize),

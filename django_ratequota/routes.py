@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
@@ -12,6 +13,7 @@ from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
 SCOPE_ATTRIBUTE = "ratequota_scope"
 
 
+@lru_cache(maxsize=4096)
 def readable(route: str) -> str:
     """A resolved route with a leading slash and without the anchors of regular expressions.
 

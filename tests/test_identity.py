@@ -11,7 +11,7 @@ from django.test import Client, RequestFactory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_ratequota import check_request
+from django_ratequota import check_request, identity
 from django_ratequota.identity import Caller, NamedCaller, client_address, client_text
 from django_ratequota.models import Plan, RatePolicy
 from tests.views import request_from
@@ -268,3 +268,38 @@ def test_a_real_request_counts_for_the_client_behind_the_proxy(settings: Any, cl
 
     assert [get("10.0.0.1", CLIENT), get("10.0.0.1", "198.51.100.2")] == [200, 200]
     assert [get("10.0.0.1", CLIENT), get("10.0.0.2", f"9.9.9.9, {CLIENT}"), get(CLIENT, "9.9.9.9")] == [429] * 3
+
+
+def test_a_header_is_read_once_and_anew_under_other_settings(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    real = identity.ip_address
+
+    def counting(text: str) -> Any:
+        read.append(text)
+        return real(text)
+
+    monkeypatch.setattr(identity, "ip_address", counting)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": ["10.0.0.0/8"]}
+    headers = {"X-Forwarded-For": "2001:db8::7"}
+
+    def subject(headers: dict[str, str]) -> str | None:
+        return Caller(request_from(address="10.0.0.1", headers=headers)).subject("ip", None)
+
+    assert [subject(headers) for _ in range(3)] == ["ip:2001:db8::/64"] * 3
+    assert read == ["10.0.0.1", "2001:db8::7"]
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IPV6_PREFIX": 48}
+    assert subject(headers) == "ip:2001:db8::/48"
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": []}
+    assert subject(headers) == "ip:10.0.0.1"
+    # Nobody's word is taken, so that no client fills the memory with its own.
+    read.clear()
+    assert {subject({"X-Forwarded-For": f"203.0.113.{n}"}) for n in range(9)} == {"ip:10.0.0.1"}
+    assert read == []
+
+
+def test_long_headers_are_read_each_time(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": ["10.0.0.0/8"]}
+    long = ", ".join(["10.0.0.2"] * 100)
+    for n in (1, 2, 1):
+        caller = Caller(request_from(address="10.0.0.1", headers={"X-Forwarded-For": f"203.0.113.{n}, {long}"}))
+        assert caller.subject("ip", None) == f"ip:203.0.113.{n}"

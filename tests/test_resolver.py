@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 from itertools import count
@@ -27,7 +28,16 @@ from django_ratequota.facts import (
 )
 from django_ratequota.identity import Caller, NamedCaller
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
-from django_ratequota.resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve
+from django_ratequota.resolver import (
+    Asked,
+    Candidate,
+    Resolution,
+    explain,
+    match_endpoints,
+    plan_of,
+    resolve,
+    resolve_anew,
+)
 from django_ratequota.snapshot import load_snapshot, policies
 from tests.views import request_from
 
@@ -548,6 +558,105 @@ def test_explain_agrees_with_resolve_and_both_with_the_rules(
 
 def buckets_of(candidates: tuple[Candidate, ...]) -> list[Any]:
     return [bucket for candidate in candidates for bucket in candidate.buckets]
+
+
+def entries(rows: list[PolicyFacts]) -> st.SearchStrategy[UserEntry]:
+    """What belongs to user 42: its policies, and assignments that begin and end."""
+    moments = st.sampled_from([10, 20, 30])
+    assignment = st.builds(
+        Assignment, plan_id=st.sampled_from([1, 2]), starts_us=moments, ends_us=st.none() | moments
+    )
+    own = tuple(row for row in rows if row.user)
+    return st.builds(
+        UserEntry, policies=st.sampled_from([own, ()]), assignments=st.lists(assignment, max_size=3).map(tuple)
+    )
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> list[Asked]:
+    """Questions to one picture, by few enough callers that some are alike but for the time, or for one thing."""
+    rows = draw(facts())
+    snapshot = picture(ENDPOINTS, rows, plans=PLANS, defaults=draw(st.sampled_from([{}, {"authenticated": 2}])))
+    known = draw(st.lists(entries(rows), min_size=1, max_size=2))
+    asked = []
+    for _ in range(draw(st.integers(2, 12))):
+        # Made anew each time, as a request's is.
+        caller = NamedCaller(
+            user_id=draw(st.sampled_from([None, "42", "43"])),
+            address=draw(st.sampled_from([None, ADDRESS, "203.0.113.8", "2001:db8::7", "2001:db8::8"])),
+            identifiers=draw(st.sampled_from([{}, TENANT, {"tenant": "globex"}])),
+            plan_slug=draw(st.sampled_from([None, None, "plan-1", "plan-2", "unknown"])),
+        )
+        scope = draw(st.sampled_from([None, "e1", "e2", "unknown"]))
+        asked.append(
+            Asked(
+                caller=caller,
+                entry=draw(st.sampled_from(known)) if caller.user_id == "42" else NOBODY,
+                endpoints=match_endpoints(snapshot, scope=scope, route=None, name=None, method="GET"),
+                scope=scope,
+                snapshot=snapshot,
+                now_us=draw(st.sampled_from([5, 9, 10, 11, 19, 20, 25, 30, 31])),
+            )
+        )
+    return asked
+
+
+@given(questions())
+@settings(max_examples=1000, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+def test_remembering_changes_no_answer(asked: list[Asked]) -> None:
+    for question in (*asked, *asked[::-1]):
+        # A copy of the picture remembers nothing.
+        anew = resolve_anew(replace(question, snapshot=replace(question.snapshot)))
+        remembered = resolve(question)
+        assert remembered == anew
+        assert remembered.since_us <= question.now_us < remembered.until_us
+        won = [candidate.policy for candidate in explain(question) if candidate.won]
+        assert won == list(remembered.winners)
+
+
+def test_callers_alike_are_resolved_once_until_something_starts_or_ends(alice: User) -> None:
+    RatePolicy.objects.create(rates="5/hour")
+    RatePolicy.objects.create(rates="7/hour", starts_at=NOW, ends_at=NOW + HOUR)
+    first = asked(alice)
+    again = [replace(first, now_us=first.now_us + step) for step in (0, 1, 3_599_999_999, 3_600_000_000)]
+    found = [resolve(question) for question in again]
+    assert found[0] is found[1] is found[2]
+    assert found[3] is not found[0]
+    assert [limits(one) for one in (found[0], found[3])] == [[f"user:{alice.pk} 7/hour"], [f"user:{alice.pk} 5/hour"]]
+    other = replace(first, caller=NamedCaller(user_id=None, address="198.51.100.7"), entry=NOBODY)
+    assert limits(resolve(other)) == ["ip:198.51.100.7 7/hour"]
+
+
+@database
+def test_long_names_that_clients_choose_are_not_remembered() -> None:
+    RatePolicy.objects.create(counted_per="tenant", rates="5/hour")
+    first = asked(identifiers=TENANT)
+    for number in range(3):
+        long = NamedCaller(user_id=None, address=ADDRESS, identifiers={"tenant": f"{number}" * 201})
+        assert limits(resolve(replace(first, caller=long))) == [f"tenant:{str(number) * 201} 5/hour"]
+    assert len(first.snapshot.memo.resolutions) == 0
+    resolve(first)
+    assert len(first.snapshot.memo.resolutions) == 1
+
+
+@database
+def test_an_identifier_that_nothing_counts_per_is_not_asked() -> None:
+    """It may cost a query of its own: only where a policy of the endpoint needs it."""
+    reports = Endpoint.objects.create(name="reports")
+    RatePolicy.objects.create(endpoint=reports, counted_per="tenant", rates="5/hour")
+    RatePolicy.objects.create(endpoint=reports, subject="api_key:k", rates="5/hour")
+    RatePolicy.objects.create(rates="9/hour")
+    for scope, wanted in ((None, set()), ("search", set()), ("reports", {"tenant", "api_key"})):
+        question = asked(scope=scope)
+        looked_up: set[str] = set()
+
+        class Watched(NamedCaller):
+            def _find(self, kind: str, seen: set[str] = looked_up) -> str | None:
+                seen.add(kind)
+                return None
+
+        resolve(replace(question, caller=Watched(user_id=None, address=ADDRESS)))
+        assert looked_up == wanted
 
 
 @pytest.mark.django_db(transaction=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -18,9 +20,11 @@ from django.utils import timezone
 from django_ratequota import check_request
 from django_ratequota import snapshot as module
 from django_ratequota.facts import UserEntry
+from django_ratequota.identity import NamedCaller
 from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.recording import record_publication
+from django_ratequota.recording import _writers, publication_pending, record_publication
+from django_ratequota.resolver import Asked, Resolution, resolve
 from django_ratequota.snapshot import Policies, load_snapshot
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -110,6 +114,75 @@ def test_a_users_change_drops_that_user_only(policies: Policies, alice: User) ->
     assert first is not None
     assert after.groups is first.groups, "nothing shared was read anew"
     assert after.revision == newest()
+
+
+def test_a_users_change_leaves_what_is_remembered_of_others(policies: Policies, alice: User) -> None:
+    bob = User.objects.create(username="bob")
+    RatePolicy.objects.create(rates="5/s")
+
+    def resolution(user: User) -> Resolution:
+        snapshot = policies.current()
+        assert snapshot is not None
+        entry = policies.user(str(user.pk)) or policies.load_user(str(user.pk))
+        caller = NamedCaller(user_id=str(user.pk), address=None)
+        return resolve(
+            Asked(
+                caller=caller, entry=entry, endpoints=(), scope=None, snapshot=snapshot, now_us=time.time_ns() // 1000
+            )
+        )
+
+    policies.reload(newest())
+    before = {user: resolution(user) for user in (alice, bob)}
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    policies.reload(newest())
+    assert resolution(bob) is before[bob]
+    assert str(resolution(alice).buckets[0].rate) == "1/s"
+    RatePolicy.objects.create(rates="7/s", starts_at=timezone.now() - timedelta(days=1))
+    policies.reload(newest())
+    assert str(resolution(bob).buckets[0].rate) == "7/s"
+    assert str(resolution(alice).buckets[0].rate) == "1/s"
+
+
+def test_a_request_looks_for_its_connection_only_while_somebody_writes(
+    policies: Policies, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies.reload(newest())
+    assert policies.current() is not None
+    found: list[str] = []
+    get_connection = transaction.get_connection
+
+    def counting(using: str | None = None) -> Any:
+        found.append(using or "default")
+        return get_connection(using)
+
+    monkeypatch.setattr("django_ratequota.recording.transaction.get_connection", counting)
+    policies.current()
+    policies.user(str(alice.pk))
+    assert found == []
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_what_one_connection_writes_is_pending_for_that_one_until_it_ends(policies: Policies, ending: str) -> None:
+    policies.reload(newest())
+    others: list[tuple[bool, Any]] = []
+
+    def elsewhere() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            others.append(pool.submit(lambda: (publication_pending(), policies.current())).result(10))
+
+    with transaction.atomic():
+        RatePolicy.objects.create(rates="1/s")
+        assert publication_pending()
+        assert policies.current() is None
+        elsewhere()
+        assert publication_pending(), "another thread's look changes nothing"
+        if ending == "rollback":
+            transaction.set_rollback(True)
+    assert not publication_pending()
+    assert len(_writers) == 0
+    elsewhere()
+    assert [pending for pending, _ in others] == [False, False]
+    assert None not in [current for _, current in others]
 
 
 def test_a_policy_that_moves_drops_both_users(policies: Policies, alice: User) -> None:
