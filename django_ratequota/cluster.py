@@ -16,7 +16,8 @@ from redis.crc import key_slot
 from .breaker import HEALTHY, Breaker
 from .exceptions import StoreError
 from .locks import ForkSafeLock
-from .server import Command, Pause, Send, Server
+from .scripts import Command
+from .server import Pause, Send, Server
 from .store import FAILURES, Steps, Store, routed_key
 
 Address = tuple[str, int]

@@ -27,7 +27,7 @@ from .identity import Caller
 from .limiter import Limiter, default_limiter
 from .resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve, why_plan
 from .routes import resolved
-from .server import Command
+from .scripts import Command
 from .signals import request_refused
 from .snapshot import policies
 from .store import Call

@@ -24,8 +24,7 @@ from .histogram import Histogram
 from .keys import check_prefix, revision_key
 from .prepared import NO_REVISION, bucket_keys, prepare
 from .rates import show
-from .scripts import PUBLISH
-from .server import Command
+from .scripts import PUBLISH, Command
 from .store import run_script
 from .subjects import ask_each
 from .twin import adrive, drive

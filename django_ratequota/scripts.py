@@ -31,7 +31,11 @@ class Script:
         return re.sub(r"user_script:(\d+)", place, message)
 
 
-class Run(tuple[Any, ...]):
+#: Its name and its arguments, as they go to Redis.
+Command = tuple[Any, ...]
+
+
+class Run(Command):
     """The command that runs a script by its SHA1; one that is sent again is packed once."""
 
     script: Script
@@ -45,7 +49,7 @@ class Run(tuple[Any, ...]):
         return run
 
     @property
-    def text(self) -> tuple[Any, ...]:
+    def text(self) -> Command:
         """The command that loads the script and runs it in one go: in between, it could be flushed again."""
         return ("EVAL", self.script.source, *self[2:])
 

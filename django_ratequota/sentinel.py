@@ -10,7 +10,8 @@ from typing import Any
 
 from .breaker import HEALTHY, Breaker
 from .exceptions import StoreError
-from .server import Command, Send, Server
+from .scripts import Command
+from .server import Send, Server
 from .store import FAILURES, Steps, Store
 
 

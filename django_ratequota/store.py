@@ -14,8 +14,8 @@ from typing import Any
 
 from .breaker import Breaker
 from .exceptions import OutOfTime, StoreError
-from .scripts import Run, Script
-from .server import Command, Pause, Send, Server
+from .scripts import Command, Run, Script
+from .server import Pause, Send, Server
 from .twin import adrive, drive
 
 #: Consecutive failures after which a server is left alone.
