@@ -132,22 +132,27 @@ def _decide(
     route, name = resolved(getattr(http, "resolver_match", None))
     method = http.method or "GET"
     caller = Caller(request, user)
-    try:
-        snapshot = yield from _snapshot()
-    except DatabaseError as error:
-        note_degraded("database", error)
-        return decide_without_store((), "database", 1)
-    charged = {status.bucket.counter for status in before.statuses} if before and before.allowed else set()
+    snapshot = policies.current()
+    if snapshot is None or policies.overdue():
+        try:
+            snapshot = yield from _snapshot()
+        except DatabaseError as error:
+            note_degraded("database", error)
+            return decide_without_store((), "database", 1)
+    charged = {status.bucket.counter for status in before.statuses} if before and before.allowed else None
     readable = True
     for reloads in range(_MAX_RELOADS + 1):
-        entry = yield from _entry(caller.user_id)
+        user_id = caller.user_id
+        entry = NOBODY if user_id is None else policies.user(user_id) or (yield from _load(user_id))
         try:
             asked = _ask(caller, entry, snapshot, scope, route, name, method)
             resolution = (yield partial(resolve, asked)) if _may_block() else resolve(asked)
         except DatabaseError as error:  # one of the project's own functions asked it
             note_degraded("database", error)
             return decide_without_store((), "database", 1)
-        buckets = tuple(bucket for bucket in resolution.buckets if bucket.counter not in charged)
+        buckets = resolution.buckets
+        if charged:
+            buckets = tuple(bucket for bucket in buckets if bucket.counter not in charged)
         if before is not None and before.allowed and not buckets and not resolution.blocked_by:
             return before
         # Where newer policies cannot be read, or keep being published, the last that could be read decide.
@@ -188,12 +193,10 @@ def _snapshot() -> Generator[Step, Any, Snapshot]:
     return snapshot
 
 
-def _entry(user_id: str | None) -> Generator[Step, Any, UserEntry]:
+def _load(user_id: str) -> Generator[Step, Any, UserEntry]:
     """What belongs to the user; nothing while the database is down, so that shared policies still hold them."""
-    if user_id is None:
-        return NOBODY
     try:
-        return policies.user(user_id) or (yield partial(policies.load_user, user_id))
+        return (yield partial(policies.load_user, user_id))
     except DatabaseError:
         return NOBODY
 
