@@ -55,7 +55,8 @@ class Run(Command):
 
 
 def _compose(*parts: tuple[str, str, str], flags: str = "") -> Script:
-    """Join files, each given as (name, opening, closing); the opening goes in front of the file's first line.
+    """Join files, each given as (name, opening, closing); the opening goes in front of the file's first line,
+    the closing behind its last.
 
     ``flags`` go behind the ``#!lua`` that the first file begins with.
     """
@@ -66,15 +67,21 @@ def _compose(*parts: tuple[str, str, str], flags: str = "") -> Script:
         body = (opening + (folder / name).read_text().rstrip()).splitlines()
         lines += [(name, number) for number in range(1, len(body) + 1)]
         source += body
-        if closing:
-            lines.append((name, len(body)))
-            source.append(closing)
+        source[-1] += closing
     source[0] += flags
     text = "\n".join(source) + "\n"
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), tuple(lines))
 
 
-_CHUNKS = [(f"{name}.lua", f"algorithms.{name} = (function() ", "end)()") for name in ALGORITHMS]
+# algorithm(name) is one function, and each file a branch of it.
+_CHUNKS = [
+    (
+        f"{name}.lua",
+        "local function algorithm(name) " * (name == ALGORITHMS[0]) + f"if name == '{name}' then ",
+        " end" + " end" * (name == ALGORITHMS[-1]),
+    )
+    for name in ALGORITHMS
+]
 
 #: Judges any number of buckets: check, peek, charge, refund, acquire.
 DECIDE = _compose(("prelude.lua", "", ""), *_CHUNKS, ("driver.lua", "", ""))
@@ -98,7 +105,7 @@ DENIED = _compose(("denied.lua", "", ""))
 #: What the scripts call, and what is sent beside them.
 COMMANDS = sorted(
     {
-        *re.findall(r"redis\.call\('([A-Z]+)'", DECIDE.source + PUBLISH.source + REPORT.source + COLLECT.source),
+        *re.findall(r"\bcall\('([A-Z]+)'", DECIDE.source + PUBLISH.source + REPORT.source + COLLECT.source),
         *("DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"),
     }
 )

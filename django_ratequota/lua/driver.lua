@@ -13,95 +13,116 @@
 -- Never   writes before every argument is read and every bucket is judged; a refusal writes nothing.
 
 local HEADER, STRIDE = 5, 7
-local MODES = {check = true, peek = true, charge = true, refund = true, acquire = true}
 local MAX_US = 9007199254740991
+-- Ten years: debts may take longer to pay, keys need not outlive them.
+local MAX_TTL_MS = 315619200000
+local KEYS, ARGV, call = KEYS, ARGV, redis.call
 
+-- Costly: where one value is sent almost always, that one is told by its text.
 local function number(i, least)
   local n = tonumber(ARGV[i])
-  if not n or n < least or n > MAX_US or n ~= math.floor(n) then
-    error('ratequota: ARGV[' .. i .. '] must be a whole number from ' .. least .. ' to 2^53, not ' .. tostring(ARGV[i]))
+  if n and n >= least and n <= MAX_US and n % 1 == 0 then
+    return n
   end
-  return n
+  error('ratequota: ARGV[' .. i .. '] must be a whole number from ' .. least .. ' to 2^53, not ' .. tostring(ARGV[i]))
 end
 
 local mode = ARGV[1]
-if not MODES[mode] then
+if mode ~= 'check' and mode ~= 'peek' and mode ~= 'charge' and mode ~= 'refund' and mode ~= 'acquire' then
   error('ratequota: unknown mode ' .. tostring(mode))
 end
-now = number(2, 0)
-local revision, cost, patience = number(3, -1), number(4, 0), number(5, 0)
+local now = ARGV[2] == '0' and 0 or number(2, 0)
+local revision = ARGV[3] == '-1' and -1 or number(3, -1)
+local cost = ARGV[4] == '1' and 1 or number(4, 0)
+local patience = ARGV[5] == '0' and 0 or number(5, 0)
 local first = revision >= 0 and 1 or 0
 local count = #KEYS - first
 if #ARGV ~= HEADER + STRIDE * count then
   error('ratequota: ' .. count .. ' buckets need ' .. HEADER + STRIDE * count .. ' arguments, not ' .. #ARGV)
 end
-local buckets = {}
-for i = 1, count do
-  local at = HEADER + STRIDE * (i - 1)
-  local algorithm = algorithms[ARGV[at + 1]]
-  if not algorithm then
-    error('ratequota: unknown algorithm ' .. tostring(ARGV[at + 1]))
-  end
-  buckets[i] = {
-    key = KEYS[first + i], algorithm = algorithm, limit = number(at + 2, 1), period = number(at + 3, 1),
-    burst = number(at + 4, 1), enforced = number(at + 5, 0) == 1, start = number(at + 6, 0), finish = number(at + 7, 0),
-  }
-end
 
 if now == 0 then
-  local time = redis.call('TIME')
+  local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local values = #KEYS > 0 and redis.call('MGET', unpack(KEYS)) or {}
-if first == 1 then
-  local stored = tonumber(values[1] or '') or 0
-  if stored < revision then
-    -- The server lost data, maybe a publication that nobody has read yet: publish anew, so that all look.
-    stored = math.max(revision + 1, now)
-    redis.call('SET', KEYS[1], string.format('%.0f', stored))
-  end
+local values = #KEYS > 0 and call('MGET', unpack(KEYS)) or {}
+local stored = revision
+if first == 1 and values[1] ~= ARGV[3] then
+  stored = tonumber(values[1] or '') or 0
   if stored > revision then
     return {2, 0, now, stored}
   end
 end
-for _, b in ipairs(buckets) do
-  if b.finish > 0 and (now < b.start or now >= b.finish) then
-    return {3, 0, now, revision}
-  end
-end
 
-local allowed = true
-for i, b in ipairs(buckets) do
-  b.value = values[first + i]
-  b.passed, b.retry_at, b.remaining, b.full_at = b.algorithm.check(b, now, cost)
-  if mode == 'acquire' and b.retry_at ~= NEVER and b.retry_at - now <= patience then
-    b.passed, b.retry_at = true, math.max(now, b.retry_at)
-  elseif mode == 'charge' or mode == 'refund' then
-    b.passed = true
-  end
-  allowed = allowed and (b.passed or not b.enforced)
-end
-
-if allowed and mode ~= 'peek' then
-  local units = mode == 'refund' and -cost or cost
-  for _, b in ipairs(buckets) do
-    if b.passed then
-      b.remaining, b.full_at = b.algorithm.commit(b, units)
+-- Room for three buckets from the start.
+local reply = {1, 1, now, revision, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}
+local outside, name, check, settle = false, nil, nil, nil
+for i = 1, count do
+  local at = HEADER + STRIDE * (i - 1)
+  if ARGV[at + 1] ~= name then
+    name = ARGV[at + 1]
+    check, settle = algorithm(name)
+    if not check then
+      error('ratequota: unknown algorithm ' .. tostring(name))
     end
   end
+  local limit, start, finish = number(at + 2, 1), 0, 0
+  local burst = ARGV[at + 4] == ARGV[at + 2] and limit or number(at + 4, 1)
+  local enforced = ARGV[at + 5] == '1' or number(at + 5, 0) == 1
+  if ARGV[at + 6] ~= '0' or ARGV[at + 7] ~= '0' then
+    start, finish = number(at + 6, 0), number(at + 7, 0)
+    outside = outside or finish > 0 and (now < start or now >= finish)
+  end
+  local b = {settle = settle, limit = limit, period = number(at + 3, 1), burst = burst, start = start, finish = finish}
+  local passed, retry_at = check(b, values[first + i], now, cost, KEYS[first + i])
+  if mode == 'acquire' then
+    passed = passed or retry_at and retry_at - now <= patience
+  elseif mode == 'charge' or mode == 'refund' then
+    passed, retry_at = true, nil
+  end
+  if not passed and enforced then
+    reply[2] = 0
+  end
+  values[first + i] = b
+  reply[4 * i + 1] = passed and 1 or 0
+  local wait = passed and 0 or -1
+  if retry_at then
+    wait = retry_at - now
+    wait = wait < 0 and 0 or wait > MAX_US and MAX_US or wait
+  end
+  reply[4 * i + 3] = wait
+end
+if stored < revision then
+  -- The server lost data, maybe a publication that nobody has read yet: publish anew, so that all look.
+  stored = revision < now and now or revision + 1
+  call('SET', KEYS[1], stored)
+  return {2, 0, now, stored}
+elseif outside then
+  return {3, 0, now, revision}
 end
 
-local reply = {1, allowed and 1 or 0, now, revision}
-for _, b in ipairs(buckets) do
-  local wait = 0
-  if not b.passed and b.retry_at == NEVER then
-    wait = NEVER
-  elseif not b.passed or mode == 'acquire' then
-    wait = math.min(math.max(0, b.retry_at - now), MAX_US)
+local charging, refunding = reply[2] == 1 and mode ~= 'peek', mode == 'refund'
+for i = 1, count do
+  local b, units = values[first + i], nil
+  if charging and reply[4 * i + 1] == 1 then
+    units = refunding and -cost or cost
   end
-  reply[#reply + 1] = b.passed and 1 or 0
-  reply[#reply + 1] = b.remaining
-  reply[#reply + 1] = wait
-  reply[#reply + 1] = math.min(math.max(0, b.full_at - now), MAX_US)
+  local remaining, full_at, value, finish = b.settle(b, units, now)
+  if units then
+    -- ms, rounded up, plus the second that makes up for whatever clock the server expires by.
+    local ttl = (finish - now) / 1000
+    ttl = ttl > 0 and ttl + -ttl % 1 + 1000 or 1000
+    if ttl > MAX_TTL_MS then
+      ttl = MAX_TTL_MS
+    end
+    if value then
+      call('SET', KEYS[first + i], value, 'PX', ttl)
+    else
+      call('PEXPIRE', KEYS[first + i], ttl)
+    end
+  end
+  local reset = full_at - now
+  reply[4 * i + 2] = remaining > 0 and remaining or 0
+  reply[4 * i + 4] = reset < 0 and 0 or reset > MAX_US and MAX_US or reset
 end
 return reply

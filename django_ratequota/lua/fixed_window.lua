@@ -7,36 +7,41 @@
 -- [b.start, b.finish). A stored window that is newer than now (the clock went back) stays the current one.
 -- Never   depends on the limit it was written under: an edited limit keeps the units counted.
 
-local function report(b)
-  return math.max(0, b.limit - b.count), b.count > 0 and b.finish or 0
+local function check(b, value, now, cost)
+  local start, finish, count, calendar = b.start, b.finish, 0, b.finish > 0
+  if not calendar then
+    start = now - now % b.period
+    finish = start + b.period
+  end
+  if value and #value == (calendar and 24 or 16) then
+    local stored, counted = struct.unpack('>dd', value)
+    if stored > start then
+      start = stored
+      finish = calendar and struct.unpack('>d', value, 17) or start + b.period
+    end
+    if stored == start then
+      count = counted
+    end
+  end
+  b.start, b.finish, b.count, b.calendar = start, finish, count, calendar
+  if count + cost <= b.limit then
+    return true
+  elseif cost > b.limit then
+    return false
+  end
+  return false, finish
 end
 
-return {
-  check = function(b, now, cost)
-    b.calendar = b.finish > 0
-    if not b.calendar then
-      b.start = now - now % b.period
-      b.finish = b.start + b.period
+local function settle(b, units)
+  local count, finish, value = b.count, b.finish, nil
+  if units then
+    count = count + units
+    if count < 0 then
+      count = 0
     end
-    b.count = 0
-    if b.value and #b.value == (b.calendar and 24 or 16) then
-      local start, count = struct.unpack('>dd', b.value)
-      if start > b.start then
-        b.start = start
-        b.finish = b.calendar and struct.unpack('>d', b.value, 17) or start + b.period
-      end
-      b.count = start == b.start and count or 0
-    end
-    if b.count + cost <= b.limit then
-      return true, 0, report(b)
-    end
-    return false, cost <= b.limit and b.finish or NEVER, report(b)
-  end,
+    value = b.calendar and struct.pack('>ddd', b.start, count, finish) or struct.pack('>dd', b.start, count)
+  end
+  return b.limit - count, count > 0 and finish or 0, value, finish
+end
 
-  commit = function(b, units)
-    b.count = math.max(0, b.count + units)
-    local value = struct.pack('>dd', b.start, b.count)
-    save(b, b.calendar and value .. struct.pack('>d', b.finish) or value, b.finish)
-    return report(b)
-  end,
-}
+return check, settle

@@ -8,29 +8,41 @@
 -- Exact   within the bounds that token_bucket.lua states.
 -- Source  ITU-T I.371, annex A
 
-local function report(b)
-  local free = b.burst * b.period - b.ahead
-  return math.max(0, math.floor(free / b.period)), b.ahead > 0 and b.now + math.ceil(b.ahead / b.drain) or 0
+local function check(b, value, now, cost)
+  local ahead, drain = 0, b.limit
+  if value and #value == 24 then
+    local tat, rest
+    tat, rest, drain = struct.unpack('>ddd', value)
+    ahead = (tat - now) * drain + rest
+    if ahead < 0 then
+      ahead = 0
+    end
+  end
+  b.ahead, b.drain = ahead, drain
+  local excess = ahead + cost * b.period - b.burst * b.period
+  if excess <= 0 then
+    return true
+  elseif cost > b.burst then
+    return false
+  end
+  local wait = excess / drain
+  return false, now + (wait + -wait % 1)
 end
 
-return {
-  check = function(b, now, cost)
-    b.now, b.ahead, b.drain = now, 0, b.limit
-    if b.value and #b.value == 24 then
-      local tat, rest, limit = struct.unpack('>ddd', b.value)
-      b.ahead, b.drain = math.max(0, (tat - now) * limit + rest), limit
+local function settle(b, units, now)
+  local ahead, drain, period, value = b.ahead, b.drain, b.period, nil
+  if units then
+    ahead, drain = ahead + units * period, b.limit
+    if ahead < 0 then
+      ahead = 0
     end
-    local excess = b.ahead + cost * b.period - b.burst * b.period
-    if excess <= 0 then
-      return true, 0, report(b)
-    end
-    return false, cost <= b.burst and now + math.ceil(excess / b.drain) or NEVER, report(b)
-  end,
+    local whole = ahead / drain
+    whole = whole - whole % 1
+    value = struct.pack('>ddd', now + whole, ahead - whole * drain, drain)
+  end
+  local free, time = (b.burst * period - ahead) / period, ahead / drain
+  local full_at = now + (time + -time % 1)
+  return free - free % 1, ahead > 0 and full_at or 0, value, full_at
+end
 
-  commit = function(b, units)
-    b.ahead, b.drain = math.max(0, b.ahead + units * b.period), b.limit
-    local whole = math.floor(b.ahead / b.limit)
-    save(b, struct.pack('>ddd', b.now + whole, b.ahead - whole * b.limit, b.limit), b.now + math.ceil(b.ahead / b.limit))
-    return report(b)
-  end,
-}
+return check, settle

@@ -7,4 +7,4 @@
 -- is a booked slot, served first come, first served, one every period/limit.
 -- Source  https://en.wikipedia.org/wiki/Leaky_bucket#As_a_meter
 
-return algorithms.token_bucket
+return algorithm('token_bucket')

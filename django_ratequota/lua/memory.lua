@@ -1,14 +1,8 @@
--- memory: takes the place of the server's keys when attempts are replayed. The algorithms behind it see these locals
--- instead of the prelude's save and expire and of the server's redis, so that they are the same files, word for word.
+-- memory: takes the place of the server's keys when attempts are replayed. The algorithms behind it see this
+-- redis instead of the server's, so that they are the same files, word for word.
 --
 -- A bucket's string stays in b.value. Its list is the table b.key: items that came packed as big-endian doubles, as
 -- they were handed over, and those pushed since. Nothing here reads or writes a key, or knows a TTL.
-
-local function save(b, value)
-  b.value = value
-end
-
-local function expire() end
 
 -- An empty list, or the one that was handed over.
 local function new_list(packed)
@@ -37,6 +31,14 @@ local commands = {
     return list.count
   end,
   LINDEX = list_item,
+  -- Only from the front: no algorithm asks by negative positions.
+  LRANGE = function(list, start, stop)
+    local items = {}
+    for i = start, math.min(stop, list.count - 1) do
+      items[#items + 1] = list_item(list, i)
+    end
+    return items
+  end,
   RPUSH = function(list, ...)
     for _, item in ipairs({...}) do
       list.pushed[#list.pushed + 1] = tonumber(item)

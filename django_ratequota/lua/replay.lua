@@ -28,15 +28,17 @@ if #ARGV == 0 or (#ARGV - 1) % STRIDE ~= 0 then
   error('ratequota: a replay takes its attempts and six arguments a rate, not ' .. #ARGV .. ' arguments')
 end
 check_pairs(ARGV[1], 'attempts')
+local now
 local buckets = {}
 for at = 2, #ARGV, STRIDE do
-  local algorithm = algorithms[ARGV[at]]
-  if not algorithm then
+  local check, settle = algorithm(ARGV[at])
+  if not check then
     error('ratequota: unknown algorithm ' .. tostring(ARGV[at]))
   end
   local b = {
-    algorithm = algorithm, limit = whole(ARGV[at + 1], 1, 'a limit'), period = whole(ARGV[at + 2], 1, 'a period'),
-    burst = whole(ARGV[at + 3], 1, 'a burst'), value = ARGV[at + 4], windows = {}, window = 1,
+    check = check, settle = settle, limit = whole(ARGV[at + 1], 1, 'a limit'),
+    period = whole(ARGV[at + 2], 1, 'a period'), burst = whole(ARGV[at + 3], 1, 'a burst'), value = ARGV[at + 4],
+    windows = {}, window = 1,
   }
   b.listed = ARGV[at] == 'sliding_window_log'
   b.key = new_list(b.listed and b.value or '')
@@ -68,12 +70,13 @@ end
 local function admit(cost)
   for _, b in ipairs(buckets) do
     enter_window(b)
-    if not b.algorithm.check(b, now, cost) then
+    if not b.check(b, b.value, now, cost, b.key) then
       return '0'
     end
   end
   for _, b in ipairs(buckets) do
-    b.algorithm.commit(b, cost)
+    local _, _, value = b.settle(b, cost, now)
+    b.value = value
   end
   return '1'
 end

@@ -6,47 +6,55 @@
 -- Never   rotates what it only reads, and never depends on the limit it was written under.
 -- Source  https://blog.cloudflare.com/counting-things-a-lot-of-different-things/
 
-local function report(b)
-  local used = b.previous * (b.period - b.elapsed) + b.current * b.period
-  local full_at = b.current > 0 and b.start + 2 * b.period or b.previous > 0 and b.start + b.period or 0
-  return math.max(0, math.floor((b.limit * b.period - used) / b.period)), full_at
-end
-
 -- The first instant at which the formula admits this cost, if nobody else asks.
 local function admitted_at(b, cost)
-  if cost > b.limit then
-    return NEVER
-  elseif b.current + cost <= b.limit then
-    return b.start + b.period - math.floor((b.limit - b.current - cost) * b.period / b.previous)
+  local limit, period = b.limit, b.period
+  local later, early = 1, (limit - b.current - cost) * period / b.previous
+  if b.current + cost > limit then
+    later, early = 2, (limit - cost) * period / b.current
   end
-  return b.start + 2 * b.period - math.floor((b.limit - cost) * b.period / b.current)
+  return b.start + later * period - (early - early % 1)
 end
 
-return {
-  check = function(b, now, cost)
-    local index = math.floor(now / b.period)
-    b.index, b.current, b.previous = index, 0, 0
-    if b.value and #b.value == 24 then
-      local stored, current, previous = struct.unpack('>ddd', b.value)
-      if stored >= index then
-        b.index, b.current, b.previous = stored, current, previous
-      elseif stored == index - 1 then
-        b.previous = current
+local function check(b, value, now, cost)
+  local period, current, previous = b.period, 0, 0
+  local index = now / period
+  index = index - index % 1
+  if value and #value == 24 then
+    local stored, counted, before = struct.unpack('>ddd', value)
+    if stored >= index then
+      index, current, previous = stored, counted, before
+    elseif stored == index - 1 then
+      previous = counted
+    end
+  end
+  local start = index * period
+  b.index, b.start, b.current, b.previous = index, start, current, previous
+  local elapsed = now > start and now - start or 0
+  if previous * (period - elapsed) + (current + cost) * period <= b.limit * period then
+    return true
+  elseif cost > b.limit then
+    return false
+  end
+  return false, admitted_at(b, cost)
+end
+
+local function settle(b, units, now)
+  local start, period, current, previous, value = b.start, b.period, b.current, b.previous, nil
+  if units then
+    current = current + units
+    if current < 0 then
+      current, previous = 0, previous + current
+      if previous < 0 then
+        previous = 0
       end
     end
-    b.start = b.index * b.period
-    b.elapsed = math.max(0, now - b.start)
-    if b.previous * (b.period - b.elapsed) + (b.current + cost) * b.period <= b.limit * b.period then
-      return true, 0, report(b)
-    end
-    return false, admitted_at(b, cost), report(b)
-  end,
+    value = struct.pack('>ddd', b.index, current, previous)
+  end
+  local elapsed = now > start and now - start or 0
+  local free = (b.limit * period - (previous * (period - elapsed) + current * period)) / period
+  local full_at = current > 0 and start + 2 * period or previous > 0 and start + period or 0
+  return free - free % 1, full_at, value, start + 2 * period
+end
 
-  commit = function(b, units)
-    local current = b.current + units
-    b.current = math.max(0, current)
-    b.previous = math.max(0, b.previous + math.min(0, current))
-    save(b, struct.pack('>ddd', b.index, b.current, b.previous), b.start + 2 * b.period)
-    return report(b)
-  end,
-}
+return check, settle

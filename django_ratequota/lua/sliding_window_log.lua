@@ -5,7 +5,8 @@
 --         total is what those behind it are counted from.
 -- Admits  when the units of requests newer than now - period, plus cost, are at most the limit.
 -- Refund  takes the newest requests' units.
--- Never   reads the whole list: bounds are found by bisection. Never trims what it only reads.
+-- Never   reads the whole list: bounds are found by steps that double, then by bisection. Never trims what it only
+--         reads.
 
 local function pair_time(b, i)
   return tonumber(redis.call('LINDEX', b.key, 2 * i))
@@ -19,7 +20,8 @@ end
 local function bisect(b, figure, low, bound)
   local high = b.pairs
   while low < high do
-    local middle = math.floor((low + high) / 2)
+    local middle = (low + high) / 2
+    middle = middle - middle % 1
     if figure(b, middle) < bound then
       low = middle + 1
     else
@@ -29,52 +31,74 @@ local function bisect(b, figure, low, bound)
   return low
 end
 
-local function report(b)
-  local used = b.total - b.base
-  return math.max(0, b.limit - used), used > 0 and b.newest + b.period or 0
+-- How many pairs have expired at the edge (µs), and the total of the last of them. The newest pair has not.
+local function expired_at(b, edge)
+  local front = redis.call('LRANGE', b.key, 0, 3)
+  -- Mostly none has, or the one that was left in front.
+  if tonumber(front[1]) > edge then
+    return 0, 0
+  elseif tonumber(front[3]) > edge then
+    return 1, tonumber(front[2])
+  end
+  local expired = bisect(b, pair_time, 2, edge + 1)
+  return expired, pair_total(b, expired - 1)
 end
 
-return {
-  check = function(b, now, cost)
-    b.pairs = math.floor(redis.call('LLEN', b.key) / 2)
-    b.at, b.newest, b.expired, b.base, b.total = now, 0, 0, 0, 0
-    if b.pairs > 0 then
-      b.newest, b.total = pair_time(b, b.pairs - 1), pair_total(b, b.pairs - 1)
-      b.at = math.max(now, b.newest)
-      b.expired = bisect(b, pair_time, 0, b.at - b.period + 1)
-      b.base = b.expired > 0 and pair_total(b, b.expired - 1) or 0
+local function check(b, _, now, cost, key)
+  local length = redis.call('LLEN', key)
+  local at, newest, expired, base, total = now, 0, 0, 0, 0
+  b.key, b.pairs = key, (length - length % 2) / 2
+  if b.pairs > 0 then
+    local last = redis.call('LRANGE', key, 2 * b.pairs - 2, 2 * b.pairs - 1)
+    newest, total = tonumber(last[1]), tonumber(last[2])
+    at = newest > now and newest or now
+    if newest > at - b.period then
+      expired, base = expired_at(b, at - b.period)
+    else
+      expired, base = b.pairs, total
     end
-    local excess = b.total - b.base + cost - b.limit
-    if excess <= 0 then
-      return true, 0, report(b)
-    elseif cost > b.limit then
-      return false, NEVER, report(b)
-    end
-    return false, pair_time(b, bisect(b, pair_total, b.expired, b.base + excess)) + b.period, report(b)
-  end,
+  end
+  b.at, b.newest, b.expired, b.base, b.total = at, newest, expired, base, total
+  local excess = total - base + cost - b.limit
+  if excess <= 0 then
+    return true
+  elseif cost > b.limit then
+    return false
+  end
+  return false, pair_time(b, bisect(b, pair_total, expired, base + excess)) + b.period
+end
 
-  commit = function(b, units)
-    if units > 0 then
-      if b.total == b.base then
-        redis.call('DEL', b.key)
-        b.base, b.total = 0, 0
-      elseif b.expired > 1 then
-        redis.call('LTRIM', b.key, 2 * (b.expired - 1), -1)
-      end
-      b.total, b.newest = b.total + units, b.at
-      redis.call('RPUSH', b.key, string.format('%.0f', b.newest), string.format('%.0f', b.total))
-    elseif units < 0 and b.total > b.base then
-      b.total = math.max(b.base, b.total + units)
-      local last = bisect(b, pair_total, b.expired, b.total)
-      if b.total == b.base then
-        redis.call('DEL', b.key)
-        return report(b)
-      end
-      redis.call('LTRIM', b.key, 0, 2 * last + 1)
-      redis.call('LSET', b.key, -1, string.format('%.0f', b.total))
-      b.newest = pair_time(b, last)
-    end
-    expire(b, b.newest + b.period)
-    return report(b)
-  end,
-}
+local function add(b, units)
+  if b.total == b.base then
+    redis.call('DEL', b.key)
+    b.base, b.total = 0, 0
+  elseif b.expired > 1 then
+    redis.call('LTRIM', b.key, 2 * (b.expired - 1), -1)
+  end
+  b.total, b.newest = b.total + units, b.at
+  redis.call('RPUSH', b.key, b.newest, b.total)
+end
+
+local function give_back(b, units)
+  b.total = math.max(b.base, b.total - units)
+  if b.total == b.base then
+    redis.call('DEL', b.key)
+    return
+  end
+  local last = bisect(b, pair_total, b.expired, b.total)
+  redis.call('LTRIM', b.key, 0, 2 * last + 1)
+  redis.call('LSET', b.key, -1, b.total)
+  b.newest = pair_time(b, last)
+end
+
+local function settle(b, units)
+  if units and units > 0 then
+    add(b, units)
+  elseif units and units < 0 and b.total > b.base then
+    give_back(b, -units)
+  end
+  local used, full_at = b.total - b.base, b.newest + b.period
+  return b.limit - used, used > 0 and full_at or 0, nil, full_at
+end
+
+return check, settle

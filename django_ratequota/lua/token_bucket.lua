@@ -7,29 +7,39 @@
 --         whole numbers; beyond that an error stays far below a microsecond's refill.
 -- Source  https://en.wikipedia.org/wiki/Token_bucket
 
-local function report(b)
-  local free = b.burst * b.period - b.used
-  return math.max(0, math.floor(free / b.period)), b.used > 0 and b.at + math.ceil(b.used / b.limit) or 0
+local function check(b, value, now, cost)
+  local used, at = 0, now
+  if value and #value == 16 then
+    used, at = struct.unpack('>dd', value)
+    if at < now then
+      used, at = used - (now - at) * b.limit, now
+    end
+    if used < 0 then
+      used = 0
+    end
+  end
+  b.used, b.at = used, at
+  local excess = used + cost * b.period - b.burst * b.period
+  if excess <= 0 then
+    return true
+  elseif cost > b.burst then
+    return false
+  end
+  local wait = excess / b.limit
+  return false, at + (wait + -wait % 1)
 end
 
-return {
-  check = function(b, now, cost)
-    b.used, b.at = 0, now
-    if b.value and #b.value == 16 then
-      local used, at = struct.unpack('>dd', b.value)
-      b.at = math.max(now, at)
-      b.used = math.max(0, used - (b.at - at) * b.limit)
+local function settle(b, units)
+  local used, at, period = b.used, b.at, b.period
+  if units then
+    used = used + units * period
+    if used < 0 then
+      used = 0
     end
-    local excess = b.used + cost * b.period - b.burst * b.period
-    if excess <= 0 then
-      return true, 0, report(b)
-    end
-    return false, cost <= b.burst and b.at + math.ceil(excess / b.limit) or NEVER, report(b)
-  end,
+  end
+  local free, drain = (b.burst * period - used) / period, used / b.limit
+  local full_at = at + (drain + -drain % 1)
+  return free - free % 1, used > 0 and full_at or 0, units and struct.pack('>dd', used, at), full_at
+end
 
-  commit = function(b, units)
-    b.used = math.max(0, b.used + units * b.period)
-    save(b, struct.pack('>dd', b.used, b.at), b.at + math.ceil(b.used / b.limit))
-    return report(b)
-  end,
-}
+return check, settle
