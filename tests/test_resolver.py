@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 import pytest
@@ -612,6 +612,43 @@ def test_remembering_changes_no_answer(asked: list[Asked]) -> None:
         assert remembered.since_us <= question.now_us < remembered.until_us
         won = [candidate.policy for candidate in explain(question) if candidate.won]
         assert won == list(remembered.winners)
+
+
+@database
+@pytest.mark.parametrize("caller", [["user", "ip"], ["tenant", "ip"]])
+def test_whatever_tells_callers_apart_is_remembered_apart(caller: list[str], settings: Any) -> None:
+    """Each fact decides something here: the address, the user, the identifier, the resolver's plan, the time."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": caller}
+    guest = Plan.objects.create(name="Guest", slug="guest", default_for="anonymous")
+    free = Plan.objects.create(name="Free", slug="free", default_for="authenticated")
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    search = Endpoint.objects.create(name="search")
+    for number, plan in enumerate((guest, free, pro)):
+        RatePolicy.objects.create(plan=plan, rates=f"{number + 1}/hour")
+    RatePolicy.objects.create(subject="ip:203.0.113.0/24", endpoint=search, rates="10/hour")
+    RatePolicy.objects.create(subject="tenant:acme", rates="11/hour")
+    RatePolicy.objects.create(counted_per="tenant", rates="12/hour")
+    RatePolicy.objects.create(starts_at=NOW, ends_at=NOW + HOUR, counted_per="everyone", rates="13/hour")
+    alice = User.objects.create(username="alice")
+    PlanAssignment.objects.create(user=alice, plan=pro, starts_at=NOW - DAY, ends_at=NOW + 2 * HOUR)
+    first = asked(alice)
+    found = []
+    users, addresses, tenants = (None, "43", str(alice.pk)), (ADDRESS, "198.51.100.7"), ({}, TENANT)
+    # The time first: what was remembered of another time is never found.
+    for hours, scope, user, address, tenant, plan_slug in product(
+        (-1, 0, 1, 2), (None, "search"), users, addresses, tenants, (None, "pro")
+    ):
+        question = replace(
+            first,
+            caller=NamedCaller(user_id=user, address=address, identifiers=tenant, plan_slug=plan_slug),
+            entry=first.entry if user == str(alice.pk) else NOBODY,
+            endpoints=match_endpoints(first.snapshot, scope=scope, route=None, name=None, method="GET"),
+            scope=scope,
+            now_us=first.now_us + hours * 3600 * 10**6,
+        )
+        found.append(resolve(question))
+        assert found[-1] == resolve_anew(question)
+    assert len(first.snapshot.memo.resolutions) < len(found) / 2, "what nothing tells apart is found again"
 
 
 def test_callers_alike_are_resolved_once_until_something_starts_or_ends(alice: User) -> None:
