@@ -1,0 +1,352 @@
+"""Part 5: finding out what applies, in a project of 10 to 10,000 policies, 1,000 endpoints and a million users.
+
+Each database is measured in a process of its own, on data of its own: SQLite, and PostgreSQL where DATABASE_URL names
+one (``tests/postgresql.sh make bench``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.measure import Result, Table, interleave, markdown
+
+SIZES, USERS, WARM = (10, 100, 1_000, 10_000), 1_000_000, 1_000
+_THREADS = 4
+
+
+def run(quick: bool = False) -> Result:
+    """Warm, new and cold callers by the number of policies; and a change under load."""
+    with TemporaryDirectory(prefix="ratequota-bench-") as folder:
+        databases = {"SQLite": f"sqlite:///{folder}/resolver.sqlite3"}
+        given = os.environ.get("DATABASE_URL", "")
+        if given.startswith("postgres"):
+            databases["PostgreSQL"] = given
+        measured = {name: _in_a_process(url, quick) for name, url in databases.items()}
+    sizes, users, changes = (
+        [(name, *row) for name, one in measured.items() for row in one[part]]
+        for part in ("sizes", "users", "changes")
+    )
+    figures = {name: max(one["figures"][name] for one in measured.values()) for name in measured["SQLite"]["figures"]}
+    return Result([_by_size(sizes), _by_user(users), _by_change(changes)], figures)
+
+
+def _by_size(rows: list[Any]) -> Table:
+    columns = ("database", "policies", "× 10 policies", "warm, µs", "with identity, µs", "new caller, µs")
+    note = (
+        "One request under three policies, from the route, the user's entry and the snapshot to the buckets; with "
+        "identity: from the request's user and address on; a new caller has not been seen before. 1,000 endpoints. "
+        "Loading reads everything that is not one user's own; memory is what the snapshot holds then."
+    )
+    return Table("Resolving", (*columns, "load, ms", "snapshot, MB"), rows, note)
+
+
+def _by_user(rows: list[Any]) -> Table:
+    note = "Users read on their first request; the last column is what one holds in memory once it was resolved."
+    return Table("Cold users", ("database", "users", "queries", "ms", "kB"), rows, note)
+
+
+def _by_change(rows: list[Any]) -> Table:
+    columns = (
+        "database",
+        "change",
+        "entries dropped",
+        "of",
+        "reload, ms",
+        "requests/s before",
+        "in the second after",
+    )
+    note = (
+        f"`check_request` by {_THREADS} threads of one process under 10,000 policies, while another thread saves the "
+        "change; the slowest request is the slowest in the second after."
+    )
+    return Table("A change under load", (*columns, "slowest, ms"), rows, note)
+
+
+def _in_a_process(url: str, quick: bool) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.resolver", "--measure", *(["--quick"] if quick else [])]
+    environment = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "benchmarks.settings"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+@contextmanager
+def _empty_database() -> Iterator[None]:
+    """The tables, without rows, for the time of the measurement."""
+    from django.core.management import call_command
+    from django.db import connection
+
+    if connection.vendor == "sqlite":
+        call_command("migrate", verbosity=0)
+        yield
+        return
+    name = connection.settings_dict["NAME"]
+    connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
+    try:
+        yield
+    finally:
+        connection.creation.destroy_test_db(name, verbosity=0)
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """What a process of its own hands back, as JSON values."""
+    from benchmarks import population
+    from django_ratequota.snapshot import policies
+
+    users, until = (20_000, 1_000) if quick else (USERS, SIZES[-1])
+    population.add_endpoints()
+    snapshots, rows = {}, {}
+    for size in (size for size in SIZES if size <= until):
+        population.add_policies(size)
+        snapshots[size], rows[size] = _load(3 if quick else 7)
+    population.add_users(users)
+    policies.reload(time.time_ns() // 1000)
+    cold, figures = _cold(users, 50 if quick else 500)
+    warm = _warm(snapshots, 5 if quick else 60)
+    for size, (resolving, identifying, new) in warm.items():
+        rows[size] = (
+            size,
+            resolving / warm[SIZES[0]][0],
+            *(1e6 * each for each in (resolving, identifying, new)),
+            *rows[size],
+        )
+    figures |= {"resolve_growth": warm[until][0] / warm[SIZES[0]][0], "resolve_us": warm[until][0] * 1e6}
+    changes = _changes(0.5 if quick else 3)
+    figures["dropped_users"] = changes[0][1]
+    return {"sizes": list(rows.values()), "users": cold, "changes": changes, "figures": figures}
+
+
+def _load(times: int) -> tuple[Any, tuple[float, float]]:
+    """A snapshot, and (ms to load, MB held)."""
+    from django_ratequota.snapshot import load_snapshot
+
+    spent = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        load_snapshot(1)
+        spent.append((time.perf_counter() - begun) * 1e3)
+    held, snapshot = _held(lambda: load_snapshot(1))
+    return snapshot, (median(spent), held / 1e6)
+
+
+def _held(make: Callable[[], Any]) -> tuple[int, Any]:
+    """(bytes that what ``make`` returns or keeps elsewhere holds, what it returns)."""
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    made = make()
+    held = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return held, made
+
+
+def _request(user_id: int | None, address: str = "203.0.113.7") -> Any:
+    from django.contrib.auth.models import AnonymousUser, User
+    from django.http import HttpRequest
+    from django.urls import resolve
+
+    from benchmarks.population import ROUTE
+
+    request = HttpRequest()
+    request.method, request.path, request.META = "GET", ROUTE, {"REMOTE_ADDR": address}
+    request.user = AnonymousUser() if user_id is None else User(pk=user_id)
+    request.resolver_match = resolve(ROUTE)
+    return request
+
+
+def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
+    """Resolves what the caller may do at the request's route, as ``enforcement`` does."""
+    from django_ratequota.resolver import Asked, match_endpoints, resolve
+    from django_ratequota.routes import resolved
+
+    now_us = time.time_ns() // 1000
+
+    def ask(caller: Any) -> Any:
+        route, name = resolved(request.resolver_match)
+        endpoints = match_endpoints(snapshot, scope="search", route=route, name=name, method="GET")
+        asked = Asked(
+            caller=caller, entry=entry, endpoints=endpoints, scope="search", snapshot=snapshot, now_us=now_us
+        )
+        return resolve(asked)
+
+    return ask
+
+
+def _warm(snapshots: dict[int, Any], blocks: int) -> dict[int, tuple[float, float, float]]:
+    """Seconds by the number of policies, all measured in turn: (resolving, with identity, of a new caller)."""
+    from benchmarks.population import ASSIGNED
+    from django_ratequota.facts import NOBODY
+    from django_ratequota.identity import Caller
+    from django_ratequota.snapshot import policies
+
+    user_id = 7 * ASSIGNED
+    request, entry = _request(user_id), policies.load_user(str(user_id))
+    known, nobody = Caller(request), _request(None).user
+    numbers = count()
+
+    def new_caller(ask: Callable[[Any], Any]) -> Any:
+        number = next(numbers)
+        request.META["REMOTE_ADDR"] = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
+        return ask(Caller(request, nobody))
+
+    calls: dict[str, Callable[[], Any]] = {}
+    for size, snapshot in snapshots.items():
+        mine, nobodys = _asking(snapshot, request, entry), _asking(snapshot, request, NOBODY)
+        found = mine(known)
+        assert [str(bucket.rate.limit) for bucket in found.buckets] == ["1000000", "100000", "10000000"], found
+        calls[f"{size} resolving"] = partial(mine, known)
+        calls[f"{size} identifying"] = lambda mine=mine: mine(Caller(request))
+        calls[f"{size} new"] = partial(new_caller, nobodys)
+    seconds = interleave(calls, blocks, 200)
+    return {
+        size: (seconds[f"{size} resolving"], seconds[f"{size} identifying"], seconds[f"{size} new"])
+        for size in snapshots
+    }
+
+
+def _cold(users: int, times: int) -> tuple[list[Any], dict[str, float]]:
+    """Rows about users read on their first request, and the figure."""
+    from django.db import connection
+    from django.test.utils import CaptureQueriesContext
+
+    from benchmarks.population import OVERRIDDEN
+    from django_ratequota.identity import Caller
+    from django_ratequota.snapshot import policies
+
+    most = 0
+    for user_id in (1, 10, OVERRIDDEN):
+        with CaptureQueriesContext(connection) as captured:
+            policies.load_user(str(user_id))
+        most = max(most, len(captured))
+    step = users // times // OVERRIDDEN * OVERRIDDEN or OVERRIDDEN
+    spent = []
+    for user_id in range(step, users + 1, step):
+        begun = time.perf_counter()
+        policies.load_user(str(user_id))
+        spent.append((time.perf_counter() - begun) * 1e3)
+    snapshot = policies.current()
+    ids = range(1, WARM + 1)
+
+    def first_requests() -> None:
+        for user_id in ids:
+            request = _request(user_id)
+            _asking(snapshot, request, policies.load_user(str(user_id)))(Caller(request))
+
+    first_requests()  # what routes and places take is not the users'
+    policies.forget()
+    policies.reload(time.time_ns() // 1000)
+    snapshot = policies.current()
+    _asking(snapshot, _request(0), policies.load_user("0"))(Caller(_request(0)))
+    held, _ = _held(first_requests)
+    return [(users, most, median(spent), held / len(ids) / 1e3)], {"cold_queries": float(most)}
+
+
+class _Load:
+    """Threads that ask for decisions, each for other users, and when each request began and ended."""
+
+    def __init__(self) -> None:
+        self.times: list[tuple[float, float]] = []
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=[number]) for number in range(_THREADS)]
+
+    def __enter__(self) -> _Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, number: int) -> None:
+        from django.db import connection
+
+        from django_ratequota import check_request
+
+        requests = [_request(user_id) for user_id in range(1 + number, WARM + 1, _THREADS)]
+        try:
+            while not self._ended.is_set():
+                for request in requests:
+                    begun = time.perf_counter()
+                    check_request(request, scope="search")
+                    self.times.append((begun, time.perf_counter()))
+                    del request.ratequota
+        finally:
+            connection.close()
+
+    def rate(self, since: float, until: float) -> float:
+        """Requests a second that ended in the time."""
+        return sum(since <= end < until for _, end in list(self.times)) / (until - since)
+
+    def slowest(self, since: float) -> float:
+        """Seconds of the slowest request that ended later."""
+        return max((end - begun for begun, end in list(self.times) if end >= since), default=0.0)
+
+
+def _changes(seconds: float) -> list[Any]:
+    """Rows (change, entries dropped, of, ms to reload, requests/s before, after, ms of the slowest then)."""
+    from django_ratequota.models import RatePolicy
+    from django_ratequota.snapshot import policies
+
+    reloads: list[float] = []
+    reload = policies.reload
+
+    def timed(revision: int) -> Any:
+        begun, before = time.perf_counter(), policies.current()
+        snapshot = reload(revision)
+        if snapshot is not before:
+            reloads.append(time.perf_counter() - begun)
+        return snapshot
+
+    kinds: dict[str, Callable[[], Any]] = {
+        "one user's override": lambda: RatePolicy.objects.create(user_id=WARM // 2 + 1, rates="3000000/min"),
+        "a plan's policy": lambda: RatePolicy.objects.filter(endpoint__name="e1").update(rates="5/min"),
+    }
+    rows = []
+    policies.reload = timed  # type: ignore[method-assign]
+    with _Load() as load:
+        for kind, change in kinds.items():
+            time.sleep(seconds)
+            before = {user_id: policies.user(str(user_id)) for user_id in range(1, WARM + 1)}
+            reloads.clear()
+            begun = time.perf_counter()
+            change()
+            time.sleep(seconds)
+            dropped = sum(policies.user(str(user_id)) is not entry for user_id, entry in before.items())
+            rates = load.rate(begun - seconds, begun), load.rate(begun, begun + min(1.0, seconds))
+            rows.append((kind, dropped, len(before), 1e3 * max(reloads), *rates, 1e3 * load.slowest(begun)))
+    policies.reload = reload  # type: ignore[method-assign]
+    return rows
+
+
+def _main() -> None:
+    import django
+
+    if "--measure" in sys.argv:
+        django.setup()
+        with _empty_database():
+            print(json.dumps(measure("--quick" in sys.argv)))
+        return
+    from benchmarks import server
+
+    with server.running() as url:
+        os.environ["REDIS_URL"] = url
+        for table in run("--quick" in sys.argv).tables:
+            print(f"{markdown(table)}\n")
+
+
+if __name__ == "__main__":
+    _main()
