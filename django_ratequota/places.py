@@ -31,6 +31,7 @@ class Place:
     #: Kinds of subjects to know of a caller, and whether its address counts as well.
     kinds: tuple[str, ...]
     by_address: bool
+    endpoint_ids: tuple[int, ...]
     cost: int
 
 
@@ -69,7 +70,8 @@ def contenders(
     caller: Caller, own: list[PolicyFacts], group: Group | None, plan_id: int | None
 ) -> Iterator[PolicyFacts]:
     """The policies of a group whose audience includes the caller."""
-    yield from (policy for policy in own if policy.mode != "off")
+    if own:
+        yield from (policy for policy in own if policy.mode != "off")
     if group is None:
         return
     for kind in group.kinds:
@@ -110,6 +112,7 @@ def _find_place(snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], named:
         groups=tuple(found),
         kinds=tuple(kinds.union(*[one.group.kinds for one in found if one.group])),
         by_address=any(one.group and one.group.by_network for one in found),
+        endpoint_ids=tuple(endpoint.id for endpoint in endpoints),
         cost=(endpoints[0].cost if named else 0) or max((e.cost for e in endpoints), default=1),
     )
 
