@@ -53,6 +53,8 @@ class Settings:
     #: Seconds that a request without any limit may rely on the last look at the revision; 0 = it always asks.
     #: On a Cluster all requests rely on it, for 1 second where this is 0.
     revision_max_age: float = 0.0
+    #: Seconds that a refusal may be repeated in this process without asking Redis again; 0 = it always asks.
+    deny_cache_seconds: float = 1.0
     #: Seconds between this process's reports to Redis, which ``ratequota status`` shows; 0 = none.
     report_seconds: float = 5.0
     #: Seconds between the times that this process hands over what it counted, for the admin to show; 0 = it counts
@@ -238,6 +240,7 @@ _VALIDATORS: dict[str, Any] = {
     "timeout": _number("timeout", 0.001, 60),
     "on_error": _text("on_error", ON_ERROR),
     "poll_seconds": _number("poll_seconds", 0, 86_400),
+    "deny_cache_seconds": _number("deny_cache_seconds", 0, 60),
     "revision_max_age": _number("revision_max_age", 0, 3600),
     "trusted_proxies": _proxies,
     "ipv6_prefix": _number("ipv6_prefix", 1, 128, int),

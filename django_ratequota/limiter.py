@@ -19,6 +19,7 @@ from typing import Any
 
 from .conf import OncePerSettings
 from .connect import Client, store_of, store_of_settings
+from .denials import Denials
 from .exceptions import ConfigurationError, InvalidBucket, NewerRevision, StoreError, StoreLeftAlone
 from .histogram import Histogram
 from .keys import check_prefix, revision_key
@@ -48,6 +49,7 @@ class Limiter:
         prefix: str | None = None,
         time_zone: tzinfo | None = None,
         timeout: float | None = None,
+        deny_cache_seconds: float | None = None,
     ) -> None:
         """Without ``client``, server, prefix, time zone and timeout come from the Django setting RATEQUOTA.
 
@@ -55,7 +57,8 @@ class Limiter:
         limiter connects there on its own, without retries. ``clock`` returns µs since the Unix epoch, for tests
         and simulations only: else the server's clock counts. ``prefix`` begins every key (default ``rq``),
         ``time_zone`` aligns calendar windows (default UTC), and ``timeout`` is in seconds, for all that one
-        decision asks of Redis (default 0.1).
+        decision asks of Redis (default 0.1). ``deny_cache_seconds`` is how long this process may repeat a refusal
+        without asking Redis again; default 0, or the setting's without ``client``.
         """
         look_seconds = 0.0
         if client is None:
@@ -65,6 +68,8 @@ class Limiter:
             prefix = prefix or settings.prefix
             time_zone = time_zone or settings.time_zone
             look_seconds = settings.revision_max_age
+            if deny_cache_seconds is None:
+                deny_cache_seconds = settings.deny_cache_seconds
         else:
             self.store = store_of(client, 0.1 if timeout is None else timeout)
         #: How long decisions took, those included that the store failed to give.
@@ -75,6 +80,7 @@ class Limiter:
         self.prefix = check_prefix(prefix or "rq")
         self.time_zone: tzinfo = time_zone or UTC
         self._clock = clock
+        self._denials = Denials(deny_cache_seconds or 0, clock)
         # The store's clock minus this process's monotonic one, as last seen (µs).
         self._offset_us = time.time_ns() // 1000 - _monotonic_us()
         # When the store last compared the caller's revision with its own (monotonic, µs).
@@ -91,7 +97,9 @@ class Limiter:
 
     def check(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """Admit the request and charge every bucket ``cost`` units, or refuse it and change nothing."""
-        return self._run(self.steps("check", buckets, cost))
+        buckets = tuple(buckets)
+        known = self._refusal("check", buckets, cost)
+        return known or self._run(self._ask_steps("check", buckets, cost))
 
     def peek(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """What ``check`` would decide now; changes nothing."""
@@ -119,7 +127,9 @@ class Limiter:
 
     async def acheck(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """``check``, awaited."""
-        return await self._arun(self.steps("check", buckets, cost))
+        buckets = tuple(buckets)
+        known = self._refusal("check", buckets, cost)
+        return known or await self._arun(self._ask_steps("check", buckets, cost))
 
     async def apeek(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """``peek``, awaited."""
@@ -142,9 +152,11 @@ class Limiter:
         return await adrive(self._reset_steps(buckets), self.store.aexecute)
 
     def publish(self) -> int:
-        """Give the policies a new revision and return it: every process reloads before its next decision."""
-        revision = drive(run_script(PUBLISH, [revision_key(self.prefix)], ()), self.store.execute)
-        return int(revision)
+        """Give the policies a new revision and return it: each process reloads before it next asks for a decision."""
+        try:
+            return int(drive(run_script(PUBLISH, [revision_key(self.prefix)], ()), self.store.execute))
+        finally:
+            self._denials.clear()
 
     def stored_revision(self) -> int:
         """The revision that the store holds; 0 when it holds none. Learns the store's clock on the way."""
@@ -172,23 +184,65 @@ class Limiter:
 
         ``settler`` charges and refunds afterwards, this limiter where it is None.
         Raises ``NewerRevision`` into the caller when policies newer than ``revision`` have been published. Asks
-        nothing when there are no buckets and the last look at the revision is young enough.
+        nothing when there are no buckets and the last look at the revision is young enough, and when it knows that
+        these buckets refuse.
         """
         buckets = tuple(buckets)
+        known = self._refusal(mode, buckets, cost, revision, settler)
+        return _over(known) if known else self._ask_steps(mode, buckets, cost, revision, patience_us, settler)
+
+    def _refusal(
+        self,
+        mode: str,
+        buckets: tuple[Bucket, ...],
+        cost: int,
+        revision: int | None = None,
+        settler: Settler | None = None,
+    ) -> Decision | None:
+        """The refusal that is known without asking."""
         check_cost(cost)
-        settler = settler or self
+        if mode != "check" or (self.store.clustered and revision is not None and self._look_is_due()):
+            return None
+        return self._denials.refusal(buckets, cost, revision, settler or self)
+
+    def _look_is_due(self) -> bool:
+        return self.answer_age() >= self._look_seconds
+
+    def _ask_steps(
+        self,
+        mode: str,
+        buckets: tuple[Bucket, ...],
+        cost: int,
+        revision: int | None = None,
+        patience_us: int = 0,
+        settler: Settler | None = None,
+    ) -> Steps:
+        steps = self._timed_steps(mode, buckets, cost, revision, patience_us, settler or self)
+        if not (self._denials.kept and buckets):
+            return steps
+        return self._denials.learning(steps, mode, buckets, cost, revision)
+
+    def _timed_steps(
+        self,
+        mode: str,
+        buckets: tuple[Bucket, ...],
+        cost: int,
+        revision: int | None,
+        patience_us: int,
+        settler: Settler,
+    ) -> Steps:
         begun = time.monotonic()
         try:
             if not self.store.clustered:
-                if not buckets and revision is not None and self.answer_age() < self._look_seconds:
+                if not buckets and revision is not None and not self._look_is_due():
                     return Decision(allowed=True, revision=revision, settler=settler)
                 decision = yield from self._ask(mode, buckets, cost, patience_us, revision, settler)
             else:
-                if revision is not None and self.answer_age() >= self._look_seconds:
+                if revision is not None and self._look_is_due():
                     yield from self._ask("peek", (), 0, revision=revision)
                 # What makes no sense is refused before anything is charged.
                 prepare(self.prefix, self.time_zone, buckets)
-                decision = yield from ask_each(self._ask, mode, buckets, cost, patience_us)
+                decision = yield from ask_each(self._denials.noticing(self._ask), mode, buckets, cost, patience_us)
                 decision = replace(decision, revision=revision or 0, settler=settler)
         except StoreError as error:
             if not isinstance(error, StoreLeftAlone):
@@ -253,11 +307,15 @@ class Limiter:
         return self.steps("acquire", (bucket,), cost, patience_us=int(timeout * 10**6))
 
     def _reset_steps(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
-        keys = bucket_keys(self.prefix, tuple(buckets))
+        buckets = tuple(buckets)
+        keys = bucket_keys(self.prefix, buckets)
         deleted = 0
-        # On a Cluster each key may live on a server of its own.
-        for together in [[key] for key in keys] if self.store.clustered else [keys]:
-            deleted += int((yield ("DEL", *together))) if together else 0
+        try:
+            # On a Cluster each key may live on a server of its own.
+            for together in [[key] for key in keys] if self.store.clustered else [keys]:
+                deleted += int((yield ("DEL", *together))) if together else 0
+        finally:
+            self._denials.freed(buckets)
         return deleted
 
     def _read_clock(self) -> int:
@@ -286,6 +344,12 @@ def default_limiter() -> Limiter:
         return _made()
     except ConfigurationError as error:
         raise StoreError("configuration", str(error)) from error
+
+
+def _over(decision: Decision) -> Steps:
+    """The steps to a decision that is known."""
+    return decision
+    yield
 
 
 def _monotonic_us() -> int:

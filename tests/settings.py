@@ -56,6 +56,12 @@ CACHES = {
 }
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 # A generous deadline: the suite's machine may stall, and no test here is about the deadline's length.
-# No reports and no statistics either: tests look at every key and every command.
-RATEQUOTA = {"PREFIX": "rqtest", "TIMEOUT": 5.0, "REPORT_SECONDS": 0, "STATISTICS_SECONDS": 0}
+# No reports, no statistics and no deny cache either: tests look at every key and every command.
+RATEQUOTA = {
+    "PREFIX": "rqtest",
+    "TIMEOUT": 5.0,
+    "REPORT_SECONDS": 0,
+    "STATISTICS_SECONDS": 0,
+    "DENY_CACHE_SECONDS": 0,
+}
 REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"]}

@@ -19,9 +19,10 @@ from django.contrib.auth.models import AnonymousUser
 from django.test import RequestFactory, override_settings
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
-from django_ratequota.exceptions import StoreError
+from django_ratequota.exceptions import NewerRevision, StoreError
 from django_ratequota.keys import bucket_key
 from django_ratequota.models import Plan, RatePolicy
+from django_ratequota.twin import drive
 
 from . import poll
 from .cluster import Cluster
@@ -346,3 +347,64 @@ def test_a_master_dies_under_load_and_its_replica_takes_over(
     assert limit - 2 * THREADS <= sum(admitted) <= limit + max(0, lost)
     assert max(0, lost) <= 2 * THREADS
     assert cluster.owner(key) is cluster.replica_of(dead)
+
+
+@pytest.fixture
+def repeating(emptied: Cluster) -> Iterator[Limiter]:
+    """A limiter that repeats refusals for a minute."""
+    with override_settings(RATEQUOTA=settings_of(emptied, DENY_CACHE_SECONDS=60, REVISION_MAX_AGE=0.2)):
+        limiter = Limiter()
+    yield limiter
+    limiter.store.close()
+
+
+def test_a_refusal_by_several_servers_is_repeated(
+    emptied: Cluster, repeating: Limiter, ask: Callable[..., Any]
+) -> None:
+    limiter = repeating
+    buckets = [shared(1), own(10), *elsewhere(emptied, own(10))]
+    assert limiter.check(buckets).allowed
+    first = ask(limiter, "check", buckets)
+    asked = sum(limiter.latency.counts)
+    again = ask(limiter, "check", buckets)
+    assert (again.allowed, left(again), sum(limiter.latency.counts)) == (False, left(first), asked)
+    assert 0 <= again.at_us - first.at_us == first.retry_after_us - again.retry_after_us
+    limiter.reset([shared(1)])
+    assert limiter.check(buckets).allowed
+
+
+def test_units_that_a_refused_request_held_for_a_moment_refuse_nobody_after_it(repeating: Limiter) -> None:
+    limiter = repeating
+    limiter.charge([shared(1)], 1)
+    seen: list[Decision] = []
+
+    def do(command: Any) -> Any:
+        reply = limiter.store.execute(command)
+        if not seen:  # the own unit is taken, the shared bucket not asked yet
+            seen.append(limiter.check([own(1)]))
+        return reply
+
+    assert not drive(limiter.steps("check", [own(1), shared(1)], 1), do).allowed
+    assert not seen[0].allowed
+    assert limiter.check([own(1)]).allowed
+
+
+def test_no_refusal_is_repeated_when_the_look_for_edits_is_due(
+    emptied: Cluster, repeating: Limiter, limiter_of: Callable[..., Limiter]
+) -> None:
+    limiter, other = repeating, limiter_of(emptied)
+    revision = other.publish()
+
+    def check() -> Decision:
+        return drive(limiter.steps("check", [own(1)], 1, revision=revision), limiter.store.execute)
+
+    check()
+    assert not check().allowed
+    other.publish()
+
+    def check_for_two_seconds() -> None:
+        while limiter.answer_age() < 2:
+            assert not check().allowed
+
+    with pytest.raises(NewerRevision):
+        check_for_two_seconds()
