@@ -85,7 +85,7 @@ class Denials:
         self, buckets: tuple[Bucket, ...], cost: int, revision: int | None, settler: Settler
     ) -> Decision | None:
         """What Redis would say to a request that it refused before; None when it has to be asked."""
-        denial = self._denials.get((buckets, cost, revision)) if self.kept else None
+        denial = self._denials.get((buckets, cost, revision))
         if denial is None or denial.version < self._floor:
             return None
         now_us = self._clock()
@@ -95,13 +95,7 @@ class Denials:
             if self._changes.get(place, denial.version + 1) > denial.version:
                 return None
         passed_us = now_us - denial.heard_us
-        return Decision(
-            allowed=False,
-            statuses=tuple([_later(status, passed_us) for status in denial.statuses]),
-            at_us=denial.at_us + passed_us,
-            revision=revision or 0,
-            settler=settler,
-        )
+        return _repeated(denial, passed_us, revision or 0, settler)
 
     def noticing(self, ask: Ask) -> Ask:
         """``ask``, for a Cluster's calls: what a refused check gives back there is units that came back."""
@@ -182,17 +176,49 @@ def _place(bucket: Bucket) -> object:
     return bucket.subject, bucket.scope if bucket.endpoint_id is None else bucket.endpoint_id
 
 
+def _slots(kind: type, *names: str) -> list[Callable[[object, object], None]]:
+    """What sets these fields. A frozen dataclass's own ``__init__`` looks each of them up by name: twice the time."""
+    return [getattr(kind, name).__set__ for name in names]
+
+
+_bucket, _room, _remaining, _retry_after, _reset_after, _window = _slots(
+    BucketStatus, "bucket", "allowed", "remaining", "retry_after_us", "reset_after_us", "window_us"
+)
+_allowed, _statuses, _at, _blocked_by, _denied_by, _error, _revision, _refusal_id, _settler = _slots(
+    Decision,
+    *("allowed", "statuses", "at_us", "blocked_by", "denied_by", "error", "revision", "refusal_id", "settler"),
+)
+_new: Callable[[type], Any] = object.__new__
+
+
+def _repeated(denial: _Denial, passed_us: int, revision: int, settler: Settler) -> Decision:
+    """The refusal some time later."""
+    decision: Decision = _new(Decision)
+    _allowed(decision, False)
+    _statuses(decision, tuple([_later(status, passed_us) for status in denial.statuses]))
+    _at(decision, denial.at_us + passed_us)
+    _blocked_by(decision, ())
+    _denied_by(decision, ())
+    _error(decision, "")
+    _revision(decision, revision)
+    _refusal_id(decision, "")
+    _settler(decision, settler)
+    return decision
+
+
 def _later(status: BucketStatus, passed_us: int) -> BucketStatus:
-    """A bucket some time after a refusal, which took nothing of it: what remains is a lower bound."""
-    wait_us = status.retry_after_us
-    return BucketStatus(
-        bucket=status.bucket,
-        allowed=status.allowed,
-        remaining=status.remaining,
-        retry_after_us=wait_us and wait_us - passed_us,
-        reset_after_us=max(0, status.reset_after_us - passed_us),
-        window_us=status.window_us,
-    )
+    """A bucket of a refusal some time later; the refusal took nothing, so what remains is a lower bound."""
+    wait_us, reset_us = status.retry_after_us, status.reset_after_us
+    if not wait_us and not reset_us:
+        return status
+    later: BucketStatus = _new(BucketStatus)
+    _bucket(later, status.bucket)
+    _room(later, status.allowed)
+    _remaining(later, status.remaining)
+    _retry_after(later, wait_us and wait_us - passed_us)
+    _reset_after(later, reset_us - passed_us if reset_us > passed_us else 0)
+    _window(later, status.window_us)
+    return later
 
 
 def _monotonic_us() -> int:

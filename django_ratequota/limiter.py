@@ -97,9 +97,7 @@ class Limiter:
 
     def check(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """Admit the request and charge every bucket ``cost`` units, or refuse it and change nothing."""
-        buckets = tuple(buckets)
-        known = self._refusal("check", buckets, cost)
-        return known or self._run(self._ask_steps("check", buckets, cost))
+        return self._run(self._begin("check", buckets, cost))
 
     def peek(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """What ``check`` would decide now; changes nothing."""
@@ -127,9 +125,7 @@ class Limiter:
 
     async def acheck(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """``check``, awaited."""
-        buckets = tuple(buckets)
-        known = self._refusal("check", buckets, cost)
-        return known or await self._arun(self._ask_steps("check", buckets, cost))
+        return await self._arun(self._begin("check", buckets, cost))
 
     async def apeek(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """``peek``, awaited."""
@@ -187,42 +183,33 @@ class Limiter:
         nothing when there are no buckets and the last look at the revision is young enough, and when it knows that
         these buckets refuse.
         """
-        buckets = tuple(buckets)
-        known = self._refusal(mode, buckets, cost, revision, settler)
-        return _over(known) if known else self._ask_steps(mode, buckets, cost, revision, patience_us, settler)
+        begun = self._begin(mode, buckets, cost, revision, patience_us, settler)
+        return _over(begun) if isinstance(begun, Decision) else begun
 
-    def _refusal(
+    def _begin(
         self,
         mode: str,
-        buckets: tuple[Bucket, ...],
-        cost: int,
-        revision: int | None = None,
-        settler: Settler | None = None,
-    ) -> Decision | None:
-        """The refusal that is known without asking."""
-        check_cost(cost)
-        if mode != "check" or (self.store.clustered and revision is not None and self._look_is_due()):
-            return None
-        return self._denials.refusal(buckets, cost, revision, settler or self)
-
-    def _look_is_due(self) -> bool:
-        return self.answer_age() >= self._look_seconds
-
-    def _ask_steps(
-        self,
-        mode: str,
-        buckets: tuple[Bucket, ...],
+        buckets: Iterable[Bucket],
         cost: int,
         revision: int | None = None,
         patience_us: int = 0,
         settler: Settler | None = None,
-    ) -> Steps:
-        steps = self._timed_steps(mode, buckets, cost, revision, patience_us, settler or self)
+    ) -> Steps | Decision:
+        """The decision where it is known without asking, else the steps to it."""
+        buckets = tuple(buckets)
+        check_cost(cost)
+        settler = settler or self
         if not (self._denials.kept and buckets):
-            return steps
+            return self._ask_steps(mode, buckets, cost, revision, patience_us, settler)
+        look_first = self.store.clustered and revision is not None and self._look_is_due()
+        if mode == "check" and not look_first:
+            known = self._denials.refusal(buckets, cost, revision, settler)
+            if known is not None:
+                return known
+        steps = self._ask_steps(mode, buckets, cost, revision, patience_us, settler)
         return self._denials.learning(steps, mode, buckets, cost, revision)
 
-    def _timed_steps(
+    def _ask_steps(
         self,
         mode: str,
         buckets: tuple[Bucket, ...],
@@ -318,6 +305,9 @@ class Limiter:
             self._denials.freed(buckets)
         return deleted
 
+    def _look_is_due(self) -> bool:
+        return self.answer_age() >= self._look_seconds
+
     def _read_clock(self) -> int:
         now_us = self._clock() if self._clock else 0
         if not isinstance(now_us, int) or not 0 < now_us <= _MAX_US:
@@ -326,11 +316,11 @@ class Limiter:
             )
         return now_us
 
-    def _run(self, steps: Steps) -> Decision:
-        return drive(steps, self.store.call().do)
+    def _run(self, steps: Steps | Decision) -> Decision:
+        return steps if isinstance(steps, Decision) else drive(steps, self.store.call().do)
 
-    async def _arun(self, steps: Steps) -> Decision:
-        return await adrive(steps, self.store.call().ado)
+    async def _arun(self, steps: Steps | Decision) -> Decision:
+        return steps if isinstance(steps, Decision) else await adrive(steps, self.store.call().ado)
 
 
 _made = OncePerSettings(Limiter)

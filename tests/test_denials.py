@@ -91,6 +91,11 @@ def test_times_are_counted_down_to_the_microsecond_and_name_one_instant(cached: 
     assert waits == [60 * 10**6 - 1_234_567, 0, 0]
     assert again.retry_after_us == waits[0]
     assert (again.allowed, again.violated, again.binding) == (False, first.violated, again.statuses[0])
+    assert replace(again, statuses=first.statuses, at_us=first.at_us) == first
+    assert again.settler is cached
+    for value in (again, *again.statuses):  # whole: each of the fields is there
+        assert replace(value) == value
+        assert repr(value)
 
 
 def test_it_asks_again_at_retry_after_and_is_admitted(
