@@ -196,9 +196,10 @@ def _snapshot() -> Generator[Step, Any, Snapshot]:
 def _load(user_id: str) -> Generator[Step, Any, UserEntry]:
     """What belongs to the user; nothing while the database is down, so that shared policies still hold them."""
     try:
-        return (yield partial(policies.load_user, user_id))
+        entry: UserEntry = yield partial(policies.load_user, user_id)
     except DatabaseError:
         return NOBODY
+    return entry
 
 
 def _ask(

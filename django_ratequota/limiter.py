@@ -23,7 +23,7 @@ from .denials import Denials
 from .exceptions import ConfigurationError, InvalidBucket, NewerRevision, StoreError, StoreLeftAlone
 from .histogram import Histogram
 from .keys import check_prefix, revision_key
-from .prepared import NO_REVISION, bucket_keys, prepare
+from .prepared import NO_REVISION, bucket_keys, prepare, unpack_reply
 from .rates import show
 from .scripts import PUBLISH, Command
 from .store import run_script
@@ -255,9 +255,10 @@ class Limiter:
             asked = (mode, clock_us, NO_REVISION if revision is None else revision, cost, patience_us)
             command, windows_us = prepared.command(asked, now_us)
             reply = yield command
-            if not isinstance(reply, list) or len(reply) != 4 + 4 * len(buckets) * (reply[:1] == [_DECIDED]):
+            numbers = unpack_reply(reply)
+            if len(numbers) != 4 + 4 * len(buckets) * (numbers[:1] == (_DECIDED,)):
                 raise StoreError("response", f"not a decision: {reply!r:.100}")
-            outcome, allowed, now_us, stored = reply[:4]
+            outcome, allowed, now_us, stored = numbers[:4]
             if not self._clock:
                 self._offset_us = now_us - _monotonic_us()
             if revision is not None:
@@ -267,13 +268,13 @@ class Limiter:
                 statuses = [
                     BucketStatus(
                         bucket=bucket,
-                        allowed=reply[at] == 1,
-                        remaining=reply[at + 1],
-                        retry_after_us=None if reply[at + 2] < 0 else reply[at + 2],
-                        reset_after_us=reply[at + 3],
+                        allowed=numbers[at] == 1,
+                        remaining=numbers[at + 1],
+                        retry_after_us=None if numbers[at + 2] < 0 else numbers[at + 2],
+                        reset_after_us=numbers[at + 3],
                         window_us=window_us,
                     )
-                    for at, bucket, window_us in zip(range(4, len(reply), 4), buckets, windows_us, strict=True)
+                    for at, bucket, window_us in zip(range(4, len(numbers), 4), buckets, windows_us, strict=True)
                 ]
                 return Decision(
                     allowed=allowed == 1,

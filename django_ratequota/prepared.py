@@ -1,7 +1,11 @@
-"""What is sent to judge some buckets: worked out once, and kept for the next time that the same are asked about."""
+"""What is sent to judge some buckets, and what comes back.
+
+A command is worked out once, and kept for the next time that the same buckets are asked about.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from datetime import tzinfo
 from functools import lru_cache
@@ -74,3 +78,10 @@ def bucket_keys(prefix: str, buckets: Sequence[Bucket]) -> list[str]:
     if len(keys) > _MAX_BUCKETS:
         raise InvalidBucket(f"a check takes at most {_MAX_BUCKETS} buckets, not {len(keys)}")
     return keys
+
+
+def unpack_reply(reply: object) -> tuple[int, ...]:
+    """The whole numbers of the script's reply; none when it is no such reply."""
+    if not isinstance(reply, bytes) or len(reply) % 8:
+        return ()
+    return struct.unpack(f">{len(reply) // 8}q", reply)

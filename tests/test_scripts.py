@@ -15,6 +15,7 @@ import redis
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.exceptions import NewerRevision, StoreError
 from django_ratequota.keys import bucket_key, revision_key
+from django_ratequota.prepared import unpack_reply
 from django_ratequota.rates import ALGORITHMS
 from django_ratequota.scripts import DECIDE, PUBLISH, Script
 from django_ratequota.store import run_script
@@ -120,7 +121,7 @@ def test_a_wrong_number_of_arguments_is_refused(
 
 
 def test_good_arguments_are_taken(limiter: Limiter) -> None:
-    assert run(limiter, DECIDE, ["rqtest:1"], GOOD) == [1, 1, NOON_US, -1, 1, 9, 0, 6_000_000]
+    assert unpack_reply(run(limiter, DECIDE, ["rqtest:1"], GOOD)) == (1, 1, NOON_US, -1, 1, 9, 0, 6_000_000)
 
 
 # --- Errors. ---

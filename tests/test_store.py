@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -188,7 +189,7 @@ def test_a_reply_that_comes_too_late_is_nobody_s(peers: Callable[..., Peer], ask
     def answer(number: int) -> bytes:
         if number == 1:
             given_up.wait(timeout=30)
-        return b"*4\r\n:1\r\n:%d\r\n:%d\r\n:-1\r\n" % (number != 1, number)
+        return b"$32\r\n" + struct.pack(">4q", 1, number != 1, number, -1) + b"\r\n"
 
     peer = peers(answer)
     limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=0.5)

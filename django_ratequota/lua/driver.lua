@@ -6,7 +6,8 @@
 --         [5] longest wait that acquire may book (µs)
 --         then seven a bucket: algorithm, limit, period (µs), burst, enforced (1, or 0 = log only),
 --         window start and finish (µs; 0 0 = none).
--- Returns {1, allowed, now, revision, then four a bucket: passed, remaining, retry after, reset after}
+-- Returns whole numbers as one string, 8 bytes each, big-endian: a list would cost the caller more than the call.
+--         {1, allowed, now, revision, then four a bucket: passed, remaining, retry after, reset after}
 --         (µs; retry after is 0 when passed, -1 when waiting cannot help; for acquire it is the booked wait),
 --         {2, 0, now, revision}  a newer revision is stored: reload and ask again,
 --         {3, 0, now, revision}  now lies outside a caller's window: compute it anew from now.
@@ -25,6 +26,10 @@ local function number(i, least)
     return n
   end
   error('ratequota: ARGV[' .. i .. '] must be a whole number from ' .. least .. ' to 2^53, not ' .. tostring(ARGV[i]))
+end
+
+local function packed(numbers)
+  return struct.pack('>' .. string.rep('i8', #numbers), unpack(numbers))
 end
 
 local mode = ARGV[1]
@@ -50,7 +55,7 @@ local stored = revision
 if first == 1 and values[1] ~= ARGV[3] then
   stored = tonumber(values[1] or '') or 0
   if stored > revision then
-    return {2, 0, now, stored}
+    return packed({2, 0, now, stored})
   end
 end
 
@@ -96,9 +101,9 @@ if stored < revision then
   -- The server lost data, maybe a publication that nobody has read yet: publish anew, so that all look.
   stored = revision < now and now or revision + 1
   call('SET', KEYS[1], stored)
-  return {2, 0, now, stored}
+  return packed({2, 0, now, stored})
 elseif outside then
-  return {3, 0, now, revision}
+  return packed({3, 0, now, revision})
 end
 
 local charging, refunding = reply[2] == 1 and mode ~= 'peek', mode == 'refund'
@@ -125,4 +130,4 @@ for i = 1, count do
   reply[4 * i + 2] = remaining > 0 and remaining or 0
   reply[4 * i + 4] = reset < 0 and 0 or reset > MAX_US and MAX_US or reset
 end
-return reply
+return packed(reply)
