@@ -200,8 +200,15 @@ def endpoint_facts(endpoint: Any) -> EndpointFacts:
     )
 
 
+#: What ``policy_facts`` reads of a RatePolicy.
+POLICY_COLUMNS = (
+    *("pk", "endpoint_id", "user_id", "subject", "plan_id", "counted_per", "rates", "algorithm", "mode", "on_error"),
+    *("starts_at", "ends_at"),
+)
+
+
 def policy_facts(policy: Any) -> PolicyFacts:
-    """What a RatePolicy row says."""
+    """What a RatePolicy says, given as the object or as a row of ``POLICY_COLUMNS``."""
     return PolicyFacts(
         id=_NEW_ID if policy.pk is None else policy.pk,
         endpoint_id=policy.endpoint_id,
