@@ -59,7 +59,7 @@ class Caller:
     def located(self) -> Located:
         """The address, and the text that it counts by."""
         meta = self._request.META
-        return _reader()(meta.get("REMOTE_ADDR", ""), meta.get("HTTP_X_FORWARDED_FOR", ""))
+        return _reader()(meta.get("REMOTE_ADDR") or "", meta.get("HTTP_X_FORWARDED_FOR") or "")
 
     @cached_property
     def plan_slug(self) -> str | None:
