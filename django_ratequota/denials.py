@@ -154,9 +154,7 @@ class Denials:
         until_us = sent_us + min([self._lasts_us, *waits])
         places = tuple({_place(status.bucket): None for status in full})
         with self._lock:
-            if any(self._changes.get(place, self._floor) > version for place in places) or version < self._floor:
-                return
-            for place in places:
+            for place in places:  # a change since it was asked stands: then it is never repeated
                 self._touch(place, self._changes.get(place, self._floor))
             key = (buckets, cost, revision)
             self._denials[key] = _Denial(decision.statuses, decision.at_us, self._clock(), until_us, version, places)

@@ -12,16 +12,25 @@ from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import async_to_sync
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request, collecting
 from django_ratequota.denials import Denials
 from django_ratequota.exceptions import InvalidCost, NewerRevision, StoreError
+from django_ratequota.headers import decision_headers, retry_after_seconds
+from django_ratequota.limiter import default_limiter
+from django_ratequota.models import RatePolicy
 from django_ratequota.rates import ALGORITHMS
+from django_ratequota.signals import request_refused
+from django_ratequota.statistics import timeline
+from django_ratequota.twin import drive
+from django_ratequota.types import BucketStatus
 
 from .conftest import Clock
+from .views import request_from
 
 
 def bucket(rate: str, subject: str = "user:1", **more: Any) -> Bucket:
@@ -96,6 +105,14 @@ def test_times_are_counted_down_to_the_microsecond_and_name_one_instant(cached: 
     for value in (again, *again.statuses):  # whole: each of the fields is there
         assert replace(value) == value
         assert repr(value)
+
+
+def test_a_bucket_that_is_full_again_stays_so(cached: Limiter, clock: Clock) -> None:
+    buckets = [bucket("1/min"), bucket("10/s", scope="all")]
+    first = refuse(cached, buckets)
+    assert 0 < first.statuses[1].reset_after < 1
+    clock.advance(1)
+    assert cached.check(buckets).statuses[1].reset_after_us == 0
 
 
 def test_it_asks_again_at_retry_after_and_is_admitted(
@@ -349,8 +366,6 @@ def interrupted(limiter: Limiter, meanwhile: Callable[[], object], revision: int
         meanwhile()
         return reply
 
-    from django_ratequota.twin import drive
-
     return drive(limiter.steps("check", MINUTE, 1, revision=revision), do)
 
 
@@ -426,8 +441,6 @@ def test_the_wait_ends_by_the_time_before_the_question_and_is_told_by_that_of_th
 
 
 def refused_status(bucket: Bucket, wait_us: int) -> Any:
-    from django_ratequota.types import BucketStatus
-
     return BucketStatus(
         bucket=bucket, allowed=False, remaining=0, retry_after_us=wait_us, reset_after_us=wait_us, window_us=10**6
     )
@@ -436,11 +449,13 @@ def refused_status(bucket: Bucket, wait_us: int) -> Any:
 # --- Bounds, threads, processes. ---
 
 
-def learn(denials: Denials, subject: str, wait_us: int = 10**9) -> tuple[Bucket, ...]:
-    buckets = (bucket("1/min", subject),)
-    answer = Decision(allowed=False, statuses=(refused_status(buckets[0], wait_us),))
+def learn(denials: Denials, *subjects: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[Bucket, ...]:
+    """Let a request be refused that all these subjects' buckets refuse."""
+    buckets = tuple(bucket("1/min", subject) for subject in subjects)
+    answer = Decision(allowed=False, statuses=tuple(refused_status(each, 10**9) for each in buckets))
 
     def ask() -> Any:
+        meanwhile()
         return answer
         yield
 
@@ -449,12 +464,18 @@ def learn(denials: Denials, subject: str, wait_us: int = 10**9) -> tuple[Bucket,
     return buckets
 
 
+def knows(denials: Denials, buckets: tuple[Bucket, ...]) -> bool:
+    return denials.refusal(buckets, 1, None, None) is not None  # type: ignore[arg-type]
+
+
 def test_the_refusals_learned_longest_ago_go_first() -> None:
     denials = Denials(60, Clock(), size=100)
     everyone = [learn(denials, f"user:{number}") for number in range(1000)]
     assert len(denials) == 100
-    known = [denials.refusal(buckets, 1, None, None) is not None for buckets in everyone]  # type: ignore[arg-type]
-    assert known == [False] * 900 + [True] * 100
+    assert [knows(denials, buckets) for buckets in everyone] == [False] * 900 + [True] * 100
+    learn(denials, "user:900")
+    learn(denials, "user:1000")
+    assert [knows(denials, buckets) for buckets in everyone[900:902]] == [True, False]
 
 
 def test_units_that_came_back_to_many_are_remembered_within_bounds() -> None:
@@ -463,11 +484,27 @@ def test_units_that_came_back_to_many_are_remembered_within_bounds() -> None:
     for number in range(1000):
         denials.freed((bucket("1/min", f"user:{1000 + number}"),))
     assert len(denials._changes) == 100
-    assert denials.refusal(mine, 1, None, None) is None  # type: ignore[arg-type]
-    version = denials._version
+    assert not knows(denials, mine)
+    assert knows(denials, learn(denials, "user:1"))
+
+
+def test_a_refund_while_an_answer_is_on_its_way_counts_though_many_come_after_it() -> None:
+    denials = Denials(60, Clock(), size=2)
+
+    def refunds() -> None:
+        for number in range(1, 10):
+            denials.freed((bucket("1/min", f"user:{number}"),))
+
+    assert not knows(denials, learn(denials, "user:1", meanwhile=refunds))
+    assert knows(denials, learn(denials, "user:1"))
+
+
+def test_where_charges_are_no_longer_noticed_nothing_is_repeated() -> None:
+    denials = Denials(60, Clock(), size=2)
     mine = learn(denials, "user:1")
-    assert denials.refusal(mine, 1, None, None) is not None  # type: ignore[arg-type]
-    assert denials._version == version
+    assert knows(denials, learn(denials, "user:2", "everyone"))
+    assert len(denials) == 2
+    assert not knows(denials, mine)
 
 
 def test_threads_that_check_and_give_back_never_refuse_for_nothing(redis_client: redis.Redis) -> None:
@@ -509,7 +546,7 @@ def test_a_forked_child_is_not_held_up_by_its_parent_s_lock() -> None:
         child = os.fork()
         if child == 0:  # pragma: no cover
             denials.freed(mine)
-            os._exit(0 if denials.refusal(mine, 1, None, None) is None else 1)  # type: ignore[arg-type]
+            os._exit(0 if not knows(denials, mine) else 1)
         assert os.waitpid(child, 0)[1] == 0
 
 
@@ -590,3 +627,93 @@ def _assert_same(true: Decision, found: Decision) -> None:
             assert one.reset_after_us == other.reset_after_us
     if [status.bucket for status in true.refusing] == [status.bucket for status in found.refusing]:
         assert found.retry_after_us == true.retry_after_us
+
+
+# --- From a request on. ---
+
+
+@pytest.fixture
+def remembering(settings: Any, fresh_policies: None) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "DENY_CACHE_SECONDS": 60, "STATISTICS_SECONDS": 1}
+
+
+@pytest.fixture
+def by_hand(monkeypatch: Any) -> Iterator[None]:
+    """What is counted is handed over when the test says so."""
+    monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    collecting.collector.forget()
+    yield
+    collecting.collector.forget()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("remembering", "by_hand")
+@pytest.mark.parametrize("check", [check_request, async_to_sync(acheck_request)], ids=["sync", "async"])
+def test_a_repeated_refusal_is_a_refused_request_like_any_other(
+    check: Callable[..., Decision], asked: Callable[[], int]
+) -> None:
+    RatePolicy.objects.create(rates="1/day, 1000/month")
+    heard: list[Decision] = []
+
+    def receiver(decision: Decision, **_: Any) -> None:
+        heard.append(decision)
+
+    request_refused.connect(receiver)
+    try:
+        check(request_from())
+        first = check(request_from())
+        asked()
+        again = check(request_from())
+    finally:
+        request_refused.disconnect(receiver)
+    assert asked() == 0
+    assert heard == [first, again]
+    assert again.refusal_id
+    assert again.revision == first.revision > 0
+    assert retry_after_seconds(again) in (retry_after_seconds(first), (retry_after_seconds(first) or 0) - 1)
+    assert decision_headers(again).keys() == decision_headers(first).keys()
+    collecting.collector.flush()
+    total = timeline("hour").total
+    assert (sum(one.admitted for one in total), sum(one.refused for one in total)) == (1, 2)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("remembering")
+def test_what_operators_do_here_reaches_a_refused_client_at_once(asked: Callable[[], int]) -> None:
+    policy = RatePolicy.objects.create(rates="1/day")
+    admitted = check_request(request_from())
+    refused = check_request(request_from())
+    asked()
+    assert not check_request(request_from()).allowed
+    assert asked() == 0
+    policy.rates = "2/day"
+    policy.save()
+    assert check_request(request_from()).allowed
+    assert not check_request(request_from()).allowed
+    admitted.refund(1)
+    assert check_request(request_from()).allowed
+    assert not check_request(request_from()).allowed
+    default_limiter().reset([status.bucket for status in refused.statuses])
+    assert check_request(request_from()).allowed
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("remembering")
+def test_a_blocked_client_asks_each_time(asked: Callable[[], int]) -> None:
+    RatePolicy.objects.create(rates="blocked")
+    check_request(request_from())
+    asked()
+    assert not check_request(request_from()).allowed
+    assert asked() == 1
+
+
+def test_engines_made_from_the_settings_repeat_refusals_unless_told_otherwise(settings: Any, clock: Clock) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "DENY_CACHE_SECONDS": 60}
+    for limiter, expected in ((Limiter(clock=clock), 1), (Limiter(clock=clock, deny_cache_seconds=0), 2)):
+        limiter.reset(MINUTE)
+        refuse(limiter, MINUTE)
+        before = sum(limiter.latency.counts)
+        limiter.check(MINUTE)
+        assert sum(limiter.latency.counts) - before == expected - 1
+        limiter.reset(MINUTE)
+        limiter.store.close()
