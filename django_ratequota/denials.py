@@ -155,7 +155,7 @@ class Denials:
         places = tuple({_place(status.bucket): None for status in full})
         with self._lock:
             for place in places:  # a change since it was asked stands: then it is never repeated
-                self._touch(place, self._changes.get(place, self._floor))
+                self._touch(place, self._changes.get(place, 0))
             key = (buckets, cost, revision)
             self._denials[key] = _Denial(decision.statuses, decision.at_us, self._clock(), until_us, version, places)
             self._denials.move_to_end(key)

@@ -377,9 +377,15 @@ def test_an_answer_from_before_units_came_back_is_not_kept(change: str, cached: 
     assert cached.check(MINUTE).allowed
 
 
-def test_an_answer_from_before_an_edit_is_not_kept(cached: Limiter) -> None:
+def test_an_answer_from_before_an_edit_is_not_kept(cached: Limiter, clock: Clock) -> None:
     old = cached.publish()
     steps_of(cached, old)
+    assert not interrupted(cached, cached.publish, old).allowed
+    with pytest.raises(NewerRevision):
+        steps_of(cached, old)
+    old = cached.stored_revision()
+    assert not steps_of(cached, old).allowed
+    clock.advance(2)  # now where it is counted is known
     assert not interrupted(cached, cached.publish, old).allowed
     with pytest.raises(NewerRevision):
         steps_of(cached, old)
@@ -633,13 +639,9 @@ def _assert_same(true: Decision, found: Decision) -> None:
 
 
 @pytest.fixture
-def remembering(settings: Any, fresh_policies: None) -> None:
+def remembering(settings: Any, fresh_policies: None, monkeypatch: Any) -> Iterator[None]:
+    """Requests are remembered as refused, and counted; what is counted is handed over when the test says so."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "DENY_CACHE_SECONDS": 60, "STATISTICS_SECONDS": 1}
-
-
-@pytest.fixture
-def by_hand(monkeypatch: Any) -> Iterator[None]:
-    """What is counted is handed over when the test says so."""
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
     collecting.collector.forget()
     yield
@@ -647,7 +649,7 @@ def by_hand(monkeypatch: Any) -> Iterator[None]:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("remembering", "by_hand")
+@pytest.mark.usefixtures("remembering")
 @pytest.mark.parametrize("check", [check_request, async_to_sync(acheck_request)], ids=["sync", "async"])
 def test_a_repeated_refusal_is_a_refused_request_like_any_other(
     check: Callable[..., Decision], asked: Callable[[], int]
