@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -21,10 +20,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.changing import THREADS, WARM, request_of, under_change
 from benchmarks.measure import Result, Table, interleave, markdown
 
-SIZES, USERS, WARM = (10, 100, 1_000, 10_000), 1_000_000, 1_000
-_THREADS = 4
+SIZES, USERS = (10, 100, 1_000, 10_000), 1_000_000
 
 
 def run(quick: bool = False) -> Result:
@@ -39,7 +38,8 @@ def run(quick: bool = False) -> Result:
         [(name, *row) for name, one in measured.items() for row in one[part]]
         for part in ("sizes", "users", "changes")
     )
-    figures = {name: max(one["figures"][name] for one in measured.values()) for name in measured["SQLite"]["figures"]}
+    names = measured["SQLite"]["figures"]
+    figures = {name: max(one["figures"][name] for one in measured.values()) for name in names}
     return Result([_by_size(sizes), _by_user(users), _by_change(changes)], figures)
 
 
@@ -47,8 +47,8 @@ def _by_size(rows: list[Any]) -> Table:
     columns = ("database", "policies", "× 10 policies", "warm, µs", "with identity, µs", "new caller, µs")
     note = (
         "One request under three policies, from the route, the user's entry and the snapshot to the buckets; with "
-        "identity: from the request's user and address on; a new caller has not been seen before; CPU time. 1,000 endpoints. "
-        "Loading reads everything that is not one user's own; memory is what the snapshot holds then."
+        "identity: from the request's user and address on; a new caller has not been seen before; CPU time. 1,000 "
+        "endpoints. Loading reads everything that is not one user's own; memory is what the snapshot holds then."
     )
     return Table("Resolving", (*columns, "load, ms", "snapshot, MB"), rows, note)
 
@@ -69,8 +69,8 @@ def _by_change(rows: list[Any]) -> Table:
         "in the second after",
     )
     note = (
-        f"`check_request` by {_THREADS} threads of one process under 10,000 policies, while another thread saves the "
-        "change; the slowest request is the slowest in the second after."
+        f"`check_request` by {THREADS} threads of one process under 10,000 policies, while another thread saves the "
+        "change; the slowest request is that of the three seconds after."
     )
     return Table("A change under load", (*columns, "slowest, ms"), rows, note)
 
@@ -124,7 +124,7 @@ def measure(quick: bool) -> dict[str, Any]:
             *rows[size],
         )
     figures |= {"resolve_growth": warm[until][0] / warm[SIZES[0]][0], "resolve_us": warm[until][0] * 1e6}
-    changes = _changes(0.5 if quick else 3)
+    changes = under_change(0.5 if quick else 3)
     figures["dropped_users"] = changes[0][1]
     return {"sizes": list(rows.values()), "users": cold, "changes": changes, "figures": figures}
 
@@ -150,20 +150,6 @@ def _held(make: Callable[[], Any]) -> tuple[int, Any]:
     held = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     return held, made
-
-
-def _request(user_id: int | None, address: str = "203.0.113.7") -> Any:
-    from django.contrib.auth.models import AnonymousUser, User
-    from django.http import HttpRequest
-    from django.urls import resolve
-
-    from benchmarks.population import ROUTE
-
-    request = HttpRequest()
-    request.method, request.path, request.META = "GET", ROUTE, {"REMOTE_ADDR": address}
-    request.user = AnonymousUser() if user_id is None else User(pk=user_id)
-    request.resolver_match = resolve(ROUTE)
-    return request
 
 
 def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
@@ -192,8 +178,8 @@ def _warm(snapshots: dict[int, Any], blocks: int) -> dict[int, tuple[float, floa
     from django_ratequota.snapshot import policies
 
     user_id = 7 * ASSIGNED
-    request, entry = _request(user_id), policies.load_user(str(user_id))
-    known, nobody = Caller(request), _request(None).user
+    request, entry = request_of(user_id), policies.load_user(str(user_id))
+    known, nobody = Caller(request), request_of(None).user
     numbers = count()
 
     def new_caller(ask: Callable[[Any], Any]) -> Any:
@@ -242,95 +228,16 @@ def _cold(users: int, times: int) -> tuple[list[Any], dict[str, float]]:
 
     def first_requests() -> None:
         for user_id in ids:
-            request = _request(user_id)
+            request = request_of(user_id)
             _asking(snapshot, request, policies.load_user(str(user_id)))(Caller(request))
 
     first_requests()  # what routes and places take is not the users'
     policies.forget()
     policies.reload(time.time_ns() // 1000)
     snapshot = policies.current()
-    _asking(snapshot, _request(0), policies.load_user("0"))(Caller(_request(0)))
+    _asking(snapshot, request_of(0), policies.load_user("0"))(Caller(request_of(0)))
     held, _ = _held(first_requests)
     return [(users, most, median(spent), held / len(ids) / 1e3)], {"cold_queries": float(most)}
-
-
-class _Load:
-    """Threads that ask for decisions, each for other users, and when each request began and ended."""
-
-    def __init__(self) -> None:
-        self.times: list[tuple[float, float]] = []
-        self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=[number]) for number in range(_THREADS)]
-
-    def __enter__(self) -> _Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _ask(self, number: int) -> None:
-        from django.db import connection
-
-        from django_ratequota import check_request
-
-        requests = [_request(user_id) for user_id in range(1 + number, WARM + 1, _THREADS)]
-        try:
-            while not self._ended.is_set():
-                for request in requests:
-                    begun = time.perf_counter()
-                    check_request(request, scope="search")
-                    self.times.append((begun, time.perf_counter()))
-                    del request.ratequota
-        finally:
-            connection.close()
-
-    def rate(self, since: float, until: float) -> float:
-        """Requests a second that ended in the time."""
-        return sum(since <= end < until for _, end in list(self.times)) / (until - since)
-
-    def slowest(self, since: float) -> float:
-        """Seconds of the slowest request that ended later."""
-        return max((end - begun for begun, end in list(self.times) if end >= since), default=0.0)
-
-
-def _changes(seconds: float) -> list[Any]:
-    """Rows (change, entries dropped, of, ms to reload, requests/s before, after, ms of the slowest then)."""
-    from django_ratequota.models import RatePolicy
-    from django_ratequota.snapshot import policies
-
-    reloads: list[float] = []
-    reload = policies.reload
-
-    def timed(revision: int) -> Any:
-        begun, before = time.perf_counter(), policies.current()
-        snapshot = reload(revision)
-        if snapshot is not before:
-            reloads.append(time.perf_counter() - begun)
-        return snapshot
-
-    kinds: dict[str, Callable[[], Any]] = {
-        "one user's override": lambda: RatePolicy.objects.create(user_id=WARM // 2 + 1, rates="3000000/min"),
-        "a plan's policy": lambda: RatePolicy.objects.filter(endpoint__name="e1").update(rates="5/min"),
-    }
-    rows = []
-    policies.reload = timed  # type: ignore[method-assign]
-    with _Load() as load:
-        for kind, change in kinds.items():
-            time.sleep(seconds)
-            before = {user_id: policies.user(str(user_id)) for user_id in range(1, WARM + 1)}
-            reloads.clear()
-            begun = time.perf_counter()
-            change()
-            time.sleep(seconds)
-            dropped = sum(policies.user(str(user_id)) is not entry for user_id, entry in before.items())
-            rates = load.rate(begun - seconds, begun), load.rate(begun, begun + min(1.0, seconds))
-            rows.append((kind, dropped, len(before), 1e3 * max(reloads), *rates, 1e3 * load.slowest(begun)))
-    policies.reload = reload  # type: ignore[method-assign]
-    return rows
 
 
 def _main() -> None:
