@@ -124,6 +124,50 @@ def test_good_arguments_are_taken(limiter: Limiter) -> None:
     assert unpack_reply(run(limiter, DECIDE, ["rqtest:1"], GOOD)) == (1, 1, NOON_US, -1, 1, 9, 0, 6_000_000)
 
 
+# --- How long a key lives. ---
+
+
+@pytest.mark.parametrize(("algorithm", "periods"), [("fixed_window", 1), ("sliding_window_counter", 2)])
+def test_a_window_keeps_the_expiry_that_its_first_request_gave_it(
+    redis_client: redis.Redis, algorithm: str, periods: int
+) -> None:
+    limiter = Limiter(client=redis_client, prefix="rqtest")
+    asked = Bucket("user:1", Rate.parse(f"10/365days {algorithm}"))
+    year_us = asked.rate.period_us
+    seen = set()
+    for verb in (limiter.check, limiter.charge, limiter.refund, limiter.check):
+        finish_us = (verb([asked]).at_us // year_us + periods) * year_us
+        seen.add(redis_client.pexpiretime(bucket_key("rqtest", asked)))
+    assert limiter.peek([asked]).statuses[0].remaining == 8
+    [expires_ms] = seen
+    assert abs(expires_ms - finish_us // 1000 - 1000) < 500
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if "window" not in name] + ["sliding_window_log"])
+def test_what_drains_later_with_every_request_expires_later(redis_client: redis.Redis, algorithm: str) -> None:
+    limiter = Limiter(client=redis_client, prefix="rqtest")
+    asked = Bucket("user:1", Rate.parse(f"10/hour {algorithm}"))
+    expiries = []
+    for _ in range(3):
+        now_us = limiter.check([asked]).at_us
+        full_us = now_us + limiter.peek([asked]).statuses[0].reset_after_us
+        expiries.append(redis_client.pexpiretime(bucket_key("rqtest", asked)) - full_us // 1000 - 1000)
+    assert max(map(abs, expiries)) < 500
+
+
+def test_a_calendar_that_moves_its_finish_takes_the_expiry_along(redis_client: redis.Redis, limiter: Limiter) -> None:
+    """Another time zone, or another end of summer time: the count would have gone with the old finish."""
+    hour_us = 3_600_000_000
+    start_us = int(redis_client.time()[0]) * 10**6 - hour_us
+    expiries = []
+    for used, finish_us in ((1, start_us + 24 * hour_us), (2, start_us + 25 * hour_us)):
+        bucket = ("fixed_window", 10, 24 * hour_us, 10, 1, start_us, finish_us)
+        reply = run(limiter, DECIDE, ["rqtest:1"], ("check", 0, -1, 1, 0, *bucket))
+        assert reply[4:6] == [1, 10 - used]
+        expiries.append(redis_client.pexpiretime("rqtest:1") - finish_us // 1000 - 1000)
+    assert max(map(abs, expiries)) < 500
+
+
 # --- Errors. ---
 
 

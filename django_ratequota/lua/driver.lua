@@ -46,7 +46,9 @@ if #ARGV ~= HEADER + STRIDE * count then
   error('ratequota: ' .. count .. ' buckets need ' .. HEADER + STRIDE * count .. ' arguments, not ' .. #ARGV)
 end
 
-if now == 0 then
+-- A simulated clock may stand still while keys expire by the server's: each write puts that off.
+local by_server = now == 0
+if by_server then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
@@ -78,7 +80,9 @@ for i = 1, count do
     start, finish = number(at + 6, 0), number(at + 7, 0)
     outside = outside or finish > 0 and (now < start or now >= finish)
   end
-  local b = {settle = settle, limit = limit, period = number(at + 3, 1), burst = burst, start = start, finish = finish}
+  local period = number(at + 3, 1)
+  -- With two fields of the algorithm's own the table has its final size.
+  local b = {settle = settle, limit = limit, period = period, burst = burst, start = start, finish = finish}
   local passed, retry_at = check(b, values[first + i], now, cost, KEYS[first + i])
   if mode == 'acquire' then
     passed = passed or retry_at and retry_at - now <= patience
@@ -112,8 +116,10 @@ for i = 1, count do
   if charging and reply[4 * i + 1] == 1 then
     units = refunding and -cost or cost
   end
-  local remaining, full_at, value, finish = b.settle(b, units, now)
-  if units then
+  local remaining, full_at, value, finish, same_finish = b.settle(b, units, now)
+  if units and same_finish and by_server then
+    call('SET', KEYS[first + i], value, 'KEEPTTL')
+  elseif units then
     -- ms, rounded up, plus the second that makes up for whatever clock the server expires by.
     local ttl = (finish - now) / 1000
     ttl = ttl > 0 and ttl + -ttl % 1 + 1000 or 1000

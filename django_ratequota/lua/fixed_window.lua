@@ -8,23 +8,26 @@
 -- Never   depends on the limit it was written under: an edited limit keeps the units counted.
 
 local function check(b, value, now, cost)
-  local start, finish, count, calendar = b.start, b.finish, 0, b.finish > 0
+  local start, finish, calendar, count = b.start, b.finish, b.finish > 0, nil
   if not calendar then
     start = now - now % b.period
     finish = start + b.period
   end
   if value and #value == (calendar and 24 or 16) then
     local stored, counted = struct.unpack('>dd', value)
+    local stored_finish = calendar and struct.unpack('>d', value, 17) or stored + b.period
     if stored > start then
-      start = stored
-      finish = calendar and struct.unpack('>d', value, 17) or start + b.period
+      start, finish = stored, stored_finish
     end
     if stored == start then
       count = counted
+      if finish ~= stored_finish then
+        b.moved = true -- the calendar has changed: the key must live as long as the window does now
+      end
     end
   end
   b.start, b.finish, b.count, b.calendar = start, finish, count, calendar
-  if count + cost <= b.limit then
+  if (count or 0) + cost <= b.limit then
     return true
   elseif cost > b.limit then
     return false
@@ -33,7 +36,7 @@ local function check(b, value, now, cost)
 end
 
 local function settle(b, units)
-  local count, finish, value = b.count, b.finish, nil
+  local count, finish, value = b.count or 0, b.finish, nil
   if units then
     count = count + units
     if count < 0 then
@@ -41,7 +44,7 @@ local function settle(b, units)
     end
     value = b.calendar and struct.pack('>ddd', b.start, count, finish) or struct.pack('>dd', b.start, count)
   end
-  return b.limit - count, count > 0 and finish or 0, value, finish
+  return b.limit - count, count > 0 and finish or 0, value, finish, b.count and not b.moved
 end
 
 return check, settle

@@ -7,17 +7,17 @@
 -- Source  https://blog.cloudflare.com/counting-things-a-lot-of-different-things/
 
 -- The first instant at which the formula admits this cost, if nobody else asks.
-local function admitted_at(b, cost)
+local function admitted_at(b, cost, current)
   local limit, period = b.limit, b.period
-  local later, early = 1, (limit - b.current - cost) * period / b.previous
-  if b.current + cost > limit then
-    later, early = 2, (limit - cost) * period / b.current
+  local later, early = 1, (limit - current - cost) * period / b.previous
+  if current + cost > limit then
+    later, early = 2, (limit - cost) * period / current
   end
   return b.start + later * period - (early - early % 1)
 end
 
 local function check(b, value, now, cost)
-  local period, current, previous = b.period, 0, 0
+  local period, current, previous = b.period, nil, 0
   local index = now / period
   index = index - index % 1
   if value and #value == 24 then
@@ -29,18 +29,19 @@ local function check(b, value, now, cost)
     end
   end
   local start = index * period
-  b.index, b.start, b.current, b.previous = index, start, current, previous
+  b.start, b.current, b.previous = start, current, previous
+  current = current or 0
   local elapsed = now > start and now - start or 0
   if previous * (period - elapsed) + (current + cost) * period <= b.limit * period then
     return true
   elseif cost > b.limit then
     return false
   end
-  return false, admitted_at(b, cost)
+  return false, admitted_at(b, cost, current)
 end
 
 local function settle(b, units, now)
-  local start, period, current, previous, value = b.start, b.period, b.current, b.previous, nil
+  local start, period, current, previous, value = b.start, b.period, b.current or 0, b.previous, nil
   if units then
     current = current + units
     if current < 0 then
@@ -49,12 +50,12 @@ local function settle(b, units, now)
         previous = 0
       end
     end
-    value = struct.pack('>ddd', b.index, current, previous)
+    value = struct.pack('>ddd', start / period, current, previous)
   end
   local elapsed = now > start and now - start or 0
   local free = (b.limit * period - (previous * (period - elapsed) + current * period)) / period
   local full_at = current > 0 and start + 2 * period or previous > 0 and start + period or 0
-  return free - free % 1, full_at, value, start + 2 * period
+  return free - free % 1, full_at, value, start + 2 * period, b.current ~= nil
 end
 
 return check, settle
