@@ -60,7 +60,7 @@ def run(url: str, quick: bool = False) -> list[dict[str, Any]]:
     does not depend on who else uses the machine. The server may hold other data: only keys below ``rqbench:`` go.
     """
     client = redis.Redis.from_url(url)
-    blocks, requests = (3, 5_000) if quick else (9, 20_000)
+    blocks, requests = (3, 2_000) if quick else (7, 10_000)
     cases = _cases(client)
     for _ in range(blocks):
         for case in cases:
@@ -73,6 +73,7 @@ def run(url: str, quick: bool = False) -> list[dict[str, Any]]:
     return [
         {
             "server": server_name(client),
+            "load": "pipelined" if _tool() is None else "redis-benchmark",
             "case": case.name,
             "buckets": case.buckets,
             "rps": round(statistics.median(case.rps)),
@@ -141,10 +142,14 @@ def _cpu_seconds(client: redis.Redis) -> float:
     return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
 
+def _tool() -> str | None:
+    return shutil.which("redis-benchmark") or shutil.which("valkey-benchmark")
+
+
 def _load(url: str, client: redis.Redis, command: Sequence[str], requests: int) -> float:
     """Requests a second. Raises when the server answers with an error."""
     client.execute_command(*[part.replace(RANDOM, "0" * 12) for part in command])
-    tool = shutil.which("redis-benchmark") or shutil.which("valkey-benchmark")
+    tool = _tool()
     if tool is None:
         return _pipelined(client, command, requests)
     arguments = ["-u", url, "-c", CLIENTS, "-n", requests, "-r", CALLERS, "--csv", *command]
@@ -185,7 +190,7 @@ def _reply_lines(client: redis.Redis, command: Sequence[str]) -> int:
 def main() -> None:
     """Print the table."""
     rows = run(sys.argv[1] if len(sys.argv) > 1 else "redis://127.0.0.1:6379/0")
-    print(f"{rows[0]['server']}\n{'':26} buckets     rps   ratio   CPU µs   CPU ratio")
+    print(f"{rows[0]['server']}, {rows[0]['load']}\n{'':26} buckets     rps   ratio   CPU µs   CPU ratio")
     for row in rows:
         buckets = row["buckets"] or ""
         print(
