@@ -577,8 +577,16 @@ REQUESTS = st.lists(
     max_size=3,
     unique_by=lambda bucket: bucket.counter,
 )
+#: Checks come four at a time, with a pause in between.
+FLOODS = st.tuples(
+    st.just("check"),
+    st.integers(0, 2),
+    st.sampled_from([1, 1, 1, 2, 3, 0, 9]),
+    st.sampled_from([0, 1, 1_000, 100_000, 600_000]),
+)
 STEPS = st.one_of(
-    st.tuples(st.just("check"), st.integers(0, 2), st.sampled_from([1, 1, 1, 2, 3, 0, 9])),
+    FLOODS,
+    FLOODS,
     st.tuples(st.sampled_from(["charge", "refund"]), st.integers(0, 2), st.integers(0, 4)),
     st.tuples(st.just("reset"), st.integers(0, 2), st.just(0)),
     st.tuples(st.just("advance"), st.sampled_from([0, 0, 1, 999_999, 10**6]) | st.integers(0, 4 * 10**6), st.just(0)),
@@ -588,7 +596,7 @@ STEPS = st.one_of(
 
 @given(
     requests=st.lists(REQUESTS, min_size=3, max_size=3),
-    steps=st.lists(STEPS, min_size=10, max_size=60),
+    steps=st.lists(STEPS, min_size=10, max_size=40),
     start=st.integers(0, 3 * 10**6),
 )
 @examples(max_examples=150, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
@@ -602,7 +610,7 @@ def test_one_with_it_decides_as_one_without_it(
     cached = Limiter(client=redis_client, clock=clock, prefix="rqtest:cached", timeout=5, deny_cache_seconds=1.5)
     wait_us: int | None = None
     try:
-        for verb, which, cost in steps:
+        for verb, which, cost, *pause_us in steps:
             if verb == "advance":
                 clock.advance(us=which)
             elif verb == "wait":  # to the instant that the last refusal named, or a µs beside it
@@ -611,10 +619,14 @@ def test_one_with_it_decides_as_one_without_it(
             elif verb == "reset":
                 assert plain.reset(requests[which]) == cached.reset(requests[which])
             else:
-                true, found = (getattr(each, verb)(requests[which], cost) for each in (plain, cached))
-                _assert_same(true, found)
-                if not true.allowed:
-                    wait_us = found.retry_after_us
+                for _ in range(4 if pause_us else 1):
+                    true, found = (getattr(each, verb)(requests[which], cost) for each in (plain, cached))
+                    _assert_same(true, found)
+                    if not true.allowed:
+                        wait_us = found.retry_after_us
+                    for us in pause_us:
+                        clock.advance(us=us)
+                        wait_us = wait_us and max(0, wait_us - us)
     finally:
         plain.store.close()
         cached.store.close()
