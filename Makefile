@@ -5,7 +5,7 @@ PORT ?= 8000
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test browser soak lint format messages wheel clean
+.PHONY: help demo test browser soak bench lint format messages wheel clean
 
 help: ## List the recipes
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,16 @@ browser: ## Run the browser tests, with Chromium and the newest Python here (ARG
 soak: $(VENV)/.test ## Ten minutes of mixed load with random faults (SECONDS=600)
 	@$(BIN)/python -W error::ResourceWarning -m tests.faults.soak $(or $(SECONDS),600)
 
+# An environment of its own: other rate limiters, to be measured beside this one.
+$(VENV)-bench/.bench: pyproject.toml
+	@test -x $(VENV)-bench/bin/python || $(PYTHON) -m venv $(VENV)-bench
+	@$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	@$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check --editable . --group bench
+	@touch $@
+
+bench: $(VENV)-bench/.bench ## Measure it beside other packages, into benchmarks/RESULTS.md (ARGS="one_decision --quick")
+	@$(VENV)-bench/bin/python -m benchmarks $(ARGS)
+
 lint: $(VENV)/.lint ## Check style, types, imports, migrations and the example project
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -51,4 +61,4 @@ wheel: ## Build the wheel, install it in an empty environment and use it there
 	@PYTHON=$(PYTHON) tests/wheel.sh
 
 clean: ## Remove what the recipes made
-	@rm -rf $(VENV) .venv-browser dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .venv-browser $(VENV)-bench dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

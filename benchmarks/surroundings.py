@@ -1,0 +1,54 @@
+"""What a reader must know to judge the figures: when, on which machine, with which versions, and how."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from benchmarks import server
+
+PEERS = (
+    "django-ratelimit",
+    "django-smart-ratelimit",
+    "drf-ratelimit-plus",
+    "limits",
+    "throttled-py",
+    "pyrate-limiter",
+)
+_OURS = ("django", "djangorestframework", "redis", "django-redis")
+
+_HOW = """\
+Every comparison is interleaved: short blocks of each candidate in turn, within one process and against one server,
+and the figure is the median of the blocks' times per call. Machines such as this one drift by 2-4x within minutes,
+so **the ratios count**; a time in µs only says what it was that day. `make bench` measures anew and writes this."""
+
+
+def describe(url: str) -> str:
+    """Machine, versions and method, in Markdown."""
+    packages = ", ".join(f"{name} {_installed(name)}" for name in (*_OURS, "hiredis"))
+    peers = ", ".join(f"{name} {_installed(name)}" for name in PEERS)
+    lines = (
+        f"{datetime.now(UTC):%Y-%m-%d}, {_processor()}, {os.cpu_count()} cores; client and server share them",
+        f"Python {platform.python_version()}, {packages}; server: {server.version(url)}, loopback, no persistence",
+        f"Beside: {peers}",
+    )
+    return "\n".join(f"- {line}" for line in lines) + f"\n\n{_HOW}"
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()

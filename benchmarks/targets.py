@@ -1,0 +1,62 @@
+"""What issue 5 asks for, and which figure of which part says whether it is met."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmarks.measure import Cell, Table
+from django_ratequota.rates import ALGORITHMS
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A bound on one figure."""
+
+    text: str
+    #: Name in ``Result.figures``.
+    figure: str
+    bound: float
+    #: What the figure counts.
+    unit: str = "×"
+    #: The bound is a maximum; else a minimum.
+    at_most: bool = True
+
+
+TARGETS = (
+    Target("`Limiter.check`, 1 bucket, against bare `evalsha`", "check_1", 1.15),
+    Target("`Limiter.check`, 3 buckets", "check_3", 1.4),
+    Target("`check_request`, 3 policies, warm", "check_request_3", 1.6),
+    Target("1 limit, remaining and reset known: best peer's time / ours", "peers_1", 1.0, at_most=False),
+    Target("3 limits, remaining and reset known: best peer's time / ours", "peers_3", 2.5, at_most=False),
+    Target("statistics: what counting adds to `check_request`", "statistics_percent", 3, "%"),
+    Target("script on the server, 1 bucket, of the rate of `return 1`", "script_1", 0.55, at_most=False),
+    Target("script on the server, 3 buckets", "script_3", 0.35, at_most=False),
+    Target("refused client with deny cache: a Redis decision's time / ours", "refused_speedup", 20, at_most=False),
+    Target("calls to Redis per DENY_CACHE_SECONDS, bucket and process", "refused_calls", 1, "calls"),
+    Target("DRF request under gunicorn: fewer requests/s than without", "wsgi_loss_percent", 12, "%"),
+    Target("DRF request under uvicorn: fewer requests/s than without", "asgi_loss_percent", 12, "%"),
+    Target("warm resolve, 10 -> 10,000 policies", "resolve_growth", 1.2),
+    Target("warm resolve, 10,000 policies", "resolve_us", 5, "µs"),
+    Target("cold user", "cold_queries", 2, "queries"),
+    Target("entries dropped by a change that touches one user", "dropped_users", 1, "entries"),
+    *(Target(f"Redis bytes per client, {name}: ours / best peer's", f"bytes_{name}", 1.0) for name in ALGORITHMS),
+    Target("sliding log, bytes an entry", "log_entry_bytes", 16, "bytes"),
+    Target("`import django_ratequota` over Django's own", "import_ms", 15, "ms"),
+)
+
+
+def compare(figures: Mapping[str, float], *, whole: bool) -> Table:
+    """Each target beside what was measured; in a ``whole`` run, one that no part measured says so."""
+    rows: list[tuple[Cell, ...]] = []
+    for target in TARGETS:
+        bound = f"{'≤' if target.at_most else '≥'} {target.bound:g} {target.unit}"
+        measured = figures.get(target.figure)
+        if measured is None:
+            if whole:
+                rows.append((target.text, bound, "", "not measured"))
+            continue
+        met = measured <= target.bound if target.at_most else measured >= target.bound
+        verdict = "met" if met else f"not met, by {abs(measured / target.bound - 1):.0%}"
+        rows.append((target.text, bound, f"{measured:.3g} {target.unit}", verdict))
+    return Table("Targets", ("what", "to reach", "measured", ""), rows)
