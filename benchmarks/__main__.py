@@ -15,6 +15,7 @@ from benchmarks.measure import Result, markdown
 #: Modules of this package, in the order of the issue.
 PARTS = (
     "one_decision",
+    "counting",
     "server_side",
     "whole_request",
     "refused",
@@ -35,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     names = options.parts or PARTS
     with server.running() as url:
         os.environ["REDIS_URL"] = url
-        _set_django_up()
+        set_django_up()
         results = {name: _run(name, options.quick) for name in names}
         text = _report(results, url)
     print(text)
@@ -44,7 +45,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"Written to {RESULTS}", file=sys.stderr)
 
 
-def _set_django_up() -> None:
+def set_django_up() -> None:
+    """Django with the settings of the benchmark, its database empty."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
     import django
     from django.core.management import call_command

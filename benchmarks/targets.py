@@ -25,7 +25,9 @@ class Target:
 
 TARGETS = (
     Target("`Limiter.check`, 1 bucket, against bare `evalsha`", "check_1", 1.15),
+    Target("`Limiter.check`, 1 bucket, the slowest algorithm", "check_1_slowest", 1.15),
     Target("`Limiter.check`, 3 buckets", "check_3", 1.4),
+    Target("`Limiter.check`, 3 buckets, the slowest algorithm", "check_3_slowest", 1.4),
     Target("`check_request`, 3 policies, warm", "check_request_3", 1.6),
     Target("1 limit, remaining and reset known: best peer's time / ours", "peers_1", 1.0, at_most=False),
     Target("3 limits, remaining and reset known: best peer's time / ours", "peers_3", 2.5, at_most=False),

@@ -8,11 +8,14 @@ from rest_framework.views import APIView
 class Search(APIView):
     """A view that does nothing."""
 
-    throttle_scope = "search"
+    throttle_scope: str | None = "search"
 
     def get(self, request: object) -> Response:
         """Answer."""
         return Response({"found": True})
 
 
-urlpatterns = [path("api/search/", Search.as_view(), name="search")]
+urlpatterns = [
+    path("api/search/", Search.as_view(), name="search"),
+    path("api/one/", Search.as_view(throttle_scope="one"), name="one"),
+]
