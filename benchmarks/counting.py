@@ -49,11 +49,10 @@ def run(quick: bool = False) -> Result:
 def obey(orders: IO[str]) -> None:
     """In a worker: for each number that is ordered, make so many decisions and say what one took by each clock."""
     from benchmarks.one_decision import checking
-    from benchmarks.scene import each, requests_to, write_policies
+    from benchmarks.scene import in_turn, requests_to, write_policies
 
     write_policies()
-    requests = requests_to("/api/search/")
-    check = each(requests.plain, checking(requests))
+    check = in_turn(checking(requests_to("/api/search/")))
     # From one block's end to the next: what was handed over meanwhile is this worker's cost as well.
     in_process = time.process_time()
     for order in orders:

@@ -16,12 +16,13 @@ import redis.asyncio
 
 from benchmarks.measure import Cell, Result, Table, ainterleave, compared, interleave
 from benchmarks.peers import Candidate, Told, candidates
-from benchmarks.scene import CLIENTS, Requests, buckets_of, each, in_turn, requests_to, write_policies
+from benchmarks.scene import CLIENTS, Each, Requests, buckets_of, in_turn, requests_to, write_policies
 from django_ratequota import Decision, Limiter, check_request
 from django_ratequota.rates import ALGORITHMS, DEFAULT_ALGORITHM
 from django_ratequota.throttling import QuotaThrottle
 
 BARE = "redis-py: evalsha of `return 1`"
+OURS = "django-ratequota"
 _COUNTS = (1, 3, 5)
 
 
@@ -36,7 +37,7 @@ class Size:
 def run(quick: bool = False) -> Result:
     """All tables of the part."""
     url = os.environ["REDIS_URL"]
-    size = Size(3, 20) if quick else Size(24, CLIENTS)
+    size = Size(3, 20) if quick else Size(24, len(CLIENTS))
     write_policies()
     engine, figures = _engine(url, size)
     one, best_1 = _beside(url, size, 1)
@@ -60,8 +61,7 @@ def _engine(url: str, size: Size) -> tuple[Table, dict[str, float]]:
     calls: dict[str, Callable[[], object]] = {BARE: _with_turn(bare(url))}
     for algorithm in ALGORITHMS:
         for count in _COUNTS:
-            buckets = [buckets_of(client, algorithm, count) for client in range(CLIENTS)]
-            calls[_named(algorithm, count)] = each(buckets, limiter.check)
+            calls[_named(algorithm, count)] = in_turn(engine(limiter, algorithm, count))
     calls |= _framework()
     seconds = interleave(calls, size.blocks, size.calls)
     figures = {
@@ -72,8 +72,8 @@ def _engine(url: str, size: Size) -> tuple[Table, dict[str, float]]:
         "check_request_3": _ratio(seconds, "check_request, 3 policies"),
     }
     note = (
-        f"All admitted, {CLIENTS} clients in turn. check_request and QuotaThrottle include finding the caller, the "
-        "plan and the policies (warm snapshot), statistics, and, in the throttle, writing the headers."
+        f"All admitted, {len(CLIENTS)} clients in turn. check_request and QuotaThrottle include finding the caller, "
+        "the plan and the policies (warm snapshot), statistics, and, in the throttle, writing the headers."
     )
     return Table("Beside a bare call of redis-py", ("what", "× bare", "µs"), compared(seconds, BARE), note), figures
 
@@ -82,16 +82,27 @@ def _framework() -> dict[str, Callable[[], object]]:
     calls: dict[str, Callable[[], object]] = {}
     for path, policies in (("/api/one/", "1 policy"), ("/api/search/", "3 policies")):
         requests = requests_to(path)
-        calls[f"check_request, {policies}"] = each(requests.plain, checking(requests))
-        calls[f"QuotaThrottle, {policies}"] = each(requests.rest, _throttling(requests))
+        for name, hit in (("check_request", checking(requests)), ("QuotaThrottle", _throttling(requests))):
+            for n in CLIENTS:  # whoever comes for the first time is looked up in the database
+                hit(n)
+            calls[f"{name}, {policies}"] = in_turn(hit)
     return calls
 
 
-def checking(requests: Requests) -> Callable[[Any], Decision]:
-    """A function that decides about a request by ``check_request``."""
-    scope = _scope(requests)
+def engine(limiter: Limiter, algorithm: str, count: int) -> Callable[[int], Decision]:
+    """A function that decides about a client's limits by ``Limiter.check``."""
+    buckets = Each(lambda n: buckets_of(n, algorithm, count))
+    for n in CLIENTS:
+        _ = buckets[n]
+    return lambda n: limiter.check(buckets[n])
 
-    def check(request: Any) -> Decision:
+
+def checking(requests: Requests) -> Callable[[int], Decision]:
+    """A function that decides about a client's request by ``check_request``."""
+    plain, scope = requests.plain, requests.view.throttle_scope
+
+    def check(n: int) -> Decision:
+        request = plain[n]
         # A request that was charged is not charged again.
         vars(request).pop("ratequota", None)
         return check_request(request, scope)
@@ -99,21 +110,16 @@ def checking(requests: Requests) -> Callable[[Any], Decision]:
     return check
 
 
-def _throttling(requests: Requests) -> Callable[[Any], QuotaThrottle]:
-    view = requests.view
-    view.throttle_scope = _scope(requests)
+def _throttling(requests: Requests) -> Callable[[int], QuotaThrottle]:
+    plain, rest, view = requests.plain, requests.rest, requests.view
 
-    def throttle(request: Any) -> QuotaThrottle:
-        vars(request._request).pop("ratequota", None)
+    def throttle(n: int) -> QuotaThrottle:
+        vars(plain[n]).pop("ratequota", None)
         asked = QuotaThrottle()
-        asked.allow_request(request, view)
+        asked.allow_request(rest[n], view)
         return asked
 
     return throttle
-
-
-def _scope(requests: Requests) -> str:
-    return str(requests.plain[0].resolver_match.url_name)  # type: ignore[union-attr]
 
 
 def _beside(url: str, size: Size, limits: int) -> tuple[Table, float]:
@@ -129,7 +135,7 @@ def _beside(url: str, size: Size, limits: int) -> tuple[Table, float]:
     rows: list[tuple[Cell, ...]] = []
     best = float("inf")
     for name, candidate in everyone.items():
-        told = hits[name](0)
+        told = hits[name](1)
         rival = _rival(candidate, ours)
         times = seconds[name] / seconds[rival.name]
         complete = all(None not in one for one in told)
@@ -159,24 +165,30 @@ def _beside(url: str, size: Size, limits: int) -> tuple[Table, float]:
 
 
 def _ours(url: str, requests: Requests) -> list[Candidate]:
+    def throttle(limits: int) -> Callable[[int], Told]:
+        check = _throttling(requests)
+        for n in CLIENTS:
+            check(n)
+        return lambda n: _told(check(n).decision)
+
+    throttling = Candidate(
+        OURS, "QuotaThrottle", DEFAULT_ALGORITHM, throttle, all_or_nothing="yes", takes_request=True
+    )
+    return [*engines(url), throttling]
+
+
+def engines(url: str) -> list[Candidate]:
+    """``Limiter.check`` by each algorithm."""
     limiter = _limiter(url)
 
-    def engine(algorithm: str) -> Callable[[int], Callable[[int], Told]]:
+    def way(algorithm: str) -> Callable[[int], Callable[[int], Told]]:
         def prepare(limits: int) -> Callable[[int], Told]:
-            buckets = [buckets_of(client, algorithm, limits) for client in range(CLIENTS)]
-            return lambda n: _told(limiter.check(buckets[n]))
+            check = engine(limiter, algorithm, limits)
+            return lambda n: _told(check(n))
 
         return prepare
 
-    def throttle(limits: int) -> Callable[[int], Told]:
-        check = _throttling(requests)
-        return lambda n: _told(check(requests.rest[n]).decision)
-
-    package = "django-ratequota"
-    return [
-        *[Candidate(package, f"Limiter.check, {a}", a, engine(a), all_or_nothing="yes") for a in ALGORITHMS],
-        Candidate(package, "QuotaThrottle", DEFAULT_ALGORITHM, throttle, all_or_nothing="yes", takes_request=True),
-    ]
+    return [Candidate(OURS, f"Limiter.check, {a}", a, way(a), all_or_nothing="yes") for a in ALGORITHMS]
 
 
 def _told(decision: Decision | None) -> Told:
@@ -204,7 +216,7 @@ def round_trips(url: str, hit: Callable[[int], object], calls: int = 20) -> floa
     """How often one decision waits for the server, by the server's own count of what it read."""
     with redis.Redis.from_url(url) as client:
         before = client.info("stats")["total_reads_processed"]
-        for n in range(calls):
+        for n in CLIENTS[:calls]:
             hit(n)
         # The question itself is read as well.
         return round((client.info("stats")["total_reads_processed"] - before - 1) / calls, 1)
@@ -216,8 +228,8 @@ async def _awaited(url: str, size: Size) -> Table:
     limiter = _limiter(url)
     calls: dict[str, Callable[[], Any]] = {"redis.asyncio: evalsha of `return 1`": lambda: client.evalsha(sha, 0)}
     for count in _COUNTS:
-        buckets = [buckets_of(n, DEFAULT_ALGORITHM, count) for n in range(CLIENTS)]
-        calls[f"Limiter.acheck, {_buckets(count)}"] = each(buckets, limiter.acheck)
+        buckets = Each(lambda n, count=count: buckets_of(n, DEFAULT_ALGORITHM, count))
+        calls[f"Limiter.acheck, {_buckets(count)}"] = in_turn(lambda n, buckets=buckets: limiter.acheck(buckets[n]))
     note = ""
     try:
         from throttled.asyncio import RateLimiterType, Throttled
@@ -226,7 +238,7 @@ async def _awaited(url: str, size: Size) -> Table:
         note = f"throttled-py is not measured: {error}."
     else:
         throttle = Throttled(using=RateLimiterType.TOKEN_BUCKET.value, quota="1000/m", store=RedisStore(server=url))
-        calls["throttled-py: token_bucket, 1 limit"] = each([f"async:{n}" for n in range(CLIENTS)], throttle.limit)
+        calls["throttled-py: token_bucket, 1 limit"] = in_turn(lambda n: throttle.limit(f"async:{n}"))
     seconds = await ainterleave(calls, size.blocks, size.calls)
     await client.aclose()
     return Table("Awaited", ("what", "× bare", "µs"), compared(seconds, next(iter(calls))), note)
@@ -256,7 +268,7 @@ def print_tables(quick: bool) -> None:
 
 
 def _limiter(url: str) -> Limiter:
-    return Limiter(client=redis.Redis.from_url(url), prefix="rqbench", timeout=5.0)
+    return Limiter(client=redis.Redis.from_url(url), timeout=5.0)
 
 
 def _named(algorithm: str, count: int) -> str:

@@ -50,7 +50,7 @@ def candidates(url: str, requests: Requests) -> tuple[list[Candidate], dict[str,
             own = list(ways(url, requests))
             for candidate in own:
                 for limits in (1, 3):
-                    candidate.prepare(limits)(0)
+                    candidate.prepare(limits)(1)
         except Exception as error:  # one that is absent or broken must not end the run, and is named in the table
             missing[package] = f"{type(error).__name__}: {error}"
         else:

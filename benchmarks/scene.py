@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -18,36 +18,54 @@ from django_ratequota import Bucket, Rate
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 
 #: The limits, (units, unit of time, its seconds): no client comes near them.
-RATES = ((1_000, "minute", 60), (10_000, "hour", 3600), (100_000, "day", 86_400))
+RATES = ((10_000, "hour", 3600), (1_000, "minute", 60), (100_000, "day", 86_400))
 #: Each call is the next client's: a block of as many calls is one request of each.
-CLIENTS = 100
+CLIENTS = range(1, 101)
+
+
+class Each(dict[int, Any]):
+    """Something for each client, by number, made when it is first asked for."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, n: int) -> Any:
+        self[n] = made = self._make(n)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
     """One request of each client, as views get it."""
 
-    plain: list[HttpRequest]
-    rest: list[Request]
+    path: str
+    plain: Each
+    rest: Each
     view: Any
 
 
-def requests_to(path: str, clients: int = CLIENTS) -> Requests:
+def requests_to(path: str) -> Requests:
     """Requests by users who are signed in, resolved to the view of ``path``."""
-    plain = []
-    for n in range(clients):
+    match = resolve(path)
+
+    def plain(n: int) -> HttpRequest:
         request = RequestFactory().get(path, headers={"Accept": "application/json"}, REMOTE_ADDR="203.0.113.7")
-        request.user = User(pk=n + 1, username=f"user{n + 1}")
-        request.resolver_match = resolve(path)
-        plain.append(request)
-    rest = []
-    for request in plain:
-        asked = Request(request)
-        asked.user = request.user
-        rest.append(asked)
+        request.user = User(pk=n, username=f"user{n}")
+        request.resolver_match = match
+        return request
+
+    def rest(n: int) -> Request:
+        http = requests.plain[n]
+        request = Request(http)
+        request.user = http.user
+        return request
+
     view = Search()
     view.headers = {}
-    return Requests(plain, rest, view)
+    view.throttle_scope = match.url_name
+    requests = Requests(path, Each(plain), Each(rest), view)
+    return requests
 
 
 def write_policies() -> None:
@@ -72,13 +90,7 @@ def buckets_of(client: int, algorithm: str, count: int) -> tuple[Bucket, ...]:
     )
 
 
-def in_turn(hit: Callable[[int], object], clients: int = CLIENTS) -> Callable[[], object]:
+def in_turn(hit: Callable[[int], object]) -> Callable[[], object]:
     """A function without arguments that asks for the next client each time."""
-    following = cycle(range(clients)).__next__
+    following = cycle(CLIENTS).__next__
     return lambda: hit(following())
-
-
-def each(things: Sequence[Any], use: Callable[[Any], object]) -> Callable[[], object]:
-    """A function without arguments that uses the next of the things each time."""
-    following = cycle(things).__next__
-    return lambda: use(following())

@@ -26,7 +26,6 @@ DATABASES = {"default": dj_database_url.config(default="sqlite://:memory:")}
 CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS_URL}}
 # The defaults, statistics and reports included; only the deadline allows for a machine that stalls.
 RATEQUOTA = {
-    "PREFIX": "rqbench",
     "TIMEOUT": 5.0,
     "STATISTICS_SECONDS": float(os.environ.get("RATEQUOTA_BENCH_STATISTICS", 1)),
 }

@@ -1,0 +1,128 @@
+"""Part 6: what a client costs in Redis' memory, its key names included, beside the other packages."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+
+from benchmarks.measure import Cell, Result, Table
+from benchmarks.one_decision import engines
+from benchmarks.peers import Candidate, candidates
+from benchmarks.scene import requests_to
+from django_ratequota.rates import ALGORITHMS
+
+#: Clients are numbered from here on: all numbers are as long, and none is part of a command by chance.
+_FIRST = 7_290_000
+_REQUESTS = 3
+_ENTRIES = 1_000
+
+
+def run(quick: bool = False) -> Result:
+    """Bytes for each client by each candidate, and of each entry of the logs."""
+    url, clients = os.environ["REDIS_URL"], 2_000 if quick else 100_000
+    peers, missing = candidates(url, requests_to("/api/one/"))
+    # The throttle of django-smart-ratelimit, and its batch, store what its algorithms do.
+    peers = [peer for peer in peers if peer.way not in ("SmartRateLimitThrottle", "check_batch, fixed_window")]
+    rows: list[tuple[Cell, ...]] = []
+    entries: list[tuple[Cell, ...]] = []
+    figures: dict[str, float] = {}
+    with redis.Redis.from_url(url) as client:
+        for algorithm in ALGORITHMS:
+            ours, *others = [each for each in (*engines(url), *peers) if each.algorithm == algorithm]
+            measured = {each.name: _per_client(client, url, each, clients) for each in (ours, *others)}
+            for name, (size, keys) in measured.items():
+                rows.append((name, algorithm, size / measured[ours.name][0] if name != ours.name else "", size, keys))
+            if others:
+                best = min(measured[each.name][0] for each in others)
+                figures[f"bytes_{algorithm}"] = measured[ours.name][0] / best
+            if algorithm == "sliding_window_log":
+                entries = [(each.name, _per_entry(client, each)) for each in (ours, *others)]
+                figures["log_entry_bytes"] = float(entries[0][1])
+        client.flushdb()
+    rows += [(name, "", "", "", f"not measured: {why}") for name, why in missing.items()]
+    note = (
+        f"By the server's used_memory after {clients:,} clients made {_REQUESTS} requests each under one limit of an "
+        "hour, divided by the clients: values, key names, expiry and hash tables."
+    )
+    per_client = Table("Bytes of a client", ("what", "algorithm", "× ours", "bytes", "keys"), rows, note)
+    log_note = f"MEMORY USAGE of one client's keys after {_ENTRIES:,} requests, divided by these."
+    return Result([per_client, Table("Bytes of a log's entry", ("what", "bytes"), entries, log_note)], figures)
+
+
+def _per_client(client: redis.Redis, url: str, candidate: Candidate, clients: int) -> tuple[float, float]:
+    """(bytes, keys) of one client."""
+    hit = candidate.prepare(1)
+    hit(1)  # loads what scripts there are
+    client.flushdb()
+    with _recorded() as sent:
+        for _ in range(_REQUESTS):
+            hit(_FIRST)
+    keys = client.dbsize()
+    named = all(str(_FIRST).encode() in key for key in client.scan_iter())
+    client.flushdb()
+    before = _settled(client)
+    if named:
+        _replay(url, b"".join(sent), clients)
+    else:  # where names are hashed, each client has to ask for himself
+        for n in range(_FIRST, _FIRST + clients):
+            for _ in range(_REQUESTS):
+                hit(n)
+    size = _settled(client) - before
+    if client.dbsize() != keys * clients:
+        raise RuntimeError(f"{candidate.name} left {client.dbsize()} keys for {clients} clients, not {keys} of each")
+    return size / clients, keys
+
+
+@contextmanager
+def _recorded() -> Iterator[list[bytes]]:
+    """What redis-py's connections send meanwhile."""
+    sent: list[bytes] = []
+    plain = redis.Connection.send_packed_command
+
+    def record(self: redis.Connection, command: Any, check_health: bool = True) -> None:
+        sent.extend([command] if isinstance(command, bytes) else command)
+        plain(self, command, check_health)
+
+    redis.Connection.send_packed_command = record  # type: ignore[method-assign]
+    try:
+        yield sent
+    finally:
+        redis.Connection.send_packed_command = plain  # type: ignore[method-assign]
+
+
+def _replay(url: str, commands: bytes, clients: int) -> None:
+    """Send what the first client sent once more for each, under the client's own number."""
+    parts = urlsplit(url)
+    marker, at_once = str(_FIRST).encode(), 200
+    with socket.create_connection((parts.hostname or "localhost", parts.port or 6379)) as connection:
+        replies = connection.makefile("rb")
+        for first in range(_FIRST, _FIRST + clients, at_once):
+            numbers = range(first, min(first + at_once, _FIRST + clients))
+            done = b"*2\r\n$4\r\nECHO\r\n$4\r\ndone\r\n"
+            connection.sendall(b"".join(commands.replace(marker, str(n).encode()) for n in numbers) + done)
+            while replies.readline() != b"done\r\n":
+                pass
+
+
+def _settled(client: redis.Redis) -> int:
+    """The server's memory once it has done what it does in the background."""
+    used = -1
+    while abs(used - (now := int(client.info("memory")["used_memory"]))) > 1024:
+        used = now
+        time.sleep(0.3)
+    return now
+
+
+def _per_entry(client: redis.Redis, candidate: Candidate) -> float:
+    hit: Callable[[int], object] = candidate.prepare(1)
+    client.flushdb()
+    for _ in range(_ENTRIES):
+        hit(_FIRST)
+    return sum(client.memory_usage(key, samples=0) or 0 for key in client.scan_iter()) / _ENTRIES
