@@ -15,8 +15,19 @@ import redis
 import redis.asyncio
 
 from benchmarks.measure import Cell, Result, Table, ainterleave, compared, interleave
-from benchmarks.peers import Candidate, Told, candidates
-from benchmarks.scene import CLIENTS, Each, Requests, buckets_of, in_turn, requests_to, write_policies
+from benchmarks.peers import Candidate, Hit, Told, candidates
+from benchmarks.scene import (
+    CLIENTS,
+    MORE_RATES,
+    RATES,
+    Each,
+    Rates,
+    Requests,
+    buckets_of,
+    in_turn,
+    requests_to,
+    write_policies,
+)
 from django_ratequota import Decision, Limiter, check_request
 from django_ratequota.rates import ALGORITHMS, DEFAULT_ALGORITHM
 from django_ratequota.throttling import QuotaThrottle
@@ -61,7 +72,7 @@ def _engine(url: str, size: Size) -> tuple[Table, dict[str, float]]:
     calls: dict[str, Callable[[], object]] = {BARE: _with_turn(bare(url))}
     for algorithm in ALGORITHMS:
         for count in _COUNTS:
-            calls[_named(algorithm, count)] = in_turn(engine(limiter, algorithm, count))
+            calls[_named(algorithm, count)] = in_turn(engine(limiter, algorithm, MORE_RATES[:count]))
     calls |= _framework()
     seconds = interleave(calls, size.blocks, size.calls)
     figures = {
@@ -89,9 +100,9 @@ def _framework() -> dict[str, Callable[[], object]]:
     return calls
 
 
-def engine(limiter: Limiter, algorithm: str, count: int) -> Callable[[int], Decision]:
+def engine(limiter: Limiter, algorithm: str, rates: Rates) -> Callable[[int], Decision]:
     """A function that decides about a client's limits by ``Limiter.check``."""
-    buckets = Each(lambda n: buckets_of(n, algorithm, count))
+    buckets = Each(lambda n: buckets_of(n, algorithm, rates))
     for n in CLIENTS:
         _ = buckets[n]
     return lambda n: limiter.check(buckets[n])
@@ -128,7 +139,7 @@ def _beside(url: str, size: Size, limits: int) -> tuple[Table, float]:
     peers, missing = candidates(url, requests)
     ours = _ours(url, requests)
     everyone = {candidate.name: candidate for candidate in (*ours, *peers)}
-    hits = {name: candidate.prepare(limits) for name, candidate in everyone.items()}
+    hits = {name: candidate.prepare(RATES[:limits]) for name, candidate in everyone.items()}
     calls: dict[str, Callable[[], object]] = {BARE: _with_turn(bare(url))}
     calls |= {name: in_turn(hit) for name, hit in hits.items()}
     seconds = interleave(calls, size.blocks, size.calls)
@@ -165,7 +176,7 @@ def _beside(url: str, size: Size, limits: int) -> tuple[Table, float]:
 
 
 def _ours(url: str, requests: Requests) -> list[Candidate]:
-    def throttle(limits: int) -> Callable[[int], Told]:
+    def throttle(rates: Rates) -> Hit:
         check = _throttling(requests)
         for n in CLIENTS:
             check(n)
@@ -181,9 +192,9 @@ def engines(url: str) -> list[Candidate]:
     """``Limiter.check`` by each algorithm."""
     limiter = _limiter(url)
 
-    def way(algorithm: str) -> Callable[[int], Callable[[int], Told]]:
-        def prepare(limits: int) -> Callable[[int], Told]:
-            check = engine(limiter, algorithm, limits)
+    def way(algorithm: str) -> Callable[[Rates], Hit]:
+        def prepare(rates: Rates) -> Hit:
+            check = engine(limiter, algorithm, rates)
             return lambda n: _told(check(n))
 
         return prepare
@@ -228,7 +239,7 @@ async def _awaited(url: str, size: Size) -> Table:
     limiter = _limiter(url)
     calls: dict[str, Callable[[], Any]] = {"redis.asyncio: evalsha of `return 1`": lambda: client.evalsha(sha, 0)}
     for count in _COUNTS:
-        buckets = Each(lambda n, count=count: buckets_of(n, DEFAULT_ALGORITHM, count))
+        buckets = Each(lambda n, rates=MORE_RATES[:count]: buckets_of(n, DEFAULT_ALGORITHM, rates))
         calls[f"Limiter.acheck, {_buckets(count)}"] = in_turn(lambda n, buckets=buckets: limiter.acheck(buckets[n]))
     note = ""
     try:

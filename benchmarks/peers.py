@@ -1,7 +1,7 @@
 """Other packages, each asked the way its documentation tells: one candidate for each algorithm that it has.
 
-A candidate decides for client number n under its first ``limits`` of ``RATES``, and reads out what there is to tell
-the client. All talk to the same server, over connections that are kept.
+A candidate decides for client number n under one or more rates, and reads out what there is to tell the client. All
+talk to the same server, over connections that are kept.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any
 
 import redis
 
-from benchmarks.scene import RATES, Requests
+from benchmarks.scene import RATES, Each, Rate, Rates, Requests
 
 #: (units still free, seconds until the limit is back to full) of each limit; None = the package does not say.
 Told = list[tuple[float | None, float | None]]
+Both = tuple[float, float]
 Hit = Callable[[int], Told]
 
 
@@ -28,8 +29,8 @@ class Candidate:
     way: str
     #: The algorithm, by this package's name for it.
     algorithm: str
-    #: (how many limits) -> (client's number -> what is known after the decision).
-    prepare: Callable[[int], Hit]
+    #: (rates) -> (client's number -> what is known after the decision).
+    prepare: Callable[[Rates], Hit]
     #: Whether a request that one limit refuses is charged nowhere.
     all_or_nothing: str = "no"
     #: It takes a request and finds out who asks; else it is given a key.
@@ -50,7 +51,7 @@ def candidates(url: str, requests: Requests) -> tuple[list[Candidate], dict[str,
             own = list(ways(url, requests))
             for candidate in own:
                 for limits in (1, 3):
-                    candidate.prepare(limits)(1)
+                    candidate.prepare(RATES[:limits])(1)
         except Exception as error:  # one that is absent or broken must not end the run, and is named in the table
             missing[package] = f"{type(error).__name__}: {error}"
         else:
@@ -61,10 +62,10 @@ def candidates(url: str, requests: Requests) -> tuple[list[Candidate], dict[str,
 def _rest_framework(url: str, requests: Requests) -> Iterator[Candidate]:
     from rest_framework.throttling import UserRateThrottle
 
-    def prepare(limits: int) -> Hit:
+    def prepare(rates: Rates) -> Hit:
         kinds = [
             type("Throttle", (UserRateThrottle,), {"scope": f"drf{at}", "rate": f"{limit}/{unit}"})
-            for at, (limit, unit, _) in enumerate(RATES[:limits])
+            for at, (limit, unit, _) in enumerate(rates)
         ]
 
         def hit(n: int) -> Told:
@@ -85,12 +86,12 @@ def _rest_framework(url: str, requests: Requests) -> Iterator[Candidate]:
 def _django_ratelimit(url: str, requests: Requests) -> Iterator[Candidate]:
     from django_ratelimit.core import get_usage
 
-    def prepare(limits: int) -> Hit:
-        rates = [f"{limit}/{unit[0]}" for limit, unit, _ in RATES[:limits]]
+    def prepare(rates: Rates) -> Hit:
+        texts = [f"{limit}/{unit[0]}" for limit, unit, _ in rates]
 
         def hit(n: int) -> Told:
             told: Told = []
-            for rate in rates:
+            for rate in texts:
                 usage = get_usage(requests.plain[n], group="search", key="user", rate=rate, increment=True)
                 told.append((usage["limit"] - usage["count"], usage["time_left"]))
             return told
@@ -112,19 +113,19 @@ def _smart_ratelimit(url: str, requests: Requests) -> Iterator[Candidate]:
     for name, backend in backends.items():
         backend.algorithm = name
 
-    def tokens(n: int, at: int) -> tuple[float, float]:
-        limit, unit, period = RATES[at]
+    def tokens(n: int, rate: Rate) -> Both:
+        limit, unit, period = rate
         _, told = token.is_allowed(backends["fixed_window"], f"user:{n}:{unit}", limit, period)
         return told["tokens_remaining"], told["time_to_refill"]
 
-    def level(n: int, at: int) -> tuple[float, float]:
-        limit, unit, period = RATES[at]
+    def level(n: int, rate: Rate) -> Both:
+        limit, unit, period = rate
         _, told = leaky.is_allowed(backends["fixed_window"], f"user:{n}:{unit}", limit, period)
         return told["space_remaining"], told["bucket_level"] / told["leak_rate"]
 
-    def window(name: str) -> Callable[[int, int], tuple[float, float]]:
-        def decide(n: int, at: int) -> tuple[float, float]:
-            limit, unit, period = RATES[at]
+    def window(name: str) -> Callable[[int, Rate], Both]:
+        def decide(n: int, rate: Rate) -> Both:
+            limit, unit, period = rate
             context = RateLimitContext(
                 request=requests.plain[n], key=f"user:{n}:{unit}", limit=limit, period=period, backend_name="redis"
             )
@@ -133,10 +134,10 @@ def _smart_ratelimit(url: str, requests: Requests) -> Iterator[Candidate]:
 
         return decide
 
-    def throttles(limits: int) -> Hit:
+    def throttles(rates: Rates) -> Hit:
         kinds = [
             type("Throttle", (SmartRateLimitThrottle,), {"rate": f"{limit}/{unit[0]}", "key_func": _keyed(unit)})
-            for limit, unit, _ in RATES[:limits]
+            for limit, unit, _ in rates
         ]
 
         def hit(n: int) -> Told:
@@ -149,12 +150,9 @@ def _smart_ratelimit(url: str, requests: Requests) -> Iterator[Candidate]:
 
         return hit
 
-    def batch(limits: int) -> Hit:
+    def batch(rates: Rates) -> Hit:
         def hit(n: int) -> Told:
-            checks = [
-                {"key": f"batch:{n}:{unit}", "limit": limit, "period": period}
-                for limit, unit, period in RATES[:limits]
-            ]
+            checks = [{"key": f"batch:{n}:{unit}", "limit": limit, "period": period} for limit, unit, period in rates]
             results = backends["fixed_window"].check_batch(checks)
             return [(check["limit"] - told["count"], None) for check, (_, told) in zip(checks, results, strict=True)]
 
@@ -176,11 +174,11 @@ def _keyed(unit: str) -> Callable[[Any, Any], str]:
 def _ratelimit_plus(url: str, requests: Requests) -> Iterator[Candidate]:
     from drf_ratelimit_plus import rate_limit
 
-    def way(algorithm: str) -> Callable[[int], Hit]:
-        def prepare(limits: int) -> Hit:
+    def way(algorithm: str) -> Callable[[Rates], Hit]:
+        def prepare(rates: Rates) -> Hit:
             kinds = [
                 rate_limit(rate=f"{limit}/{unit[0]}", algorithm=algorithm, key="user", scope=unit)
-                for limit, unit, _ in RATES[:limits]
+                for limit, unit, _ in rates
             ]
 
             def hit(n: int) -> Told:
@@ -210,12 +208,13 @@ def _limits(url: str, requests: Requests) -> Iterator[Candidate]:
     from limits import parse, strategies
     from limits.storage import RedisStorage
 
-    items = [parse(f"{limit}/{unit}") for limit, unit, _ in RATES]
+    items = Each(lambda rate: parse(f"{rate[0]}/{rate[1]}"))
 
-    def way(strategy: Any) -> Callable[[int, int], tuple[float, float]]:
-        def decide(n: int, at: int) -> tuple[float, float]:
-            strategy.hit(items[at], "search", str(n))
-            reset, remaining = strategy.get_window_stats(items[at], "search", str(n))
+    def way(strategy: Any) -> Callable[[int, Rate], Both]:
+        def decide(n: int, rate: Rate) -> Both:
+            item = items[rate]
+            strategy.hit(item, "search", str(n))
+            reset, remaining = strategy.get_window_stats(item, "search", str(n))
             return remaining, reset
 
         return decide
@@ -236,11 +235,11 @@ def _throttled(url: str, requests: Requests) -> Iterator[Candidate]:
 
     store = RedisStore(server=url)
 
-    def way(kind: Any) -> Callable[[int, int], tuple[float, float]]:
-        throttles = [Throttled(using=kind.value, quota=f"{limit}/{unit[0]}", store=store) for limit, unit, _ in RATES]
+    def way(kind: Any) -> Callable[[int, Rate], Both]:
+        throttles = Each(lambda rate: Throttled(using=kind.value, quota=f"{rate[0]}/{rate[1][0]}", store=store))
 
-        def decide(n: int, at: int) -> tuple[float, float]:
-            state = throttles[at].limit(f"user:{n}:{RATES[at][1]}").state
+        def decide(n: int, rate: Rate) -> Both:
+            state = throttles[rate].limit(f"user:{n}:{rate[1]}").state
             return state.remaining, state.reset_after
 
         return decide
@@ -256,28 +255,30 @@ def _throttled(url: str, requests: Requests) -> Iterator[Candidate]:
 
 
 def _pyrate(url: str, requests: Requests) -> Iterator[Candidate]:
-    from pyrate_limiter import Duration, Limiter, Rate, RedisBucket, RedisStateStore, StateBucket
+    from pyrate_limiter import Duration, Limiter, RedisBucket, RedisStateStore, StateBucket
+    from pyrate_limiter import Rate as Window
     from pyrate_limiter.limiter import SingleBucketFactory
 
     client = redis.Redis.from_url(url)
 
-    def prepare(make: Callable[[int, list[Any]], Any], reset: bool) -> Callable[[int], Hit]:
-        def prepared(limits: int) -> Hit:
-            rates = [Rate(limit, Duration.SECOND * period) for limit, _, period in RATES[:limits]]
+    def prepare(make: Callable[[int, list[Any]], Any], reset: bool) -> Callable[[Rates], Hit]:
+        def prepared(rates: Rates) -> Hit:
+            theirs = [Window(limit, Duration.SECOND * period) for limit, _, period in rates]
             buckets: dict[int, tuple[Any, Any]] = {}
 
             def hit(n: int) -> Told:
                 known = buckets.get(n)
                 if known is None:
-                    bucket = make(n, rates)
+                    bucket = make(n, theirs)
                     limiter = Limiter(SingleBucketFactory(bucket, schedule_leak=False))
                     known = buckets[n] = (limiter, bucket)
                 limiter, bucket = known
                 limiter.try_acquire("search", blocking=False)
                 used = bucket.count()
                 # It counts what is used of the fullest rate, or of all together: nothing of the others.
-                seconds = used * rates[0].interval / rates[0].limit / 1000 if reset and limits == 1 else None
-                return [(rates[0].limit - used, seconds), *[(None, None)] * (limits - 1)]
+                limit, _, period = rates[0]
+                seconds = used * period / limit if reset and len(rates) == 1 else None
+                return [(limit - used, seconds), *[(None, None)] * (len(rates) - 1)]
 
             return hit
 
@@ -299,15 +300,9 @@ def _pyrate(url: str, requests: Requests) -> Iterator[Candidate]:
         )
 
 
-def _in_a_row(decide: Callable[[int, int], tuple[float, float]]) -> Callable[[int], Hit]:
+def _in_a_row(decide: Callable[[int, Rate], Both]) -> Callable[[Rates], Hit]:
     """Several limits where a package judges one at a time."""
-
-    def prepare(limits: int) -> Hit:
-        if limits == 1:
-            return lambda n: [decide(n, 0)]
-        return lambda n: [decide(n, at) for at in range(limits)]
-
-    return prepare
+    return lambda rates: lambda n: [decide(n, rate) for rate in rates]
 
 
 _PACKAGES: dict[str, Callable[[str, Requests], Iterator[Candidate]]] = {

@@ -14,24 +14,30 @@ from django.urls import resolve
 from rest_framework.request import Request
 
 from benchmarks.urls import Search
-from django_ratequota import Bucket, Rate
+from django_ratequota import Bucket
+from django_ratequota import Rate as OwnRate
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 
-#: The limits, (units, unit of time, its seconds): no client comes near them.
-RATES = ((10_000, "hour", 3600), (1_000, "minute", 60), (100_000, "day", 86_400))
+#: Units, the unit of time, and its seconds.
+Rate = tuple[int, str, int]
+Rates = tuple[Rate, ...]
+
+#: The limits: no client comes near them.
+RATES: Rates = ((10_000, "hour", 3600), (1_000, "minute", 60), (100_000, "day", 86_400))
+MORE_RATES: Rates = (*RATES, (1_000, "second", 1), (1_000_000, "week", 604_800))
 #: Each call is the next client's: a block of as many calls is one request of each.
 CLIENTS = range(1, 101)
 
 
-class Each(dict[int, Any]):
-    """Something for each client, by number, made when it is first asked for."""
+class Each(dict[Any, Any]):
+    """Something for each client or rate, made when it is first asked for."""
 
-    def __init__(self, make: Callable[[int], Any]) -> None:
+    def __init__(self, make: Callable[[Any], Any]) -> None:
         super().__init__()
         self._make = make
 
-    def __missing__(self, n: int) -> Any:
-        self[n] = made = self._make(n)
+    def __missing__(self, key: Any) -> Any:
+        self[key] = made = self._make(key)
         return made
 
 
@@ -76,18 +82,16 @@ def write_policies() -> None:
     one = Endpoint.objects.create(name="one")
     search = Endpoint.objects.create(name="search")
     reading = Endpoint.objects.create(name="reading", routes="/api/search/", methods=["GET"])
-    RatePolicy.objects.create(plan=plan, endpoint=one, rates="1000/min")
-    RatePolicy.objects.create(plan=plan, endpoint=search, rates="1000/min")
-    RatePolicy.objects.create(plan=plan, endpoint=reading, rates="10000/hour")
+    RatePolicy.objects.create(plan=plan, endpoint=one, rates="10000/hour")
+    RatePolicy.objects.create(plan=plan, endpoint=search, rates="10000/hour")
+    RatePolicy.objects.create(plan=plan, endpoint=reading, rates="1000/min")
     RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="1000000000/day")
 
 
-def buckets_of(client: int, algorithm: str, count: int) -> tuple[Bucket, ...]:
-    """As many limits of the client as asked for, up to five: the three of ``RATES``, and two more."""
-    rates = [f"{limit}/{unit}" for limit, unit, _ in RATES] + ["1000/s", "1000000/week"]
-    return tuple(
-        Bucket(f"user:{client}", Rate.parse(f"{rate} {algorithm}"), scope="search") for rate in rates[:count]
-    )
+def buckets_of(client: int, algorithm: str, rates: Rates) -> tuple[Bucket, ...]:
+    """The rates as limits of the client."""
+    texts = [f"{limit}/{unit} {algorithm}" for limit, unit, _ in rates]
+    return tuple(Bucket(f"user:{client}", OwnRate.parse(text), scope="search") for text in texts)
 
 
 def in_turn(hit: Callable[[int], object]) -> Callable[[], object]:
