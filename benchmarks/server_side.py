@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import shutil
 import socket
 import statistics
@@ -26,7 +27,8 @@ from typing import Any
 
 import redis
 
-from django_ratequota.rates import ALGORITHMS
+from benchmarks.measure import Cell, Result, Table
+from django_ratequota.rates import ALGORITHMS, DEFAULT_ALGORITHM
 from django_ratequota.scripts import DECIDE
 
 CLIENTS = 50
@@ -53,7 +55,31 @@ class Case:
     cpu_us: list[float] = field(default_factory=list)
 
 
-def run(url: str, quick: bool = False) -> list[dict[str, Any]]:
+def run(quick: bool = False) -> Result:
+    """The table of ``measure``, and the shares of ``return 1`` that the default and the slowest algorithm reach."""
+    rows = measure(os.environ["REDIS_URL"], quick)
+    cells: list[tuple[Cell, ...]] = [
+        (row["case"], row["buckets"] or "", row["ratio"], row["cpu_ratio"], row["cpu_us"], row["rps"]) for row in rows
+    ]
+    columns = ("script", "buckets", "of `return 1`", "of it by CPU", "CPU µs", "requests/s")
+    with_tool = shutil.which("redis-benchmark") or shutil.which("valkey-benchmark")
+    how = (
+        f"redis-benchmark, {CLIENTS} connections"
+        if with_tool
+        else "One connection, pipelined: no benchmark tool here"
+    )
+    note = f"{how}; all admitted unless it says refused. By CPU: the server's own CPU time a request, compared."
+    figures: dict[str, float] = {}
+    for buckets in (1, 3):
+        ratios = {
+            row["case"]: row["ratio"] for row in rows if row["buckets"] == buckets and row["case"] in ALGORITHMS
+        }
+        figures[f"script_{buckets}"] = ratios[DEFAULT_ALGORITHM]
+        figures[f"script_{buckets}_slowest"] = min(ratios.values())
+    return Result([Table("The script on the server", columns, cells, note)], figures)
+
+
+def measure(url: str, quick: bool = False) -> list[dict[str, Any]]:
     """One row a case, ``return 1`` first: name, buckets, medians of rps and of the server's CPU time, and ratios.
 
     ``ratio`` is requests a second as a share of those of ``return 1``, ``cpu_ratio`` the same by CPU time, which
@@ -189,7 +215,7 @@ def _reply_lines(client: redis.Redis, command: Sequence[str]) -> int:
 
 def main() -> None:
     """Print the table."""
-    rows = run(sys.argv[1] if len(sys.argv) > 1 else "redis://127.0.0.1:6379/0")
+    rows = measure(sys.argv[1] if len(sys.argv) > 1 else "redis://127.0.0.1:6379/0")
     print(f"{rows[0]['server']}, {rows[0]['load']}\n{'':26} buckets     rps   ratio   CPU µs   CPU ratio")
     for row in rows:
         buckets = row["buckets"] or ""
