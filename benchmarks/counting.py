@@ -17,7 +17,7 @@ from benchmarks.measure import Result, Table
 _WAYS = {"counting": "1", "STATISTICS_SECONDS = 0": "0"}
 _CLOCKS = ("wall clock", "CPU of the thread", "CPU of the process")
 _CODE = (
-    "from benchmarks.__main__ import set_django_up; set_django_up();"
+    "from benchmarks.processes import set_django_up; set_django_up();"
     "from benchmarks.counting import obey; import sys; obey(sys.stdin)"
 )
 

@@ -109,7 +109,7 @@ def _turned(names: list[str], by: int) -> list[str]:
 
 def _shown(cell: Cell) -> str:
     if isinstance(cell, str):
-        return cell
+        return cell.replace("|", "\\|")
     if isinstance(cell, int) or abs(cell) >= 100:
         return f"{cell:,.0f}"
     return f"{cell:.3g}" if abs(cell) < 1 else f"{cell:.2f}" if abs(cell) < 10 else f"{cell:.1f}"

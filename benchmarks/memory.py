@@ -116,7 +116,7 @@ def _settled(client: redis.Redis) -> int:
     used = -1
     while abs(used - (now := _used(client))) > 1024:
         used = now
-        time.sleep(0.3)
+        time.sleep(0.05)
     return now
 
 

@@ -285,7 +285,7 @@ async def _awaited(url: str, size: Size) -> Table:
 def _with_hiredis(quick: bool) -> list[Table]:
     """The first tables once more, in a process where redis-py finds hiredis."""
     code = (
-        "from benchmarks.__main__ import set_django_up; set_django_up();"
+        "from benchmarks.processes import set_django_up; set_django_up();"
         f"from benchmarks.one_decision import print_tables; print_tables({quick})"
     )
     environment = {**os.environ, "RATEQUOTA_BENCH_HIREDIS": "1"}
