@@ -20,6 +20,7 @@ from benchmarks.targets import compare
 #: Modules of this package, in the order of the issue.
 PARTS = (
     "one_decision",
+    "layers",
     "counting",
     "server_side",
     "whole_request",
@@ -67,7 +68,9 @@ def _run(name: str, quick: bool) -> Result:
 def _report(results: dict[str, Result], failed: dict[str, Exception], url: str) -> str:
     figures = {name: value for result in results.values() for name, value in result.figures.items()}
     whole = len(results) + len(failed) == len(PARTS)
-    parts = ["# What a decision costs", describe(url), markdown(compare(figures, whole=whole))]
+    parts = ["# What a decision costs", describe(url)]
+    if figures:
+        parts.append(markdown(compare(figures, whole=whole)))
     for name, result in results.items():
         parts += [f"## {name.replace('_', ' ').capitalize()}", *map(markdown, result.tables)]
     parts += [f"## {name}\n\nNot measured: {type(error).__name__}: {error}" for name, error in failed.items()]

@@ -48,7 +48,7 @@ def run(quick: bool = False) -> Result:
 
 def obey(orders: IO[str]) -> None:
     """In a worker: for each number that is ordered, make so many decisions and say what one took by each clock."""
-    from benchmarks.one_decision import checking
+    from benchmarks.ours import checking
     from benchmarks.scene import in_turn, requests_to, write_policies
 
     write_policies()

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import redis
 
 from benchmarks.measure import Cell, Result, Table
-from benchmarks.one_decision import engines
+from benchmarks.ours import engines
 from benchmarks.peers import Candidate, candidates
 from benchmarks.scene import RATES, Rates, requests_to
 from django_ratequota.rates import ALGORITHMS
@@ -53,7 +53,8 @@ def run(quick: bool = False) -> Result:
     rows += [(name, "", "", "", f"not measured: {why}") for name, why in missing.items()]
     note = (
         f"By the server's used_memory after {clients:,} clients made {_REQUESTS} requests each under one limit of a "
-        "day, divided by the clients: values, key names, expiry and hash tables."
+        "day, divided by the clients: values, key names, expiry and hash tables. From a client's second window on, "
+        "the sliding window counters of other packages keep two keys; ours stays at one."
     )
     per_client = Table("Bytes of a client", ("what", "algorithm", "× ours", "bytes", "keys"), rows, note)
     log_note = f"MEMORY USAGE of one client's keys after {_ENTRIES:,} requests, divided by these."
@@ -65,7 +66,7 @@ def _per_client(client: redis.Redis, url: str, candidate: Candidate, clients: in
     hit = candidate.prepare(_RATES)
     hit(1)  # loads what scripts there are
     client.flushdb()
-    with _recorded() as sent:
+    with recorded() as sent:
         for _ in range(_REQUESTS):
             hit(_FIRST)
     keys = list(client.scan_iter())
@@ -79,13 +80,13 @@ def _per_client(client: redis.Redis, url: str, candidate: Candidate, clients: in
 
 
 @contextmanager
-def _recorded() -> Iterator[list[bytes]]:
+def recorded() -> Iterator[list[bytes]]:
     """What redis-py's connections send meanwhile."""
     sent: list[bytes] = []
     plain = redis.Connection.send_packed_command
 
     def record(self: redis.Connection, command: Any, check_health: bool = True) -> None:
-        sent.extend([command] if isinstance(command, bytes) else command)
+        sent.extend(command if isinstance(command, list | tuple) else [command])
         plain(self, command, check_health)
 
     redis.Connection.send_packed_command = record  # type: ignore[method-assign]

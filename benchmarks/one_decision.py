@@ -9,33 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from copy import copy
 from dataclasses import dataclass
+from itertools import count as count_from
 from typing import Any
 
 import redis
 import redis.asyncio
 
 from benchmarks.measure import Cell, Result, Table, ainterleave, compared, interleave_by
-from benchmarks.peers import Candidate, Hit, Told, candidates
-from benchmarks.scene import (
-    CLIENTS,
-    MORE_RATES,
-    RATES,
-    Each,
-    Rates,
-    Requests,
-    buckets_of,
-    in_turn,
-    requests_to,
-    write_policies,
-)
-from django_ratequota import Decision, Limiter, check_request
+from benchmarks.ours import bare, checking, engine, new_limiter, own_candidates, throttling
+from benchmarks.peers import Candidate, Told, candidates
+from benchmarks.scene import CLIENTS, MORE_RATES, RATES, Each, buckets_of, in_turn, requests_to, write_policies
 from django_ratequota.rates import ALGORITHMS, DEFAULT_ALGORITHM
-from django_ratequota.throttling import QuotaThrottle
 
 BARE = "redis-py: evalsha of `return 1`"
-OURS = "django-ratequota"
 _COUNTS = (1, 3, 5)
 _CLOCKS = (time.perf_counter, time.thread_time)
 
@@ -63,19 +50,15 @@ def run(quick: bool = False) -> Result:
     return Result(tables, figures)
 
 
-def bare(url: str) -> Callable[[], object]:
-    """What any script costs at least: redis-py as anybody would use it, and a script that does nothing."""
-    client = redis.Redis.from_url(url)
-    sha = client.script_load("return 1")
-    return lambda: client.evalsha(sha, 0)
-
-
 def _engine(url: str, size: Size) -> tuple[Table, dict[str, float]]:
-    limiter = _limiter(url)
+    limiter = new_limiter(url)
     calls: dict[str, Callable[[], object]] = {BARE: _with_turn(bare(url))}
     for algorithm in ALGORITHMS:
         for count in _COUNTS:
             calls[_named(algorithm, count)] = in_turn(engine(limiter, algorithm, MORE_RATES[:count]))
+    strangers = engine(limiter, DEFAULT_ALGORITHM, RATES[:1], range(CLIENTS.stop, 100 * CLIENTS.stop))
+    following = count_from(CLIENTS.stop).__next__
+    calls[_named(DEFAULT_ALGORITHM, 1) + ", clients not seen before"] = lambda: strangers(following())
     calls |= _framework()
     seconds, cpu = interleave_by(_CLOCKS, calls, size.blocks, size.calls)
     figures = {
@@ -101,52 +84,18 @@ def _framework() -> dict[str, Callable[[], object]]:
     calls: dict[str, Callable[[], object]] = {}
     for path, policies in (("/api/one/", "1 policy"), ("/api/search/", "3 policies")):
         requests = requests_to(path)
-        for name, hit in (("check_request", checking(requests)), ("QuotaThrottle", _throttling(requests))):
+        for name, hit in (("check_request", checking(requests)), ("QuotaThrottle", throttling(requests))):
             for n in CLIENTS:  # whoever comes for the first time is looked up in the database
                 hit(n)
             calls[f"{name}, {policies}"] = in_turn(hit)
     return calls
 
 
-def engine(limiter: Limiter, algorithm: str, rates: Rates) -> Callable[[int], Decision]:
-    """A function that decides about a client's limits by ``Limiter.check``."""
-    buckets = Each(lambda n: buckets_of(n, algorithm, rates))
-    for n in CLIENTS:
-        _ = buckets[n]
-    return lambda n: limiter.check(buckets[n])
-
-
-def checking(requests: Requests) -> Callable[[int], Decision]:
-    """A function that decides about a client's request by ``check_request``."""
-    plain, scope = requests.plain, requests.view.throttle_scope
-
-    def check(n: int) -> Decision:
-        request = plain[n]
-        # A request that was charged is not charged again.
-        vars(request).pop("ratequota", None)
-        return check_request(request, scope)
-
-    return check
-
-
-def _throttling(requests: Requests, headers: bool = True) -> Callable[[int], QuotaThrottle]:
-    plain, rest, view = requests.plain, requests.rest, copy(requests.view)
-    view.headers = {} if headers else None
-
-    def throttle(n: int) -> QuotaThrottle:
-        vars(plain[n]).pop("ratequota", None)
-        asked = QuotaThrottle()
-        asked.allow_request(rest[n], view)
-        return asked
-
-    return throttle
-
-
 def _beside(url: str, size: Size, limits: int) -> tuple[Table, float]:
     """The other packages beside ours, and how many times our time the best of them takes."""
     requests = requests_to("/api/search/" if limits == 3 else "/api/one/")
     peers, missing = candidates(url, requests)
-    ours = _ours(url, requests)
+    ours = own_candidates(url, requests)
     everyone = {candidate.name: candidate for candidate in (*ours, *peers)}
     hits = {name: candidate.prepare(RATES[:limits]) for name, candidate in everyone.items()}
     calls: dict[str, Callable[[], object]] = {BARE: _with_turn(bare(url))}
@@ -196,44 +145,6 @@ def _beside(url: str, size: Size, limits: int) -> tuple[Table, float]:
     return Table(f"{title}, beside other packages", columns, rows, note), best
 
 
-def _ours(url: str, requests: Requests) -> list[Candidate]:
-    def way(headers: bool) -> Callable[[Rates], Hit]:
-        def prepare(rates: Rates) -> Hit:
-            throttle = _throttling(requests, headers)
-            for n in CLIENTS:
-                throttle(n)
-            return lambda n: _told(throttle(n).decision)
-
-        return prepare
-
-    return [
-        *engines(url),
-        *[
-            Candidate(OURS, name, DEFAULT_ALGORITHM, way(headers), all_or_nothing="yes", takes_request=True)
-            for name, headers in (("QuotaThrottle, headers written", True), ("QuotaThrottle", False))
-        ],
-    ]
-
-
-def engines(url: str) -> list[Candidate]:
-    """``Limiter.check`` by each algorithm."""
-    limiter = _limiter(url)
-
-    def way(algorithm: str) -> Callable[[Rates], Hit]:
-        def prepare(rates: Rates) -> Hit:
-            check = engine(limiter, algorithm, rates)
-            return lambda n: _told(check(n))
-
-        return prepare
-
-    return [Candidate(OURS, f"Limiter.check, {a}", a, way(a), all_or_nothing="yes") for a in ALGORITHMS]
-
-
-def _told(decision: Decision | None) -> Told:
-    assert decision is not None
-    return [(status.remaining, status.reset_after) for status in decision.statuses]
-
-
 def _rival(candidate: Candidate, ours: list[Candidate]) -> Candidate:
     if candidate.takes_request:
         return ours[-1]
@@ -263,7 +174,7 @@ def round_trips(url: str, hit: Callable[[int], object], calls: int = 20) -> floa
 async def _awaited(url: str, size: Size) -> Table:
     client = redis.asyncio.Redis.from_url(url)
     sha = await client.script_load("return 1")
-    limiter = _limiter(url)
+    limiter = new_limiter(url)
     calls: dict[str, Callable[[], Any]] = {"redis.asyncio: evalsha of `return 1`": lambda: client.evalsha(sha, 0)}
     for count in _COUNTS:
         buckets = Each(lambda n, rates=MORE_RATES[:count]: buckets_of(n, DEFAULT_ALGORITHM, rates))
@@ -303,10 +214,6 @@ def print_tables(quick: bool) -> None:
     import hiredis  # noqa: F401 - where it is absent, that is what to say
 
     print(json.dumps([(table.title, table.columns, table.rows) for table in run(quick).tables[:3]]))
-
-
-def _limiter(url: str) -> Limiter:
-    return Limiter(client=redis.Redis.from_url(url), timeout=5.0)
 
 
 def _named(algorithm: str, count: int) -> str:
