@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import signal
 import sys
 import traceback
 from concurrent.futures import ProcessPoolExecutor
@@ -39,6 +40,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", choices=[[], *PARTS], help=", ".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; the figures mean little")
     options = parser.parse_args(arguments)
+    # Whoever ends this ends the server, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results: dict[str, Result] = {}
     failed: dict[str, Exception] = {}
     with server.running() as url:

@@ -21,7 +21,7 @@ class Table:
     title: str
     columns: tuple[str, ...]
     #: As long as ``columns`` each; numbers are shown with three significant digits.
-    rows: list[tuple[Cell, ...]]
+    rows: Sequence[tuple[Cell, ...]]
     #: What a reader must know to judge the figures, in a sentence or two.
     note: str = ""
 

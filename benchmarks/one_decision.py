@@ -105,6 +105,8 @@ def _beside(url: str, size: Size, limits: int) -> tuple[Table, float]:
     best = float("inf")
     for name, candidate in everyone.items():
         told = hits[name](1)
+        if len(told) != limits:
+            raise RuntimeError(f"{name} decided by {len(told)} limits, not by {limits}")
         rival = _rival(candidate, ours)
         times = seconds[name] / seconds[rival.name]
         complete = all(None not in one for one in told)

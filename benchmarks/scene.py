@@ -81,7 +81,7 @@ def write_policies() -> None:
     plan = Plan.objects.create(name="Free", slug="free", default_for="authenticated")
     one = Endpoint.objects.create(name="one")
     search = Endpoint.objects.create(name="search")
-    reading = Endpoint.objects.create(name="reading", routes="/api/search/", methods=["GET"])
+    reading = Endpoint.objects.create(name="reading", routes="/api/search/", methods="GET")
     RatePolicy.objects.create(plan=plan, endpoint=one, rates="10000/hour")
     RatePolicy.objects.create(plan=plan, endpoint=search, rates="10000/hour")
     RatePolicy.objects.create(plan=plan, endpoint=reading, rates="1000/min")
