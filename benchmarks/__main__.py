@@ -40,8 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", choices=[[], *PARTS], help=", ".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; the figures mean little")
     options = parser.parse_args(arguments)
-    # Whoever ends this ends the server, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _end)
     results: dict[str, Result] = {}
     failed: dict[str, Exception] = {}
     with server.running() as url:
@@ -60,6 +59,13 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"Written to {RESULTS}", file=sys.stderr)
     if failed:
         sys.exit(f"Failed: {', '.join(failed)}; see above")
+
+
+def _end(*_: object) -> None:
+    """Whoever ends this ends the part that is running, and the server."""
+    for part in multiprocessing.active_children():
+        part.terminate()
+    sys.exit(143)
 
 
 def _run(name: str, quick: bool) -> Result:
