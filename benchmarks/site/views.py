@@ -1,0 +1,35 @@
+"""The measured views: a small JSON answer each, with as little as possible beside it."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, JsonResponse
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_ratequota.decorators import ratequota
+
+ANSWER = {"items": [{"id": 1, "name": "one"}, {"id": 2, "name": "two"}], "next": None}
+
+
+class Items(APIView):
+    """The DRF view."""
+
+    throttle_scope = "items"
+
+    def get(self, request: Request) -> Response:
+        return Response(ANSWER)
+
+
+def plain(request: HttpRequest) -> JsonResponse:
+    """A sync Django view."""
+    return JsonResponse(ANSWER)
+
+
+async def aplain(request: HttpRequest) -> JsonResponse:
+    """An async Django view."""
+    return JsonResponse(ANSWER)
+
+
+limited = ratequota("items")(plain)
+alimited = ratequota("items")(aplain)

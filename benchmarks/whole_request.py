@@ -1,0 +1,97 @@
+"""Part 3: whole HTTP requests under gunicorn and uvicorn, with and without a limit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks import load
+from benchmarks.measure import Cell, Result, Table
+from benchmarks.serving import KINDS, Cores, cores_apart, serving, site
+from benchmarks.site.policies import USERS
+from benchmarks.site.variants import VARIANTS
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What one row of a table shows."""
+
+    title: str
+    variant: str
+    path: str = "/items/"
+    #: In whose name requests come, in turn; 0 = anonymous.
+    users: int = USERS
+
+
+#: Blocks of rows; each row is compared with the first of its block.
+_DRF = [[Candidate(f"DRF, {variant.title}", name) for name, variant in VARIANTS.items()]]
+_ANONYMOUS = [[Candidate(f"DRF, anonymous, {VARIANTS[name].title}", name, users=0) for name in ("none", "ours")]]
+_PLAIN = [
+    [
+        Candidate(f"Django, {sort} view, {words}", variant, path, users=0)
+        for words, variant, path in (("undecorated", "none", bare), ("@ratequota", "ours", limited))
+    ]
+    for sort, bare, limited in (("sync", "/plain/", "/limited/"), ("async", "/aplain/", "/alimited/"))
+]
+
+
+def run(quick: bool = False) -> Result:
+    """All servers of a kind are up at once and are loaded in turn, a few seconds each."""
+    url = os.environ["REDIS_URL"]
+    tables: list[Table] = []
+    figures: dict[str, float] = {}
+    with site(url) as environment, cores_apart(url) as cores:
+        for kind, command in KINDS.items():
+            if quick and "threads" in kind:
+                continue
+            table, loss = _measure(kind, command, environment, cores, quick)
+            tables.append(table)
+            # Of gunicorn's two kinds of workers, the one that loses more.
+            figure = "asgi_loss_percent" if "uvicorn" in kind else "wsgi_loss_percent"
+            figures[figure] = max(loss, figures.get(figure, loss))
+    return Result(tables, figures)
+
+
+def _measure(kind: str, command: str, environment: dict[str, str], cores: Cores, quick: bool) -> tuple[Table, float]:
+    """The table of one kind of server, and the % of requests/s that a DRF view loses with our throttle."""
+    blocks = _DRF + _ANONYMOUS + (_PLAIN if "uvicorn" in kind else _PLAIN[:1])
+    if quick:
+        blocks = [[row for row in _DRF[0] if row.variant in ("none", "ours")]]
+    rows = [row for block in blocks for row in block]
+    variants = {row.variant for row in rows}
+    with serving(command, variants, environment, cores.servers) as ports:
+        measured = _in_turn(rows, ports, rounds=1 if quick else 9, seconds=1 if quick else 2)
+    cells: list[tuple[Cell, ...]] = []
+    losses = {}
+    for block in blocks:
+        for row in block:
+            loads, base = measured[row], measured[block[0]]
+            ratio = median(mine.rate / theirs.rate for mine, theirs in zip(loads, base, strict=True))
+            losses[row] = (1 - ratio) * 100
+            rate = median(each.rate for each in loads)
+            p99 = median(each.p99_us for each in loads) / 1000
+            # What a request takes more than one of the first row, the servers being busy all the time.
+            more = 1e6 / rate - 1e6 / median(each.rate for each in base)
+            cells.append((row.title, rate, f"{(ratio - 1) * 100:+.1f} %" if row is not block[0] else "", more, p99))
+    note = (
+        f"{cores} Load: {load.generator()}, {load.CONNECTIONS} connections, {USERS:,} users in turn. The difference is "
+        "the median over the rounds, each row against the first of its group in the same round."
+    )
+    table = Table(kind, ("", "requests/s", "difference", "µs more", "p99, ms"), cells, note)
+    return table, next(losses[row] for row in rows if row.variant == "ours" and row.users)
+
+
+def _in_turn(
+    rows: Iterable[Candidate], ports: dict[str, int], *, rounds: int, seconds: int
+) -> dict[Candidate, list[load.Load]]:
+    """Load on each row's server, round after round; the first round warms up and does not count."""
+    rows = list(rows)
+    measured: dict[Candidate, list[load.Load]] = {row: [] for row in rows}
+    for number in range(rounds + 1):
+        turn = number % len(rows)
+        for row in rows[turn:] + rows[:turn]:
+            length = seconds if number else 1
+            measured[row].append(load.put(ports[row.variant], row.path, length, users=row.users))
+    return {row: loads[1:] for row, loads in measured.items()}
