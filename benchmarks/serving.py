@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 import redis
 
@@ -91,6 +92,9 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
     while time.monotonic() < deadline and process.poll() is None:
         found = re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text())
         if found:
+            # It listens before it has loaded the project; the answer comes when it has.
+            with urlopen(f"{found[0]}/plain/", timeout=_PATIENCE) as answer:
+                answer.read()
             return int(found[1])
         time.sleep(0.02)
     raise RuntimeError(f"a server does not listen: {log.read_text()}")

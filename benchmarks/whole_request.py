@@ -74,10 +74,11 @@ def _measure(kind: str, command: str, environment: dict[str, str], cores: Cores,
             p99 = median(each.p99_us for each in loads) / 1000
             # What a request takes more than one of the first row, the servers being busy all the time.
             more = 1e6 / rate - 1e6 / median(each.rate for each in base)
-            cells.append((row.title, rate, f"{(ratio - 1) * 100:+.1f} %" if row is not block[0] else "", more, p99))
+            difference = "" if row is block[0] else f"{(ratio - 1) * 100:+.1f} %"
+            cells.append((row.title, rate, difference, more, p99))
     note = (
-        f"{cores} Load: {load.generator()}, {load.CONNECTIONS} connections, {USERS:,} users in turn. The difference is "
-        "the median over the rounds, each row against the first of its group in the same round."
+        f"{cores} Load: {load.generator()}, {load.CONNECTIONS} connections, {USERS:,} users in turn. The difference "
+        "is the median over the rounds, each row against the first of its group in the same round."
     )
     table = Table(kind, ("", "requests/s", "difference", "µs more", "p99, ms"), cells, note)
     return table, next(losses[row] for row in rows if row.variant == "ours" and row.users)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .variants import LIMIT
 
-USERS = 1_000
+USERS = 200
 
 
 def write() -> None:

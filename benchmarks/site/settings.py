@@ -9,7 +9,7 @@ from .variants import LIMIT, VARIANTS
 VARIANT = VARIANTS[os.environ.get("BENCH_VARIANT", "none")]
 REDIS_URL = os.environ["BENCH_REDIS_URL"]
 
-SECRET_KEY = "benchmarks"  # noqa: S105 - nothing here is secret
+SECRET_KEY = "benchmarks"
 DEBUG = False
 ALLOWED_HOSTS = ["*"]
 USE_TZ = True

@@ -1,7 +1,7 @@
 """The three limits with DRF's own throttle.
 
-DRF keeps every request's time in one pickled list: with windows of a minute, lists of tens of thousands of times would
-be all that is measured. Windows of a second are the shortest it has, and its best case.
+DRF keeps every request's time in one pickled list: with windows of a minute, lists of tens of thousands of times
+would be all that is measured. Windows of a second are the shortest it has, and its best case.
 """
 
 from __future__ import annotations
