@@ -44,11 +44,32 @@ def site(redis_url: str) -> Iterator[dict[str, str]]:
         yield environment
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that answers."""
+
+    port: int
+    #: Of its first process, and of the group that its workers belong to.
+    group: int
+
+    def cpu_seconds(self) -> float:
+        """Processor time that it and its workers took so far; 0 where the system does not tell it in /proc."""
+        ticks = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            if int(fields[2]) == self.group:
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
 def serving(
     command: str, variants: Iterable[str], environment: dict[str, str], cores: frozenset[int] = frozenset()
-) -> Iterator[dict[str, int]]:
-    """One server for each variant, all up at once, on these cores; yields their ports and ends them in any case."""
+) -> Iterator[dict[str, Served]]:
+    """One server for each variant, all up at once, on these cores; ends them whatever happens."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ratequota-bench-")))
         started = {}
@@ -56,7 +77,7 @@ def serving(
             log = folder / variant
             process = stack.enter_context(_process(command, {**environment, "BENCH_VARIANT": variant}, log, cores))
             started[variant] = (process, log)
-        yield {variant: _port(process, log) for variant, (process, log) in started.items()}
+        yield {variant: Served(_port(process, log), process.pid) for variant, (process, log) in started.items()}
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from statistics import median
 
 from benchmarks import load
 from benchmarks.measure import Cell, Result, Table
-from benchmarks.serving import KINDS, Cores, cores_apart, serving, site
+from benchmarks.serving import KINDS, Cores, Served, cores_apart, serving, site
 from benchmarks.site.policies import USERS
 from benchmarks.site.variants import VARIANTS
 
@@ -23,6 +23,20 @@ class Candidate:
     path: str = "/items/"
     #: In whose name requests come, in turn; 0 = anonymous.
     users: int = USERS
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One round's load on one row."""
+
+    load: load.Load
+    #: What the server's processes took for it.
+    cpu_seconds: float
+
+    @property
+    def cpu_us(self) -> float:
+        """Processor time of the server, in µs a request."""
+        return self.cpu_seconds * 1e6 / self.load.requests
 
 
 #: Blocks of rows; each row is compared with the first of its block.
@@ -61,38 +75,38 @@ def _measure(kind: str, command: str, environment: dict[str, str], cores: Cores,
         blocks = [[row for row in _DRF[0] if row.variant in ("none", "ours")]]
     rows = [row for block in blocks for row in block]
     variants = {row.variant for row in rows}
-    with serving(command, variants, environment, cores.servers) as ports:
-        measured = _in_turn(rows, ports, rounds=1 if quick else 9, seconds=1 if quick else 2)
+    with serving(command, variants, environment, cores.servers) as servers:
+        measured = _in_turn(rows, servers, rounds=1 if quick else 9, seconds=1 if quick else 2)
     cells: list[tuple[Cell, ...]] = []
     losses = {}
     for block in blocks:
         for row in block:
-            loads, base = measured[row], measured[block[0]]
-            ratio = median(mine.rate / theirs.rate for mine, theirs in zip(loads, base, strict=True))
+            turns, base = measured[row], measured[block[0]]
+            ratio = median(mine.load.rate / other.load.rate for mine, other in zip(turns, base, strict=True))
             losses[row] = (1 - ratio) * 100
-            rate = median(each.rate for each in loads)
-            p99 = median(each.p99_us for each in loads) / 1000
-            # What a request takes more than one of the first row, the servers being busy all the time.
-            more = 1e6 / rate - 1e6 / median(each.rate for each in base)
             difference = "" if row is block[0] else f"{(ratio - 1) * 100:+.1f} %"
-            cells.append((row.title, rate, difference, more, p99))
+            rate, p99 = median(turn.load.rate for turn in turns), median(turn.load.p99_us for turn in turns)
+            cells.append((row.title, rate, difference, median(turn.cpu_us for turn in turns), p99 / 1000))
     note = (
         f"{cores} Load: {load.generator()}, {load.CONNECTIONS} connections, {USERS:,} users in turn. The difference "
-        "is the median over the rounds, each row against the first of its group in the same round."
+        "is the median over the rounds, each row against the first of its group in the same round; the CPU time is "
+        "the server's own, without Redis."
     )
-    table = Table(kind, ("", "requests/s", "difference", "µs more", "p99, ms"), cells, note)
+    table = Table(kind, ("", "requests/s", "difference", "CPU µs a request", "p99, ms"), cells, note)
     return table, next(losses[row] for row in rows if row.variant == "ours" and row.users)
 
 
 def _in_turn(
-    rows: Iterable[Candidate], ports: dict[str, int], *, rounds: int, seconds: int
-) -> dict[Candidate, list[load.Load]]:
+    rows: Iterable[Candidate], servers: dict[str, Served], *, rounds: int, seconds: int
+) -> dict[Candidate, list[Turn]]:
     """Load on each row's server, round after round; the first round warms up and does not count."""
     rows = list(rows)
-    measured: dict[Candidate, list[load.Load]] = {row: [] for row in rows}
+    measured: dict[Candidate, list[Turn]] = {row: [] for row in rows}
     for number in range(rounds + 1):
         turn = number % len(rows)
         for row in rows[turn:] + rows[:turn]:
-            length = seconds if number else 1
-            measured[row].append(load.put(ports[row.variant], row.path, length, users=row.users))
-    return {row: loads[1:] for row, loads in measured.items()}
+            server = servers[row.variant]
+            before = server.cpu_seconds()
+            done = load.put(server.port, row.path, seconds if number else 1, users=row.users)
+            measured[row].append(Turn(done, server.cpu_seconds() - before))
+    return {row: turns[1:] for row, turns in measured.items()}
