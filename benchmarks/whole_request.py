@@ -39,8 +39,9 @@ class Turn:
         return self.cpu_seconds * 1e6 / self.load.requests
 
 
+_NAMES = ("none", "floor", "ours", "throttle", "drf", "smart", "plus")
 #: Blocks of rows; each row is compared with the first of its block.
-_DRF = [[Candidate(f"DRF, {variant.title}", name) for name, variant in VARIANTS.items()]]
+_DRF = [[Candidate(f"DRF, {VARIANTS[name].title}", name) for name in _NAMES]]
 _ANONYMOUS = [[Candidate(f"DRF, anonymous, {VARIANTS[name].title}", name, users=0) for name in ("none", "ours")]]
 _PLAIN = [
     [

@@ -1,4 +1,4 @@
-"""The three policies, written into the measured project's database."""
+"""The three policies, and one that refuses, written into the measured project's database."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def write() -> None:
         RatePolicy.objects.create(plan=plan, rates=f"{LIMIT}/min")
     RatePolicy.objects.create(endpoint=items, rates=f"{LIMIT}/min")
     RatePolicy.objects.create(endpoint=items, counted_per="everyone", rates=f"{LIMIT}/min")
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="refused"), rates="1/day")
 
 
 if __name__ == "__main__":

@@ -32,3 +32,8 @@ class EndpointShared(PerUser):
 
     def get_cache_key(self, request: Any, view: Any) -> str:
         return self.cache_format % {"scope": self.scope, "ident": "everyone"}
+
+
+class Refusing(PerUser):
+    rate = "1/day"
+    scope = "refused"

@@ -13,3 +13,4 @@ EndpointPerUser = rate_limit(rate=_RATE, algorithm="token_bucket", key="user", s
 EndpointShared = rate_limit(
     rate=_RATE, algorithm="token_bucket", key=lambda request, view=None: "everyone", scope="items-shared"
 )
+Refusing = rate_limit(rate="1/d", algorithm="token_bucket", key="user", scope="refused")

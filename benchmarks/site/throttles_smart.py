@@ -22,3 +22,10 @@ class EndpointPerUser(PerUser):
 class EndpointShared(PerUser):
     def get_cache_key(self, request: Any, view: Any) -> str:
         return "items:everyone"
+
+
+class Refusing(PerUser):
+    rate = "1/d"
+
+    def get_cache_key(self, request: Any, view: Any) -> str:
+        return f"refused:{super().get_cache_key(request, view)}"

@@ -8,6 +8,7 @@ from . import views
 
 urlpatterns = [
     path("items/", views.Items.as_view()),
+    path("refused/", views.Refused.as_view()),
     path("plain/", views.plain),
     path("aplain/", views.aplain),
     path("limited/", views.limited),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.http import HttpRequest, JsonResponse
+from django.utils.module_loading import import_string
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -19,6 +21,13 @@ class Items(APIView):
 
     def get(self, request: Request) -> Response:
         return Response(ANSWER)
+
+
+class Refused(Items):
+    """The same, refused from each caller's second request on where there are limits."""
+
+    throttle_scope = "refused"
+    throttle_classes = [import_string(path) for path in settings.VARIANT.refusing]
 
 
 def plain(request: HttpRequest) -> JsonResponse:
