@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .variants import LIMIT
 
-USERS = 200
+USERS = 50
 
 
 def write() -> None:
