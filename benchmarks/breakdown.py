@@ -30,6 +30,7 @@ def _parts() -> dict[str, Callable[[], object]]:
     from django.http import HttpResponse
     from django.test import RequestFactory
 
+    from benchmarks.site.throttles_floor import OneCall
     from benchmarks.site.views import Items
     from django_ratequota import check_request
     from django_ratequota.headers import add_headers, decision_headers
@@ -39,6 +40,7 @@ def _parts() -> dict[str, Callable[[], object]]:
     client = redis.Redis.from_url(os.environ["BENCH_REDIS_URL"])
     sha = client.script_load("return 1")
     bare = Items.as_view(throttle_classes=[])
+    floor = Items.as_view(throttle_classes=[OneCall])
     limited = Items.as_view(throttle_classes=[QuotaThrottle])
     request = RequestFactory().get("/items/")
     limited(request)
@@ -56,6 +58,7 @@ def _parts() -> dict[str, Callable[[], object]]:
 
     return {
         "the view without throttle": lambda: bare(request),
+        "the view with one bare EVALSHA": lambda: floor(request),
         "the view with QuotaThrottle": anew(lambda: limited(request)),
         "— check_request, 3 policies": anew(lambda: check_request(request, "items")),
         "— — Limiter.check, 3 buckets": lambda: default_limiter().check(buckets),
