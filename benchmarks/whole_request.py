@@ -92,7 +92,7 @@ def _measure(kind: str, command: str, environment: dict[str, str], cores: Cores,
     rows = [row for block in blocks for row in block]
     variants = {row.variant for row in rows}
     with serving(command, variants, environment, cores.servers) as servers:
-        measured = _in_turn(rows, servers, rounds=1 if quick else 9, seconds=1 if quick else 2)
+        measured = _in_turn(rows, servers, rounds=1 if quick else 6, seconds=1 if quick else 3)
     cells: list[tuple[Cell, ...]] = []
     losses = {}
     for block in blocks:
@@ -115,14 +115,14 @@ def _measure(kind: str, command: str, environment: dict[str, str], cores: Cores,
 def _in_turn(
     rows: Iterable[Candidate], servers: dict[str, Served], *, rounds: int, seconds: int
 ) -> dict[Candidate, list[Turn]]:
-    """Load on each row's server, round after round; the first round warms up and does not count."""
+    """Load on each row's server, round after round; the first of several warms up and does not count."""
     rows = list(rows)
     measured: dict[Candidate, list[Turn]] = {row: [] for row in rows}
-    for number in range(rounds + 1):
+    for number in range(rounds):
         turn = number % len(rows)
         for row in rows[turn:] + rows[:turn]:
             server = servers[row.variant]
             before = server.cpu_seconds()
-            done = load.put(server.port, row.path, seconds if number else 1, users=row.users)
+            done = load.put(server.port, row.path, seconds, users=row.users)
             measured[row].append(Turn(done, server.cpu_seconds() - before))
-    return {row: turns[1:] for row, turns in measured.items()}
+    return {row: turns[1:] or turns for row, turns in measured.items()}
