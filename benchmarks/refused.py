@@ -49,7 +49,7 @@ def _in_process(url: str, quick: bool) -> tuple[Table, dict[str, float]]:
             buckets = f"{count} bucket{'s' * (count > 1)}"
             asking, cached = seconds[f"{count}, asking"], seconds[f"{count}, cached"]
             speedups.append(asking / cached)
-            asked.append(_calls_a_second(client, calls[f"{count}, cached"], 1 if quick else 5) * DENY_SECONDS)
+            asked.append(_calls_a_second(client, calls[f"{count}, cached"], 2 if quick else 5) * DENY_SECONDS)
             rows.append((f"Limiter.check, {buckets}, deny cache off", asking * 1e6, "", "every request"))
             rows.append((f"Limiter.check, {buckets}, deny cache on", cached * 1e6, speedups[-1], f"{asked[-1]:.2f}"))
     note = (
@@ -77,7 +77,8 @@ def _calls_a_second(client: redis.Redis, ask: Callable[[], object], seconds: flo
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             ask()
-    return calls[0] / seconds
+    # Two that are a second apart fit into one second.
+    return (calls[0] - 1) / seconds
 
 
 @contextmanager
