@@ -73,6 +73,7 @@ def settings_of(cluster: Cluster, **more: Any) -> dict[str, Any]:
         "CLUSTER": True,
         "REPORT_SECONDS": 0,
         "STATISTICS_SECONDS": 0,
+        "DENY_CACHE_SECONDS": 0,
         "TIMEOUT": 5,
         **more,
     }
