@@ -284,8 +284,10 @@ def test_a_policy_for_an_address_concerns_whoever_comes_from_there(address: str)
     policy = RatePolicy(subject=f"ip:{address}", rates="1/s")
     policy.full_clean()
     policy.save()
-    (facts,) = load_snapshot(1).groups[None]["caller"].networks
+    group = load_snapshot(1).groups[None]["caller"]
     caller = Caller(RequestFactory().get("/", REMOTE_ADDR=address))
+    assert caller.address is not None
+    (facts,) = group.containing(caller.address)
     assert facts.network is not None
     assert caller.address in facts.network
 

@@ -269,7 +269,7 @@ def test_slots_move_under_load(cluster: Cluster, limiter_of: Callable[..., Limit
             counts.append(threads.submit(lambda: asyncio.run(ahammer())))
             source = cluster.owner(bucket_key("rqtest", buckets[0]))
             others = [node for node in cluster.primaries() if node is not source]
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while time.monotonic() < deadline and (moves[0] < 6 or limiter.peek(buckets).statuses[0].remaining):
                 target = others[moves[0] % 2]
                 cluster.begin_move(slot, source, target)
