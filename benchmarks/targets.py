@@ -1,4 +1,4 @@
-"""What issue 5 asks for, and which figure of which part says whether it is met."""
+"""What is to be reached, and which figure of which part says whether it is."""
 
 from __future__ import annotations
 
