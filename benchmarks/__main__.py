@@ -18,7 +18,7 @@ from benchmarks.processes import run_part, set_django_up
 from benchmarks.surroundings import describe
 from benchmarks.targets import compare
 
-#: Modules of this package, in the order of the issue.
+#: Modules of this package, in the order of the report.
 PARTS = (
     "one_decision",
     "layers",
