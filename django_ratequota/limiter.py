@@ -23,17 +23,16 @@ from .denials import Denials
 from .exceptions import ConfigurationError, InvalidBucket, NewerRevision, StoreError, StoreLeftAlone
 from .histogram import Histogram
 from .keys import check_prefix, revision_key
-from .prepared import NO_REVISION, bucket_keys, prepare, unpack_reply
+from .prepared import DECIDED, NEWER, NO_REVISION, bucket_keys, prepare, read_reply, statuses_of
 from .rates import show
 from .scripts import PUBLISH, Command
 from .store import run_script
 from .subjects import ask_each
 from .twin import adrive, drive
-from .types import Bucket, BucketStatus, Decision, Settler, check_cost
+from .types import Bucket, Decision, Settler, check_cost
 
 Steps = Generator[Command, Any, Decision]
 
-_DECIDED, _NEWER, _OUTSIDE = 1, 2, 3
 _MAX_US = 2**53 - 1
 _CLUSTER_LOOK_SECONDS = 1.0
 
@@ -255,35 +254,21 @@ class Limiter:
             asked = (mode, clock_us, NO_REVISION if revision is None else revision, cost, patience_us)
             command, windows_us = prepared.command(asked, now_us)
             reply = yield command
-            numbers = unpack_reply(reply)
-            if len(numbers) != 4 + 4 * len(buckets) * (numbers[:1] == (_DECIDED,)):
-                raise StoreError("response", f"not a decision: {reply!r:.100}")
+            numbers = read_reply(reply, len(buckets))
             outcome, allowed, now_us, stored = numbers[:4]
             if not self._clock:
                 self._offset_us = now_us - _monotonic_us()
             if revision is not None:
                 self._answered_us = _monotonic_us()
-            if outcome == _DECIDED:
-                # A list, though a tuple is wanted: a generator costs every request more.
-                statuses = [
-                    BucketStatus(
-                        bucket=bucket,
-                        allowed=numbers[at] == 1,
-                        remaining=numbers[at + 1],
-                        retry_after_us=None if numbers[at + 2] < 0 else numbers[at + 2],
-                        reset_after_us=numbers[at + 3],
-                        window_us=window_us,
-                    )
-                    for at, bucket, window_us in zip(range(4, len(numbers), 4), buckets, windows_us, strict=True)
-                ]
+            if outcome == DECIDED:
                 return Decision(
                     allowed=allowed == 1,
-                    statuses=tuple(statuses),
+                    statuses=statuses_of(numbers, buckets, windows_us),
                     at_us=now_us,
                     revision=revision or 0,
                     settler=settler,
                 )
-            if outcome == _NEWER:
+            if outcome == NEWER:
                 raise NewerRevision(stored)
         raise StoreError("clock", "the store's clock left three calendar windows in a row")
 

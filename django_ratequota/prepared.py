@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from datetime import tzinfo
 from functools import lru_cache
 
-from .exceptions import InvalidBucket
+from .exceptions import InvalidBucket, StoreError
 from .keys import bucket_key, revision_key
 from .scripts import DECIDE, Run
-from .types import Bucket
+from .types import Bucket, BucketStatus
 from .windows import calendar_window
 
 NO_REVISION = -1
+#: What the first number of a reply says; the third possibility is that the store's clock left a window.
+DECIDED, NEWER = 1, 2
 #: Far above any real request; keeps one script run short.
 _MAX_BUCKETS = 500
 #: Sequences of buckets that are kept, the last used: some 3 kB each.
@@ -85,3 +87,30 @@ def unpack_reply(reply: object) -> tuple[int, ...]:
     if not isinstance(reply, bytes) or len(reply) % 8:
         return ()
     return struct.unpack(f">{len(reply) // 8}q", reply)
+
+
+def read_reply(reply: object, buckets: int) -> tuple[int, ...]:
+    """The numbers of a reply about so many buckets; raises ``StoreError`` where it is none."""
+    numbers = unpack_reply(reply)
+    if len(numbers) != 4 + 4 * buckets * (numbers[:1] == (DECIDED,)):
+        raise StoreError("response", f"not a decision: {reply!r:.100}")
+    return numbers
+
+
+def statuses_of(
+    numbers: tuple[int, ...], buckets: tuple[Bucket, ...], windows_us: list[int]
+) -> tuple[BucketStatus, ...]:
+    """How each bucket stands by the numbers of a decision."""
+    # A list, though a tuple is wanted: a generator costs every request more.
+    statuses = [
+        BucketStatus(
+            bucket=bucket,
+            allowed=numbers[at] == 1,
+            remaining=numbers[at + 1],
+            retry_after_us=None if numbers[at + 2] < 0 else numbers[at + 2],
+            reset_after_us=numbers[at + 3],
+            window_us=window_us,
+        )
+        for at, bucket, window_us in zip(range(4, len(numbers), 4), buckets, windows_us, strict=True)
+    ]
+    return tuple(statuses)
