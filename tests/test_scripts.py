@@ -162,8 +162,8 @@ def test_a_calendar_that_moves_its_finish_takes_the_expiry_along(redis_client: r
     expiries = []
     for used, finish_us in ((1, start_us + 24 * hour_us), (2, start_us + 25 * hour_us)):
         bucket = ("fixed_window", 10, 24 * hour_us, 10, 1, start_us, finish_us)
-        reply = run(limiter, DECIDE, ["rqtest:1"], ("check", 0, -1, 1, 0, *bucket))
-        assert reply[4:6] == [1, 10 - used]
+        reply = unpack_reply(run(limiter, DECIDE, ["rqtest:1"], ("check", 0, -1, 1, 0, *bucket)))
+        assert reply[4:6] == (1, 10 - used)
         expiries.append(redis_client.pexpiretime("rqtest:1") - finish_us // 1000 - 1000)
     assert max(map(abs, expiries)) < 500
 
