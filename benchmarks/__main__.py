@@ -52,11 +52,10 @@ def main(arguments: list[str] | None = None) -> None:
             except Exception as error:  # what the other parts measured is worth keeping
                 traceback.print_exc()
                 failed[name] = error
-        text = _report(results, failed, url)
+            text = _report(results, failed, url, whole=not options.parts)
+            if not options.parts and not options.quick:
+                RESULTS.write_text(text)  # after each part: a run that is ended early leaves what it has
     print(text)
-    if not options.parts and not options.quick:
-        RESULTS.write_text(text)
-        print(f"Written to {RESULTS}", file=sys.stderr)
     if failed:
         sys.exit(f"Failed: {', '.join(failed)}; see above")
 
@@ -74,9 +73,8 @@ def _run(name: str, quick: bool) -> Result:
         return process.submit(run_part, name, quick).result()
 
 
-def _report(results: dict[str, Result], failed: dict[str, Exception], url: str) -> str:
+def _report(results: dict[str, Result], failed: dict[str, Exception], url: str, whole: bool) -> str:
     figures = {name: value for result in results.values() for name, value in result.figures.items()}
-    whole = len(results) + len(failed) == len(PARTS)
     parts = ["# What a decision costs", describe(url)]
     if figures:
         parts.append(markdown(compare(figures, whole=whole)))
