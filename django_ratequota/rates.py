@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from .exceptions import InvalidRate
@@ -179,6 +180,7 @@ def normalize_rates(text: str) -> str:
     return canonical
 
 
+@lru_cache(maxsize=1024)
 def format_period(period: float | Literal["month"]) -> str:
     """``60`` -> ``min``, ``900`` -> ``15min``, ``0.5`` -> ``0.5s``: the period as rate text writes it."""
     if period == MONTH:
