@@ -57,7 +57,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
             add_headers(response, decision)
             return response
 
-        awaited = _is_awaited(view)
+        awaited = is_awaited(view)
         wrapper: Any = functools.wraps(view)(arun if awaited else run)
         if awaited:
             markcoroutinefunction(wrapper)
@@ -67,7 +67,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
     return decorate
 
 
-def _is_awaited(view: Any) -> bool:
+def is_awaited(view: Any) -> bool:
     """Whether Django awaits the view: a coroutine function, or the dispatch of an async class-based view."""
     if iscoroutinefunction(view):
         return True
