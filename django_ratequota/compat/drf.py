@@ -1,0 +1,168 @@
+"""Django REST framework's own throttles, atomic: ``from django_ratequota.compat.drf import UserRateThrottle``.
+
+They have the names, attributes and rates (DEFAULT_THROTTLE_RATES) of those in ``rest_framework.throttling``, which
+they are subclasses of, and count the same: a log of the requests admitted in the last period, here kept in Redis and
+judged in one call. Sixty requests at once against ``50/min`` are fifty, not sixty.
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
+from django.core.cache import cache as default_cache
+from django.core.exceptions import ImproperlyConfigured
+from rest_framework import throttling as drf
+from rest_framework.throttling import BaseThrottle
+
+from ..exceptions import InvalidRate, StoreError
+from ..fallback import decide_without_store
+from ..health import note_degraded
+from ..keys import bucket_key
+from ..limiter import Limiter
+from ..rates import Rate
+from ..throttling import StoreUnavailable
+from ..types import Bucket, Decision
+from .limiters import limiter_of
+
+__all__ = ["AnonRateThrottle", "BaseThrottle", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle"]
+
+#: µs added to what ``timer`` says: tests begin at 0, and a clock of the engine is above it.
+_EPOCH_US = 10**15
+_timer_us: ContextVar[int] = ContextVar("ratequota_timer_us")
+_read_timer = _timer_us.get
+_wall_clock = time.time
+
+
+class SimpleRateThrottle(drf.SimpleRateThrottle):
+    """DRF's, counted in Redis: override ``get_cache_key``, and all else that DRF's allows.
+
+    ``cache`` is the Redis to count in, where it is not RATEQUOTA's. The clock is the server's unless ``timer`` is
+    overridden. A subclass that overrides ``throttle_success`` says itself what counts: it goes on as DRF has it, in
+    its cache and not atomically.
+    """
+
+    num_requests: int
+    duration: float
+    #: What was decided by the engine; None before, and where DRF's way goes on.
+    _decision: Decision | None = None
+    _limiter: Limiter | None = None
+    _history: list[float] | None = None
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        """Whether the request is admitted. Raises ``StoreUnavailable`` (503) where ON_ERROR denies without Redis."""
+        self._decision = self._history = None
+        if type(self).throttle_success is not SimpleRateThrottle.throttle_success:
+            return super().allow_request(request, view)
+        if self.rate is None:
+            return True
+        self.key = self.get_cache_key(request, view)
+        if self.key is None:
+            return True
+        decision = self._decide(self.key)
+        if decision.denied_by:
+            raise StoreUnavailable(decision)
+        return self.throttle_success() if decision.allowed else self.throttle_failure()
+
+    def throttle_success(self) -> bool:
+        """Called when the request is admitted, which has been counted then."""
+        # A subclass with an allow_request of its own has read the history from the cache: there it goes on.
+        return super().throttle_success() if self._decision is None else True
+
+    def wait(self) -> float | None:
+        """Seconds until the same request would be admitted; None when waiting cannot help."""
+        if self._decision is None or self._decision.allowed or self._history is not None:
+            return super().wait()
+        return self._decision.retry_after
+
+    @property
+    def history(self) -> list[float]:
+        """When the requests of the last period were admitted, newest first (seconds, by ``timer``'s clock).
+
+        Read from Redis when it is asked for; what is assigned to it stays.
+        """
+        if self._history is None:
+            self._history = self._read_log()
+        return self._history
+
+    @history.setter
+    def history(self, times: list[float]) -> None:
+        self._history = times
+
+    def _decide(self, key: object) -> Decision:
+        clocked = self.timer is not _wall_clock
+        self.now = self.timer()
+        if self.num_requests < 1:
+            self._history = []
+            self._decision = Decision(allowed=False)
+            return self._decision
+        self._limiter = limiter = self._limiter_in_use()
+        bucket = _bucket(key, self.num_requests, self.duration)
+        if limiter is None:
+            self._history = []
+            decision = Decision(allowed=True)
+        else:
+            if clocked:
+                _timer_us.set(round(self.now * 10**6) + _EPOCH_US)
+            try:
+                decision = limiter.check((bucket,))
+            except StoreError as error:
+                note_degraded(error.reason, error)
+                decision = decide_without_store((bucket,), error.reason, 1)
+        if decision.at_us and not clocked:
+            self.now = decision.at_us / 10**6
+        self._decision = decision
+        return decision
+
+    def _limiter_in_use(self) -> Limiter | None:
+        clock = None if self.timer is _wall_clock else _read_timer
+        if self.cache is default_cache:
+            return limiter_of(clock=clock)
+        return limiter_of(self.cache, setting=f"{type(self).__name__}.cache", clock=clock)
+
+    def _read_log(self) -> list[float]:
+        decision, limiter = self._decision, self._limiter
+        if decision is None or limiter is None or not decision.at_us:
+            return []
+        bucket = decision.statuses[0].bucket
+        try:
+            log = limiter.store.call().do(("LRANGE", bucket_key(limiter.prefix, bucket), "0", "-1"))
+        except StoreError as error:
+            note_degraded(error.reason, error)
+            return []
+        epoch_us = 0 if self.timer is _wall_clock else _EPOCH_US
+        numbers = [float(text) for text in log]
+        # Pairs of a time and how many were admitted up to it: see lua/sliding_window_log.lua.
+        times: list[float] = []
+        before = 0.0
+        for time_us, total in zip(numbers[::2], numbers[1::2], strict=True):
+            if time_us > decision.at_us - bucket.rate.period_us:
+                times += [(time_us - epoch_us) / 10**6] * int(total - before)
+            before = total
+        return times[::-1]
+
+
+class AnonRateThrottle(drf.AnonRateThrottle, SimpleRateThrottle):
+    """DRF's, counted in Redis: callers who are not logged in, by address."""
+
+
+class UserRateThrottle(drf.UserRateThrottle, SimpleRateThrottle):
+    """DRF's, counted in Redis: users by primary key, others by address."""
+
+
+class ScopedRateThrottle(drf.ScopedRateThrottle, SimpleRateThrottle):
+    """DRF's, counted in Redis: views by their ``throttle_scope``."""
+
+
+def _bucket(key: object, limit: int, seconds: float) -> Bucket:
+    return Bucket(f"throttle:{key}", _rate(limit, seconds))
+
+
+@lru_cache(maxsize=256)
+def _rate(limit: int, seconds: float) -> Rate:
+    try:
+        return Rate(limit=limit, period=seconds, algorithm="sliding_window_log")
+    except InvalidRate as error:
+        raise ImproperlyConfigured(f"{limit} requests in {seconds} seconds cannot be counted: {error}") from error

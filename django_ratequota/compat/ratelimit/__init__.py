@@ -1,0 +1,27 @@
+"""django-ratelimit's names, counted by this package's engine; the submodules are named as its are.
+
+    from django_ratequota.compat.ratelimit.decorators import ratelimit
+
+    @ratelimit(key="ip", rate="5/m")
+    def login(request): ...
+
+Sync and async views. The settings are RATELIMIT_*; see ``core`` for what counts, and where.
+"""
+
+from __future__ import annotations
+
+from .core import aget_usage, ais_ratelimited, get_usage, is_ratelimited
+from .decorators import ratelimit
+from .exceptions import Ratelimited
+from .methods import ALL, UNSAFE
+
+__all__ = [
+    "ALL",
+    "UNSAFE",
+    "Ratelimited",
+    "aget_usage",
+    "ais_ratelimited",
+    "get_usage",
+    "is_ratelimited",
+    "ratelimit",
+]

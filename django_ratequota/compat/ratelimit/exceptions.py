@@ -1,0 +1,9 @@
+"""What a refused request raises."""
+
+from __future__ import annotations
+
+from django.core.exceptions import PermissionDenied
+
+
+class Ratelimited(PermissionDenied):
+    """The request is beyond its rate; 403 unless ``RatelimitMiddleware`` or your own handler says otherwise."""

@@ -1,0 +1,24 @@
+"""pytest plugin: whatever imports DRF's throttles afterwards gets ours. See drf.sh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NAMES = ("AnonRateThrottle", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle")
+
+
+def pytest_collection(session: Any) -> None:
+    from rest_framework import throttling
+
+    from django_ratequota.compat import drf
+
+    for name in NAMES:
+        setattr(throttling, name, getattr(drf, name))
+
+
+def pytest_collection_finish(session: Any) -> None:
+    modules = {item.module for item in session.items}
+    held = {getattr(module, name).__module__ for module in modules for name in NAMES}
+    assert held == {"django_ratequota.compat.drf"}, held
+    # DRF 3.16 has 29, and newer ones may have more.
+    assert len(session.items) >= 29, len(session.items)
