@@ -22,8 +22,7 @@ def get_ip(request: Any) -> str:
     else:
         text = _named_address(request, where)
         try:
-            # A zone (fe80::1%eth0) is this host's name of an interface.
-            address = unmap(ip_address(text.partition("%")[0]))
+            address = unmap(ip_address(text))
         except ValueError:
             address = None
     if address is None:
@@ -33,7 +32,8 @@ def get_ip(request: Any) -> str:
         )
     name, default = ("RATELIMIT_IPV4_MASK", 32) if address.version == 4 else ("RATELIMIT_IPV6_MASK", 64)
     mask = getattr(settings, name, default)
-    return str(ip_network(f"{address}/{mask}", strict=False).network_address)
+    # A zone (fe80::1%eth0) is this host's name of an interface.
+    return str(ip_network(f"{str(address).partition('%')[0]}/{mask}", strict=False).network_address)
 
 
 def _named_address(request: Any, where: Any) -> str:
