@@ -20,7 +20,13 @@ def add_verbs(verbs: Any) -> None:
     out.add_argument("--output", metavar="FILE", help="File to write (default: standard output).")
     out.add_argument("--assignments", action="store_true", help="Who is on which plan, too.")
     into = verbs.add_parser("import", help="Bring plans, endpoints and policies to what a file says.")
-    into.add_argument("file", metavar="FILE", help="YAML or JSON as export writes it; - = standard input.")
+    source = into.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "file", metavar="FILE", nargs="?", help="YAML or JSON as export writes it; - = standard input."
+    )
+    source.add_argument(
+        "--from-drf-settings", action="store_true", help="Instead of a file: what DRF's DEFAULT_THROTTLE_RATES say."
+    )
     into.add_argument("--dry-run", action="store_true", help="Show what would change, and change nothing.")
     into.add_argument("--prune", action="store_true", help="Delete what the file does not name, in its sections.")
     into.add_argument("--reason", default="", help="Kept in the history.")
@@ -41,8 +47,14 @@ def export_file(command: BaseCommand, options: dict[str, Any]) -> None:
 def import_file(command: BaseCommand, options: dict[str, Any]) -> None:
     """Run ``import``."""
     name = "<stdin>" if options["file"] == "-" else options["file"]
+    notes: list[str] = []
     try:
-        text = decode(_bytes(options["file"]))
+        if options["from_drf_settings"]:
+            from . import drf
+
+            name, (text, notes) = drf.NAME, drf.file_of_settings()
+        else:
+            text = decode(_bytes(options["file"]))
         comparison = bring(text, prune=options["prune"], dry_run=options["dry_run"], reason=options["reason"])
     except InvalidFile as error:
         for number, path, message in error.problems:
@@ -61,6 +73,8 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> None:
     )
     if left:
         command.stdout.write(f"Left alone, as the file does not name them: {left}; --prune deletes them")
+    for note in notes:
+        command.stdout.write(f"Note: {note}")
 
 
 def _bytes(name: str) -> bytes:
