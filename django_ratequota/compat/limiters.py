@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache
 
 from ..conf import OncePerSettings, settings
-from ..exceptions import StoreError
+from ..exceptions import ConfigurationError, StoreError
 from ..limiter import Limiter, default_limiter
 
 Clock = Callable[[], int]
@@ -51,7 +51,7 @@ def _limiter_of_settings(clock: Clock | None) -> Limiter | None:
             return default_limiter()
         made = _made()
         return made.get(clock) or made.setdefault(clock, Limiter(clock=clock, deny_cache_seconds=0))
-    except StoreError as error:
+    except (ConfigurationError, StoreError) as error:
         raise ImproperlyConfigured(str(error)) from error
 
 
