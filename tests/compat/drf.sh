@@ -10,7 +10,7 @@ kept=.venv/drf-$version
 if [ ! -f "$kept/test_throttling.py" ]; then
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
-  "$python" -m pip --quiet --disable-pip-version-check download --no-deps --no-binary :all: \
+  "$python" -m pip --quiet --disable-pip-version-check download --no-deps --no-binary djangorestframework \
     --dest "$work" "djangorestframework==$version"
   mkdir -p "$kept"
   tar --extract --gzip --file "$work"/*.tar.gz --strip-components 2 --directory "$work" --wildcards '*/tests/test_throttling.py'
