@@ -15,11 +15,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
-from .exceptions import NewerRevision
 from .locks import ForkSafeLock
-from .types import Bucket, BucketStatus, Decision, Settler
+from .types import Bucket, BucketStatus, Decision, Settler, make_decision, make_status
 
 Steps = Generator[Any, Any, Decision]
+#: How many changes there had been when Redis was asked, and when that was (µs, by the clock of ``Denials``).
+Asking = tuple[int, int]
 Ask = Callable[[str, tuple[Bucket, ...], int, int], Steps]
 
 #: Refusals held at most, 1 to 2 KiB each; those learned longest ago go first.
@@ -63,29 +64,31 @@ class Denials:
     def __len__(self) -> int:
         return len(self._denials)
 
-    def learning(self, ask: Steps, mode: str, buckets: tuple[Bucket, ...], cost: int, revision: int | None) -> Steps:
-        """``ask``, the steps of a verb; learns from what becomes of them."""
-        version, sent_us = self._version, self._clock()
-        try:
-            decision = yield from ask
-        except NewerRevision:
-            self.clear()
-            raise
-        finally:
-            if mode == "refund":  # done or not: an answer that failed to come does not tell
-                self.freed(buckets)
+    def asking(self) -> Asking:
+        """To be had before Redis is asked, for ``learn``."""
+        return self._version, self._clock()
+
+    def learn(
+        self,
+        mode: str,
+        decision: Decision,
+        buckets: tuple[Bucket, ...],
+        cost: int,
+        revision: int | None,
+        asking: Asking,
+    ) -> None:
+        """Learn from the decision that Redis came to."""
         if decision.allowed:
             if mode != "peek":
                 self._spent(buckets)
         elif mode == "check":
-            self._learn(decision, buckets, cost, revision, version, sent_us)
-        return decision
+            self._learn(decision, buckets, cost, revision, *asking)
 
     def refusal(
         self, buckets: tuple[Bucket, ...], cost: int, revision: int | None, settler: Settler
     ) -> Decision | None:
         """What Redis would say to a request that it refused before; None when it has to be asked."""
-        denial = self._denials.get((buckets, cost, revision))
+        denial = self._denials.get((buckets, cost, revision)) if self._denials else None
         if denial is None or denial.version < self._floor:
             return None
         now_us = self._clock()
@@ -174,34 +177,10 @@ def _place(bucket: Bucket) -> object:
     return bucket.subject, bucket.scope if bucket.endpoint_id is None else bucket.endpoint_id
 
 
-def _slots(kind: type, *names: str) -> list[Callable[[object, object], None]]:
-    """What sets these fields. A frozen dataclass's own ``__init__`` looks each of them up by name: twice the time."""
-    return [getattr(kind, name).__set__ for name in names]
-
-
-_bucket, _room, _remaining, _retry_after, _reset_after, _window = _slots(
-    BucketStatus, "bucket", "allowed", "remaining", "retry_after_us", "reset_after_us", "window_us"
-)
-_allowed, _statuses, _at, _blocked_by, _denied_by, _error, _revision, _refusal_id, _settler = _slots(
-    Decision,
-    *("allowed", "statuses", "at_us", "blocked_by", "denied_by", "error", "revision", "refusal_id", "settler"),
-)
-_new: Callable[[type], Any] = object.__new__
-
-
 def _repeated(denial: _Denial, passed_us: int, revision: int, settler: Settler) -> Decision:
     """The refusal some time later."""
-    decision: Decision = _new(Decision)
-    _allowed(decision, False)
-    _statuses(decision, tuple([_later(status, passed_us) for status in denial.statuses]))
-    _at(decision, denial.at_us + passed_us)
-    _blocked_by(decision, ())
-    _denied_by(decision, ())
-    _error(decision, "")
-    _revision(decision, revision)
-    _refusal_id(decision, "")
-    _settler(decision, settler)
-    return decision
+    statuses = tuple([_later(status, passed_us) for status in denial.statuses])
+    return make_decision(False, statuses, denial.at_us + passed_us, (), (), "", revision, "", settler)
 
 
 def _later(status: BucketStatus, passed_us: int) -> BucketStatus:
@@ -209,14 +188,9 @@ def _later(status: BucketStatus, passed_us: int) -> BucketStatus:
     wait_us, reset_us = status.retry_after_us, status.reset_after_us
     if not wait_us and not reset_us:
         return status
-    later: BucketStatus = _new(BucketStatus)
-    _bucket(later, status.bucket)
-    _room(later, status.allowed)
-    _remaining(later, status.remaining)
-    _retry_after(later, wait_us and wait_us - passed_us)
-    _reset_after(later, reset_us - passed_us if reset_us > passed_us else 0)
-    _window(later, status.window_us)
-    return later
+    wait_us = wait_us and wait_us - passed_us
+    reset_us = reset_us - passed_us if reset_us > passed_us else 0
+    return make_status(status.bucket, status.allowed, status.remaining, wait_us, reset_us, status.window_us)
 
 
 def _monotonic_us() -> int:

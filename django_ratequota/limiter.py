@@ -29,7 +29,7 @@ from .scripts import PUBLISH, Command
 from .store import run_script
 from .subjects import ask_each
 from .twin import adrive, drive
-from .types import Bucket, Decision, Settler, check_cost
+from .types import Bucket, Decision, Settler, check_cost, make_decision
 
 Steps = Generator[Command, Any, Decision]
 
@@ -198,15 +198,12 @@ class Limiter:
         buckets = tuple(buckets)
         check_cost(cost)
         settler = settler or self
-        if not (self._denials.kept and buckets):
-            return self._ask_steps(mode, buckets, cost, revision, patience_us, settler)
-        look_first = self.store.clustered and revision is not None and self._look_is_due()
-        if mode == "check" and not look_first:
-            known = self._denials.refusal(buckets, cost, revision, settler)
+        if mode == "check" and self._denials.kept:
+            look_first = self.store.clustered and revision is not None and self._look_is_due()
+            known = None if look_first else self._denials.refusal(buckets, cost, revision, settler)
             if known is not None:
                 return known
-        steps = self._ask_steps(mode, buckets, cost, revision, patience_us, settler)
-        return self._denials.learning(steps, mode, buckets, cost, revision)
+        return self._ask_steps(mode, buckets, cost, revision, patience_us, settler)
 
     def _ask_steps(
         self,
@@ -217,7 +214,8 @@ class Limiter:
         patience_us: int,
         settler: Settler,
     ) -> Steps:
-        begun = time.monotonic()
+        begun, denials = time.monotonic(), self._denials
+        asking = denials.asking() if denials.kept and buckets else None
         try:
             if not self.store.clustered:
                 if not buckets and revision is not None and not self._look_is_due():
@@ -228,13 +226,21 @@ class Limiter:
                     yield from self._ask("peek", (), 0, revision=revision)
                 # What makes no sense is refused before anything is charged.
                 prepare(self.prefix, self.time_zone, buckets)
-                decision = yield from ask_each(self._denials.noticing(self._ask), mode, buckets, cost, patience_us)
+                decision = yield from ask_each(denials.noticing(self._ask), mode, buckets, cost, patience_us)
                 decision = replace(decision, revision=revision or 0, settler=settler)
+        except NewerRevision:
+            denials.clear()
+            raise
         except StoreError as error:
             if not isinstance(error, StoreLeftAlone):
                 self.latency.record(time.monotonic() - begun)
             raise
+        finally:
+            if mode == "refund":  # done or not: an answer that failed to come does not tell
+                denials.freed(buckets)
         self.latency.record(time.monotonic() - begun)
+        if asking is not None:
+            denials.learn(mode, decision, buckets, cost, revision, asking)
         return decision
 
     def _ask(
@@ -261,13 +267,8 @@ class Limiter:
             if revision is not None:
                 self._answered_us = _monotonic_us()
             if outcome == DECIDED:
-                return Decision(
-                    allowed=allowed == 1,
-                    statuses=statuses_of(numbers, buckets, windows_us),
-                    at_us=now_us,
-                    revision=revision or 0,
-                    settler=settler,
-                )
+                statuses = statuses_of(numbers, buckets, windows_us)
+                return make_decision(allowed == 1, statuses, now_us, (), (), "", revision or 0, "", settler)
             if outcome == NEWER:
                 raise NewerRevision(stored)
         raise StoreError("clock", "the store's clock left three calendar windows in a row")

@@ -13,7 +13,7 @@ from functools import lru_cache
 from .exceptions import InvalidBucket, StoreError
 from .keys import bucket_key, revision_key
 from .scripts import DECIDE, Run
-from .types import Bucket, BucketStatus
+from .types import Bucket, BucketStatus, make_status
 from .windows import calendar_window
 
 NO_REVISION = -1
@@ -103,13 +103,13 @@ def statuses_of(
     """How each bucket stands by the numbers of a decision."""
     # A list, though a tuple is wanted: a generator costs every request more.
     statuses = [
-        BucketStatus(
-            bucket=bucket,
-            allowed=numbers[at] == 1,
-            remaining=numbers[at + 1],
-            retry_after_us=None if numbers[at + 2] < 0 else numbers[at + 2],
-            reset_after_us=numbers[at + 3],
-            window_us=window_us,
+        make_status(
+            bucket,
+            numbers[at] == 1,
+            numbers[at + 1],
+            None if numbers[at + 2] < 0 else numbers[at + 2],
+            numbers[at + 3],
+            window_us,
         )
         for at, bucket, window_us in zip(range(4, len(numbers), 4), buckets, windows_us, strict=True)
     ]

@@ -32,6 +32,8 @@ Steps = Generator[Send | Pause, Any, Any]
 class Store:
     """One Redis server."""
 
+    #: The server and its breaker, where every command goes there; else ``steps`` says what goes where.
+    alone: tuple[Server, Breaker] | None = None
     #: Whether keys live on several servers, so that only those of one subject can be judged together.
     clustered = False
 
@@ -40,6 +42,7 @@ class Store:
         self.timeout = timeout
         self._server = server
         self._breaker = Breaker(server.name, failures)
+        self.alone = (server, self._breaker)
 
     @property
     def breakers(self) -> tuple[Breaker, ...]:
@@ -53,8 +56,7 @@ class Store:
 
     def steps(self, command: Command, always: bool) -> Steps:
         """What to send where, and in which order, for one command; ``always`` passes an open breaker."""
-        with self._breaker.passage(always):
-            return (yield Send(self._server, command))
+        raise NotImplementedError
 
     def survey(self, command: Command) -> dict[str, Any]:
         """The reply of each server that decides, by name (host:port); raises ``StoreError``."""
@@ -94,11 +96,19 @@ class Call:
 
     def do(self, command: Command) -> Any:
         """Send the command and return its reply; raises ``StoreError``."""
-        return drive(self._store.steps(command, self._always), self.step)
+        if self._store.alone is None:
+            return drive(self._store.steps(command, self._always), self.step)
+        server, breaker = self._store.alone
+        with breaker.passage(self._always):
+            return self.step(Send(server, command))
 
     async def ado(self, command: Command) -> Any:
         """``do``, awaited."""
-        return await adrive(self._store.steps(command, self._always), self.astep)
+        if self._store.alone is None:
+            return await adrive(self._store.steps(command, self._always), self.astep)
+        server, breaker = self._store.alone
+        with breaker.passage(self._always):
+            return await self.astep(Send(server, command))
 
     def step(self, step: Send | Pause) -> Any:
         """One step of a command, in what is left of the time."""

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from .exceptions import InvalidCost
 from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, format_period
+from .values import maker
 
 _SECOND = 10**6
 #: What a client denied for want of a store is told to wait: stores come back within seconds or not soon at all.
@@ -38,6 +39,10 @@ class Bucket:
     on_error: str = field(default="", kw_only=True)
     #: The RatePolicy it comes from; None outside the database.
     policy_id: int | None = field(default=None, kw_only=True)
+
+    def __hash__(self) -> int:
+        # Few fields tell buckets apart, and every request looks up what is known of its own.
+        return hash((self.subject, self.scope, self.policy_id))
 
     @property
     def counter(self) -> tuple[object, ...]:
@@ -196,6 +201,11 @@ class Decision:
     async def arefund(self, cost: int) -> Decision:
         """``refund``, awaited."""
         return await self.settler.arefund(self._charged, cost=cost) if self.settler and self._charged else self
+
+
+#: Make these of their fields, in order.
+make_status = maker(BucketStatus)
+make_decision = maker(Decision)
 
 
 def check_cost(cost: object) -> None:

@@ -224,7 +224,7 @@ def test_a_store_that_is_gone_does_not_lift_a_refusal(cached: Limiter) -> None:
     def fail(*_: Any) -> Any:
         raise StoreError("connection", "gone")
 
-    cached.store.steps = fail  # type: ignore[method-assign]
+    cached.store.alone[0].send = fail
     assert not cached.check(MINUTE).allowed
     with pytest.raises(StoreError):
         cached.check([bucket("1/min", "user:2")])
@@ -403,16 +403,17 @@ def test_an_answer_from_before_another_client_got_units_back_is_kept(
 
 def test_a_refund_whose_answer_was_lost_counts_as_one(cached: Limiter) -> None:
     refuse(cached, MINUTE)
-    execute = cached.store.steps
+    server, _ = cached.store.alone
+    send = server.send
 
     def lose(*args: Any) -> Any:
-        yield from execute(*args)
+        send(*args)
         raise StoreError("timeout", "the answer was lost")
 
-    cached.store.steps = lose  # type: ignore[method-assign]
+    server.send = lose
     with pytest.raises(StoreError):
         cached.refund(MINUTE, 1)
-    cached.store.steps = execute  # type: ignore[method-assign]
+    server.send = send
     assert cached.check(MINUTE).allowed
 
 
@@ -423,20 +424,14 @@ def test_the_wait_ends_by_the_time_before_the_question_and_is_told_by_that_of_th
     status = MINUTE[0]
     answer = Decision(allowed=False, statuses=(refused_status(status, 1000),), at_us=5_000_000)
 
-    def ask() -> Any:
-        clock.advance(us=300)
-        return answer
-        yield
-
     def check() -> Decision:
         known = denials.refusal((status,), 1, None, None)  # type: ignore[arg-type]
         if known is not None:
             return known
-        steps = denials.learning(ask(), "check", (status,), 1, None)
-        with pytest.raises(StopIteration) as stop:
-            next(steps)
-        decision: Decision = stop.value.value
-        return decision
+        asking = denials.asking()
+        clock.advance(us=300)
+        denials.learn("check", answer, (status,), 1, None, asking)
+        return answer
 
     assert check() is answer
     clock.advance(us=699)
@@ -460,13 +455,9 @@ def learn(denials: Denials, *subjects: str, meanwhile: Callable[[], object] = la
     buckets = tuple(bucket("1/min", subject) for subject in subjects)
     answer = Decision(allowed=False, statuses=tuple(refused_status(each, 10**9) for each in buckets))
 
-    def ask() -> Any:
-        meanwhile()
-        return answer
-        yield
-
-    with pytest.raises(StopIteration):
-        next(denials.learning(ask(), "check", buckets, 1, None))
+    asking = denials.asking()
+    meanwhile()
+    denials.learn("check", answer, buckets, 1, None, asking)
     return buckets
 
 
