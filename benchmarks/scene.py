@@ -82,9 +82,9 @@ def write_policies() -> None:
     one = Endpoint.objects.create(name="one")
     search = Endpoint.objects.create(name="search")
     reading = Endpoint.objects.create(name="reading", routes="/api/search/", methods="GET")
-    RatePolicy.objects.create(plan=plan, endpoint=one, rates="10000/hour")
-    RatePolicy.objects.create(plan=plan, endpoint=search, rates="10000/hour")
-    RatePolicy.objects.create(plan=plan, endpoint=reading, rates="1000/min")
+    RatePolicy.objects.create(plan=plan, endpoint=one, rates="1000000000/hour")
+    RatePolicy.objects.create(plan=plan, endpoint=search, rates="1000000000/hour")
+    RatePolicy.objects.create(plan=plan, endpoint=reading, rates="1000000000/min")
     RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="1000000000/day")
 
 
