@@ -31,8 +31,8 @@ _FLOOR = (
     "One bare EVALSHA in the view is over it or near it already: a worker waits for each reply, see Whole request."
 )
 _INTEGER = (
-    "Packages that keep a bare integer have 32 bytes less; ours holds an instant as well, so that no clock but Redis' "
-    "counts, and an edited limit keeps what was used."
+    "Packages that keep a bare integer have 32 bytes less; ours holds an instant as well, so that no clock but Redis'"
+    " counts, and an edited limit keeps what was used."
 )
 
 
