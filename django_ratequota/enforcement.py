@@ -87,15 +87,7 @@ def explain_caller(
     """
 
     def steps() -> Generator[Step, Any, Explanation]:
-        # The next request would be judged by the newest policies, so this is too.
-        revision = 0
-        try:
-            revision = default_limiter().stored_revision()
-        except StoreError:
-            pass
-        snapshot = policies.reload(revision)
-        user_id = caller.user_id
-        entry = NOBODY if user_id is None else (policies.user(user_id) or policies.load_user(user_id))
+        snapshot, entry = newest(caller)
         asked = _ask(caller, entry, snapshot, scope, route, name, method)
         resolution = resolve(asked)
         if cost is not None:
@@ -111,6 +103,21 @@ def explain_caller(
         )
 
     return drive(steps(), _Doer().do)
+
+
+def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:
+    """The newest policies, which the caller's next request will be judged by, and what is the caller's own.
+
+    Raises ``django.db.Error``.
+    """
+    revision = 0
+    try:
+        revision = default_limiter().stored_revision()
+    except StoreError:
+        pass
+    snapshot = policies.reload(revision)
+    user_id = caller.user_id
+    return snapshot, NOBODY if user_id is None else (policies.user(user_id) or policies.load_user(user_id))
 
 
 def _check_steps(request: Any, scope: str | None, cost: int | None, user: Any) -> Generator[Step, Any, Decision]:

@@ -33,4 +33,5 @@ urlpatterns = [
     path("v1/", include(([path("items/<int:pk>/", views.plain, name="item")], "v1"))),
     re_path(r"^[fF][iI][lL][eE][sS]/?$", views.plain, name="files"),
     path("nameless/", views.plain),
+    path("quota/", include("django_ratequota.urls")),
 ]

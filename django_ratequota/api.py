@@ -1,0 +1,149 @@
+"""For clients of an API built with Django REST framework: how they stand, without having to try.
+
+urlpatterns = [path("quota/", include("django_ratequota.urls"))]  # GET quota/usage/
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError as InvalidValue
+from django.db import Error as DatabaseError
+from django.utils.translation import gettext as _
+from rest_framework import serializers
+from rest_framework.exceptions import APIException, PermissionDenied, ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from .identity import Caller, NamedCaller
+from .routes import SCOPE_ATTRIBUTE
+from .standing import Standing, standing
+from .types import Bucket, BucketStatus
+
+#: Staff with one of these may ask about other users: those who may look at some policies in the admin.
+LOOKING = ("view_ratepolicy", "change_ratepolicy", "grant_override", "reset_usage")
+_SECOND = 10**6
+
+
+class QuotaLimitSerializer(serializers.Serializer[Any]):
+    """One limit, and how the caller stands there."""
+
+    policy = serializers.CharField(help_text="The limit's name, as in the RateLimit headers, such as search/min.")
+    scope = serializers.CharField(allow_null=True, help_text="The endpoint's name; null = all endpoints together.")
+    rate = serializers.CharField(help_text="Such as 100/min burst 20.")
+    counted_per = serializers.CharField(
+        help_text="Who is counted together: caller, ip, plan, everyone, or an identifier's name."
+    )
+    limit = serializers.IntegerField(help_text="The most units that are free at any time.")
+    window = serializers.IntegerField(help_text="Seconds that the rate is counted over.")
+    remaining = serializers.IntegerField(
+        allow_null=True, help_text="Units that are free now; null while counts are unavailable."
+    )
+    reset = serializers.IntegerField(
+        allow_null=True, help_text="Seconds until all units are free again; null while counts are unavailable."
+    )
+    retry_after = serializers.IntegerField(
+        allow_null=True, help_text="Seconds until one unit is free, 0 = now; null while counts are unavailable."
+    )
+
+
+class QuotaUsageSerializer(serializers.Serializer[Any]):
+    """Each limit that applies to the caller."""
+
+    limits = QuotaLimitSerializer(many=True)
+    blocked_by = serializers.ListField(
+        child=serializers.CharField(), help_text="Names of the policies that refuse every request there."
+    )
+    available = serializers.BooleanField(help_text="False while counts are unavailable.")
+    truncated = serializers.BooleanField(help_text="Whether there are more limits than are shown.")
+
+
+class PoliciesUnavailable(APIException):
+    """503: the policies were never read, and the database does not answer."""
+
+    status_code = 503
+    default_code = "temporary_reduced_capacity"
+    wait = 1
+
+    def __init__(self) -> None:
+        # The same words as for requests that cannot be counted: a client can do the same about it.
+        super().__init__(_("Requests cannot be counted right now."))
+
+
+class UsageView(APIView):
+    """Each limit that applies to the caller; looking consumes nothing.
+
+    ``?scope=`` asks about one endpoint (else about all that have limits), ``?user=``, a primary key or a name, about
+    another user.
+    """
+
+    # A client that has used its quota up must be able to see that.
+    throttle_classes = ()
+    throttle_scope: str | None = None
+    serializer_class = QuotaUsageSerializer
+
+    @classmethod
+    def as_view(cls, **initkwargs: Any) -> Any:
+        """The view, which ENFORCE_ALL leaves alone."""
+        view = super().as_view(**initkwargs)
+        setattr(view, SCOPE_ATTRIBUTE, "")
+        return view
+
+    def get(self, request: Request) -> Response:
+        """How the caller stands now."""
+        scope, user = request.query_params.get("scope"), request.query_params.get("user")
+        caller = Caller(request) if user is None else _other(request, user)
+        try:
+            found = standing(caller, scope or None)
+        except LookupError as error:
+            text = _("There is no endpoint of that name.")
+            raise ValidationError({"scope": [text]}) from error
+        except DatabaseError as error:
+            raise PoliciesUnavailable from error
+        data = self.serializer_class(_usage(found)).data
+        return Response(data, headers={"Cache-Control": "no-store"})
+
+
+def _usage(found: Standing) -> dict[str, Any]:
+    return {
+        "limits": [_limit(bucket, status) for bucket, status in found.limits],
+        "blocked_by": found.blocked_by,
+        "available": found.available,
+        "truncated": found.truncated,
+    }
+
+
+def _limit(bucket: Bucket, status: BucketStatus | None) -> dict[str, Any]:
+    return {
+        "policy": bucket.title,
+        "scope": bucket.scope or None,
+        "rate": str(bucket.rate),
+        "counted_per": bucket.counted_per,
+        "limit": bucket.rate.capacity,
+        "window": _seconds(status.window_us if status else bucket.rate.period_us),
+        "remaining": status and status.remaining,
+        "reset": status and _seconds(status.reset_after_us),
+        "retry_after": status and _seconds(status.retry_after_us or 0),
+    }
+
+
+def _seconds(us: int) -> int:
+    return -(-us // _SECOND)
+
+
+def _other(request: Request, name: str) -> NamedCaller:
+    """The user that staff asks about: no request of theirs is there, so PLAN_RESOLVER and IDENTIFIERS say nothing."""
+    asking = request.user
+    if not (asking.is_staff and any(asking.has_perm(f"django_ratequota.{codename}") for codename in LOOKING)):
+        raise PermissionDenied
+    users, found = get_user_model()._default_manager, None
+    for field in (get_user_model().USERNAME_FIELD, "pk"):
+        try:
+            found = found or users.filter(**{field: name}).first()
+        except (ValueError, OverflowError, InvalidValue):
+            pass  # no name, or no key, can be that
+    if found is None:
+        raise ValidationError({"user": [_("There is no such user.")]})
+    return NamedCaller(user_id=str(found.pk), address=None)
