@@ -12,7 +12,7 @@ from django.core.exceptions import ValidationError as InvalidValue
 from django.db import Error as DatabaseError
 from django.utils.translation import gettext as _
 from rest_framework import serializers
-from rest_framework.exceptions import APIException, PermissionDenied, ValidationError
+from rest_framework.exceptions import PermissionDenied, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -20,7 +20,8 @@ from rest_framework.views import APIView
 from .identity import Caller, NamedCaller
 from .routes import SCOPE_ATTRIBUTE
 from .standing import Standing, standing
-from .types import Bucket, BucketStatus
+from .throttling import StoreUnavailable
+from .types import Bucket, BucketStatus, Decision
 
 #: Staff with one of these may ask about other users: those who may look at some policies in the admin.
 LOOKING = ("view_ratepolicy", "change_ratepolicy", "grant_override", "reset_usage")
@@ -60,18 +61,6 @@ class QuotaUsageSerializer(serializers.Serializer[Any]):
     truncated = serializers.BooleanField(help_text="Whether there are more limits than are shown.")
 
 
-class PoliciesUnavailable(APIException):
-    """503: the policies were never read, and the database does not answer."""
-
-    status_code = 503
-    default_code = "temporary_reduced_capacity"
-    wait = 1
-
-    def __init__(self) -> None:
-        # The same words as for requests that cannot be counted: a client can do the same about it.
-        super().__init__(_("Requests cannot be counted right now."))
-
-
 class UsageView(APIView):
     """Each limit that applies to the caller; looking consumes nothing.
 
@@ -101,7 +90,7 @@ class UsageView(APIView):
             text = _("There is no endpoint of that name.")
             raise ValidationError({"scope": [text]}) from error
         except DatabaseError as error:
-            raise PoliciesUnavailable from error
+            raise StoreUnavailable(Decision(allowed=False, denied_by=("all",), error="database")) from error
         data = self.serializer_class(_usage(found)).data
         return Response(data, headers={"Cache-Control": "no-store"})
 

@@ -30,6 +30,7 @@ class StoreUnavailable(APIException):
 
     def __init__(self, decision: Decision) -> None:
         super().__init__(refusal_text(decision))
+        self.decision = decision
         self.wait = retry_after_seconds(decision)
 
 

@@ -1,0 +1,63 @@
+"""Django REST framework: refusals as problem details (RFC 9457), as they are outside DRF.
+
+REST_FRAMEWORK = {"EXCEPTION_HANDLER": "django_ratequota.errors.exception_handler"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from rest_framework import views
+from rest_framework.exceptions import Throttled
+from rest_framework.response import Response
+
+from .responses import problem
+from .throttling import StoreUnavailable
+from .types import Decision
+
+Handler = Callable[[Exception, dict[str, Any]], Response | None]
+
+
+def problem_details(handler: Handler) -> Handler:
+    """The exception handler, which then answers refused requests by problem details.
+
+    It handles these first, so that its headers stay, and what is in its body besides. All else is left to it.
+    """
+
+    @wraps(handler)
+    def handle(exc: Exception, context: dict[str, Any]) -> Response | None:
+        response = handler(exc, context)
+        decision = _refusal(exc, context)
+        return response if response is None or decision is None else _as_problem(response, decision, exc, context)
+
+    return handle
+
+
+def _refusal(exc: Exception, context: dict[str, Any]) -> Decision | None:
+    """The decision that the exception tells of; None where it tells of something else."""
+    if isinstance(exc, StoreUnavailable):
+        return exc.decision
+    if not isinstance(exc, Throttled):
+        return None
+    request = context.get("request")
+    decision: Decision | None = getattr(getattr(request, "_request", request), "ratequota", None)
+    return None if decision is None or decision.allowed else decision
+
+
+def _as_problem(response: Response, decision: Decision, exc: Any, context: dict[str, Any]) -> Response:
+    body = problem(decision)
+    if exc.wait != body["retry_after"]:
+        # Another throttle refused as well, and asks for longer: then it is heard, in the body as in the header.
+        body |= {"retry_after": exc.wait, "detail": str(exc.detail)}
+    response.data = {**(response.data if isinstance(response.data, dict) else {}), **body}
+    renderer = getattr(context.get("request"), "accepted_renderer", None)
+    # The browsable API stays HTML.
+    if getattr(renderer, "media_type", "") == "application/json":
+        response.content_type = "application/problem+json"
+    return response
+
+
+#: DRF's own handler, with problem details for refused requests.
+exception_handler = problem_details(views.exception_handler)
