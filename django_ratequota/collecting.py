@@ -15,7 +15,7 @@ import time
 import zlib
 from base64 import b32encode
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple
@@ -134,6 +134,8 @@ class Collector:
 
     def _flush(self, limiter: Limiter) -> None:
         counts = Counter(self._noted.popleft() for _ in range(len(self._noted)))
+        for listen in listeners:
+            listen(counts)
         hours: dict[int, list[tuple[tuple[Any, ...], int]]] = {}
         for noted, times in counts.items():
             hours.setdefault(noted[0] // HOUR, []).append((noted, times))
@@ -307,6 +309,8 @@ def _digest(text: str) -> str:
     return b32encode(digest).decode().lower()[:10]
 
 
+#: Told of every flush's notes, each with how often it was made, whether or not Redis takes them: for ``metrics``.
+listeners: list[Callable[[Mapping[tuple[Any, ...], int]], None]] = []
 #: What this process has noted.
 collector = Collector()
 _background = Background("ratequota-statistics", lambda: settings.statistics_seconds, collector.flush)

@@ -63,6 +63,8 @@ class Policies:
         self._polled = 0.0
         # Whether the last attempt to read policies succeeded.
         self._readable = True
+        #: How often all policies were read since the process began, and how many seconds that took together.
+        self.reloads, self.reload_seconds = 0, 0.0
 
     def current(self) -> Snapshot | None:
         """The snapshot in force; None before the first ``reload``.
@@ -131,7 +133,11 @@ class Policies:
         with self._reading():
             changes, seen = self._seen.look() if snapshot is not None else Seen.of_history()
             stale = snapshot is None or any(change.shared for change in changes)
-            snapshot = load_snapshot(revision) if snapshot is None or stale else snapshot
+            if snapshot is None or stale:
+                begun = time.monotonic()
+                snapshot = load_snapshot(revision)
+                self.reloads += 1
+                self.reload_seconds += time.monotonic() - begun
         if snapshot.revision != revision:
             snapshot = snapshot.at(revision)  # as of now, though nothing of it has changed
         with self._users_lock:

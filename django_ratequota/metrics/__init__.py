@@ -1,0 +1,121 @@
+"""What a process can tell a monitoring system: read when it is asked, so that requests pay nothing.
+
+``prometheus.register()`` and ``opentelemetry.instrument()`` hand it over. No label names a caller: labels are names
+of endpoints, plans, servers and reasons, and ids of policies that are for many callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from ..exceptions import StoreError
+from ..health import health
+from ..histogram import BOUNDS, Histogram
+from ..limiter import default_limiter
+from ..snapshot import policies
+from .counts import tally
+
+#: Values of a metric's labels, in their order, and the value.
+Sample = tuple[tuple[str, ...], float]
+#: Every fourth bound: 50 µs times two, and so on, are fine enough for a plot.
+BUCKETS = BOUNDS[3::4]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One number, for each combination of its labels."""
+
+    #: As in Prometheus, less the prefix and ``_total``.
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    #: ``s``, or what is counted, as in ``{decision}``.
+    unit: str
+    read: Callable[[], Iterable[Sample]]
+    labels: tuple[str, ...] = ()
+
+
+def latency() -> Histogram:
+    """How long this process's decisions took; an empty one where there is no usable setting."""
+    try:
+        return default_limiter().latency
+    except StoreError:
+        return Histogram()
+
+
+def _stores() -> Iterable[Sample]:
+    try:
+        breakers = default_limiter().store.breakers
+    except StoreError:
+        return []
+    return [((breaker.server,), float(not breaker.open)) for breaker in breakers]
+
+
+def _degraded() -> Iterable[Sample]:
+    return [((reason,), count) for reason, count in health().degraded.items()]
+
+
+METRICS = (
+    Metric(
+        name="decisions",
+        kind="counter",
+        help="Requests decided, by endpoint; one that belongs to several endpoints counts at each.",
+        unit="{decision}",
+        read=tally.by_endpoint,
+        labels=("endpoint", "outcome"),
+    ),
+    Metric(
+        name="policy_decisions",
+        kind="counter",
+        help="Requests that a policy applied to; refused = by this one. All overrides together are one.",
+        unit="{decision}",
+        read=tally.by_policy,
+        labels=("endpoint", "policy", "outcome"),
+    ),
+    Metric(
+        name="degraded_decisions",
+        kind="counter",
+        help="Decisions that on_error made, by why Redis or the database did not.",
+        unit="{decision}",
+        read=_degraded,
+        labels=("reason",),
+    ),
+    Metric(
+        name="store_up",
+        kind="gauge",
+        help="Whether the Redis server gives decisions; 0 = its breaker is open.",
+        unit="1",
+        read=_stores,
+        labels=("server",),
+    ),
+    Metric(
+        name="policies_revision",
+        kind="gauge",
+        help="The revision of the policies that this process judges by; 0 before its first request.",
+        unit="1",
+        read=lambda: [((), health().revision)],
+    ),
+    Metric(
+        name="policies_age_seconds",
+        kind="gauge",
+        help="Seconds since the policies were read; they are read when they change.",
+        unit="s",
+        read=lambda: [((), health().policies_age)],
+    ),
+    Metric(
+        name="policies_reloads",
+        kind="counter",
+        help="How often all policies were read from the database.",
+        unit="{reload}",
+        read=lambda: [((), policies.reloads)],
+    ),
+    Metric(
+        name="policies_reload_seconds",
+        kind="counter",
+        help="Seconds that reading all policies from the database took, together.",
+        unit="s",
+        read=lambda: [((), policies.reload_seconds)],
+    ),
+)

@@ -1,0 +1,81 @@
+"""Metrics for OpenTelemetry (``pip install 'django-ratequota[opentelemetry]'``).
+
+``instrument()`` in an AppConfig's ``ready`` makes observable instruments, which the SDK reads before each export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from .. import __version__
+from ..extras import require
+from ..histogram import quantile
+from . import METRICS, Metric, latency
+
+if TYPE_CHECKING:
+    from opentelemetry import metrics as otel
+else:
+    otel = require("opentelemetry.metrics", "opentelemetry")
+
+_PREFIX = "ratequota."
+_QUANTILES = (0.5, 0.9, 0.99)
+
+_providers: WeakSet[Any] = WeakSet()
+
+
+def instrument(meter_provider: Any = None) -> None:
+    """Make the instruments of a provider, by default the global one; once, however often it is called."""
+    provider = meter_provider or otel.get_meter_provider()
+    if provider in _providers:
+        return
+    _providers.add(provider)
+    meter = provider.get_meter("django_ratequota", __version__)
+    for metric in (*METRICS, *_LATENCY):
+        counts = metric.kind == "counter"
+        make = meter.create_observable_counter if counts else meter.create_observable_gauge
+        name = _PREFIX + metric.name.removesuffix("_seconds")
+        make(name, callbacks=[_reader(metric)], unit=metric.unit, description=metric.help)
+
+
+def _reader(metric: Metric) -> Callable[[Any], Iterable[Any]]:
+    def read(options: Any) -> Iterable[Any]:
+        return [
+            otel.Observation(value, dict(zip(metric.labels, labels, strict=True))) for labels, value in metric.read()
+        ]
+
+    return read
+
+
+def _quantiles() -> list[tuple[tuple[str, ...], float]]:
+    counts = latency().last_minute()
+    found = [((str(share),), quantile(counts, share)) for share in _QUANTILES]
+    return [(labels, value) for labels, value in found if value is not None]
+
+
+# No observable instrument is a histogram, and recording each decision would be paid by requests.
+_LATENCY = (
+    Metric(
+        name="decision_duration",
+        kind="gauge",
+        help="Seconds that this share of the last minute's decisions did not exceed, Redis included.",
+        unit="s",
+        read=_quantiles,
+        labels=("quantile",),
+    ),
+    Metric(
+        name="decision_duration_sum",
+        kind="counter",
+        help="Seconds that decisions took, together.",
+        unit="s",
+        read=lambda: [((), latency().total)],
+    ),
+    Metric(
+        name="decision_duration_count",
+        kind="counter",
+        help="Decisions whose duration is in the sum.",
+        unit="{decision}",
+        read=lambda: [((), sum(latency().counts))],
+    ),
+)

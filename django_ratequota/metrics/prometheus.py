@@ -1,0 +1,80 @@
+"""Metrics for Prometheus, by prometheus-client (``pip install 'django-ratequota[prometheus]'``).
+
+``register()`` in an AppConfig's ``ready`` adds them to the registry that the project exposes already; ``view``
+exposes them, and nothing else, at a URL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from django.http import HttpRequest, HttpResponse
+
+from ..extras import require
+from ..histogram import BOUNDS
+from ..routes import SCOPE_ATTRIBUTE
+from . import BUCKETS, METRICS, latency
+
+if TYPE_CHECKING:
+    import prometheus_client
+    from prometheus_client import core
+else:
+    prometheus_client = require("prometheus_client", "prometheus")
+    core = require("prometheus_client.core", "prometheus")
+
+_PREFIX = "ratequota_"
+
+
+class RateQuotaCollector:
+    """Reads this process's metrics when it is scraped."""
+
+    def describe(self) -> list[Any]:
+        """Nothing: registering asks neither for settings nor for Redis."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Every metric as it stands."""
+        families = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
+        for metric in METRICS:
+            family = families[metric.kind](_PREFIX + metric.name, metric.help, labels=metric.labels)
+            for labels, value in metric.read():
+                family.add_metric(labels, value)
+            yield family
+        yield _latency()
+
+
+def _latency() -> Any:
+    histogram = latency()
+    counts = list(histogram.counts)
+    upto = dict(zip((*BOUNDS, float("inf")), accumulate(counts), strict=True))
+    buckets = [(str(bound), upto[bound]) for bound in BUCKETS]
+    family = core.HistogramMetricFamily(_PREFIX + "decision_seconds", "How long decisions took, Redis included.")
+    family.add_metric([], [*buckets, ("+Inf", sum(counts))], histogram.total)
+    return family
+
+
+_registries: WeakSet[Any] = WeakSet()
+
+
+def register(registry: Any = None) -> None:
+    """Add the metrics to a registry, by default prometheus-client's own; once, however often it is called."""
+    registry = registry or prometheus_client.REGISTRY
+    if registry not in _registries:
+        registry.register(RateQuotaCollector())
+        _registries.add(registry)
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    """This process's metrics, in the text format. Whoever can reach it can read it: let the scraper only."""
+    registry = prometheus_client.CollectorRegistry()
+    register(registry)
+    return HttpResponse(
+        prometheus_client.generate_latest(registry), content_type=prometheus_client.CONTENT_TYPE_LATEST
+    )
+
+
+# ENFORCE_ALL leaves it alone: scrapes go on when quotas are used up.
+setattr(view, SCOPE_ATTRIBUTE, "")
