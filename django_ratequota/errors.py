@@ -32,6 +32,8 @@ def problem_details(handler: Handler) -> Handler:
         decision = _refusal(exc, context)
         return response if response is None or decision is None else _as_problem(response, decision, exc, context)
 
+    # For the documentation of what it answers.
+    handle.says_problems = True  # type: ignore[attr-defined]
     return handle
 
 

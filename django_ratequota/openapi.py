@@ -1,0 +1,139 @@
+"""OpenAPI by drf-spectacular (``pip install 'django-ratequota[spectacular]'``): refusals and rate headers documented.
+
+REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_ratequota.openapi.AutoSchema"}
+
+A project with a schema class of its own puts ``QuotaSchema`` before that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rest_framework import serializers, views
+
+from .api import UsageView
+from .conf import settings
+from .extras import require
+from .throttling import QuotaThrottle
+
+if TYPE_CHECKING:
+    from drf_spectacular import drainage, openapi, plumbing, utils
+else:
+    drainage, openapi, plumbing, utils = (
+        require(f"drf_spectacular.{name}", "spectacular") for name in ("drainage", "openapi", "plumbing", "utils")
+    )
+
+_Component: Any = plumbing.ResolvedComponent
+_DESCRIPTIONS = {
+    "429": "The request exceeds a quota, or is blocked.",
+    "503": "Requests cannot be counted right now, and a policy admits none uncounted.",
+}
+_RETRY = {
+    "Retry-After": ("integer", "Whole seconds until the same request would be admitted; absent = waiting is no help.")
+}
+_REFUSED = {"X-RateLimit-Refusal": ("string", "Id of the refusal, for the API's operators.")}
+_RATES = {
+    "ietf": {
+        "RateLimit-Policy": ("string", 'Each limit: name, quota (q), window in seconds (w): "search/min";q=10;w=60.'),
+        "RateLimit": ("string", 'Each limit: name, units left (r), seconds until more (t): "search/min";r=3;t=18.'),
+    },
+    "x-ratelimit": {
+        "X-RateLimit-Limit": ("integer", "The most units of the limit that is nearest."),
+        "X-RateLimit-Remaining": ("integer", "Units of it that are left."),
+        "X-RateLimit-Reset": ("integer", "When it is back to full: Unix time in seconds."),
+    },
+}
+
+#: What ``responses.problem`` writes. Made by hand, for no attribute is called violated-policies.
+QuotaProblemSerializer: Any = type(
+    "QuotaProblemSerializer",
+    (serializers.Serializer,),
+    {
+        "type": serializers.URLField(help_text="What kind of problem: ...#quota-exceeded, for one."),
+        "title": serializers.CharField(),
+        "status": serializers.IntegerField(),
+        "detail": serializers.CharField(),
+        "violated-policies": serializers.ListField(child=serializers.CharField()),
+        "retry_after": serializers.IntegerField(allow_null=True, help_text="Seconds; null = waiting is no help."),
+        "refusal_id": serializers.CharField(required=False, help_text="For the API's operators."),
+    },
+)
+
+
+class QuotaErrorSerializer(serializers.Serializer[Any]):
+    """What DRF's own exception handler writes."""
+
+    detail = serializers.CharField()
+
+
+class QuotaSchema:
+    """Put before a schema class, it documents 429, 503 and rate headers of operations under ``QuotaThrottle``."""
+
+    view: Any
+    registry: Any
+    map_renderers: Any
+    _get_response_for_code: Any
+
+    def get_override_parameters(self) -> list[Any]:
+        """The query of the usage endpoint, beside what others say."""
+        parameters: list[Any] = super().get_override_parameters()  # type: ignore[misc]
+        if isinstance(self.view, UsageView):
+            parameters = [
+                *parameters,
+                utils.OpenApiParameter("scope", str, description="One endpoint; else all that have limits."),
+                utils.OpenApiParameter("user", str, description="For staff: another user's name or primary key."),
+            ]
+        return parameters
+
+    def _get_response_bodies(self, direction: str = "response") -> dict[str, Any]:
+        responses: dict[str, Any] = super()._get_response_bodies(direction=direction)  # type: ignore[misc]
+        if direction != "response" or not self._limited():
+            return responses
+        rates = {name: header for kind in settings.headers for name, header in _RATES[kind].items()}
+        for code, response in responses.items():
+            if code.startswith("2"):
+                self._add_headers(response, rates)
+        refused = _REFUSED if settings.statistics_seconds else {}
+        for code, headers in {"429": _RETRY | rates | refused, "503": _RETRY | refused}.items():
+            response = self._refusal(code)
+            # What the project says itself stays; a body that it says nothing of is added.
+            own = responses.get(code, {})
+            content = {**response.get("content", {}), **own.get("content", {})}
+            responses[code] = {**response, **own, **({"content": content} if content else {})}
+            self._add_headers(responses[code], headers)
+        return responses
+
+    def _limited(self) -> bool:
+        try:
+            return any(isinstance(throttle, QuotaThrottle) for throttle in self.view.get_throttles())
+        except Exception as error:  # a project's own get_throttles may want a real request
+            drainage.warn(f"get_throttles() failed, so its refusals are not documented: {error!r}")
+            return False
+
+    def _refusal(self, code: str) -> dict[str, Any]:
+        """The response by the exception handler in force; of a project's own, nobody knows the body."""
+        handler = self.view.get_exception_handler()
+        response: dict[str, Any] = {}
+        if getattr(handler, "says_problems", False):
+            media_types = ["application/problem+json"]
+            response = self._get_response_for_code(QuotaProblemSerializer, code, media_types=media_types)
+        elif handler is views.exception_handler:
+            response = self._get_response_for_code(QuotaErrorSerializer, code)
+        return {**response, "description": _DESCRIPTIONS[code]}
+
+    def _add_headers(self, response: dict[str, Any], headers: dict[str, tuple[str, str]]) -> None:
+        refs = {}
+        for name, (kind, description) in headers.items():
+            component = _Component(
+                name=name,
+                type=_Component.HEADER,
+                schema={"schema": {"type": kind}, "description": description},
+                object=QuotaSchema,
+            )
+            self.registry.register_on_missing(component)
+            refs[name] = component.ref
+        response["headers"] = {**refs, **response.get("headers", {})}
+
+
+class AutoSchema(QuotaSchema, openapi.AutoSchema):
+    """drf-spectacular's own, with refusals and rate headers."""
