@@ -1,0 +1,185 @@
+"""Django Ninja (``pip install 'django-ratequota[ninja]'``): one throttle for all limits, operations sync or async.
+
+api = NinjaAPI(throttle=[QuotaThrottle()])
+
+@api.get("/search", throttle=[QuotaThrottle(scope="search", cost=5)])
+
+Ninja asks the throttles of an async operation on the event loop, and awaits none. So importing this module has it
+await ours, after its own checks and before the operation.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+
+from .enforcement import acheck_request, check_request
+from .exceptions import ConfigurationError, InvalidCost
+from .extras import require
+from .headers import add_headers
+from .responses import refusal_response, refusal_text, status_code
+from .types import Decision, check_cost
+
+if TYPE_CHECKING:
+    from ninja import errors, operation, throttling
+else:
+    errors, operation, throttling = (
+        require(f"ninja.{name}", "ninja") for name in ("errors", "operation", "throttling")
+    )
+
+logger = logging.getLogger("django_ratequota")
+
+#: The request whose operation awaits its quotas: nothing is to be asked on the event loop.
+_awaiting: ContextVar[Any] = ContextVar("ratequota_awaiting", default=None)
+#: What was decided last in this thread: Ninja asks for the wait right after, and does not say of which request.
+_decided: ContextVar[Decision | None] = ContextVar("ratequota_decided", default=None)
+
+
+class StoreUnavailable(errors.Throttled):
+    """503: a policy denies because the store gives no decision."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(wait=_whole(decision.retry_after))
+        self.status_code, self.message = 503, refusal_text(decision)
+        self.decision = decision
+
+
+class QuotaThrottle(throttling.BaseThrottle):
+    """Enforces every policy that applies to the request, together and in one round trip.
+
+    ``scope`` names the endpoint; endpoints that match the route count as well. ``cost`` is in units, an int or
+    ``(request) -> int``, None = the endpoint's own. One instance may serve any number of operations: it keeps nothing
+    of a request. The caller is the user that Ninja's authentication returned, else ``request.user``.
+    """
+
+    def __init__(self, scope: str | None = None, cost: int | Callable[[Any], int] | None = None) -> None:
+        """Raises ``InvalidCost``."""
+        if cost is not None and not callable(cost):
+            check_cost(cost)
+        self.scope, self.cost = scope, cost
+
+    def allow_request(self, request: HttpRequest) -> bool:
+        """Whether the request is admitted. Raises ``StoreUnavailable`` (503) where a policy denies without store."""
+        if _awaiting.get() is request:
+            return True
+        decision: Decision | None = getattr(request, "ratequota", None)
+        # Ninja asks all throttles: what one has refused, another must not be charged for.
+        if decision is None or decision.allowed:
+            decision = check_request(_asking(request), self.scope, self._cost(request))
+        _decided.set(decision)
+        if not decision.allowed and status_code(decision) == 503:
+            raise StoreUnavailable(decision)
+        return decision.allowed
+
+    async def arefuse(self, request: HttpRequest) -> Exception | None:
+        """Why the request is refused; None when it is admitted."""
+        decision = await acheck_request(_asking(request), self.scope, self._cost(request))
+        if decision.allowed:
+            return None
+        if status_code(decision) == 503:
+            return StoreUnavailable(decision)
+        return errors.Throttled(wait=_whole(decision.retry_after))
+
+    def wait(self) -> float | None:
+        """Seconds until the request just refused would be admitted; None when waiting cannot help."""
+        decision = _decided.get()
+        return decision.retry_after if decision else None
+
+    def _cost(self, request: HttpRequest) -> int | None:
+        if not callable(self.cost):
+            return self.cost
+        cost = self.cost(request)
+        try:
+            check_cost(cost)
+        except InvalidCost as error:
+            # A request must not fail for a number computed from it; the endpoint's own cost is a fair stand-in.
+            logger.error("cost of %s: %s; the endpoint's cost counts", self.scope or "a throttle", error)
+            return None
+        return cost
+
+
+def problem_details(request: HttpRequest, exc: Exception) -> HttpResponse:
+    """An exception handler: refusals as the decorator sends them, problem+json by default.
+
+    api.add_exception_handler(ninja.errors.Throttled, problem_details)
+    """
+    decision: Decision | None = getattr(request, "ratequota", None)
+    if decision is None or decision.allowed:  # another throttle refused it
+        return JsonResponse({"detail": str(exc)}, status=getattr(exc, "status_code", 429))
+    return refusal_response(request, decision)
+
+
+class _Authenticated:
+    """The request, made by the user that Ninja's authentication returned."""
+
+    def __init__(self, request: HttpRequest, user: Any) -> None:
+        self._request, self.user = request, user
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+
+def _asking(request: HttpRequest) -> Any:
+    auth = getattr(request, "auth", None)
+    return _Authenticated(request, auth) if getattr(auth, "is_authenticated", False) is True else request
+
+
+def _whole(seconds: float | None) -> int | None:
+    return None if seconds is None else max(1, -int(-seconds // 1))
+
+
+def _refusal(api: Any, request: HttpRequest, exc: Any) -> HttpResponse:
+    """The response by the API's own exception handlers."""
+    response: HttpResponse = api.on_exception(request, exc)
+    if exc.wait is not None:
+        response["Retry-After"] = str(exc.wait)
+    return _with_headers(request, response)
+
+
+def _with_headers(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+    decision: Decision | None = getattr(request, "ratequota", None)
+    if decision is not None and not decision.allowed:
+        add_headers(response, decision)
+    return response
+
+
+def _have_ours_checked() -> None:
+    """Wrap what Ninja checks before an operation, once."""
+    check, acheck = (vars(kind).get(name) for kind, name in _WRAPPED)
+    if check is None or acheck is None:
+        raise ConfigurationError(
+            "This version of django-ninja checks throttles in a way that QuotaThrottle does not know."
+        )
+
+    @functools.wraps(check)
+    def check_throttles(self: Any, request: HttpRequest) -> HttpResponse | None:
+        try:
+            response: HttpResponse | None = check(self, request)
+        except StoreUnavailable as exc:
+            return _refusal(self.api, request, exc)
+        return response if response is None else _with_headers(request, response)
+
+    @functools.wraps(acheck)
+    async def run_checks(self: Any, request: HttpRequest) -> HttpResponse | None:
+        token = _awaiting.set(request)
+        try:
+            response: HttpResponse | None = await acheck(self, request)
+        finally:
+            _awaiting.reset(token)
+        for throttle in () if response else self.throttle_objects:
+            exc = await throttle.arefuse(request) if isinstance(throttle, QuotaThrottle) else None
+            if exc is not None:
+                return _refusal(self.api, request, exc)
+        return response
+
+    operation.Operation._check_throttles = check_throttles  # type: ignore[method-assign]
+    operation.AsyncOperation._run_checks = run_checks  # type: ignore[method-assign]
+
+
+_WRAPPED = ((operation.Operation, "_check_throttles"), (operation.AsyncOperation, "_run_checks"))
+_have_ours_checked()
