@@ -21,7 +21,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from .enforcement import acheck_request, check_request
 from .exceptions import ConfigurationError, InvalidCost
 from .extras import require
-from .headers import add_headers
+from .headers import add_headers, retry_after_seconds
 from .responses import refusal_response, refusal_text, status_code
 from .types import Decision, check_cost
 
@@ -44,7 +44,7 @@ class StoreUnavailable(errors.Throttled):
     """503: a policy denies because the store gives no decision."""
 
     def __init__(self, decision: Decision) -> None:
-        super().__init__(wait=_whole(decision.retry_after))
+        super().__init__(wait=retry_after_seconds(decision))
         self.status_code, self.message = 503, refusal_text(decision)
         self.decision = decision
 
@@ -83,12 +83,12 @@ class QuotaThrottle(throttling.BaseThrottle):
             return None
         if status_code(decision) == 503:
             return StoreUnavailable(decision)
-        return errors.Throttled(wait=_whole(decision.retry_after))
+        return errors.Throttled(wait=retry_after_seconds(decision))
 
     def wait(self) -> float | None:
-        """Seconds until the request just refused would be admitted; None when waiting cannot help."""
+        """Whole seconds until the request just refused would be admitted; None when waiting cannot help."""
         decision = _decided.get()
-        return decision.retry_after if decision else None
+        return retry_after_seconds(decision) if decision else None
 
     def _cost(self, request: HttpRequest) -> int | None:
         if not callable(self.cost):
@@ -127,10 +127,6 @@ class _Authenticated:
 def _asking(request: HttpRequest) -> Any:
     auth = getattr(request, "auth", None)
     return _Authenticated(request, auth) if getattr(auth, "is_authenticated", False) is True else request
-
-
-def _whole(seconds: float | None) -> int | None:
-    return None if seconds is None else max(1, -int(-seconds // 1))
 
 
 def _refusal(api: Any, request: HttpRequest, exc: Any) -> HttpResponse:

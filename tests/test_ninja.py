@@ -47,7 +47,7 @@ class Never(BaseThrottle):
         return False
 
     def wait(self) -> float:
-        return 7200.3
+        return 7201
 
 
 def run(request: Any) -> Any:
