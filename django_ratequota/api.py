@@ -127,12 +127,21 @@ def _other(request: Request, name: str) -> NamedCaller:
     asking = request.user
     if not (asking.is_staff and any(asking.has_perm(f"django_ratequota.{codename}") for codename in LOOKING)):
         raise PermissionDenied
-    users, found = get_user_model()._default_manager, None
+    user = _find(name)
+    if user is None:
+        raise ValidationError({"user": [_("There is no such user.")]})
+    return NamedCaller(user_id=str(user.pk), address=None)
+
+
+def _find(name: str) -> Any:
+    """The user of that name, else of that primary key; None without one."""
+    if "\x00" in name:  # to PostgreSQL's driver, an error of the database
+        return None
     for field in (get_user_model().USERNAME_FIELD, "pk"):
         try:
-            found = found or users.filter(**{field: name}).first()
+            user = get_user_model()._default_manager.filter(**{field: name}).first()
         except (ValueError, OverflowError, InvalidValue):
-            pass  # no name, or no key, can be that
-    if found is None:
-        raise ValidationError({"user": [_("There is no such user.")]})
-    return NamedCaller(user_id=str(found.pk), address=None)
+            continue  # no name, or no key, can be that
+        if user is not None:
+            return user
+    return None

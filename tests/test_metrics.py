@@ -13,6 +13,7 @@ import redis
 import yaml
 from django.contrib.auth.models import User
 from django.test import Client
+from django.urls import path
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
@@ -26,9 +27,15 @@ from django_ratequota.metrics import METRICS, counts, opentelemetry, prometheus
 from django_ratequota.metrics.counts import tally
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.snapshot import policies
+from tests import urls
 from tests.views import request_from
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("fresh_policies"),
+    pytest.mark.urls("tests.test_metrics"),
+]
+urlpatterns = [*urls.urlpatterns, path("metrics/", prometheus.view)]
 
 DOCS = Path(__file__).parent.parent / "docs"
 DOWN = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 1, "REPORT_SECONDS": 0, "BREAKER_FAILURES": 1}

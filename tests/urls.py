@@ -4,7 +4,6 @@ from django.contrib import admin
 from django.urls import include, path, re_path
 from rest_framework.routers import DefaultRouter
 
-from django_ratequota.metrics import prometheus
 from tests import views
 
 router = DefaultRouter()
@@ -35,5 +34,4 @@ urlpatterns = [
     re_path(r"^[fF][iI][lL][eE][sS]/?$", views.plain, name="files"),
     path("nameless/", views.plain),
     path("quota/", include("django_ratequota.urls")),
-    path("metrics/", prometheus.view, name="metrics"),
 ]
