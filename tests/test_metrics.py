@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ from django_ratequota.metrics import METRICS, counts, opentelemetry, prometheus
 from django_ratequota.metrics.counts import tally
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.snapshot import policies
-from tests import urls
+from tests import server, urls
 from tests.views import request_from
 
 pytestmark = [
@@ -67,6 +70,10 @@ def scrape(client: Client | None = None) -> dict[str, float]:
         text = generate_latest(registry).decode()
     else:
         text = client.get("/metrics/").content.decode()
+    return read(text)
+
+
+def read(text: str) -> dict[str, float]:
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -229,6 +236,83 @@ def test_opentelemetry_reads_the_same(search: Endpoint) -> None:
     assert {labels[0][1] for labels in quantiles} == {"0.5", "0.9", "0.99"}
     assert all(0 < seconds < 10 for seconds in quantiles.values())
     provider.shutdown()
+
+
+# --- Several processes behind one port. ---
+
+PROCESSES = """
+import os, sys, django
+from django.conf import settings
+settings.configure(
+    SECRET_KEY="metrics", ALLOWED_HOSTS=["testserver"], USE_TZ=True, ROOT_URLCONF="__main__",
+    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}},
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"],
+    RATEQUOTA={"PREFIX": "rqtest.metrics", "REDIS_URL": sys.argv[2], "TIMEOUT": 5, "STATISTICS_SECONDS": 20,
+               "REPORT_SECONDS": 0, "DENY_CACHE_SECONDS": 0},
+)
+django.setup()
+from django.core.management import call_command
+from django.db import connections
+from django.http import HttpResponse
+from django.test import Client
+from django.urls import path
+from django_ratequota import collecting
+from django_ratequota.decorators import ratequota
+from django_ratequota.metrics import prometheus
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.limiter import default_limiter
+
+collecting._background.keep = lambda: None
+search = ratequota(scope="search")(lambda request: HttpResponse())
+urlpatterns = [path("search/", search), path("metrics/", prometheus.view)]
+prometheus.register()
+call_command("migrate", verbosity=0)
+policy = RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="5/hour")
+get = Client().get
+
+def work(times):
+    for _ in range(times):
+        get("/search/")
+        collecting.collector.flush()
+
+work(1)
+connections.close_all()
+for times in (2, 3):
+    child = os.fork()
+    if not child:
+        work(times)
+        default_limiter().store.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+print(get("/metrics/").content.decode())
+"""
+
+
+def test_in_multiprocess_mode_any_process_tells_of_all(redis_client: redis.Redis, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    shared = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "files"), "PYTHONPATH": str(DOCS.parent)}
+    result = subprocess.run(
+        [sys.executable, "-c", PROCESSES, str(tmp_path / "db.sqlite3"), server.url()],
+        env={**inherited, **shared},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    found = read(result.stdout)
+    assert {name: value for name, value in decisions(found).items() if "policy_" not in name} == {
+        'ratequota_decisions_total{endpoint="search",outcome="admitted"}': 5,
+        'ratequota_decisions_total{endpoint="search",outcome="refused"}': 1,
+    }
+    asked = found["ratequota_decision_seconds_count"]
+    assert 6 <= asked <= 12, "six decisions, and looks at the revision"
+    assert found['ratequota_decision_seconds_bucket{le="+Inf"}'] == asked
+    assert 0 < found["ratequota_decision_seconds_sum"] < 5
+    assert [value for name, value in found.items() if name.startswith("ratequota_store_up{")] == [1]
+    revisions = {name: value for name, value in found.items() if name.startswith("ratequota_policies_revision{pid=")}
+    assert (len(revisions), len(set(revisions.values()))) == (3, 1)
 
 
 # --- What the docs hand out. ---

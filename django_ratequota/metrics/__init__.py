@@ -21,6 +21,8 @@ from .counts import tally
 Sample = tuple[tuple[str, ...], float]
 #: Every fourth bound: 50 µs times two, and so on, are fine enough for a plot.
 BUCKETS = BOUNDS[3::4]
+PREFIX = "ratequota_"
+LATENCY_HELP = "How long decisions took, Redis included."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

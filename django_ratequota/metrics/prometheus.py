@@ -6,6 +6,7 @@ exposes them, and nothing else, at a URL.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -16,16 +17,20 @@ from django.http import HttpRequest, HttpResponse
 from ..extras import require
 from ..histogram import BOUNDS
 from ..routes import SCOPE_ATTRIBUTE
-from . import BUCKETS, METRICS, latency
+from . import BUCKETS, LATENCY_HELP, METRICS, PREFIX, latency
 
 if TYPE_CHECKING:
     import prometheus_client
-    from prometheus_client import core
+    from prometheus_client import core, multiprocess
 else:
     prometheus_client = require("prometheus_client", "prometheus")
     core = require("prometheus_client.core", "prometheus")
+    multiprocess = require("prometheus_client.multiprocess", "prometheus")
 
-_PREFIX = "ratequota_"
+#: Whether processes share what they count, by files in a directory.
+_SHARED = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+if _SHARED:
+    from . import multiprocess as _  # noqa: F401 - it writes from now on
 
 
 class RateQuotaCollector:
@@ -39,7 +44,7 @@ class RateQuotaCollector:
         """Every metric as it stands."""
         families = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
         for metric in METRICS:
-            family = families[metric.kind](_PREFIX + metric.name, metric.help, labels=metric.labels)
+            family = families[metric.kind](PREFIX + metric.name, metric.help, labels=metric.labels)
             for labels, value in metric.read():
                 family.add_metric(labels, value)
             yield family
@@ -51,7 +56,7 @@ def _latency() -> Any:
     counts = list(histogram.counts)
     upto = dict(zip((*BOUNDS, float("inf")), accumulate(counts), strict=True))
     buckets = [(str(bound), upto[bound]) for bound in BUCKETS]
-    family = core.HistogramMetricFamily(_PREFIX + "decision_seconds", "How long decisions took, Redis included.")
+    family = core.HistogramMetricFamily(PREFIX + "decision_seconds", LATENCY_HELP)
     family.add_metric([], [*buckets, ("+Inf", sum(counts))], histogram.total)
     return family
 
@@ -60,16 +65,24 @@ _registries: WeakSet[Any] = WeakSet()
 
 
 def register(registry: Any = None) -> None:
-    """Add the metrics to a registry, by default prometheus-client's own; once, however often it is called."""
+    """Add the metrics to a registry, by default prometheus-client's own; once, however often it is called.
+
+    In multiprocess mode they are in its files all the same.
+    """
     registry = registry or prometheus_client.REGISTRY
-    if registry not in _registries:
+    if registry not in _registries and not _SHARED:
         registry.register(RateQuotaCollector())
         _registries.add(registry)
 
 
 def view(request: HttpRequest) -> HttpResponse:
-    """This process's metrics, in the text format. Whoever can reach it can read it: let the scraper only."""
+    """This process's metrics, in the text format; in multiprocess mode all that the files hold, of every process.
+
+    Whoever can reach it can read it: let the scraper only.
+    """
     registry = prometheus_client.CollectorRegistry()
+    if _SHARED:
+        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     register(registry)
     return HttpResponse(
         prometheus_client.generate_latest(registry), content_type=prometheus_client.CONTENT_TYPE_LATEST
