@@ -5,7 +5,7 @@ api = NinjaAPI(throttle=[QuotaThrottle()])
 @api.get("/search", throttle=[QuotaThrottle(scope="search", cost=5)])
 
 Ninja asks the throttles of an async operation on the event loop, and awaits none. So importing this module has it
-await ours, after its own checks and before the operation.
+await ours, after its own checks and before the operation. Import it before the API's ``urls`` are made.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .exceptions import ConfigurationError, InvalidCost
 from .extras import require
 from .headers import add_headers, retry_after_seconds
 from .responses import refusal_response, refusal_text, status_code
+from .routes import SCOPE_ATTRIBUTE
 from .types import Decision, check_cost
 
 if TYPE_CHECKING:
@@ -144,10 +145,19 @@ def _with_headers(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     return response
 
 
+def _scope(operations: Any) -> str | None:
+    """The scope that all operations of a view name, "" = none of them or several; None where one has no quota."""
+    ours = [[one for one in each.throttle_objects if isinstance(one, QuotaThrottle)] for each in operations]
+    if not all(ours):
+        return None
+    scopes = {throttle.scope or "" for some in ours for throttle in some}
+    return scopes.pop() if len(scopes) == 1 else ""
+
+
 def _have_ours_checked() -> None:
-    """Wrap what Ninja checks before an operation, once."""
-    check, acheck = (vars(kind).get(name) for kind, name in _WRAPPED)
-    if check is None or acheck is None:
+    """Wrap what Ninja does before an operation, and how it makes views; once."""
+    check, acheck, get_view = (vars(kind).get(name) for kind, name in _WRAPPED)
+    if check is None or acheck is None or get_view is None:
         raise ConfigurationError(
             "This version of django-ninja checks throttles in a way that QuotaThrottle does not know."
         )
@@ -173,9 +183,22 @@ def _have_ours_checked() -> None:
                 return _refusal(self.api, request, exc)
         return response
 
+    @functools.wraps(get_view)
+    def get_marked_view(self: Any) -> Any:
+        view, scope = get_view(self), _scope(self.operations)
+        if scope is not None:
+            # ENFORCE_ALL then leaves it alone, and operators find the scope.
+            setattr(view, SCOPE_ATTRIBUTE, scope)
+        return view
+
     operation.Operation._check_throttles = check_throttles  # type: ignore[method-assign]
     operation.AsyncOperation._run_checks = run_checks  # type: ignore[method-assign]
+    operation.PathView.get_view = get_marked_view  # type: ignore[method-assign]
 
 
-_WRAPPED = ((operation.Operation, "_check_throttles"), (operation.AsyncOperation, "_run_checks"))
+_WRAPPED = (
+    (operation.Operation, "_check_throttles"),
+    (operation.AsyncOperation, "_run_checks"),
+    (operation.PathView, "get_view"),
+)
 _have_ours_checked()

@@ -23,6 +23,7 @@ from django_ratequota import ninja
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.ninja import QuotaThrottle
+from django_ratequota.routes import find_route, known_scopes, scope_of
 from tests.views import request_from
 
 Get = Callable[..., Any]
@@ -213,6 +214,26 @@ def test_other_throttles_go_on_beside_it(get: Get, search: Endpoint, kind: str) 
     assert QuotaThrottle("search").allow_request(request := request_from(address="127.0.0.1"))
     # Ninja asks all throttles, as DRF does; an async operation's quotas come last, and not after a refusal.
     assert request.ratequota.binding.remaining == (8 if kind else 7)
+
+
+@KINDS
+def test_enforcing_every_view_leaves_operations_to_their_throttle(
+    get: Get, search: Endpoint, kind: str, settings: Any
+) -> None:
+    """The middleware would charge the address, before Ninja's authentication tells who asks."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+    RatePolicy.objects.create(rates="1/hour")
+    for name in ("alice", "bob"):
+        User.objects.create_user(name)
+        headers = {"Authorization": f"Bearer {name}"}
+        assert [get(f"/api/{kind}token", headers=headers).status_code for _ in range(2)] == [200, 429]
+    assert [get(f"/api/{kind}free").status_code for _ in range(2)] == [200, 429], "nobody but the middleware does"
+
+
+def test_operators_find_the_scopes() -> None:
+    found = {route: scope_of(view) for route, _, view in map(find_route, ["/api/search", "/api/twice", "/api/free"])}
+    assert found == {"/api/search": "search", "/api/twice": None, "/api/free": None}
+    assert known_scopes() == ["search"]
 
 
 # --- The event loop, and many at once. ---
