@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from django.db import Error as DatabaseError
+
 from .enforcement import newest
 from .exceptions import StoreError
-from .facts import EndpointFacts, Snapshot, UserEntry
+from .facts import NOBODY, EndpointFacts, Snapshot, UserEntry
 from .identity import Caller
 from .limiter import default_limiter
 from .resolver import Asked, resolve_anew
+from .snapshot import policies
 from .types import Bucket, BucketStatus
 from .usage import peek
 
@@ -38,9 +41,9 @@ class Standing:
 def standing(caller: Caller, scope: str | None = None) -> Standing:
     """How the caller stands at one endpoint and under the limits for all; None = at every endpoint.
 
-    Raises ``LookupError`` when no endpoint has that name, and ``django.db.Error``.
+    Raises ``LookupError`` when no endpoint has that name, and ``django.db.Error`` when no policies were ever read.
     """
-    snapshot, entry = newest(caller)
+    snapshot, entry = _policies(caller)
     asked = Asked(
         caller=caller,
         entry=entry,
@@ -62,6 +65,17 @@ def standing(caller: Caller, scope: str | None = None) -> Standing:
         blocked_by=resolution.blocked_by,
         truncated=len(buckets) > len(shown),
     )
+
+
+def _policies(caller: Caller) -> tuple[Snapshot, UserEntry]:
+    """The newest policies; the last known ones, which judge requests as well, while the database is down."""
+    try:
+        return newest(caller)
+    except DatabaseError:
+        snapshot, user_id = policies.current(), caller.user_id
+        if snapshot is None:
+            raise
+        return snapshot, (None if user_id is None else policies.user(user_id)) or NOBODY
 
 
 def _endpoints(snapshot: Snapshot, entry: UserEntry, scope: str | None) -> tuple[EndpointFacts, ...]:

@@ -155,13 +155,25 @@ def test_limits_are_known_while_redis_is_down_and_counts_are_not(client: Client,
     assert {limit[name] for limit in found["limits"] for name in ("remaining", "reset", "retry_after")} == {None}
 
 
-def test_policies_that_were_never_read_are_a_503(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(revision: int) -> Any:
-        raise OperationalError("gone")
+def unreachable(*args: Any) -> Any:
+    raise OperationalError("gone")
 
+
+def test_policies_that_were_never_read_are_a_503(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies, "reload", unreachable)
     response = client.get("/quota/usage/")
     assert (response.status_code, response["Retry-After"]) == (503, "1")
+
+
+@pytest.mark.parametrize("lost", ["reload", "load_user"])
+def test_the_last_known_policies_are_told_while_the_database_is_down(
+    client: Client, alice: User, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    RatePolicy.objects.create(rates="9/hour")
+    assert usage(client)["limits"][0]["limit"] == 9
+    client.force_login(alice)
+    monkeypatch.setattr(policies, lost, unreachable)
+    assert names(usage(client)) == ["all/hour"]
 
 
 def test_how_much_one_request_looks_at_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
