@@ -189,6 +189,23 @@ class Snapshot:
         return next((plan for plan in self.plans.values() if plan.slug == slug), None)
 
 
+def group_policies(
+    policies: Iterable[PolicyFacts],
+) -> tuple[dict[int | None, dict[str, Group]], frozenset[str]]:
+    """``Snapshot.groups`` and ``subject_kinds`` of policies that are no user's own."""
+    groups: dict[int | None, dict[str, list[PolicyFacts]]] = {}
+    kinds = set()
+    for policy in policies:
+        groups.setdefault(policy.endpoint_id, {}).setdefault(policy.counted_per, []).append(policy)
+        if policy.subject:
+            kinds.add(policy.subject.partition(":")[0])
+    grouped = {
+        endpoint_id: {counted_per: Group(rivals) for counted_per, rivals in competing.items()}
+        for endpoint_id, competing in groups.items()
+    }
+    return grouped, frozenset(kinds)
+
+
 def endpoint_facts(endpoint: Any) -> EndpointFacts:
     """What an Endpoint row says."""
     return EndpointFacts(

@@ -26,12 +26,12 @@ from .facts import (
     NOBODY,
     POLICY_COLUMNS,
     Assignment,
-    Group,
     PlanFacts,
     PolicyFacts,
     Snapshot,
     UserEntry,
     endpoint_facts,
+    group_policies,
     policy_facts,
     to_us,
 )
@@ -172,22 +172,14 @@ def load_snapshot(revision: int) -> Snapshot:
     from .models import Endpoint, Plan, RatePolicy
 
     plans = {plan.pk: plan for plan in Plan.objects.order_by()}
-    groups: dict[int | None, dict[str, list[PolicyFacts]]] = {}
-    kinds = set()
-    for policy in _active_facts(RatePolicy.objects.filter(user__isnull=True)):
-        groups.setdefault(policy.endpoint_id, {}).setdefault(policy.counted_per, []).append(policy)
-        if policy.subject:
-            kinds.add(policy.subject.partition(":")[0])
+    groups, kinds = group_policies(_active_facts(RatePolicy.objects.filter(user__isnull=True)))
     return Snapshot(
         revision=revision,
         plans={pk: PlanFacts(id=pk, name=plan.name, slug=plan.slug) for pk, plan in plans.items()},
         defaults={plan.default_for: pk for pk, plan in plans.items() if plan.default_for},
         endpoints={endpoint.pk: endpoint_facts(endpoint) for endpoint in Endpoint.objects.order_by()},
-        groups={
-            endpoint_id: {counted_per: Group(policies) for counted_per, policies in competing.items()}
-            for endpoint_id, competing in groups.items()
-        },
-        subject_kinds=frozenset(kinds),
+        groups=groups,
+        subject_kinds=kinds,
     )
 
 

