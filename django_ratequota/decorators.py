@@ -11,7 +11,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from .enforcement import acheck_request, check_request
 from .headers import add_headers
-from .responses import refusal_response
+from .responses import arefusal_response, refusal_response
 from .routes import SCOPE_ATTRIBUTE
 from .types import check_cost
 
@@ -42,7 +42,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
         async def arun(request: Any, *args: Any, **kwargs: Any) -> Any:
             decision = await acheck_request(request, scope, cost)
             if block and not decision.allowed:
-                return refusal_response(request, decision)
+                return await arefusal_response(request, decision)
             response = view(request, *args, **kwargs)
             if inspect.isawaitable(response):
                 response = await response

@@ -10,7 +10,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from .conf import settings
 from .enforcement import acheck_request, check_request
 from .headers import add_headers
-from .responses import refusal_response
+from .responses import arefusal_response, refusal_response
 from .routes import enforces_itself
 
 
@@ -47,7 +47,7 @@ class RateQuotaMiddleware:
         if not settings.enforce_all or enforces_itself(view):
             return None
         decision = await acheck_request(request)
-        return None if decision.allowed else refusal_response(request, decision)
+        return None if decision.allowed else await arefusal_response(request, decision)
 
 
 def _finish(request: Any, response: Any) -> Any:

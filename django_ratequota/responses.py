@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import UTC, datetime
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.http import HttpResponse
+from django.template import TemplateDoesNotExist
+from django.template.loader import render_to_string
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -15,7 +21,10 @@ from .types import Decision
 
 _TYPES = "https://iana.org/assignments/http-problem-types#"
 #: What is offered, the default first.
-_MEDIA_TYPES = ["application/problem+json", "application/json", "text/html", "text/plain"]
+_HTML = "text/html"
+_MEDIA_TYPES = ["application/problem+json", "application/json", _HTML, "text/plain"]
+#: Longer waits are told as a time of day (seconds).
+_COUNTED_WAIT = 120
 
 
 def status_code(decision: Decision) -> int:
@@ -25,21 +34,25 @@ def status_code(decision: Decision) -> int:
 
 def refusal_text(decision: Decision) -> str:
     """The refusal in a sentence or two, for people."""
-    if status_code(decision) == 503:
-        text = _("Requests cannot be counted right now.")
-    elif decision.blocked_by:
-        text = _("Requests are blocked.")
-    else:
-        text = _("Too many requests.")
+    text = _reason(decision)
     wait = retry_after_seconds(decision)
     if wait is not None:
-        again = ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
-        text = f"{text} {again}"
+        text = f"{text} {_again(wait)}"
     if decision.refusal_id:
         # Not within an f-string: there gettext's own tools do not find what is to be translated.
         reference = _("Reference: %(id)s.") % {"id": decision.refusal_id}
         text = f"{text} {reference}"
     return text
+
+
+def _reason(decision: Decision) -> str:
+    if status_code(decision) == 503:
+        return _("Requests cannot be counted right now.")
+    return _("Requests are blocked.") if decision.blocked_by else _("Too many requests.")
+
+
+def _again(wait: int) -> str:
+    return ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
 
 
 def problem(decision: Decision) -> dict[str, Any]:
@@ -58,14 +71,10 @@ def problem(decision: Decision) -> dict[str, Any]:
 
 def refusal_response(request: Any, decision: Decision) -> HttpResponse:
     """The response to a refused request, in the media type the client prefers."""
-    media_type = request.get_preferred_type(_MEDIA_TYPES) or _MEDIA_TYPES[0]
+    media_type = _media_type(request)
     content: str
-    if media_type == "text/html":
-        content = format_html(
-            "<!doctype html>\n<title>{title}</title>\n<h1>{title}</h1>\n<p>{text}</p>\n",
-            title=problem(decision)["title"],
-            text=refusal_text(decision),
-        )
+    if media_type == _HTML:
+        content = _page(request, decision)
     elif media_type == "text/plain":
         content = refusal_text(decision) + "\n"
     else:
@@ -76,3 +85,43 @@ def refusal_response(request: Any, decision: Decision) -> HttpResponse:
     response["Vary"] = "Accept"
     add_headers(response, decision)
     return response
+
+
+async def arefusal_response(request: Any, decision: Decision) -> HttpResponse:
+    """``refusal_response``, awaited: a page of the project's own may read the database."""
+    if _media_type(request) == _HTML:
+        return await sync_to_async(refusal_response)(request, decision)
+    return refusal_response(request, decision)
+
+
+def _media_type(request: Any) -> str:
+    return str(request.get_preferred_type(_MEDIA_TYPES) or _MEDIA_TYPES[0])
+
+
+def _page(request: Any, decision: Decision) -> str:
+    """The template 429.html or 503.html: the project's, else the app's own."""
+    status, wait = status_code(decision), retry_after_seconds(decision)
+    title = problem(decision)["title"]
+    context = {
+        "title": title,
+        "reason": _reason(decision),
+        "wait": wait,
+        "wait_text": "" if wait is None or wait >= _COUNTED_WAIT else _again(wait),
+        "again_at": None if wait is None else _moment(wait),
+        "refusal_id": decision.refusal_id,
+        "status_code": status,
+        "decision": decision,
+    }
+    try:
+        return render_to_string(f"{status}.html", context, request)
+    except TemplateDoesNotExist:  # an API without TEMPLATES, or without APP_DIRS
+        text = refusal_text(decision)
+        return format_html("<!doctype html>\n<title>{}</title>\n<h1>{}</h1>\n<p>{}</p>\n", title, title, text)
+
+
+def _moment(wait: int) -> datetime:
+    """When the wait is over, to the minute where people are told the time of day; never too early."""
+    seconds = int(time.time()) + wait
+    if wait >= _COUNTED_WAIT:
+        seconds = -(-seconds // 60) * 60
+    return timezone.localtime(datetime.fromtimestamp(seconds, UTC))

@@ -1,0 +1,75 @@
+"""``{% load ratequota %}``: how the caller of the page stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django import template
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import Error as DatabaseError
+from django.utils import timezone
+
+from ..exceptions import StoreError
+from ..identity import Caller
+from ..limiter import default_limiter
+from ..standing import standing
+from ..types import BucketStatus
+
+register = template.Library()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """How the caller stands at one limit, or, where there are several, at the one with the smallest share left."""
+
+    #: The limit's name, as clients see it in headers: ``search/min``.
+    name: str
+    #: Units that it holds, those still free, and those used.
+    limit: int
+    remaining: int
+    used: int
+    #: When all of them are free again, and when one is; now, or in the past, where they are.
+    reset: datetime
+    retry_at: datetime
+    #: Every limit that applies, this one included; ``()`` within these.
+    limits: tuple[Usage, ...] = ()
+
+
+@register.simple_tag(takes_context=True)
+def ratequota_usage(context: Any, scope: str) -> Usage | None:
+    """``{% ratequota_usage "search" as usage %}``: how the page's caller stands at the endpoint; consumes nothing.
+
+    None where no limit applies, where no endpoint has that name, and while the store or the database is down.
+    """
+    request = context.get("request")
+    if request is None:
+        return None
+    try:
+        if any(breaker.open for breaker in default_limiter().store.breakers):
+            return None  # a page does not wait for a server that is known to be down
+        limits = standing(Caller(request), scope).limits
+    except (LookupError, StoreError, DatabaseError, SynchronousOnlyOperation):
+        return None
+    now = timezone.now()
+    found = sorted(
+        (status for _, status in limits if status is not None), key=lambda s: (s.remaining / s.limit, s.remaining)
+    )
+    usages = tuple(_usage(status, now) for status in found)
+    return _usage(found[0], now, usages) if found else None
+
+
+def _usage(status: BucketStatus, now: datetime, limits: tuple[Usage, ...] = ()) -> Usage:
+    def after(us: int | None) -> datetime:
+        return timezone.localtime((now + timedelta(microseconds=us or 0)).astimezone(UTC))
+
+    return Usage(
+        name=status.bucket.title,
+        limit=status.limit,
+        remaining=status.remaining,
+        used=status.used,
+        reset=after(status.reset_after_us),
+        retry_at=after(status.retry_after_us),
+        limits=limits,
+    )
