@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.core import checks
+from django.db import Error as DatabaseError
+from django.db import router
 
 from . import conf
 from .exceptions import ConfigurationError, StoreError
@@ -29,6 +32,7 @@ def connect() -> None:
     for check in (check_settings, check_store, check_middleware):
         checks.register(check)
     checks.register(check_exposed, deploy=True)
+    checks.register(check_outcome, checks.Tags.database)
 
 
 def check_settings(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
@@ -107,6 +111,24 @@ def check_exposed(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage
     hint = "Give Redis a password (ACL users, see docs/security.md), and put it into the alias or REDIS_URL."
     text = "Redis is reached by the network without a password."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W005")] if exposed else []
+
+
+def check_outcome(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:
+    """W006, where the database is checked: an endpoint counts by status, and there is no middleware to give back.
+
+    ``@ratequota`` does it by itself; for DRF and ``check_request`` the middleware has to.
+    """
+    from .models import Endpoint
+
+    if _MIDDLEWARE in django_settings.MIDDLEWARE or router.db_for_read(Endpoint) not in (databases or ()):
+        return []
+    try:
+        names = list(Endpoint.objects.exclude(charged_statuses="").values_list("name", flat=True)[:10])
+    except DatabaseError:  # not migrated yet
+        return []
+    text = f"Some endpoints count only responses of some statuses ({', '.join(names)}), without the middleware."
+    hint = f"Add {_MIDDLEWARE!r} to MIDDLEWARE: but for views under @ratequota, all requests count there."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W006")] if names else []
 
 
 def check_middleware(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:

@@ -11,6 +11,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from .enforcement import acheck_request, check_request
 from .headers import add_headers
+from .outcome import asettle, settle, status_of
 from .responses import arefusal_response, refusal_response
 from .routes import SCOPE_ATTRIBUTE
 from .types import check_cost
@@ -43,9 +44,14 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
             decision = await acheck_request(request, scope, cost)
             if block and not decision.allowed:
                 return await arefusal_response(request, decision)
-            response = view(request, *args, **kwargs)
-            if inspect.isawaitable(response):
-                response = await response
+            try:
+                response = view(request, *args, **kwargs)
+                if inspect.isawaitable(response):
+                    response = await response
+            except Exception as error:
+                await asettle(request, status_of(error))
+                raise
+            await asettle(request, response.status_code)
             add_headers(response, decision)
             return response
 
@@ -53,7 +59,12 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
             decision = check_request(request, scope, cost)
             if block and not decision.allowed:
                 return refusal_response(request, decision)
-            response = view(request, *args, **kwargs)
+            try:
+                response = view(request, *args, **kwargs)
+            except Exception as error:
+                settle(request, status_of(error))
+                raise
+            settle(request, response.status_code)
             add_headers(response, decision)
             return response
 

@@ -25,6 +25,7 @@ from .fallback import decide_without_store
 from .health import keep_reporting, note_degraded
 from .identity import Caller
 from .limiter import Limiter, default_limiter
+from .outcome import reserve
 from .resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve, why_plan
 from .routes import resolved
 from .scripts import Command
@@ -173,6 +174,8 @@ def _decide(
                 snapshot = yield partial(policies.reload, newer.revision)
             except DatabaseError:
                 readable = False
+    if snapshot.by_outcome and decision.allowed:
+        reserve(http, snapshot, decision, units)
     watch(decision)
     refusal_id = note(asked, route, method, resolution, decision, units)
     # What was counted in another place says nothing here, and is not to be settled here.

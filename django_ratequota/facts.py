@@ -43,6 +43,8 @@ class EndpointFacts:
     routes: tuple[str, ...]
     methods: frozenset[str]
     cost: int
+    #: Statuses of the responses that count, such as 401 and 5xx; empty = every request counts.
+    charged_statuses: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +172,14 @@ class Snapshot:
     #: The endpoints' names, and the methods that some endpoint is particular about.
     names: frozenset[str] = field(init=False, repr=False)
     methods: frozenset[str] = field(init=False, repr=False)
+    #: Whether some endpoint counts only responses of some statuses.
+    by_outcome: bool = field(init=False, repr=False)
     #: A copy with other policies remembers nothing of these.
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         endpoints = self.endpoints.values()
+        object.__setattr__(self, "by_outcome", any(endpoint.charged_statuses for endpoint in endpoints))
         object.__setattr__(self, "names", frozenset(endpoint.name for endpoint in endpoints))
         object.__setattr__(self, "methods", frozenset(["OPTIONS"]).union(*[one.methods for one in endpoints]))
 
@@ -214,6 +219,7 @@ def endpoint_facts(endpoint: Any) -> EndpointFacts:
         routes=tuple(endpoint.routes.split()),
         methods=frozenset(endpoint.methods.split()),
         cost=endpoint.cost,
+        charged_statuses=frozenset(endpoint.charged_statuses.replace(",", " ").split()),
     )
 
 

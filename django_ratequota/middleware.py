@@ -10,6 +10,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from .conf import settings
 from .enforcement import acheck_request, check_request
 from .headers import add_headers
+from .outcome import asettle, settle
 from .responses import arefusal_response, refusal_response
 from .routes import enforces_itself
 
@@ -32,10 +33,14 @@ class RateQuotaMiddleware:
         """The response, with the headers of what was decided on its way."""
         if iscoroutinefunction(self):
             return self._acall(request)
-        return _finish(request, self.get_response(request))
+        response = self.get_response(request)
+        settle(request, response.status_code)
+        return _finish(request, response)
 
     async def _acall(self, request: Any) -> Any:
-        return _finish(request, await self.get_response(request))
+        response = await self.get_response(request)
+        await asettle(request, response.status_code)
+        return _finish(request, response)
 
     def _process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
         if not settings.enforce_all or enforces_itself(view):

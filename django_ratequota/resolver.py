@@ -180,6 +180,11 @@ def explain(asked: Asked) -> tuple[Candidate, ...]:
         for policy in rivals:
             if policy is winner and subject is not None:
                 reason = _("wins: %(audience)s is the most specific audience here") % {"audience": _audience(policy)}
+                if endpoint and endpoint.charged_statuses:
+                    statuses = {"statuses": ", ".join(sorted(endpoint.charged_statuses))}
+                    # Not within an f-string: there gettext's own tools do not find what is to be translated.
+                    only = _("only responses with status %(statuses)s stay charged") % statuses
+                    reason = f"{reason}; {only}"
                 candidates.append(
                     Candidate(
                         policy=policy,

@@ -305,6 +305,7 @@ def contents(draw: Any) -> dict[type[models.Model], list[dict[str, Any]]]:
                 "routes": "\n".join(draw(routes)),
                 "methods": " ".join(draw(st.permutations(["GET", "POST", "PUT"]))[: draw(st.integers(0, 3))]),
                 "cost": draw(st.sampled_from([1, 2, 10**12])),
+                "charged_statuses": draw(st.sampled_from(["", "401, 5xx"])),
                 "description": draw(texts),
             }
             for name in endpoints
@@ -346,7 +347,9 @@ def fields() -> dict[str, list[tuple[Any, ...]]]:
     return {
         "plans": sorted(models.QuerySet(Plan).values_list("slug", "name", "default_for", "description")),
         "endpoints": sorted(
-            models.QuerySet(Endpoint).values_list("name", "routes", "methods", "cost", "description")
+            models.QuerySet(Endpoint).values_list(
+                "name", "routes", "methods", "cost", "charged_statuses", "description"
+            )
         ),
         "policies": sorted(
             models.QuerySet(RatePolicy).order_by("pk").values_list(*named, *policy),

@@ -96,7 +96,12 @@ def edited_everything(free: Plan) -> list[tuple[Any, dict[str, Any]]]:
     pro = Plan.objects.create(name="Pro", slug="pro")
     search, exports = (Endpoint.objects.create(name=name) for name in ("search", "exports"))
     reports = Endpoint.objects.create(
-        name="reports", description="Reports", routes="reports:*\n/api/*", methods="GET POST", cost=7
+        name="reports",
+        description="Reports",
+        routes="reports:*\n/api/*",
+        methods="GET POST",
+        cost=7,
+        charged_statuses="4xx",
     )
     # Whole milliseconds: the history keeps no more.
     now = timezone.now().replace(microsecond=123000)
@@ -121,7 +126,7 @@ def edited_everything(free: Plan) -> list[tuple[Any, dict[str, Any]]]:
             assignment,
             {"user": bob, "plan": free, "starts_at": now, "ends_at": None, "reason": "", "created_by": None},
         ),
-        (reports, {"name": "r", "description": "", "routes": "", "methods": "", "cost": 1}),
+        (reports, {"name": "r", "description": "", "routes": "", "methods": "", "cost": 1, "charged_statuses": ""}),
         (
             policy,
             {"plan": None, "user": alice, "endpoint": exports, "counted_per": "caller", "rates": "1/s"}

@@ -37,7 +37,16 @@ def main() -> None:
         decisions = [check_request(RequestFactory().get("/")).allowed for _ in range(3)]
         assert decisions == [True, True, False], decisions
         files = {Path(str(file)).name for file in importlib.metadata.files("django-ratequota") or ()}
-        wanted = {"driver.lua", "py.typed", "0001_initial.py", "LICENSE", "ratequota.py", "django.mo", "429.html", "plugin.py"}
+        wanted = {
+            "driver.lua",
+            "py.typed",
+            "0001_initial.py",
+            "LICENSE",
+            "ratequota.py",
+            "django.mo",
+            "429.html",
+            "plugin.py",
+        }
         assert wanted <= files, wanted - files
         unwanted = [str(f) for f in importlib.metadata.files("django-ratequota") or () if str(f).startswith("tests")]
         assert not unwanted, unwanted

@@ -59,7 +59,7 @@ class EndpointForm(forms.ModelForm):  # type: ignore[type-arg]
 
     class Meta:
         model = Endpoint
-        fields = ["name", "description", "routes", "methods", "cost"]
+        fields = ["name", "description", "routes", "methods", "cost", "charged_statuses"]
         widgets = {
             "name": ScopeInput,
             "description": AdminTextareaWidget(attrs={"rows": 2}),
@@ -100,7 +100,7 @@ class EndpointAdmin(WarnsOfPolicies, RecordedAdmin):
     """Endpoints."""
 
     form = EndpointForm
-    list_display = ["name", "some_routes", "methods", "cost", "policy_count", about]
+    list_display = ["name", "some_routes", "methods", "cost", "charged_statuses", "policy_count", about]
     list_filter = [LimitedFilter]
     ordering = ["name"]  # the model's, which a query that counts leaves out
     search_fields = ["name", "description", "routes"]

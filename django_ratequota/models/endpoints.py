@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from ..rates import MAX_UNITS
 from .base import RecordedModel
 
+_STATUS = re.compile(r"[1-5](?:xx|[0-9]{2})", re.ASCII)
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
 
@@ -50,6 +51,16 @@ class Endpoint(RecordedModel):
         validators=[MinValueValidator(1), MaxValueValidator(MAX_UNITS)],
         help_text=_("Units that a request consumes, unless the code says otherwise."),
     )
+    charged_statuses = models.CharField(
+        _("charged statuses"),
+        max_length=100,
+        blank=True,
+        default="",
+        help_text=_(
+            "Which responses count, such as 401, 403 or 4xx for failed logins; empty = every request. Requests are "
+            "charged before they run, and those that end with another status get their units back."
+        ),
+    )
 
     class Meta(RecordedModel.Meta):
         verbose_name = _("endpoint")
@@ -60,7 +71,7 @@ class Endpoint(RecordedModel):
         return self.name
 
     def clean(self) -> None:
-        """Brings routes and methods into canonical form; raises ``ValidationError`` naming line or word."""
+        """Brings routes, methods and statuses into canonical form; raises ``ValidationError`` naming line or word."""
         errors: dict[str, Any] = {}
         if self.name == "all":
             errors["name"] = _("Headers say 'all' for all endpoints together; choose another name.")
@@ -83,6 +94,13 @@ class Endpoint(RecordedModel):
             errors["methods"] = _("%(word)r is no HTTP method; write some of %(known)s.") % {
                 "word": unknown[0][:30],
                 "known": ", ".join(METHODS),
+            }
+        words = [word for word in re.split(r"[\s,]+", self.charged_statuses.lower()) if word]
+        self.charged_statuses = ", ".join(sorted(set(words)))
+        unknown = [word for word in words if not _STATUS.fullmatch(word)]
+        if unknown:
+            errors["charged_statuses"] = _("%(word)r is no HTTP status; write some such as 401, 403 or 4xx.") % {
+                "word": unknown[0][:30]
             }
         if errors:
             raise ValidationError(errors)

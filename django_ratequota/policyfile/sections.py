@@ -69,7 +69,7 @@ ENDPOINTS = Section(
     name="endpoints",
     word="endpoint",
     model=Endpoint,
-    fields=("name", "routes", "methods", "cost", "description"),
+    fields=("name", "routes", "methods", "cost", "charged_statuses", "description"),
     required=("name",),
     identity=("name",),
 )

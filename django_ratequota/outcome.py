@@ -1,0 +1,73 @@
+"""Charging on outcome: an endpoint may count only responses of some statuses, failed logins say.
+
+A request is charged before its view runs, as any other: requests at the same time cannot slip past. Once the
+response is known and its status is not among those that count, that endpoint's buckets get the units back. The
+first to know the response does it: the decorator, else the middleware.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.http import Http404
+from django.http.multipartparser import MultiPartParserError
+
+from .facts import Snapshot
+from .types import Bucket, Decision, Settler
+
+#: What is reserved for a request hangs on it under this name; most requests have none.
+_ATTRIBUTE = "ratequota_reserved"
+
+
+class Reservation(NamedTuple):
+    """Units that a request was charged, and what its response must be for them to stay charged."""
+
+    statuses: frozenset[str]
+    buckets: tuple[Bucket, ...]
+    units: int
+    settler: Settler
+
+
+def reserve(request: Any, snapshot: Snapshot, decision: Decision, units: int) -> None:
+    """Remember what an admitted request may get back; ``decision`` holds the buckets that it was just charged in."""
+    if decision.settler is None or not units:
+        return
+    buckets: dict[frozenset[str], list[Bucket]] = {}
+    for status in decision.statuses:
+        endpoint = snapshot.endpoints.get(status.bucket.endpoint_id or 0)
+        if endpoint is not None and endpoint.charged_statuses and status.allowed:
+            buckets.setdefault(endpoint.charged_statuses, []).append(status.bucket)
+    for statuses, charged in buckets.items():
+        reservation = Reservation(statuses, tuple(charged), units, decision.settler)
+        vars(request).setdefault(_ATTRIBUTE, []).append(reservation)
+
+
+def settle(request: Any, status_code: int) -> None:
+    """Give back what a response of this status does not count; a store that fails is logged, and keeps the units."""
+    for one in _due(request, status_code):
+        one.settler.refund(one.buckets, cost=one.units)
+
+
+async def asettle(request: Any, status_code: int) -> None:
+    """``settle``, awaited."""
+    for one in _due(request, status_code):
+        await one.settler.arefund(one.buckets, cost=one.units)
+
+
+def status_of(error: Exception) -> int:
+    """The status of the response that Django makes of a view's exception."""
+    if isinstance(error, Http404):
+        return 404
+    if isinstance(error, PermissionDenied):
+        return 403
+    return 400 if isinstance(error, BadRequest | SuspiciousOperation | MultiPartParserError) else 500
+
+
+def _due(request: Any, status_code: int) -> list[Reservation]:
+    """What was reserved and is to be given back; it is asked for once."""
+    reserved: list[Reservation] = vars(request).pop(_ATTRIBUTE, ())
+    if not reserved:
+        return []
+    counted = {str(status_code), f"{status_code // 100}xx"}
+    return [one for one in reserved if counted.isdisjoint(one.statuses)]
