@@ -149,6 +149,12 @@ class TestEveryWay:
             assert get(where).status_code == 429
             assert get(where).status_code == 429
 
+    def test_nor_do_the_other_limits_of_a_refused_one(self, get: Any, where: str) -> None:
+        with login("401", "5/hour, 2/day"):
+            for status in ("401", "401", "200", "200"):
+                get(where, {"status": status})
+            assert left()[0] == 3
+
     def test_empty_counts_every_request(self, get: Any, where: str) -> None:
         with login(""):
             get(where)
@@ -224,6 +230,15 @@ def test_logged_policies_get_their_units_back_too(get: Any) -> None:
             assert [(s.remaining, s.allowed) for s in decision.statuses] == [(0, True), (8, True)]
 
 
+def test_a_logged_policy_without_room_was_not_charged_and_gets_nothing(get: Any) -> None:
+    with override_policies(
+        {"login": [Policy("1/hour", mode="log")]}, endpoints=[Endpoint(name="login", charged_statuses="401")]
+    ):
+        for status in ("401", "200", "200"):
+            get("/decorated/", {"status": status})
+        assert not response_decision(get("/decorated/")).statuses[0].allowed
+
+
 def test_requests_at_the_same_time_do_not_slip_past() -> None:
     """Ten wrong guesses at once, each answered after all have been let in: no more than the limit are tried."""
     global gate
@@ -289,6 +304,9 @@ def test_projects_that_do_not_use_it_reserve_nothing() -> None:
         request = request_from()
         check_request(request, "login")
         assert [name for name in vars(request) if "reserved" in name] == []
+    with login("401"):
+        check_request(request := request_from(), "login", 0)
+        assert [name for name in vars(request) if "reserved" in name] == [], "nor does a request that costs nothing"
 
 
 class TestModel:

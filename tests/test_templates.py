@@ -81,6 +81,7 @@ class TestPage:
     def test_a_long_wait_ends_at_a_time_of_day_never_too_early(self, time_machine: Any, settings: Any) -> None:
         time_machine.move_to(NOW + 1, tick=False)
         assert words(page(refused(119))).endswith("Try again in 119 seconds.")
+        assert words(page(refused(120))).endswith("Try again after Nov. 21, 2025, 5:23 a.m. UTC .")
         response = page(refused(3600))
         assert words(response).endswith("Try again after Nov. 21, 2025, 6:21 a.m. UTC .")
         assert '<time datetime="2025-11-21T06:21:00+00:00">' in response.content.decode()

@@ -18,6 +18,7 @@ import pytest
 import redis
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
+from django.http import HttpResponse
 from django.test import AsyncClient, Client, SimpleTestCase, override_settings
 
 from django_ratequota import Limiter, check_request
@@ -158,6 +159,7 @@ class TestIsolated:
 
     @pytest.mark.django_db(transaction=True)
     def test_an_edit_that_is_committed_counts_within_and_after(self) -> None:
+        assert statuses() == [200, 200, 200]
         with isolated():
             policy = RatePolicy.objects.create(rates="1/min")
             assert statuses() == [200, 429, 429]
@@ -281,6 +283,15 @@ class TestAssertions:
         self.fails(f"expected the request to be admitted, got 429: {refused}", assert_allowed, third)
         self.fails(f"expected Retry-After 7, got 30: {refused}", assert_limited, third, retry_after=7)
         self.fails(f"expected a refusal by 'all/min': {refused}", assert_limited, third, by="all/min")
+
+    def test_a_refusal_by_somebody_else_is_one(self) -> None:
+        response = HttpResponse(status=429, headers={"Retry-After": "7", "X-RateLimit-Remaining": "0"})
+        assert_limited(response, retry_after=7)
+        assert remaining(response) == 0
+        with pytest.raises(AssertionError, match="expected the request to be admitted, got 429"):
+            assert_allowed(response)
+        with pytest.raises(AssertionError, match="no policy 'search/min' says what remains"):
+            remaining(response, "search/min")
 
     def test_messages_where_no_limit_did_it(self) -> None:
         with override_policies({"serach": "2/min"}):
