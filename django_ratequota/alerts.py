@@ -44,8 +44,16 @@ def watch(decision: Decision) -> None:
     if not quota_threshold.receivers or decision.degraded:
         return
     for status in decision.statuses:
-        if status.remaining * 5 <= status.limit or _is_full(status):
-            _note(status, decision.at_us)
+        levels = crossed(status)
+        if levels:
+            _note(status, levels, decision.at_us)
+
+
+def crossed(status: BucketStatus) -> tuple[int, ...]:
+    """The levels (%) at which the bucket stands, or that it is above."""
+    if _is_full(status):
+        return (80, 100)
+    return (80,) if status.remaining * 5 <= status.limit else ()
 
 
 def _is_full(status: BucketStatus) -> bool:
@@ -53,13 +61,13 @@ def _is_full(status: BucketStatus) -> bool:
     return status.remaining == 0 or (not status.allowed and status.retry_after_us is not None)
 
 
-def _note(status: BucketStatus, at_us: int) -> None:
-    for level in (80, 100) if _is_full(status) else (80,):
+def _note(status: BucketStatus, levels: tuple[int, ...], at_us: int) -> None:
+    for level in levels:
         key = (*status.bucket.counter, level)
         with _lock:
             if _told.get(key, 0) > at_us or len(_waiting) >= _MAX_WAITING:
                 continue
-            _told[key] = at_us + _window_us(status)
+            _told[key] = at_us + told_us(status)
             _told.move_to_end(key)
             if len(_told) > _MAX_TOLD:
                 _told.popitem(last=False)
@@ -82,13 +90,13 @@ def _first(crossing: _Crossing) -> bool:
         limiter = default_limiter()
         name = blake2b(bucket_key(limiter.prefix, crossing.status.bucket).encode(), digest_size=12).hexdigest()
         key = statistics_key(limiter.prefix, f"told:{name}:{crossing.level}")
-        milliseconds = max(1, _window_us(crossing.status) // 1000)
+        milliseconds = max(1, told_us(crossing.status) // 1000)
         return bool(limiter.store.call().do(("SET", key, 1, "NX", "PX", milliseconds)))
     except StoreError:
         return True
 
 
-def _window_us(status: BucketStatus) -> int:
+def told_us(status: BucketStatus) -> int:
     """How long a crossing counts as told: to the end of the window where there is one, else a period."""
     if status.bucket.rate.algorithm == "fixed_window":
         return status.reset_after_us

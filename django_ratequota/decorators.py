@@ -11,7 +11,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from .enforcement import acheck_request, check_request
 from .headers import add_headers
-from .outcome import asettle, settle, status_of
+from .outcome import asettle, settle
 from .responses import arefusal_response, refusal_response
 from .routes import SCOPE_ATTRIBUTE
 from .types import check_cost
@@ -49,9 +49,9 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
                 if inspect.isawaitable(response):
                     response = await response
             except Exception as error:
-                await asettle(request, status_of(error))
+                await asettle(request, error)
                 raise
-            await asettle(request, response.status_code)
+            await asettle(request, response)
             add_headers(response, decision)
             return response
 
@@ -62,9 +62,9 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
             try:
                 response = view(request, *args, **kwargs)
             except Exception as error:
-                settle(request, status_of(error))
+                settle(request, error)
                 raise
-            settle(request, response.status_code)
+            settle(request, response)
             add_headers(response, decision)
             return response
 

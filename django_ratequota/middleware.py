@@ -34,12 +34,12 @@ class RateQuotaMiddleware:
         if iscoroutinefunction(self):
             return self._acall(request)
         response = self.get_response(request)
-        settle(request, response.status_code)
+        settle(request, response)
         return _finish(request, response)
 
     async def _acall(self, request: Any) -> Any:
         response = await self.get_response(request)
-        await asettle(request, response.status_code)
+        await asettle(request, response)
         return _finish(request, response)
 
     def _process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:

@@ -43,31 +43,36 @@ def reserve(request: Any, snapshot: Snapshot, decision: Decision, units: int) ->
         vars(request).setdefault(_ATTRIBUTE, []).append(reservation)
 
 
-def settle(request: Any, status_code: int) -> None:
-    """Give back what a response of this status does not count; a store that fails is logged, and keeps the units."""
-    for one in _due(request, status_code):
+def settle(request: Any, outcome: object) -> None:
+    """Give back what ``outcome``, a response or a view's exception, does not count; asked again, nothing more.
+
+    A store that fails is logged, and keeps the units.
+    """
+    for one in _due(request, outcome):
         one.settler.refund(one.buckets, cost=one.units)
 
 
-async def asettle(request: Any, status_code: int) -> None:
+async def asettle(request: Any, outcome: object) -> None:
     """``settle``, awaited."""
-    for one in _due(request, status_code):
+    for one in _due(request, outcome):
         await one.settler.arefund(one.buckets, cost=one.units)
 
 
-def status_of(error: Exception) -> int:
-    """The status of the response that Django makes of a view's exception."""
-    if isinstance(error, Http404):
-        return 404
-    if isinstance(error, PermissionDenied):
-        return 403
-    return 400 if isinstance(error, BadRequest | SuspiciousOperation | MultiPartParserError) else 500
-
-
-def _due(request: Any, status_code: int) -> list[Reservation]:
-    """What was reserved and is to be given back; it is asked for once."""
+def _due(request: Any, outcome: object) -> list[Reservation]:
     reserved: list[Reservation] = vars(request).pop(_ATTRIBUTE, ())
     if not reserved:
         return []
-    counted = {str(status_code), f"{status_code // 100}xx"}
+    status = _status(outcome)
+    counted = {str(status), f"{status // 100}xx"}
     return [one for one in reserved if counted.isdisjoint(one.statuses)]
+
+
+def _status(outcome: object) -> int:
+    """The response's status; of an exception, or of what is no response, the one that Django makes of it."""
+    if isinstance(outcome, Http404):
+        return 404
+    if isinstance(outcome, PermissionDenied):
+        return 403
+    if isinstance(outcome, BadRequest | SuspiciousOperation | MultiPartParserError):
+        return 400
+    return 500 if isinstance(outcome, Exception) else int(getattr(outcome, "status_code", 500))

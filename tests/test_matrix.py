@@ -72,6 +72,12 @@ def links(cell: str) -> list[str]:
     return [html.unescape(link) for link in re.findall(r'href="(.*?)"', cell)]
 
 
+def test_an_endpoint_that_counts_by_status_says_so(operator: Client, free: Plan, search: Endpoint) -> None:
+    Endpoint.objects.create(name="login", charged_statuses="401, 5xx")
+    rows = re.findall(r'<th scope="row">.*?</th>', text(operator.get(MATRIX)), re.S)
+    assert [words(row) for row in rows] == ["all endpoints", "login only 401, 5xx stay charged", "search"]
+
+
 def test_a_cell_shows_the_rates_in_force_and_leads_to_their_policy(
     operator: Client, free: Plan, search: Endpoint
 ) -> None:

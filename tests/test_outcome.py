@@ -44,6 +44,8 @@ ERRORS = {
     "400": SuspiciousOperation,
     "4000": BadRequest,
     "500": LookupError,
+    # That of an API; it means nothing to Django outside of one.
+    "5000": AuthenticationFailed,
 }
 
 
@@ -91,6 +93,7 @@ urlpatterns = [
     path("adecorated/", ratequota("login")(aanswer)),
     path("api/", Login.as_view()),
     path("deciding/", deciding),
+    path("nothing/", ratequota("login")(lambda request: None)),
     path("login/", ratequota("login")(LoginView.as_view(template_name="429.html"))),
     path("checking/", checking),
 ]
@@ -168,10 +171,21 @@ class TestEveryWay:
                 assert 'login/hour";r=4;' in response["RateLimit"]
 
 
-def test_a_bad_request_is_a_400(get: Any) -> None:
-    with login("400"):
-        get("/decorated/", {"error": "4000"})
+@pytest.mark.parametrize(("status", "error"), [("400", "4000"), ("500", "5000")])
+@pytest.mark.parametrize("where", ["/plain/", "/decorated/"])
+def test_other_errors_count_as_what_django_makes_of_them(get: Any, where: str, status: str, error: str) -> None:
+    with login(status):
+        assert get(where, {"error": error}).status_code == int(status)
         assert left()[0] == 3
+
+
+def test_a_view_that_returns_nothing_is_told_so_by_django() -> None:
+    with login("5xx"), pytest.raises(ValueError, match="didn't return an HttpResponse object"):
+        Client().get("/nothing/")
+    with login("401"):
+        with pytest.raises(ValueError, match="didn't return an HttpResponse object"):
+            Client().get("/nothing/")
+        assert left()[0] == 4, "a 500"
 
 
 def test_streams_are_settled_when_they_begin(get: Any) -> None:
@@ -287,7 +301,7 @@ def test_a_store_that_goes_down_meanwhile_fails_no_request() -> None:
         def view(request: Any) -> HttpResponse:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(store, "steps", gone)
-                settle(request, 200)
+                settle(request, HttpResponse())
             return HttpResponse()
 
         def gone(*args: Any) -> Any:

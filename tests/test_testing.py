@@ -20,9 +20,12 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.http import HttpResponse
 from django.test import AsyncClient, Client, SimpleTestCase, override_settings
+from rest_framework.test import APIClient
 
 from django_ratequota import Limiter, check_request
+from django_ratequota.collecting import collector
 from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.signals import quota_threshold
 from django_ratequota.testing import (
     Clock,
     Policy,
@@ -157,6 +160,11 @@ class TestIsolated:
         assert keys(redis_client) == before
         assert statuses(times=1) == [429]
 
+    def test_without_policies_nothing_stays_either(self, redis_client: redis.Redis) -> None:
+        with isolated():
+            assert statuses() == [200, 200, 200]
+        assert keys(redis_client) == set()
+
     @pytest.mark.django_db(transaction=True)
     def test_an_edit_that_is_committed_counts_within_and_after(self) -> None:
         assert statuses() == [200, 200, 200]
@@ -207,6 +215,50 @@ class TestClock:
     def test_a_naive_time_is_refused(self) -> None:
         with pytest.raises(ValueError, match="says no time zone"):
             Clock(datetime(2026, 1, 1))
+
+
+class TestWhatHangsOnDecisions:
+    def test_the_threshold_signal_comes_at_once_and_anew_in_each(self) -> None:
+        told: list[tuple[str, int]] = []
+
+        def tell(level: int, status: Any, **_: Any) -> None:
+            told.append((status.bucket.title, level))
+
+        quota_threshold.connect(tell)
+        try:
+            for _ in range(2):
+                with override_policies({"search": "5/min"}) as scene:
+                    statuses(times=6)
+                    assert told == [("search/min", 80), ("search/min", 100)]
+                    scene.clock.advance(60)
+                    statuses(times=4)
+                    assert told == [("search/min", 80), ("search/min", 100), ("search/min", 80)]
+                told.clear()
+        finally:
+            quota_threshold.disconnect(tell)
+
+    def test_counting_in_this_process_begins_anew_in_each(self) -> None:
+        closed = {"REDIS_URL": "redis://127.0.0.1:1/0", "REPORT_SECONDS": 0, "LOCAL_SHARE": 1}
+        with override_settings(RATEQUOTA=closed):
+            for _ in range(2):
+                with override_policies({"search": Policy("2/min", on_error="local")}) as scene:
+                    assert statuses() == [200, 200, 429]
+                    scene.clock.advance(60)
+                    assert statuses() == [200, 200, 429]
+
+    def test_refusals_have_ids_and_statistics_stay_clean(self, redis_client: redis.Redis, settings: Any) -> None:
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 0.05}
+        with override_policies({"search": "blocked"}):
+            assert Client().get("/decorated/")["X-RateLimit-Refusal"]
+        assert not collector._noted
+
+    def test_the_usage_api_and_rest_framework_go_by_it(self) -> None:
+        with override_policies({"search": "2/min"}):
+            assert_allowed(APIClient().get("/search/"), remaining=1)
+            (limit,) = APIClient().get("/quota/usage/").json()["limits"]
+            assert (limit["policy"], limit["remaining"]) == ("search/min", 1)
+            assert_allowed(APIClient().get("/search/"))
+            assert_limited(APIClient().get("/search/"), by="search/min")
 
 
 class TestWhereItCounts:
@@ -323,6 +375,7 @@ PROJECT = """
 SECRET_KEY = "users"
 USE_TZ = True
 ROOT_URLCONF = "shop"
+STATIC_URL = "static/"
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 INSTALLED_APPS = [
     "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions", "django_ratequota"
@@ -383,13 +436,32 @@ def test_the_docs_suites_pass(tmp_path: Path, name: str) -> None:
     assert "OK" in output or " passed" in output
 
 
+def test_a_live_server_goes_by_it(tmp_path: Path) -> None:
+    code = """
+from urllib.error import HTTPError
+from urllib.request import urlopen
+from django.test import LiveServerTestCase
+from django_ratequota.testing import override_policies
+
+class LiveTest(LiveServerTestCase):
+    @override_policies({"search": "2/min"}, all_threads=True)
+    def test_live(self):
+        for _ in range(2):
+            assert urlopen(f"{self.live_server_url}/search/").status == 200
+        with self.assertRaisesMessage(HTTPError, "429"):
+            urlopen(f"{self.live_server_url}/search/")
+"""
+    status, output = run(tmp_path, ["-m", "django", "test"], {"tests.py": code})
+    assert (status, "OK" in output) == (0, True), output
+
+
 def test_state_does_not_pass_from_test_to_test(tmp_path: Path) -> None:
     """Users that get the same primary key in every test, under transactions that are rolled back."""
     code = """
 import pytest
 from django.contrib.auth.models import User
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.testing import assert_allowed, assert_limited
+from django_ratequota.testing import assert_allowed, assert_limited, override_policies
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("ratequota_isolated")
@@ -414,9 +486,13 @@ def test_fixture(client, turn, ratequota_policies, ratequota_clock):
 
 def test_unlimited(client, ratequota_unlimited):
     assert_allowed(client.get("/search/"))
+
+@override_policies({"search": "blocked"})
+def test_decorated(client):
+    assert_limited(client.get("/search/"))
 """
     status, output = run(tmp_path, PYTEST, {"test_state.py": code})
-    assert (status, "7 passed" in output) == (0, True), output
+    assert (status, "8 passed" in output) == (0, True), output
 
 
 SERVED = """

@@ -120,6 +120,7 @@ class MatrixPage(RecordedAdmin):
         name = gettext("all endpoints") if endpoint is None else shown(endpoint.name)
         return {
             "endpoint": name,
+            "statuses": endpoint.charged_statuses if endpoint else "",
             "link": self._endpoint_link(request, endpoint, cells),
             "overrides": overrides.get(_key(endpoint), 0),
             "overrides_link": cells.listed({"audience": "override", "time": "active"}, endpoint),

@@ -1,7 +1,8 @@
 """What decides during a part of a test: policies, a clock and counters of its own.
 
-Three names that every decision goes through are replaced on first use, by what looks for a scene and, finding none,
-does what was there before: ``limiter._made`` (the default limiter), and ``policies`` and ``note`` of ``enforcement``.
+The names that every decision goes through are replaced on first use, by what looks for a scene and, finding none, does
+what was there before: ``limiter._made`` and ``fallback._local`` (the limiters in Redis and in this process), and
+``policies``, ``note`` and ``watch`` of ``enforcement``.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ import os
 import secrets
 from collections.abc import Iterable
 from contextvars import ContextVar
-from functools import partial
+from datetime import UTC, datetime
 from typing import Any
 
-from .. import enforcement, limiter
+from .. import enforcement, fallback, limiter
+from ..alerts import crossed, quota_threshold, told_us
 from ..collecting import Collector
 from ..conf import OncePerSettings, settings
 from ..connect import store_of_settings
 from ..exceptions import StoreError
 from ..keys import bucket_key, revision_key
 from ..limiter import Limiter
+from ..local import LocalLimiter
 from ..snapshot import Policies
 from ..store import Store
-from ..types import Bucket
+from ..types import Bucket, Decision
 from .clock import Clock
 from .given import FixedPolicies
 
@@ -39,21 +42,40 @@ class Scene:
         #: What the engine takes for the time.
         self.clock = clock or Clock()
         self.policies = policies
-        #: Refusals have ids, as in production; no thread hands over what is counted here.
-        self.collector = Collector()
+        # No thread hands over what is counted here.
+        self._collector = Collector()
         self._limiters: list[SceneLimiter] = []
-        # Another one where a test overrides the settings meanwhile.
+        # Others where a test overrides the settings meanwhile.
         self.limiter = OncePerSettings(self._make_limiter)
+        self.local = OncePerSettings(lambda: LocalLimiter(settings.local_share, clock=lambda: self.clock() / 10**6))
+        #: (counter, level) -> until when ``quota_threshold`` was sent for it (µs).
+        self._told: dict[tuple[object, ...], int] = {}
 
     def reset(self) -> None:
         """Forget all that was counted."""
         for one in self._limiters:
             one.forget_keys()
+        self.local.forget()
+        self._told.clear()
 
     @property
     def entered(self) -> bool:
         """Whether this context has entered it."""
         return self in _own.get()
+
+    def note(self, asked: Any, route: str | None, *decided: Any) -> str:
+        """Note a decision; returns the id of a refusal, as in production, "" without one."""
+        return self._collector.note(asked, route or "", *decided) if settings.statistics_seconds else ""
+
+    def watch(self, decision: Decision) -> None:
+        """Send ``quota_threshold``: at once, as a test does not wait."""
+        for status in decision.statuses if not decision.degraded else ():
+            for level in crossed(status):
+                key = (*status.bucket.counter, level)
+                if self._told.get(key, 0) <= decision.at_us:
+                    self._told[key] = decision.at_us + told_us(status)
+                    at = datetime.fromtimestamp(decision.at_us / 10**6, UTC)
+                    quota_threshold.send_robust(sender=None, level=level, status=status, at=at)
 
     def enter(self, all_threads: bool) -> None:
         """Be in force in this context, or in all threads of the process."""
@@ -82,27 +104,32 @@ class SceneLimiter(Limiter):
         # It begins with the project's prefix, which an ACL may demand. 16 characters are the most.
         super().__init__(clock=clock, prefix=f"{settings.prefix[:5]}:{secrets.token_hex(5)}", deny_cache_seconds=0)
         self.store = _store()  # on connections that are open already
+        self._fixed = fixed
         self._buckets: set[Bucket] = set()
+        # Whether Redis may hold a key of ours.
+        self._asked = False
         if fixed:  # nothing can be published: requests without limits need no Redis
             self._look_seconds = float("inf")
 
     def publish(self) -> int:
         """Tell those outside the scene too: what is committed in a test is committed."""
+        self._asked = True
         _limiters.real().publish()
         return super().publish()
 
     def _begin(self, mode: str, buckets: Iterable[Bucket], *args: Any) -> Any:
         buckets = tuple(buckets)
         self._buckets.update(buckets)
+        self._asked = self._asked or bool(buckets) or not self._fixed
         return super()._begin(mode, buckets, *args)
 
     def forget_keys(self) -> None:
         """Delete all that was counted; what Redis does not delete now goes when its time is over."""
         keys = [*{bucket_key(self.prefix, bucket) for bucket in self._buckets}, revision_key(self.prefix)]
-        used, self._buckets = bool(self._buckets), set()
+        asked, self._asked, self._buckets = self._asked, False, set()
         size = 1 if self.store.clustered else _TOGETHER
         try:
-            for start in range(0, len(keys) if used else 0, size):
+            for start in range(0, len(keys) if asked else 0, size):
                 self.store.execute(("DEL", *keys[start : start + size]))
         except StoreError:
             pass
@@ -120,42 +147,25 @@ def current_scene() -> Scene | None:
     return own[-1] if own else _shared[-1] if _shared else None
 
 
-class _Limiters:
-    """In place of ``limiter._made``."""
+class _Staged:
+    """In place of a name: what the scene has under ``name``, without one the real thing."""
 
-    def __init__(self) -> None:
-        self.real: Any = limiter._made
+    def __init__(self, name: str, real: Any) -> None:
+        self._name = name
+        self.real = real
 
-    def __call__(self) -> Limiter:
-        scene = current_scene()
-        found: Limiter = scene.limiter() if scene else self.real()
-        return found
-
-    def forget(self) -> None:
-        self.real.forget()
-
-
-class _Policies:
-    """In place of ``enforcement.policies``."""
-
-    def __init__(self) -> None:
-        self.real: Any = vars(enforcement)["policies"]
+    def __call__(self, *args: Any) -> Any:
+        return self._found()(*args)
 
     def __getattr__(self, name: str) -> Any:
+        return getattr(self._found(), name)
+
+    def _found(self) -> Any:
         scene = current_scene()
-        return getattr(scene.policies if scene else self.real, name)
+        return getattr(scene, self._name) if scene else self.real
 
 
-def _note(real: Any, *args: Any) -> str:
-    """In place of ``enforcement.note``."""
-    scene = current_scene()
-    if scene is None:
-        return str(real(*args))
-    asked, route, *rest = args
-    return scene.collector.note(asked, route or "", *rest) if settings.statistics_seconds else ""
-
-
-_limiters = _Limiters()
+_limiters = _Staged("limiter", vars(limiter)["_made"])
 
 
 def _make_store() -> Store:
@@ -170,6 +180,9 @@ os.register_at_fork(after_in_child=_store.forget)
 
 
 def _install() -> None:
-    if vars(limiter)["_made"] is not _limiters:
-        vars(limiter)["_made"] = _limiters
-        vars(enforcement).update(policies=_Policies(), note=partial(_note, vars(enforcement)["note"]))
+    if vars(limiter)["_made"] is _limiters:
+        return
+    vars(limiter)["_made"] = _limiters
+    vars(fallback)["_local"] = _Staged("local", vars(fallback)["_local"])
+    for name in ("policies", "note", "watch"):
+        vars(enforcement)[name] = _Staged(name, vars(enforcement)[name])
