@@ -52,7 +52,8 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
                 await asettle(request, error)
                 raise
             await asettle(request, response)
-            add_headers(response, decision)
+            if response is not None:  # Django says better what is wrong with such a view
+                add_headers(response, decision)
             return response
 
         def run(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +66,8 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
                 settle(request, error)
                 raise
             settle(request, response)
-            add_headers(response, decision)
+            if response is not None:  # Django says better what is wrong with such a view
+                add_headers(response, decision)
             return response
 
         awaited = is_awaited(view)

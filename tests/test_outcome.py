@@ -16,7 +16,7 @@ from django.contrib.auth.views import LoginView
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation, ValidationError
 from django.core.management import CommandError, call_command
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, override_settings
 from django.urls import path
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.response import Response
@@ -25,10 +25,8 @@ from rest_framework.views import APIView
 from django_ratequota import check_request
 from django_ratequota.checks import check_outcome
 from django_ratequota.decorators import ratequota
-from django_ratequota.exceptions import StoreError
 from django_ratequota.health import health
 from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
-from django_ratequota.outcome import settle
 from django_ratequota.policyfile import export
 from django_ratequota.testing import Policy, override_policies, remaining
 from tests.views import request_from
@@ -293,22 +291,28 @@ def test_a_client_that_hangs_up_stays_charged() -> None:
         assert left()[0] == 3
 
 
-def test_a_store_that_goes_down_meanwhile_fails_no_request() -> None:
-    with login("401") as scene:
-        store = scene.limiter().store
+@pytest.mark.parametrize("asgi", [False, True])
+def test_a_store_that_goes_down_meanwhile_fails_no_request(asgi: bool) -> None:
+    closed = override_settings(RATEQUOTA={"REDIS_URL": "redis://127.0.0.1:1/0", "REPORT_SECONDS": 0})
 
-        @ratequota("login")
-        def view(request: Any) -> HttpResponse:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(store, "steps", gone)
-                settle(request, HttpResponse())
-            return HttpResponse()
+    @ratequota("login")
+    def view(request: Any) -> HttpResponse:
+        closed.enable()
+        return HttpResponse()
 
-        def gone(*args: Any) -> Any:
-            raise StoreError("connection", "it is gone")
+    @ratequota("login")
+    async def aview(request: Any) -> HttpResponse:
+        closed.enable()
+        return HttpResponse()
 
+    request = request_from(address="127.0.0.1")
+    with login("401"):
         before = health().degraded.get("connection", 0)
-        assert view(request_from(address="127.0.0.1")).status_code == 200
+        try:
+            response = async_to_sync(aview)(request) if asgi else view(request)
+        finally:
+            closed.disable()
+        assert response.status_code == 200
         assert health().degraded["connection"] == before + 1
         assert left()[0] == 3, "the unit stays charged"
 

@@ -1,8 +1,8 @@
 """What decides during a part of a test: policies, a clock and counters of its own.
 
-The names that every decision goes through are replaced on first use, by what looks for a scene and, finding none, does
-what was there before: ``limiter._made`` and ``fallback._local`` (the limiters in Redis and in this process), and
-``policies``, ``note`` and ``watch`` of ``enforcement``.
+The names that every decision goes through are replaced on first use, by what looks for a scene and, finding none,
+does what was there before: ``limiter._made`` and ``fallback._local`` (the limiters in Redis and in this process),
+and ``policies``, ``note`` and ``watch`` of ``enforcement``.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Scene:
         self.policies = policies
         # No thread hands over what is counted here.
         self._collector = Collector()
+        self._name = secrets.token_hex(5)
         self._limiters: list[SceneLimiter] = []
         # Others where a test overrides the settings meanwhile.
         self.limiter = OncePerSettings(self._make_limiter)
@@ -92,7 +93,7 @@ class Scene:
         self.reset()
 
     def _make_limiter(self) -> SceneLimiter:
-        made = SceneLimiter(self.clock, fixed=isinstance(self.policies, FixedPolicies))
+        made = SceneLimiter(self.clock, self._name, fixed=isinstance(self.policies, FixedPolicies))
         self._limiters.append(made)
         return made
 
@@ -100,9 +101,9 @@ class Scene:
 class SceneLimiter(Limiter):
     """The default limiter's server, with keys that no other scene, process or test run has."""
 
-    def __init__(self, clock: Clock, *, fixed: bool) -> None:
+    def __init__(self, clock: Clock, name: str, *, fixed: bool) -> None:
         # It begins with the project's prefix, which an ACL may demand. 16 characters are the most.
-        super().__init__(clock=clock, prefix=f"{settings.prefix[:5]}:{secrets.token_hex(5)}", deny_cache_seconds=0)
+        super().__init__(clock=clock, prefix=f"{settings.prefix[:5]}:{name}", deny_cache_seconds=0)
         self.store = _store()  # on connections that are open already
         self._fixed = fixed
         self._buckets: set[Bucket] = set()
