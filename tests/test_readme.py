@@ -13,9 +13,10 @@ import pytest
 
 from django_ratequota.conf import Settings
 from tests import server
+from tests.snippets import ROOT, links, snippet
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+PAGE = ROOT / "README.md"
+README = PAGE.read_text()
 
 #: What a project has before it adds the app; the README's lines come below.
 SETTINGS = """
@@ -50,20 +51,14 @@ print(get("/c/").json(), get("/c/").json(), get("/c/").status_code)
 """
 
 
-def snippet(name: str) -> str:
-    found = re.search(rf"```python\n(# {re.escape(name)}\n.*?)```", README, re.DOTALL)
-    assert found, name
-    return found[1]
-
-
 def test_snippets_limit_a_new_project(redis_client: object, tmp_path: Path) -> None:
-    lines = snippet("settings.py")
+    lines = snippet(PAGE, "settings.py")
     assert len(lines.splitlines()) == 5, "an app is wired in a comment and four lines"
     added = lines.replace("redis://127.0.0.1:6379/0", server.url())
     assert server.url() in added
     (tmp_path / "settings.py").write_text(SETTINGS + added)
-    (tmp_path / "views.py").write_text(snippet("views.py"))
-    (tmp_path / "metered.py").write_text(snippet("metered.py"))
+    (tmp_path / "views.py").write_text(snippet(PAGE, "views.py"))
+    (tmp_path / "metered.py").write_text(snippet(PAGE, "metered.py"))
     (tmp_path / "urls.py").write_text(URLS)
     environment = os.environ | {"DJANGO_SETTINGS_MODULE": "settings", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     result = subprocess.run(
@@ -95,5 +90,4 @@ def test_defaults_in_the_table_are_the_codes(key: str) -> None:
 def test_what_stands_before_the_first_link_is_short() -> None:
     before = re.split(r"(?<!!)\[[^\]]+\]\(", README)[0]
     assert len(before.split()) < 400
-    for link in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / link).exists(), link
+    assert [link for link in links(PAGE) if not (ROOT / link).exists()] == []
