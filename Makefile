@@ -5,13 +5,13 @@ PORT ?= 8000
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test browser soak bench lint format messages wheel clean
+.PHONY: help demo test browser soak bench lint format messages docs pages wheel clean
 
 help: ## List the recipes
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # One stamp a dependency group: installing again only when pyproject.toml changed.
-$(VENV)/.demo $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: pyproject.toml
+$(VENV)/.demo $(VENV)/.test $(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group $*
@@ -57,8 +57,14 @@ messages: $(VENV)/.demo ## Collect and compile the texts that are translated (ne
 		--no-location --no-wrap --no-obsolete
 	@cd django_ratequota && $(abspath $(BIN))/python ../manage.py compilemessages --locale de
 
+docs: $(VENV)/.docs ## Build the documentation as a site in docs/_build; warnings are errors
+	@$(BIN)/sphinx-build --builder html --fail-on-warning --keep-going --nitpicky --quiet docs docs/_build
+
+pages: $(VENV)/.test ## Write what the pages take from the code anew: tables of settings, commands and fields, plots
+	@$(BIN)/python -m docs.generate
+
 wheel: ## Build the wheel, install it in an empty environment and use it there
 	@PYTHON=$(PYTHON) tests/wheel.sh
 
 clean: ## Remove what the recipes made
-	@rm -rf $(VENV) .venv-browser $(VENV)-bench dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .venv-browser $(VENV)-bench dist build docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,86 @@
+"""Sphinx configuration: ``make docs`` builds the site from these pages, which read as well on a code host."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+# autodoc imports the package, and some of its modules read Django's settings.
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
+
+import django  # noqa: E402
+
+django.setup()
+
+import django_ratequota  # noqa: E402
+
+project = "django-ratequota"
+author = "The django-ratequota maintainers"
+copyright = author
+release = version = django_ratequota.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_build"]
+highlight_language = "text"
+smartquotes = False
+nitpicky = True
+# Signatures name classes of other projects, whose pages are not here.
+nitpick_ignore_regex = [(r"py:.*", r"(?!django_ratequota).*")]
+# Only annotations name these.
+nitpick_ignore = [
+    ("py:class", "django_ratequota.types.Settler"),
+    ("py:class", "django_ratequota.decorators.View"),
+    ("py:class", "django_ratequota.headers.Headers"),
+]
+
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+
+html_theme = "furo"
+html_title = f"{project} {release}"
+html_show_copyright = False
+html_show_sphinx = False
+
+
+#: Files that are pages of the site.
+PAGES = {HERE.parent / "CHANGELOG.md": HERE / "changelog.md"}
+
+
+def copy_images(app: Any, exception: Exception | None) -> None:
+    """Light and dark screenshots are in ``<picture>``, whose files Sphinx does not look for."""
+    if exception is None:
+        shutil.copytree(HERE / "images", Path(app.outdir) / "images", dirs_exist_ok=True)
+
+
+def read_page(app: Any, docname: str, source: list[str]) -> None:
+    """Pages link as a code host wants it: here, a link to a file outside docs/ offers the file."""
+    here = folder = (HERE / docname).parent
+    if docname == "changelog":
+        folder = HERE.parent
+        source[0] = (folder / "CHANGELOG.md").read_text()
+
+    def target(link: re.Match[str]) -> str:
+        path = (folder / link[1]).resolve()
+        if not path.exists():  # Sphinx tells of it, or it is no link
+            return link[0]
+        path = PAGES.get(path, path)
+        scheme = "" if path.is_relative_to(HERE) else "path:"
+        return f"]({scheme}{os.path.relpath(path, here)}{link[2] or ''})"
+
+    source[0] = re.sub(r"\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)", target, source[0])
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", read_page)
+    app.connect("build-finished", copy_images)

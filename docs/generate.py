@@ -1,0 +1,121 @@
+"""Writes what the pages take from the code anew: tables of settings, commands and fields, and the plots.
+
+python -m docs.generate    # needs the group "test" of pyproject.toml
+
+A table stands between ``<!-- generated: name -->`` and ``<!-- end -->``; the text around it is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+
+
+def settings() -> Iterator[str]:
+    """A row for each key of RATEQUOTA: default, what conf.py accepts, and its comment there."""
+    from django_ratequota import conf
+
+    source = inspect.getsource(conf.Settings)
+    comments = dict(re.findall(r"((?:    #: .*\n(?:    # .*\n)*)+)    (\w+): ", source))
+    meanings = {name: " ".join(re.findall(r"#:? (.*)", comment)) for comment, name in comments.items()}
+    yield "| key | default | accepts | meaning |"
+    yield "|---|---|---|---|"
+    for key, name in sorted(conf._KEYS.items()):
+        default = getattr(conf.Settings(), name)
+        shown = (
+            "Django's" if key == "TIME_ZONE" else f"`{list(default) if isinstance(default, tuple) else default!r}`"
+        )
+        # Nothing accepts an object; what to write instead is said in one place.
+        [problem] = conf.read({key: object()})[1]
+        accepts = re.sub(r"^(Write|[A-Z]+ must be) ", "", problem.hint)
+        yield _row(f"`{key}`", shown, accepts.rstrip("."), meanings[name])
+
+
+def commands() -> Iterator[str]:
+    """The verbs of ``manage.py ratequota`` with their options."""
+    from django_ratequota.management.commands.ratequota import Command
+
+    parser = argparse.ArgumentParser()
+    Command().add_arguments(parser)  # without Django's own options
+    [verbs] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    helps = {action.dest: action.help for action in verbs._choices_actions}
+    for verb, of_verb in verbs.choices.items():
+        yield from (f"## `ratequota {verb}`", "", str(helps[verb]), "")
+        options = [action for action in of_verb._actions if action.dest != "help"]
+        if options:
+            yield "| option | meaning |"
+            yield "|---|---|"
+        for option in options:
+            name = option.option_strings[-1] if option.option_strings else str(option.metavar)
+            value = option.metavar or option.dest.upper()
+            value = "|".join(option.choices) if option.choices else value
+            takes = f" {value}" if option.option_strings and option.nargs != 0 else ""
+            yield _row(f"`{name}{takes}`".replace("|", "\\|"), str(option.help))
+        if options:
+            yield ""
+
+
+def fields() -> Iterator[str]:
+    """What operators write, in the admin's own words."""
+    from django.utils import translation
+
+    from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+
+    with translation.override("en"):
+        for model in (RatePolicy, Endpoint, Plan, PlanAssignment):
+            yield from (f"### {str(model._meta.verbose_name).capitalize()}", "", "| field | meaning |", "|---|---|")
+            for field in model._meta.fields:
+                if field.help_text:
+                    choices = ", ".join(f"`{value}`" for value, _ in field.choices or () if value)
+                    meaning = str(field.help_text).replace("*", r"\*")
+                    yield _row(f"`{field.name}`", f"{meaning} One of {choices}." if choices else meaning)
+            yield ""
+
+
+#: What is generated: the page and the rows of each table.
+TABLES = {
+    "settings": ("reference/settings.md", settings),
+    "commands": ("reference/commands.md", commands),
+    "fields": ("reference/policies.md", fields),
+}
+
+
+def page(name: str) -> str:
+    """The page of this table as it should be."""
+    file, rows = TABLES[name]
+    table = "\n".join(rows()).strip()
+    text = (DOCS / file).read_text()
+    pattern = rf"(<!-- generated: {name} -->\n).*?(\n<!-- end -->)"
+    written, count = re.subn(pattern, lambda found: f"{found[1]}\n{table}\n{found[2]}", text, flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"{file} has {count} places for the table {name!r}")
+    return written
+
+
+def _row(*cells: str) -> str:
+    escaped = [re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in cells]
+    return f"| {' | '.join(escaped)} |"
+
+
+def main() -> None:
+    """Write them."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    import django
+
+    django.setup()
+    from docs import plots
+
+    for name, (file, _) in TABLES.items():
+        (DOCS / file).write_text(page(name))
+    for file, drawing in plots.draw().items():
+        (plots.IMAGES / file).write_text(drawing)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Draws the plots of algorithms.md: the traffic of ``scenarios``, judged by the script that judges requests."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
+
+if TYPE_CHECKING:
+    from django_ratequota.scenarios import Scenario
+
+IMAGES = Path(__file__).parent / "images"
+#: One panel each; the last rate of each is the one that the traffic is made for.
+RATES = (
+    "60/min fixed_window",
+    "60/min sliding_window_log",
+    "60/min sliding_window_counter",
+    "60/min token_bucket",
+    "60/min burst 10 token_bucket",
+    "2/s token_bucket, 60/min sliding_window_log",
+)
+#: The files, in the order of the scenarios.
+FILES = ("algorithms-stream.svg", "algorithms-edge.svg", "algorithms-pause.svg")
+
+_WIDTH, _COLUMNS = 760, 2
+_PANEL_WIDTH, _PANEL_HEIGHT = 380, 168
+_LEFT, _RIGHT, _TOP, _BARS = 34, 14, 48, 88
+_HEAD, _LINE = 34, 13
+#: A background of its own: the drawing stays readable on a page whose colours are not the browser's.
+_STYLE = """
+text { font: 11px system-ui, sans-serif; fill: #333 }
+.title { font-weight: bold } .rates { font: bold 11px monospace }
+.ground { fill: #fff } .axis { stroke: #999 } .admitted { fill: #2a78c2 } .refused { fill: #f0b08a }
+@media (prefers-color-scheme: dark) {
+text { fill: #ddd } .ground { fill: #17191c } .axis { stroke: #777 }
+.admitted { fill: #5aa9f0 } .refused { fill: #8a4b26 }
+}
+"""
+
+
+def draw() -> dict[str, str]:
+    """The files and what is in them: each scenario, a panel for each of ``RATES``."""
+    from django.utils import translation
+
+    from django_ratequota.rates import parse_rates
+    from django_ratequota.scenarios import scenarios
+
+    with translation.override("en"):
+        judged = [scenarios(rates, rates[-1]) for rates in map(parse_rates, RATES) if isinstance(rates, tuple)]
+    return {file: _drawing([of_rates[at] for of_rates in judged]) for at, file in enumerate(FILES)}
+
+
+def _drawing(panels: list[Scenario]) -> str:
+    height = _HEAD + _PANEL_HEIGHT * -(-len(panels) // _COLUMNS)
+    # Bars that reach beyond what any rate admits are cut off: how much was refused is told in words.
+    top = max(max(panel.admitted) for panel in panels)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',
+        f"<title>{escape(panels[0].title)}</title>",
+        f"<style>{_STYLE}</style>",
+        f'<rect class="ground" width="{_WIDTH}" height="{height}"/>',
+        f'<text class="title" x="{_LEFT}" y="20">{escape(panels[0].title)}</text>',
+        f'<rect class="admitted" x="{_WIDTH - 150}" y="11" width="10" height="10"/>'
+        f'<text x="{_WIDTH - 136}" y="20">admitted</text>',
+        f'<rect class="refused" x="{_WIDTH - 76}" y="11" width="10" height="10"/>'
+        f'<text x="{_WIDTH - 62}" y="20">refused</text>',
+    ]
+    for at, (rates, panel) in enumerate(zip(RATES, panels, strict=True)):
+        x, y = at % _COLUMNS * _PANEL_WIDTH, _HEAD + at // _COLUMNS * _PANEL_HEIGHT
+        lines += [f'<g transform="translate({x} {y})">', *_panel(rates, panel, top), "</g>"]
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _panel(rates: str, panel: Scenario, top: int) -> Iterator[str]:
+    bottom, right = _TOP + _BARS, _PANEL_WIDTH - _RIGHT
+    step = (right - _LEFT) / len(panel.labels)
+    yield f'<text class="rates" x="{_LEFT}" y="14">{escape(rates)}</text>'
+    for at, (admitted, refused) in enumerate(zip(panel.admitted, panel.refused, strict=True)):
+        high = _BARS * admitted / top
+        higher = min(_BARS, _BARS * (admitted + refused) / top)
+        for kind, base, size in (("admitted", bottom, high), ("refused", bottom - high, higher - high)):
+            if size > 0:
+                place = f'x="{_LEFT + at * step:.1f}" y="{base - size:.1f}"'
+                yield f'<rect class="{kind}" {place} width="{step - 1:.1f}" height="{size:.1f}"/>'
+    yield f'<path class="axis" d="M{_LEFT} {_TOP}V{bottom}H{right}" fill="none"/>'
+    for value, y in ((top, _TOP + 8), (0, bottom)):
+        yield f'<text x="{_LEFT - 5}" y="{y}" text-anchor="end">{value}</text>'
+    for at in range(0, len(panel.labels), len(panel.labels) // 4):
+        yield f'<text x="{_LEFT + at * step:.1f}" y="{bottom + 13}">{panel.labels[at]}</text>'
+    for at, line in enumerate(textwrap.wrap(panel.sentence, 62)):
+        yield f'<text x="{_LEFT}" y="{28 + at * _LINE}">{escape(line)}</text>'
