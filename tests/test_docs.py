@@ -171,10 +171,10 @@ def test_links_lead_somewhere(name: str) -> None:
 _VOLATILE = {"Retry-After", "X-RateLimit-Refusal"}
 
 
-def test_the_tutorial_tells_what_the_example_does(place: Place) -> None:
+def test_the_tutorial_tells_what_the_example_does(place: Place, redis_client: object) -> None:
     shown = [one for snippet in snippets(DOCS / "tutorial.md") if is_served(snippet) for one in commands(snippet)]
     assert [line.split()[0] for line, _ in shown] == ["make", "curl", "for", "curl", "curl"]
-    demo = Demo(place)
+    demo = Demo(place, REDIS_URL=server.url(), RATEQUOTA_PREFIX="rqtest:tutorial")
     demo.ready()
     served = [(line.replace("http://127.0.0.1:8000", demo.address), printed) for line, printed in shown[1:]]
     for line, printed in served[:-1]:
