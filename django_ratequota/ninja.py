@@ -22,7 +22,7 @@ from .enforcement import acheck_request, check_request
 from .exceptions import ConfigurationError, InvalidCost
 from .extras import require
 from .headers import add_headers, retry_after_seconds
-from .responses import refusal_response, refusal_text, status_code
+from .responses import problem, refusal_text, status_code
 from .routes import SCOPE_ATTRIBUTE
 from .types import Decision, check_cost
 
@@ -105,14 +105,16 @@ class QuotaThrottle(throttling.BaseThrottle):
 
 
 def problem_details(request: HttpRequest, exc: Exception) -> HttpResponse:
-    """An exception handler: refusals as the decorator sends them, problem+json by default.
+    """An exception handler: refusals as problem details, whatever the client would rather have.
 
     api.add_exception_handler(ninja.errors.Throttled, problem_details)
     """
     decision: Decision | None = getattr(request, "ratequota", None)
     if decision is None or decision.allowed:  # another throttle refused it
         return JsonResponse({"detail": str(exc)}, status=getattr(exc, "status_code", 429))
-    return refusal_response(request, decision)
+    # Not a page: it may read the database, and async operations have this called on the event loop.
+    response = JsonResponse(problem(decision), status=status_code(decision), content_type="application/problem+json")
+    return _with_headers(request, response)
 
 
 class _Authenticated:

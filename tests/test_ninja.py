@@ -185,7 +185,7 @@ def test_a_policy_that_denies_without_a_store(get: Get, search: Endpoint, kind: 
 @KINDS
 def test_refusals_may_be_problem_details(get: Get, search: Endpoint, kind: str, settings: Any) -> None:
     RatePolicy.objects.create(endpoint=search, rates="1/hour", on_error="deny")
-    refused = [get(f"/problems/{kind}search") for _ in range(2)][1]
+    refused = [get(f"/problems/{kind}search", headers={"Accept": "text/html"}) for _ in range(2)][1]
     assert (refused.status_code, refused["Content-Type"]) == (429, "application/problem+json")
     assert refused.json()["retry_after"] == int(refused["Retry-After"])
     RatePolicy.objects.update(rates="9/hour")
@@ -194,6 +194,15 @@ def test_refusals_may_be_problem_details(get: Get, search: Endpoint, kind: str, 
     settings.RATEQUOTA = DOWN
     unavailable = get(f"/problems/{kind}search")
     assert (unavailable.status_code, unavailable["Content-Type"]) == (503, "application/problem+json")
+
+
+@KINDS
+def test_endpoints_may_count_some_outcomes_only(get: Get, search: Endpoint, kind: str) -> None:
+    Endpoint.objects.filter(pk=search.pk).update(charged_statuses="4xx")
+    RatePolicy.objects.create(endpoint=search, rates="1/hour")
+    User.objects.create_user("alice")
+    headers = {"Authorization": "Bearer alice"}
+    assert [get(f"/api/{kind}token", headers=headers).status_code for _ in range(3)] == [200] * 3
 
 
 @KINDS
