@@ -10,7 +10,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from .conf import settings
 from .enforcement import acheck_request, check_request
 from .headers import add_headers
-from .outcome import asettle, settle
+from .outcome import RESERVED, asettle, settle
 from .responses import arefusal_response, refusal_response
 from .routes import enforces_itself
 
@@ -34,12 +34,14 @@ class RateQuotaMiddleware:
         if iscoroutinefunction(self):
             return self._acall(request)
         response = self.get_response(request)
-        settle(request, response)
+        if RESERVED in vars(request):
+            settle(request, response)
         return _finish(request, response)
 
     async def _acall(self, request: Any) -> Any:
         response = await self.get_response(request)
-        await asettle(request, response)
+        if RESERVED in vars(request):
+            await asettle(request, response)
         return _finish(request, response)
 
     def _process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:

@@ -16,8 +16,8 @@ from django.http.multipartparser import MultiPartParserError
 from .facts import Snapshot
 from .types import Bucket, Decision, Settler
 
-#: What is reserved for a request hangs on it under this name; most requests have none.
-_ATTRIBUTE = "ratequota_reserved"
+#: What is reserved for a request hangs on it (Django's, not DRF's) under this name; most requests have none.
+RESERVED = "ratequota_reserved"
 
 
 class Reservation(NamedTuple):
@@ -40,7 +40,7 @@ def reserve(request: Any, snapshot: Snapshot, decision: Decision, units: int) ->
             buckets.setdefault(endpoint.charged_statuses, []).append(status.bucket)
     for statuses, charged in buckets.items():
         reservation = Reservation(statuses, tuple(charged), units, decision.settler)
-        vars(request).setdefault(_ATTRIBUTE, []).append(reservation)
+        vars(request).setdefault(RESERVED, []).append(reservation)
 
 
 def settle(request: Any, outcome: object) -> None:
@@ -59,7 +59,7 @@ async def asettle(request: Any, outcome: object) -> None:
 
 
 def _due(request: Any, outcome: object) -> list[Reservation]:
-    reserved: list[Reservation] = vars(request).pop(_ATTRIBUTE, ())
+    reserved: list[Reservation] = vars(getattr(request, "_request", request)).pop(RESERVED, ())
     if not reserved:
         return []
     status = _status(outcome)
