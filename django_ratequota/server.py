@@ -42,6 +42,8 @@ _PREFIXES = frozenset(
 )
 #: What servers say without a prefix when the user may not run what a script calls: Redis 7.0, and later ones.
 _DENIED_IN_SCRIPT = ("The user executing the script can't run this command", "ACL failure in script")
+#: What a server may say to who is not logged in: it reads no command of more than ten words.
+_UNKNOWN = "Protocol error: unauthenticated"
 _EXCEPTION_PREFIXES: dict[type[Exception], str] = {
     # redis-py takes the prefix off these; the more special first.
     redis.exceptions.MovedError: "moved",
@@ -175,6 +177,8 @@ def store_error(error: Exception, command: Command = ()) -> StoreError:
             return StoreError(reason, message)
     if str(error).startswith(_DENIED_IN_SCRIPT):
         return StoreError("noperm", message)
+    if str(error).startswith(_UNKNOWN):
+        return StoreError("noauth", message)
     prefix = str(error).partition(" ")[0]
     if prefix in _PREFIXES:
         return StoreError(prefix.lower(), message)

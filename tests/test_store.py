@@ -234,6 +234,7 @@ def test_a_reply_that_comes_too_late_is_nobody_s(peers: Callable[..., Peer], ask
         ("UNKILLABLE Sorry the script already executed write commands", "unkillable"),
         ("ERR ACL failure in script: User app has no permissions to run the 'set' command script: 0def", "noperm"),
         ("ERR The user executing the script can't run this command or subcommand script: 0def", "noperm"),
+        ("ERR Protocol error: unauthenticated multibulk length", "noauth"),
         ("ERR unknown command 'EVALSHA'", "response"),
         ("SOMETHING nobody has heard of", "response"),
         ("busy in lower case", "response"),
