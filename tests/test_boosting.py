@@ -11,11 +11,14 @@ from urllib.parse import urlencode
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.admin.templatetags.admin_urls import admin_urlname
+from django.contrib.auth import get_permission_codename
 from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.template.loader import render_to_string
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
 from django.utils import timezone
 
 from django_ratequota import boosting, statistics
@@ -606,8 +609,9 @@ def test_hostile_names_are_harmless(operator: Client, settings: Any) -> None:
 def test_the_users_page_leads_to_explain(alice: User, permissions: tuple[str, ...] | None, offered: bool) -> None:
     client = staff(permissions)
     if permissions is not None:
-        User.objects.get(username="support").user_permissions.add(Permission.objects.get(codename="view_user"))
-    page = client.get(f"/admin/auth/user/{alice.pk}/change/")
+        view = Permission.objects.get(codename=get_permission_codename("view", User._meta))
+        User.objects.get(username="support").user_permissions.add(view)
+    page = client.get(reverse(admin_urlname(User._meta, "change"), args=[alice.pk]))
     assert page.status_code == 200
     assert (f'<li><a href="{PAGE}?user={alice.pk}">Quota</a></li>' in page.content.decode()) is offered
     assert "historylink" in page.content.decode()

@@ -155,7 +155,7 @@ def test_a_caller_of_whom_nothing_is_known(counted_per: str, expected: str | Non
     assert Caller(request_from(address="")).subject(counted_per, None) == expected
 
 
-@pytest.mark.parametrize("user", [None, AnonymousUser(), User(), User(username="unsaved")])
+@pytest.mark.parametrize("user", [None, AnonymousUser(), User(pk=None), User(pk=None, username="unsaved")])
 def test_who_is_not_logged_in_has_no_user_id(user: Any) -> None:
     request = request_from()
     request.user = user

@@ -201,13 +201,14 @@ def test_what_a_form_refuses_is_said_in_german(operator: Client) -> None:
 def test_german_numbers_stay_out_of_what_machines_read(operator: Client, settings: Any) -> None:
     """No decimal comma in a drawing, no full stop within an id or a number of a form."""
     settings.USE_THOUSAND_SEPARATOR = True
-    user = User.objects.create(id=12345, username="root", is_staff=True, is_superuser=True)
+    pk = User._meta.pk.get_default() or 12345
+    user = User.objects.create(id=pk, username="root", is_staff=True, is_superuser=True)
     operator.force_login(user)
     search = Endpoint.objects.create(id=12345, name="search", cost=12345)
     Plan.objects.create(id=12345, name="Free", slug="free", default_for="authenticated")
     RatePolicy.objects.create(id=12345, user=user, endpoint=search, rates="12345/7s burst 23456")
     RatePolicy.objects.create(id=23456, plan_id=12345, rates="12345/7s")
-    policies, given = "/admin/django_ratequota/ratepolicy/", "user=12345&endpoint=search&method=GET&cost=12345"
+    policies, given = "/admin/django_ratequota/ratepolicy/", f"user={pk}&endpoint=search&method=GET&cost=12345"
     boost = {"rates": "99999/s", "until": "hour", "reason": "Test"}
     pages = {
         "list": operator.get(policies),

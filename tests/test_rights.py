@@ -7,8 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.contrib.admin.templatetags.admin_urls import admin_urlname
+from django.contrib.auth import get_permission_codename
 from django.contrib.auth.models import Permission, User
 from django.test import Client, RequestFactory
+from django.urls import reverse
 
 from django_ratequota import check_request
 from django_ratequota.admin.rights import permission_name
@@ -283,16 +286,16 @@ def test_the_table_of_a_plan_is_closed_to_granters() -> None:
     assert scene.state() == before
 
 
-@pytest.mark.parametrize("model", ["endpoint", "user"])
-def test_deleting_what_overrides_hang_on_needs_the_right_to_them(model: str) -> None:
+@pytest.mark.parametrize("model", [Endpoint, User])
+def test_deleting_what_overrides_hang_on_needs_the_right_to_them(model: Any) -> None:
     scene = Scene("editor")
     search = Endpoint.objects.create(name="search")
     RatePolicy.objects.filter(pk=scene.override.pk).update(endpoint=search)
     editor = User.objects.get(username="editor")
-    editor.user_permissions.add(Permission.objects.get(codename=f"delete_{model}"))
-    editor.user_permissions.add(Permission.objects.get(codename=f"view_{model}"))
-    app, pk = ("auth", scene.alice.pk) if model == "user" else ("django_ratequota", search.pk)
-    page = f"/admin/{app}/{model}/{pk}/delete/"
+    for action in ("delete", "view"):
+        codename = get_permission_codename(action, model._meta)
+        editor.user_permissions.add(Permission.objects.get(codename=codename))
+    page = reverse(admin_urlname(model._meta, "delete"), args=[(scene.alice if model is User else search).pk])
     assert "your account doesn't have permission to delete" in scene.client.get(page).content.decode().replace(
         "&#x27;", "'"
     )

@@ -88,6 +88,18 @@ class PatientSelect(AutocompleteSelect):
         return True
 
 
+class UserField(forms.ModelChoiceField):  # type: ignore[type-arg]
+    """Tells of what can be no id, such as 7 where ids are UUIDs, as of an id that nobody has."""
+
+    def to_python(self, value: Any) -> Any:
+        """The user of this id."""
+        try:
+            return super().to_python(value)
+        except ValidationError as error:
+            message = self.error_messages["invalid_choice"]
+            raise ValidationError(message, code="invalid_choice", params={"value": value}) from error
+
+
 class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
     """Looks related objects up by autocomplete where the operator may search them.
 
@@ -105,6 +117,8 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
 
     def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
         """A text field for the user's id where autocomplete cannot be had: a select would list every user."""
+        if db_field.name == "user":
+            kwargs["form_class"] = UserField
         if db_field.name == "user" and "user" not in self.get_autocomplete_fields(request):
             kwargs["widget"] = ForeignKeyRawIdWidget(db_field.remote_field, self.admin_site)
             kwargs["error_messages"] = {

@@ -7,6 +7,7 @@ from typing import Any
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.urls import reverse
 from django.utils.html import format_html
@@ -148,7 +149,7 @@ class PolicyChangeAdmin(RestorePage):
 def _user_name(pk: str) -> str:
     try:
         return shown(named(get_user_model(), pk))
-    except (ValueError, TypeError):  # no id of a user, whoever wrote it into the address
+    except (ValueError, TypeError, ValidationError):  # no id of a user, whoever wrote it into the address
         return shown(pk)
 
 

@@ -1,0 +1,1 @@
+"""A project's own user model, whose key is a UUID."""
