@@ -5,7 +5,7 @@ PORT ?= 8000
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test browser soak bench lint format messages docs pages wheel clean
+.PHONY: help demo test matrix browser soak bench lint format messages docs pages wheel clean
 
 help: ## List the recipes
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,15 @@ demo: $(VENV)/.demo ## Serve the example project with an embedded Redis on port 
 
 test: $(VENV)/.test ## Run the whole test suite (ARGS="-k name" for a part of it)
 	@$(BIN)/python -m pytest $(ARGS)
+
+$(VENV)-matrix/.matrix: pyproject.toml
+	@test -x $(VENV)-matrix/bin/python || $(PYTHON) -m venv $(VENV)-matrix
+	@$(VENV)-matrix/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	@$(VENV)-matrix/bin/python -m pip install --quiet --disable-pip-version-check --group matrix
+	@touch $@
+
+matrix: $(VENV)-matrix/.matrix ## Run a part of the suite on every supported version that is here (ENV=leg,leg ARGS=...)
+	@ENV=$(ENV) tests/matrix.sh $(ARGS)
 
 browser: ## Run the browser tests, with Chromium and the newest Python here (ARGS="-k name", ARGS=--screenshots)
 	@tests/browser.sh $(ARGS)
@@ -63,8 +72,8 @@ docs: $(VENV)/.docs ## Build the documentation as a site in docs/_build; warning
 pages: $(VENV)/.test ## Write what the pages take from the code anew: tables of settings, commands and fields, plots
 	@$(BIN)/python -m docs.generate
 
-wheel: ## Build the wheel, install it in an empty environment and use it there
-	@PYTHON=$(PYTHON) tests/wheel.sh
+wheel: ## Build sdist and wheel, install them in an empty environment and use them there (DIST=folder keeps them)
+	@PYTHON=$(PYTHON) DIST=$(DIST) tests/wheel.sh
 
 clean: ## Remove what the recipes made
-	@rm -rf $(VENV) .venv-browser $(VENV)-bench dist build docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .venv-browser $(VENV)-bench $(VENV)-matrix .tox dist build docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

