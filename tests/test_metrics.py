@@ -248,7 +248,7 @@ settings.configure(
     DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}},
     INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"],
-    RATEQUOTA={"PREFIX": "rqtest.metrics", "REDIS_URL": sys.argv[2], "TIMEOUT": 5, "STATISTICS_SECONDS": 20,
+    RATEQUOTA={"PREFIX": "rqtest:metrics", "REDIS_URL": sys.argv[2], "TIMEOUT": 5, "STATISTICS_SECONDS": 20,
                "REPORT_SECONDS": 0, "DENY_CACHE_SECONDS": 0},
 )
 django.setup()

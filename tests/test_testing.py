@@ -43,7 +43,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def keys(client: redis.Redis) -> set[bytes]:
-    return set(client.scan_iter("rqtes*", count=1000))
+    return set(client.scan_iter("rqtes:*", count=1000))
 
 
 def statuses(path: str = "/decorated/", times: int = 3, **options: Any) -> list[int]:

@@ -34,7 +34,8 @@ def test_every_promised_version_has_a_leg(about: str, letters: str) -> None:
     found = [re.fullmatch(rf"{about} :: (\d+)\.(\d+)", text) for text in PROJECT["project"]["classifiers"]]
     promised = {letters + match[1] + match[2] for match in found if match}
     assert len(promised) > 2
-    assert promised == factors(rf"{letters}\d+")
+    # A leg may try what is promised only once it has run somewhere.
+    assert promised <= factors(rf"{letters}\d+")
 
 
 def test_the_lowest_versions_have_a_leg() -> None:
