@@ -6,10 +6,12 @@ import asyncio
 import io
 import re
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -436,11 +438,12 @@ def test_no_name_turns_the_text_beside_it_around(hostile: dict[str, Any]) -> Non
 
 
 @pytest.fixture
-def login(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def login(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The identifiers and policies of the page's own advice."""
     snippets = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", DOCS, re.DOTALL))
-    (tmp_path / "limits.py").write_text(snippets["limits"])
-    monkeypatch.syspath_prepend(tmp_path)
+    limits = ModuleType("limits")
+    exec(snippets["limits"], vars(limits))
+    monkeypatch.setitem(sys.modules, "limits", limits)
     found: dict[str, Any] = {}
     exec(snippets["settings"], found)
     settings.RATEQUOTA = {**settings.RATEQUOTA, **found["RATEQUOTA"]}
