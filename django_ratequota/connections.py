@@ -171,12 +171,16 @@ class Connections:
                 connection = self._idle.pop()
             except IndexError:
                 return self._client.connection_pool.get_connection()
+            ready = False
             try:
-                if not connection.can_read():
-                    return connection
+                ready = not connection.can_read()
             except (redis.exceptions.RedisError, OSError):
                 pass
-            self._drop(connection)  # the server has closed it, or said what nobody asked for
+            finally:
+                if not ready:  # the server has closed it, or said what nobody asked for
+                    self._drop(connection)
+            if ready:
+                return connection
 
     def _drop(self, connection: Any) -> None:
         connection.disconnect()
@@ -270,12 +274,16 @@ class LoopConnections:
                 connection = self._idle.pop()
             except IndexError:
                 return await self._client.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+            ready = False
             try:
-                if not await (connection.can_read() if _CAN_READ else connection.can_read_destructive()):
-                    return connection
+                ready = not await (connection.can_read() if _CAN_READ else connection.can_read_destructive())
             except (redis.exceptions.RedisError, OSError):
                 pass
-            await self._drop(connection)
+            finally:  # whoever asks may be cancelled here
+                if not ready:
+                    await self._drop(connection)
+            if ready:
+                return connection
 
     async def _drop(self, connection: Any) -> None:
         await connection.disconnect(nowait=True)
