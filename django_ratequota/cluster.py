@@ -18,7 +18,7 @@ from .exceptions import StoreError
 from .locks import ForkSafeLock
 from .scripts import Command
 from .server import Pause, Send, Server
-from .store import FAILURES, Steps, Store, routed_key
+from .store import FAILURES, SeveralServers, Steps, routed_key
 
 Address = tuple[str, int]
 
@@ -36,7 +36,7 @@ class _Node:
     breaker: Breaker
 
 
-class ClusterStore(Store):
+class ClusterStore(SeveralServers):
     """All masters of a Redis Cluster."""
 
     clustered = True

@@ -12,10 +12,10 @@ from .breaker import HEALTHY, Breaker
 from .exceptions import StoreError
 from .scripts import Command
 from .server import Send, Server
-from .store import FAILURES, Steps, Store
+from .store import FAILURES, SeveralServers, Steps
 
 
-class SentinelStore(Store):
+class SentinelStore(SeveralServers):
     """The master of one service, found anew when it fails."""
 
     def __init__(

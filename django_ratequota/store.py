@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -32,8 +33,6 @@ Steps = Generator[Send | Pause, Any, Any]
 class Store:
     """One Redis server."""
 
-    #: The server and its breaker, where every command goes there; else ``steps`` says what goes where.
-    alone: tuple[Server, Breaker] | None = None
     #: Whether keys live on several servers, so that only those of one subject can be judged together.
     clustered = False
 
@@ -42,7 +41,6 @@ class Store:
         self.timeout = timeout
         self._server = server
         self._breaker = Breaker(server.name, failures)
-        self.alone = (server, self._breaker)
 
     @property
     def breakers(self) -> tuple[Breaker, ...]:
@@ -54,9 +52,15 @@ class Store:
         """Whether Redis is reached by a network without a password or a client certificate."""
         return self._server.trusting and self._server.remote
 
-    def steps(self, command: Command, always: bool) -> Steps:
-        """What to send where, and in which order, for one command; ``always`` passes an open breaker."""
-        raise NotImplementedError
+    def carry_out(self, command: Command, call: Call) -> Any:
+        """Send one command of the call; raises ``StoreError``."""
+        with self._breaker.passage(call.always):
+            return call.step(Send(self._server, command))
+
+    async def acarry_out(self, command: Command, call: Call) -> Any:
+        """``carry_out``, awaited."""
+        with self._breaker.passage(call.always):
+            return await call.astep(Send(self._server, command))
 
     def survey(self, command: Command) -> dict[str, Any]:
         """The reply of each server that decides, by name (host:port); raises ``StoreError``."""
@@ -83,32 +87,41 @@ class Store:
         self._server.close()
 
 
+class SeveralServers(Store, ABC):
+    """A store that finds out where a command goes."""
+
+    @abstractmethod
+    def steps(self, command: Command, always: bool) -> Steps:
+        """What to send where, and in which order, for one command; ``always`` passes an open breaker."""
+
+    def carry_out(self, command: Command, call: Call) -> Any:
+        """Send one command of the call; raises ``StoreError``."""
+        return drive(self.steps(command, call.always), call.step)
+
+    async def acarry_out(self, command: Command, call: Call) -> Any:
+        """``carry_out``, awaited."""
+        return await adrive(self.steps(command, call.always), call.astep)
+
+
 class Call:
     """The commands of one decision: the time that is spent on them together is at most the store's timeout."""
 
-    __slots__ = ("_always", "_left", "_store")
+    __slots__ = ("_left", "_store", "always")
 
     def __init__(self, store: Store, *, always: bool) -> None:
         self._store = store
-        self._always = always
+        #: Whether it passes an open breaker.
+        self.always = always
         #: Seconds. What happens between commands (reading policies, say) is not Redis' doing, and does not count.
         self._left = store.timeout
 
     def do(self, command: Command) -> Any:
         """Send the command and return its reply; raises ``StoreError``."""
-        if self._store.alone is None:
-            return drive(self._store.steps(command, self._always), self.step)
-        server, breaker = self._store.alone
-        with breaker.passage(self._always):
-            return self.step(Send(server, command))
+        return self._store.carry_out(command, self)
 
     async def ado(self, command: Command) -> Any:
         """``do``, awaited."""
-        if self._store.alone is None:
-            return await adrive(self._store.steps(command, self._always), self.astep)
-        server, breaker = self._store.alone
-        with breaker.passage(self._always):
-            return await self.astep(Send(server, command))
+        return await self._store.acarry_out(command, self)
 
     def step(self, step: Send | Pause) -> Any:
         """One step of a command, in what is left of the time."""
