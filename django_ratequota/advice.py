@@ -117,7 +117,7 @@ def matched_routes(endpoint: Endpoint, routes: Iterable[tuple[str, str]]) -> lis
     """Those of the (route, URL name or "") that the endpoint's patterns match, whatever the method."""
     patterns = tuple(endpoint.routes.split())
     facts = EndpointFacts(id=0, name="", routes=patterns, methods=frozenset(), cost=1)
-    alone = Snapshot(revision=0, plans={}, defaults={}, endpoints={0: facts}, groups={}, subject_kinds=frozenset())
+    alone = Snapshot(revision=0, plans={}, defaults={}, endpoints={0: facts}, groups={})
     return [
         (route, name)
         for route, name in routes

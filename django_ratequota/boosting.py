@@ -195,5 +195,4 @@ def _with(asked: Asked, policy: PolicyFacts) -> Asked:
     old = own.get(policy.counted_per)
     own[policy.counted_per] = Group((*(old.policies if old else ()), policy))
     groups[policy.endpoint_id] = own
-    kinds = asked.snapshot.subject_kinds | {policy.subject.partition(":")[0]}
-    return replace(asked, snapshot=replace(asked.snapshot, groups=groups, subject_kinds=kinds))
+    return replace(asked, snapshot=replace(asked.snapshot, groups=groups))

@@ -6,6 +6,7 @@ the sync and the async way are the same code.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from django.utils.functional import LazyObject
 from .alerts import watch
 from .collecting import note
 from .conf import settings
-from .exceptions import NewerRevision, StoreError
+from .exceptions import InvalidCost, NewerRevision, StoreError
 from .facts import NOBODY, PlanFacts, Snapshot, UserEntry
 from .fallback import decide_without_store
 from .health import keep_reporting, note_degraded
@@ -34,6 +35,8 @@ from .snapshot import policies
 from .store import Call
 from .twin import adrive, drive
 from .types import Bucket, Decision, check_cost
+
+logger = logging.getLogger("django_ratequota")
 
 Step = Command | Callable[[], Any]
 
@@ -143,7 +146,7 @@ def _decide(
     snapshot = policies.current()
     if snapshot is None or policies.overdue():
         try:
-            snapshot = yield from _snapshot()
+            snapshot = yield from _newer(snapshot)
         except DatabaseError as error:
             note_degraded("database", error)
             return decide_without_store((), "database", 1)
@@ -186,21 +189,19 @@ def _decide(
     return replace(decision, statuses=(*kept, *decision.statuses), revision=snapshot.revision, refusal_id=refusal_id)
 
 
-def _snapshot() -> Generator[Step, Any, Snapshot]:
-    snapshot = policies.current()
+def _newer(snapshot: Snapshot | None) -> Generator[Step, Any, Snapshot]:
+    """The first snapshot, or what a look at the database makes of the last one."""
     if snapshot is None:
         revision = 0
         try:
             revision = yield from default_limiter().revision_steps()
         except StoreError:
             pass
-        snapshot = yield partial(policies.reload, revision)
-    elif policies.overdue():
-        try:
-            snapshot = (yield policies.poll) or snapshot
-        except DatabaseError:
-            pass  # the last known policies go on
-    return snapshot
+        return (yield partial(policies.reload, revision))  # type: ignore[no-any-return]
+    try:
+        return (yield policies.poll) or snapshot
+    except DatabaseError:
+        return snapshot  # the last known policies go on
 
 
 def _load(user_id: str) -> Generator[Step, Any, UserEntry]:
@@ -273,6 +274,17 @@ class _Settler:
         except StoreError as error:
             note_degraded(error.reason, error)
             return Decision(allowed=True, error=error.reason)
+
+
+def usable_cost(cost: object, of: str) -> int | None:
+    """A cost that code computed for one request; None, the endpoint's own, where it is no cost."""
+    try:
+        check_cost(cost)
+    except InvalidCost as error:
+        # A request must not fail for a number computed from it; the endpoint's own cost is a fair stand-in.
+        logger.error("%s: %s; the endpoint's cost counts", of, error)
+        return None
+    return cost  # type: ignore[return-value]  # as check_cost saw
 
 
 def _may_block() -> bool:

@@ -166,8 +166,6 @@ class Snapshot:
     endpoints: Mapping[int, EndpointFacts]
     #: endpoint id (None = all endpoints) -> counted_per -> the policies that compete there.
     groups: Mapping[int | None, Mapping[str, Group]]
-    #: Kinds of subjects that some policy names as its audience.
-    subject_kinds: frozenset[str]
     loaded_at: float = field(default_factory=time.time)
     #: The endpoints' names, and the methods that some endpoint is particular about.
     names: frozenset[str] = field(init=False, repr=False)
@@ -194,21 +192,15 @@ class Snapshot:
         return next((plan for plan in self.plans.values() if plan.slug == slug), None)
 
 
-def group_policies(
-    policies: Iterable[PolicyFacts],
-) -> tuple[dict[int | None, dict[str, Group]], frozenset[str]]:
-    """``Snapshot.groups`` and ``subject_kinds`` of policies that are no user's own."""
+def group_policies(policies: Iterable[PolicyFacts]) -> dict[int | None, dict[str, Group]]:
+    """``Snapshot.groups`` of policies that are no user's own."""
     groups: dict[int | None, dict[str, list[PolicyFacts]]] = {}
-    kinds = set()
     for policy in policies:
         groups.setdefault(policy.endpoint_id, {}).setdefault(policy.counted_per, []).append(policy)
-        if policy.subject:
-            kinds.add(policy.subject.partition(":")[0])
-    grouped = {
+    return {
         endpoint_id: {counted_per: Group(rivals) for counted_per, rivals in competing.items()}
         for endpoint_id, competing in groups.items()
     }
-    return grouped, frozenset(kinds)
 
 
 def endpoint_facts(endpoint: Any) -> EndpointFacts:

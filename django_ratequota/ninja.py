@@ -11,15 +11,14 @@ await ours, after its own checks and before the operation. Import it before the 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
-from .enforcement import acheck_request, check_request
-from .exceptions import ConfigurationError, InvalidCost
+from .enforcement import acheck_request, check_request, usable_cost
+from .exceptions import ConfigurationError
 from .extras import require
 from .headers import add_headers, retry_after_seconds
 from .responses import problem, refusal_text, status_code
@@ -32,8 +31,6 @@ else:
     errors, operation, throttling = (
         require(f"ninja.{name}", "ninja") for name in ("errors", "operation", "throttling")
     )
-
-logger = logging.getLogger("django_ratequota")
 
 #: The request whose operation awaits its quotas: nothing is to be asked on the event loop.
 _awaiting: ContextVar[Any] = ContextVar("ratequota_awaiting", default=None)
@@ -94,14 +91,7 @@ class QuotaThrottle(throttling.BaseThrottle):
     def _cost(self, request: HttpRequest) -> int | None:
         if not callable(self.cost):
             return self.cost
-        cost = self.cost(request)
-        try:
-            check_cost(cost)
-        except InvalidCost as error:
-            # A request must not fail for a number computed from it; the endpoint's own cost is a fair stand-in.
-            logger.error("cost of %s: %s; the endpoint's cost counts", self.scope or "a throttle", error)
-            return None
-        return cost
+        return usable_cost(self.cost(request), f"cost of {self.scope or 'a throttle'}")
 
 
 def problem_details(request: HttpRequest, exc: Exception) -> HttpResponse:

@@ -172,14 +172,12 @@ def load_snapshot(revision: int) -> Snapshot:
     from .models import Endpoint, Plan, RatePolicy
 
     plans = {plan.pk: plan for plan in Plan.objects.order_by()}
-    groups, kinds = group_policies(_active_facts(RatePolicy.objects.filter(user__isnull=True)))
     return Snapshot(
         revision=revision,
         plans={pk: PlanFacts(id=pk, name=plan.name, slug=plan.slug) for pk, plan in plans.items()},
         defaults={plan.default_for: pk for pk, plan in plans.items() if plan.default_for},
         endpoints={endpoint.pk: endpoint_facts(endpoint) for endpoint in Endpoint.objects.order_by()},
-        groups=groups,
-        subject_kinds=kinds,
+        groups=group_policies(_active_facts(RatePolicy.objects.filter(user__isnull=True))),
     )
 
 

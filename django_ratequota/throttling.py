@@ -5,7 +5,6 @@ REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.Quot
 
 from __future__ import annotations
 
-import logging
 from inspect import signature
 from typing import Any
 
@@ -13,13 +12,10 @@ from django.utils.encoding import force_str
 from rest_framework.exceptions import APIException
 from rest_framework.throttling import BaseThrottle
 
-from .enforcement import check_request
-from .exceptions import InvalidCost
+from .enforcement import check_request, usable_cost
 from .headers import add_headers, retry_after_seconds
 from .responses import refusal_text, status_code
-from .types import Decision, check_cost
-
-logger = logging.getLogger("django_ratequota")
+from .types import Decision
 
 
 class StoreUnavailable(APIException):
@@ -66,15 +62,9 @@ def _cost(request: Any, view: Any) -> int | None:
     cost = getattr(view, "throttle_cost", None)
     if cost is None:
         return None
-    try:
-        if callable(cost):
-            cost = _plain_function(cost)(request, view)
-        check_cost(cost)
-    except InvalidCost as error:
-        # A request must not fail for a number computed from it; the endpoint's own cost is a fair stand-in.
-        logger.error("throttle_cost of %s: %s; the endpoint's cost counts", type(view).__name__, error)
-        return None
-    return int(cost)
+    if callable(cost):
+        cost = _plain_function(cost)(request, view)
+    return usable_cost(cost, f"throttle_cost of {type(view).__name__}")
 
 
 def _plain_function(cost: Any) -> Any:

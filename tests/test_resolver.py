@@ -446,7 +446,6 @@ def picture(endpoints: list[EndpointFacts], rows: list[PolicyFacts] = [], **fiel
         **{"plans": {}, "defaults": {}, **fields},
         endpoints={endpoint.id: endpoint for endpoint in endpoints},
         groups={e: {per: Group(rivals) for per, rivals in named.items()} for e, named in groups.items()},
-        subject_kinds=frozenset(row.subject.partition(":")[0] for row in rows if row.subject),
     )
 
 

@@ -150,7 +150,7 @@ def refusals(chosen: Chosen, endpoints: Mapping[int, Any], most: int) -> list[Re
             :most
         ]
     facts = {pk: endpoint_facts(endpoint) for pk, endpoint in endpoints.items()}
-    snapshot = Snapshot(revision=0, plans={}, defaults={}, endpoints=facts, groups={}, subject_kinds=frozenset())
+    snapshot = Snapshot(revision=0, plans={}, defaults={}, endpoints=facts, groups={})
     routes = dict(known_routes())
     belonging = []
     for one in found:

@@ -86,14 +86,12 @@ def read(
     places = _endpoints([name for name, _ in rows if name is not None], endpoints)
     known = _plans([policy.plan for _, policy in rows], plans or {}, default_plans or {})
     facts = [_policy_facts(number, *row, places, known) for number, row in enumerate(rows, start=1)]
-    groups, kinds = group_policies(policy for policy in facts if not policy.user)
     snapshot = Snapshot(
         revision=_REVISION,
         plans={plan.id: plan for plan in known.values()},
         defaults={audience: known[slug].id for audience, slug in (default_plans or {}).items()},
         endpoints={endpoint.id: endpoint for endpoint in places.values()},
-        groups=groups,
-        subject_kinds=kinds,
+        groups=group_policies(policy for policy in facts if not policy.user),
     )
     assigned = {_user_id(user): known[slug].id for user, slug in (plans or {}).items()}
     users = {*assigned, *(policy.user for policy in facts if policy.user)}
