@@ -11,7 +11,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -70,12 +69,8 @@ class Place:
 
     def find(self, pattern: str) -> Path:
         """The temporary file of that name, as soon as it is there."""
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            for file in self.temporary.glob(pattern):
-                return file
-            time.sleep(0.02)
-        raise AssertionError(f"no {pattern} in time")
+        poll(lambda: list(self.temporary.glob(pattern)), SECONDS, f"a file {pattern}")
+        return next(self.temporary.glob(pattern))
 
     def left_behind(self) -> list[object]:
         """Files, and process groups with a process in them, that should not be there."""

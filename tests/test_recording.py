@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +26,7 @@ from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.recording import RecordingQuerySet, acting, image, record_publication
 from django_ratequota.signals import policies_changed
+from tests.faults import poll
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -797,9 +797,7 @@ def test_a_save_over_a_concurrent_one_is_recorded(search: Endpoint) -> None:
     def interfere(**_: Any) -> None:
         pre_save.disconnect(interfere, sender=Endpoint)
         rival.start()
-        deadline = time.monotonic() + 30
-        while rival.is_alive() and not waits_for_a_lock() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        poll(lambda: waits_for_a_lock() or not rival.is_alive(), 30, "the other has written, or waits for a lock")
 
     pre_save.connect(interfere, sender=Endpoint)
     fresh.save()

@@ -10,8 +10,9 @@ import json
 import os
 import sys
 import threading
-import time
 from typing import Any
+
+from tests.faults import poll
 
 
 def main() -> None:
@@ -55,6 +56,11 @@ def main() -> None:
             found.append((name, published, decision.revision, limits, decision.error))
         connection.close()
 
+    def progress() -> bool:
+        target = len(found) + 20
+        poll(lambda: len(found) >= target, 30, "twenty more decisions")
+        return True
+
     threads = [threading.Thread(target=hammer, args=[name]) for name in ("", "alice") * 4]
 
     print(json.dumps("ready"), flush=True)
@@ -67,10 +73,7 @@ def main() -> None:
         elif verb == "hammer":
             answer = [thread.start() for thread in threads]
         elif verb == "progress":
-            target, deadline = len(found) + 20, time.monotonic() + 30
-            while len(found) < target and time.monotonic() < deadline:
-                time.sleep(0.001)
-            answer = len(found) >= target
+            answer = progress()
         elif verb == "rest":
             rest_now.set()
             answer = [thread.join() for thread in threads] and found

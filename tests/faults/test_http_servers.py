@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.faults import poll
 from tests.test_propagation import Process
 
 ROOT = Path(__file__).parent.parent.parent
@@ -89,13 +90,13 @@ def serving(command: str, environment: dict[str, str], log: Path) -> Iterator[in
 
 
 def _port(process: subprocess.Popen[bytes], log: Path) -> int:
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text())
-        if found:
-            return int(found[1])
-        time.sleep(0.02)
-    raise AssertionError(f"the server does not listen: {log.read_text()}")
+    def found() -> re.Match[str] | None:
+        return re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text())
+
+    poll(lambda: found() or process.poll() is not None, SECONDS, "the server listens")
+    listening = found()
+    assert listening, f"the server ended: {log.read_text()}"
+    return int(listening[1])
 
 
 class Clients:
@@ -148,11 +149,11 @@ class Clients:
             connection.close()
 
     def _wait_for_answers(self, count: int, clients: list[Future[None]]) -> None:
-        deadline = time.monotonic() + SECONDS
-        while len(self.answers) < count and time.monotonic() < deadline:
-            if any(client.done() and client.exception() for client in clients):
-                return  # its exception is raised by result()
-            time.sleep(0.001)
+        def waited() -> bool:
+            failed = any(client.done() and client.exception() for client in clients)  # ask raises it
+            return failed or len(self.answers) >= count
+
+        poll(waited, SECONDS, "the first answers")
 
 
 def admitted(answers: list[Answer], asked: int) -> int:
