@@ -142,8 +142,8 @@ class Connections:
                     raise
                 reply = self._exchange(connection, command.text, asking)  # nothing ran
             whole = True
-        except redis.exceptions.ResponseError as error:
-            whole = not isinstance(error, redis.exceptions.ReadOnlyError)
+        except redis.exceptions.ResponseError:
+            whole = True
             raise
         finally:
             if whole:
@@ -247,8 +247,8 @@ class LoopConnections:
                     raise
                 reply = await self._exchange(connection, command.text, asking)  # nothing ran
             whole = True
-        except redis.exceptions.ResponseError as error:
-            whole = not isinstance(error, redis.exceptions.ReadOnlyError)
+        except redis.exceptions.ResponseError:
+            whole = True
             raise
         finally:
             if whole:

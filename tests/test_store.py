@@ -338,7 +338,12 @@ def test_a_server_that_forgets_the_script_at_once_is_an_error_not_a_loop(
 @BOTH
 @pytest.mark.parametrize(
     "reply",
-    [b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"*0\r\n", b"*4\r\n:1\r\n:1\r\n:1\r\n:1\r\n", b"*1\r\n$1\r\nx\r\n"],
+    [
+        *(b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"*0\r\n", b"*4\r\n:1\r\n:1\r\n:1\r\n:1\r\n", b"*1\r\n$1\r\nx\r\n"),
+        # A decision about no bucket, and more than is told of newer policies.
+        b"$32\r\n" + struct.pack(">4q", 1, 1, 1, -1) + b"\r\n",
+        b"$64\r\n" + struct.pack(">8q", 2, 1, 1, -1, 1, 1, 1, 1) + b"\r\n",
+    ],
 )
 def test_what_is_no_decision_is_a_failure_of_the_store(peers: Callable[..., Peer], ask: Ask, reply: bytes) -> None:
     """A server of another kind behind the address: each request failed by a ValueError."""

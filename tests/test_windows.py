@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.exceptions import StoreError
+from django_ratequota.prepared import Prepared
 from django_ratequota.twin import drive
 from django_ratequota.windows import calendar_window
 
@@ -198,6 +199,17 @@ def test_an_application_whose_clock_is_wrong_counts_in_the_true_window(
     assert [status.remaining for status in first.statuses] == [8, 8, 8]
     assert [status.remaining for status in second.statuses] == [7, 7, 7]
     assert (first_commands, second_commands) == (2, 1)
+
+
+def test_what_is_sent_is_of_the_window_that_the_time_is_in() -> None:
+    """The store's clock may be set back, too: what was sent last would be of a month to come."""
+    prepared = Prepared("rqtest", UTC, (Bucket("user:1", Rate.parse("10/month")),))
+    for month, days in ((2, 28), (1, 31), (2, 28), (3, 31)):
+        begins = us(f"2025-{month:02}-01 00:00")
+        for now_us in (begins, begins + days * 24 * HOUR - 1):
+            command, windows_us = prepared.command(("check", 0, -1, 1, 0), now_us)
+            assert command[-2:] == (begins, begins + days * 24 * HOUR)
+            assert windows_us == [days * 24 * HOUR]
 
 
 def test_a_clock_that_is_right_costs_no_second_question(redis_client: redis.Redis) -> None:
