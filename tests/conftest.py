@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import async_to_sync
 
-from django_ratequota import Limiter
+from django_ratequota import Decision, Limiter
 from tests import server
+
+#: ``check_request``, or its async twin.
+Check = Callable[..., Decision]
+#: ``charge`` or ``refund`` of a decision, named by the second argument, with a cost.
+Settle = Callable[[Decision, str, Any], Decision]
 
 #: 2025-11-21 05:20:00 UTC, in µs: where injected clocks begin.
 NOON_US = 1_763_702_400_000_000
@@ -49,6 +56,26 @@ def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
     policies.forget()
     yield
     policies.forget()
+
+
+@pytest.fixture(params=["sync", "async"])
+def check(request: Any) -> Check:
+    """``check_request``, or its async twin under an event loop."""
+    from django_ratequota import acheck_request, check_request
+
+    return check_request if request.param == "sync" else async_to_sync(acheck_request)
+
+
+@pytest.fixture(params=["sync", "async"])
+def settle(request: Any) -> Settle:
+    """Calls ``charge`` or ``refund`` of a decision, or their async twins."""
+
+    def run(decision: Decision, verb: str, cost: Any) -> Decision:
+        if request.param == "sync":
+            return getattr(decision, verb)(cost)
+        return async_to_sync(getattr(decision, f"a{verb}"))(cost)
+
+    return run
 
 
 @pytest.fixture

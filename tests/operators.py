@@ -1,9 +1,11 @@
-"""Who is at work in the admin."""
+"""Who is at work in the admin, and whom they look after."""
 
 from __future__ import annotations
 
 from django.contrib.auth.models import Permission, User
 from django.test import Client
+
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 
 
 def client_of(*permissions: str, superuser: bool = False, name: str = "operator") -> Client:
@@ -13,3 +15,16 @@ def client_of(*permissions: str, superuser: bool = False, name: str = "operator"
     client = Client()
     client.force_login(user)
     return client
+
+
+def a_customer() -> User:
+    """Alice on Free, with an override, as in the design's worked example."""
+    user = User.objects.create(username="alice")
+    free = Plan.objects.create(name="Free", slug="free")
+    PlanAssignment.objects.create(user=user, plan=free)
+    search = Endpoint.objects.create(name="search")
+    RatePolicy.objects.create(plan=free, rates="100/min")
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="10/min")
+    RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="10000/month")
+    RatePolicy.objects.create(user=user, rates="1000/min")
+    return user

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import redis
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.breaker import HEALTHY, PROBE_SECONDS, Breaker, store_state_changed
 from django_ratequota.exceptions import StoreError, StoreLeftAlone
+from tests.threads import on_threads
 
 
 class Seconds:
@@ -230,32 +230,6 @@ def test_what_an_operator_asks_for_goes_through_and_counts(breaker: Breaker, sec
     assert left_alone(breaker)
     succeed(breaker, always=True)
     assert not breaker.open
-
-
-def on_threads(number: int, work: Callable[[], object]) -> None:
-    """Runs it on so many threads at once, changing between them as often as can be."""
-    start = threading.Barrier(number)
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        start.wait(timeout=30)
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(number)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=30)
-    finally:
-        sys.setswitchinterval(interval)
-    assert errors == []
-    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_one_probe_at_a_time_under_threads(breaker: Breaker, seconds: Seconds) -> None:

@@ -18,7 +18,8 @@ from django_ratequota import check_request, health
 from django_ratequota.checks import server_version
 from django_ratequota.histogram import BOUNDS
 from django_ratequota.limiter import default_limiter
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
+from tests.operators import a_customer
 from tests.test_checks import introducing
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -38,16 +39,7 @@ def ask(user: User, **kwargs: Any) -> Any:
 
 @pytest.fixture
 def alice() -> User:
-    """On Free, with an override, as in the design's worked example."""
-    user = User.objects.create(username="alice")
-    free = Plan.objects.create(name="Free", slug="free")
-    PlanAssignment.objects.create(user=user, plan=free)
-    search = Endpoint.objects.create(name="search")
-    RatePolicy.objects.create(plan=free, rates="100/min")
-    RatePolicy.objects.create(plan=free, endpoint=search, rates="10/min")
-    RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="10000/month")
-    RatePolicy.objects.create(user=user, rates="1000/min")
-    return user
+    return a_customer()
 
 
 def test_explain_names_winners_losers_and_live_counters(alice: User) -> None:

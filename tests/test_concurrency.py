@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from django_ratequota.keys import bucket_key
 from django_ratequota.rates import ALGORITHMS
 
 from . import server
+from .threads import on_threads
 
 #: In each a unit comes back after days, or a window ends years from now: no test here lasts that long.
 SLOW = [
@@ -45,18 +44,6 @@ def real_limiter(redis_client: redis.Redis) -> Iterator[Limiter]:
     limiter.store.close()
 
 
-def on_threads(count: int, work: Callable[[], int]) -> int:
-    """The sum of what ``work`` returns on so many threads that begin together."""
-    barrier = Barrier(count)
-
-    def start(_: int) -> int:
-        barrier.wait(timeout=60)
-        return work()
-
-    with ThreadPoolExecutor(count) as threads:
-        return sum(threads.map(start, range(count)))
-
-
 # --- Threads. ---
 
 
@@ -67,20 +54,20 @@ def test_sixty_four_threads_on_one_limit_of_a_thousand(real_limiter: Limiter) ->
     def work() -> int:
         return sum(real_limiter.check(asked).allowed for _ in range(25))
 
-    assert on_threads(64, work) == 1000
+    assert sum(on_threads(64, work)) == 1000
     assert not real_limiter.check(asked).allowed
 
 
 @pytest.mark.parametrize("rate", SLOW, ids=ALGORITHMS)
 def test_threads_on_each_algorithm(real_limiter: Limiter, rate: str) -> None:
     asked = [bucket(rate.format(limit=100))]
-    assert on_threads(16, lambda: sum(real_limiter.check(asked).allowed for _ in range(10))) == 100
+    assert sum(on_threads(16, lambda: sum(real_limiter.check(asked).allowed for _ in range(10)))) == 100
 
 
 def test_threads_on_several_limits_waste_no_unit_of_any(real_limiter: Limiter) -> None:
     """Stacked limiters charge the first limit for what the second refuses."""
     tight, wide = bucket("50/3650day", scope="tight"), bucket("1000/3650day gcra", scope="wide")
-    admitted = on_threads(16, lambda: sum(real_limiter.check([wide, tight]).allowed for _ in range(10)))
+    admitted = sum(on_threads(16, lambda: sum(real_limiter.check([wide, tight]).allowed for _ in range(10))))
     statuses = real_limiter.peek([wide, tight]).statuses
     assert admitted == 50
     assert [status.remaining for status in statuses] == [950, 0]
@@ -101,9 +88,8 @@ def test_threads_that_charge_and_refund_end_where_they_began(real_limiter: Limit
 
 def test_queued_threads_get_slots_of_their_own(limiter: Limiter) -> None:
     queue = bucket("10/s burst 1 leaky_bucket")
-    waits: list[int | None] = []
-    on_threads(32, lambda: waits.append(limiter.acquire(queue, timeout=60).retry_after_us) or 0)
-    assert sorted(wait for wait in waits if wait is not None) == [100_000 * slot for slot in range(32)]
+    waits = on_threads(32, lambda: limiter.acquire(queue, timeout=60).retry_after_us or 0)
+    assert sorted(waits) == [100_000 * slot for slot in range(32)]
 
 
 def test_event_loops_on_threads_and_threads_share_one_limit(real_limiter: Limiter) -> None:
@@ -116,14 +102,14 @@ def test_event_loops_on_threads_and_threads_share_one_limit(real_limiter: Limite
     def work() -> int:
         return asyncio.run(ask()) + sum(real_limiter.check(asked).allowed for _ in range(10))
 
-    assert on_threads(8, work) == 100
+    assert sum(on_threads(8, work)) == 100
 
 
 def test_threads_that_find_the_script_gone_count_exactly(redis_client: redis.Redis, real_limiter: Limiter) -> None:
     asked = [bucket("200/3650day")]
     for admitted in (100, 100, 0):
         redis_client.script_flush()
-        assert on_threads(10, lambda: sum(real_limiter.check(asked).allowed for _ in range(10))) == admitted
+        assert sum(on_threads(10, lambda: sum(real_limiter.check(asked).allowed for _ in range(10)))) == admitted
 
 
 # --- Processes, and hosts. ---

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -28,12 +28,10 @@ from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.signals import request_refused
 from django_ratequota.snapshot import policies
 from tests import server
-from tests.conftest import Clock
+from tests.conftest import Check, Clock
 from tests.views import NameAuthentication, request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
-
-Check = Callable[..., Decision]
 
 #: A port that nobody listens on.
 CLOSED = {
@@ -43,24 +41,6 @@ CLOSED = {
     "REPORT_SECONDS": 0,
     "STATISTICS_SECONDS": 0,
 }
-
-
-@pytest.fixture(params=["sync", "async"])
-def check(request: Any) -> Check:
-    """``check_request``, or its async twin under an event loop."""
-    return check_request if request.param == "sync" else async_to_sync(acheck_request)
-
-
-@pytest.fixture(params=["sync", "async"])
-def settle(request: Any) -> Callable[[Decision, str, Any], Decision]:
-    """Calls ``charge`` or ``refund`` of a decision, or their async twins."""
-
-    def run(decision: Decision, verb: str, cost: Any) -> Decision:
-        if request.param == "sync":
-            return getattr(decision, verb)(cost)
-        return async_to_sync(getattr(decision, f"a{verb}"))(cost)
-
-    return run
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from django.utils import timezone
 from django_ratequota import check_request, collecting, statistics
 from django_ratequota.exceptions import StoreError
 from django_ratequota.looking import Question
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.statistics import Refusal, RefusedBucket
 from django_ratequota.types import Decision
-from tests.operators import client_of
+from tests.operators import a_customer, client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -73,16 +73,7 @@ def operator() -> Client:
 
 @pytest.fixture
 def alice() -> User:
-    """On Free, with an override, as in the design's worked example."""
-    user = User.objects.create(username="alice")
-    free = Plan.objects.create(name="Free", slug="free")
-    PlanAssignment.objects.create(user=user, plan=free)
-    search = Endpoint.objects.create(name="search")
-    RatePolicy.objects.create(plan=free, rates="100/min")
-    RatePolicy.objects.create(plan=free, endpoint=search, rates="10/min")
-    RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="10000/month")
-    RatePolicy.objects.create(user=user, rates="1000/min")
-    return user
+    return a_customer()
 
 
 def staff(permissions: tuple[str, ...] | None) -> Client:

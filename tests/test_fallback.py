@@ -14,19 +14,17 @@ from django.db import OperationalError, connection
 from django.test import AsyncClient, Client
 from django.urls import reverse
 
-from django_ratequota import Decision, acheck_request, check_request
+from django_ratequota import Decision, check_request
 from django_ratequota.enforcement import explain_caller
 from django_ratequota.health import health
 from django_ratequota.identity import NamedCaller
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.responses import status_code
 from django_ratequota.signals import request_refused
+from tests.conftest import Check, Settle
 from tests.views import request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
-
-Check = Callable[..., Decision]
-Settle = Callable[[Decision, str, int], Decision]
 
 #: Nobody listens there; four processes share each limit.
 DOWN = {
@@ -36,24 +34,6 @@ DOWN = {
     "REPORT_SECONDS": 0,
     "STATISTICS_SECONDS": 0,
 }
-
-
-@pytest.fixture(params=["sync", "async"])
-def check(request: Any) -> Check:
-    """``check_request``, or its async twin under an event loop."""
-    return check_request if request.param == "sync" else async_to_sync(acheck_request)
-
-
-@pytest.fixture(params=["sync", "async"])
-def settle(request: Any) -> Settle:
-    """Calls ``charge`` or ``refund`` of a decision, or their async twins."""
-
-    def run(decision: Decision, verb: str, cost: int) -> Decision:
-        if request.param == "sync":
-            return getattr(decision, verb)(cost)
-        return async_to_sync(getattr(decision, f"a{verb}"))(cost)
-
-    return run
 
 
 @pytest.fixture(params=["wsgi", "asgi"])

@@ -33,6 +33,7 @@ from django_ratequota.health import (
 from django_ratequota.histogram import BOUNDS
 from django_ratequota.keys import workers_key
 from django_ratequota.limiter import default_limiter
+from tests.threads import on_threads
 
 #: A port that nobody listens on, and time enough to be told so.
 CLOSED = {"PREFIX": "rqtest", "REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5}
@@ -194,26 +195,6 @@ def test_no_count_of_a_thread_is_lost(caplog: Any) -> None:
     on_threads(16, note)
     assert health().degraded == {"response": 16 * 200}
     assert len(caplog.records) == 1
-
-
-def on_threads(number: int, work: Callable[[], object]) -> None:
-    """Runs it on so many threads at once, changing between them as often as can be."""
-    start = threading.Barrier(number)
-
-    def run() -> None:
-        start.wait(timeout=30)
-        work()
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=run) for _ in range(number)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=60)
-    finally:
-        sys.setswitchinterval(interval)
 
 
 # --- Reports. ---

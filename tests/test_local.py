@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +15,7 @@ from django_ratequota.exceptions import InvalidCost
 from django_ratequota.local import LocalLimiter
 from django_ratequota.rates import ALGORITHMS, BURST_ALGORITHMS
 from django_ratequota.types import BucketStatus
+from tests.threads import on_threads
 
 WINDOWS = sorted(set(ALGORITHMS) - BURST_ALGORITHMS)
 BUCKETS = sorted(BURST_ALGORITHMS)
@@ -449,34 +447,11 @@ def test_once_all_refuse_the_newcomers_of_a_policy_share_a_counter(seconds: Seco
 # --- Threads and forks. ---
 
 
-def on_threads(number: int, work: Callable[[], int]) -> int:
-    """The sum of what so many threads return that run it at once, changing between them as often as can be."""
-    start = threading.Barrier(number)
-    counts: list[int] = []
-
-    def run() -> None:
-        start.wait(timeout=30)
-        counts.append(work())
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=run) for _ in range(number)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=60)
-    finally:
-        sys.setswitchinterval(interval)
-    assert len(counts) == number
-    return sum(counts)
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_threads_are_admitted_the_share_exactly(seconds: Seconds, algorithm: str) -> None:
     limiter = LocalLimiter(4, clock=seconds)
     buckets = [bucket(f"1000/hour {algorithm}"), bucket("100000/hour", subject="everyone")]
-    assert on_threads(64, lambda: [ask(limiter, *buckets) for _ in range(10)].count(True)) == 250
+    assert sum(on_threads(64, lambda: [ask(limiter, *buckets) for _ in range(10)].count(True))) == 250
     assert peek(limiter, buckets[1]).remaining == 25_000 - 250
 
 
@@ -484,11 +459,10 @@ def test_no_charge_of_a_thread_is_lost(seconds: Seconds) -> None:
     limiter = LocalLimiter(1, clock=seconds)
     asked = bucket("100000/hour")
 
-    def charge() -> int:
+    def charge() -> None:
         for _ in range(100):
             limiter.charge((asked,), cost=3)
             limiter.refund((asked,), cost=1)
-        return 0
 
     on_threads(32, charge)
     assert peek(limiter, asked).remaining == 100_000 - 32 * 100 * 2
