@@ -16,6 +16,8 @@ from tests import server
 Check = Callable[..., Decision]
 #: ``charge`` or ``refund`` of a decision, named by the second argument, with a cost.
 Settle = Callable[[Decision, str, Any], Decision]
+#: ``get`` of a test client.
+Get = Callable[..., Any]
 
 #: 2025-11-21 05:20:00 UTC, in µs: where injected clocks begin.
 NOON_US = 1_763_702_400_000_000
@@ -76,6 +78,14 @@ def settle(request: Any) -> Settle:
         return async_to_sync(getattr(decision, f"a{verb}"))(cost)
 
     return run
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def get(request: Any) -> Get:
+    """GET through Django's sync or async handler."""
+    from django.test import AsyncClient, Client
+
+    return Client().get if request.param == "wsgi" else async_to_sync(AsyncClient().get)
 
 
 @pytest.fixture

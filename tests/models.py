@@ -1,8 +1,8 @@
 """The six algorithms as exact models: fractions instead of doubles, formulas instead of stored states.
 
-Written from DESIGN.md §5, not from the Lua. A model answers by definition: ``retry_after`` is the first instant
-at which the formula admits the cost, ``reset_after`` the first at which nothing is used. Where a formula is
-silent, the rules are:
+Written from the algorithms' definitions, not from the Lua. A model answers by definition: ``retry_after`` is the
+first instant at which the formula admits the cost, ``reset_after`` the first at which nothing is used. Where a
+formula is silent, the rules are:
 
 * a clock that went back: token_bucket, leaky_bucket and sliding_window_log go on at the last time they stored,
   fixed_window and sliding_window_counter in the window they stored; gcra's formula needs no rule;
@@ -12,6 +12,7 @@ silent, the rules are:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -51,19 +52,19 @@ def first_instant(holds: Callable[[int], bool], now: int, hint: int) -> int:
     return high
 
 
-class Model:
+class Model(ABC):
     """One counter. ``rate`` comes with every question, as limits may be edited while the counter lives."""
 
+    @abstractmethod
     def used(self, rate: Rate, now: int) -> Fraction:
         """Units in use at ``now``."""
-        raise NotImplementedError
 
     def admits(self, rate: Rate, now: int, cost: int) -> bool:
         return self.used(rate, now) + cost <= rate.capacity
 
+    @abstractmethod
     def add(self, rate: Rate, now: int, units: int) -> None:
         """Charge units, or give back, with a minus, at most what is used."""
-        raise NotImplementedError
 
     def clear(self) -> None:
         """Forget everything."""

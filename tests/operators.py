@@ -18,7 +18,7 @@ def client_of(*permissions: str, superuser: bool = False, name: str = "operator"
 
 
 def a_customer() -> User:
-    """Alice on Free, with an override, as in the design's worked example."""
+    """Alice on Free, with an override."""
     user = User.objects.create(username="alice")
     free = Plan.objects.create(name="Free", slug="free")
     PlanAssignment.objects.create(user=user, plan=free)

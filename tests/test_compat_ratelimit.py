@@ -22,7 +22,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.core.cache import InvalidCacheBackendError
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client, RequestFactory
+from django.test import AsyncClient, RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
@@ -42,6 +42,7 @@ from django_ratequota.compat.ratelimit import (
     ratelimit,
 )
 from tests import server
+from tests.conftest import Get
 
 ROOT = Path(__file__).parent.parent
 GONE = "redis://127.0.0.1:1/0"
@@ -335,11 +336,11 @@ urlpatterns = [
 ]
 
 
-@pytest.fixture(params=["wsgi", "asgi"])
-def client_get(request: Any, settings: Any) -> Any:
+@pytest.fixture
+def client_get(get: Get, settings: Any) -> Get:
     """GET of the views above, through Django's sync or async handler."""
     settings.ROOT_URLCONF = __name__
-    return Client().get if request.param == "wsgi" else async_to_sync(AsyncClient().get)
+    return get
 
 
 @pytest.mark.parametrize("kind", KINDS)

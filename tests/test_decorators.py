@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.contrib.auth.models import User
 from django.http import HttpResponse
-from django.test import AsyncClient, Client
+from django.test import AsyncClient
 
 from django_ratequota.decorators import ratequota
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, RatePolicy
+from tests.conftest import Get
 from tests.views import request_from
-
-Get = Callable[..., Any]
 
 EVERY_KIND = ["/decorated/", "/adecorated/", "/class/", "/aclass/", "/astacked/", "/amethod/"]
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
-
-
-@pytest.fixture(params=["wsgi", "asgi"])
-def get(request: Any) -> Get:
-    """GET through Django's sync or async handler."""
-    return Client().get if request.param == "wsgi" else async_to_sync(AsyncClient().get)
 
 
 @pytest.fixture

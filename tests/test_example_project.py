@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from example_project.check import Browser, basic, log_in, policy_path, set_rates
 from example_project.seed import seed
 from tests import server
 from tests.faults import poll
+from tests.faults.servers import free_port
 
 ROOT = Path(__file__).parent.parent
 MANAGE = [sys.executable, str(ROOT / "manage.py")]
@@ -110,12 +110,6 @@ class Demo:
         (os.killpg if everyone else os.kill)(self.process.pid, by)
         output, _ = self.process.communicate(timeout=SECONDS)
         return self.process.returncode, output
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def alive(group: int) -> bool:

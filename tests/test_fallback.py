@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import redis
-from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.db import OperationalError, connection
-from django.test import AsyncClient, Client
+from django.test import Client
 from django.urls import reverse
 
 from django_ratequota import Decision, check_request
@@ -34,12 +33,6 @@ DOWN = {
     "REPORT_SECONDS": 0,
     "STATISTICS_SECONDS": 0,
 }
-
-
-@pytest.fixture(params=["wsgi", "asgi"])
-def get(request: Any) -> Callable[..., Any]:
-    """GET through Django's sync or async handler."""
-    return Client().get if request.param == "wsgi" else async_to_sync(AsyncClient().get)
 
 
 @pytest.fixture

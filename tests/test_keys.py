@@ -120,7 +120,7 @@ def test_a_megabyte_of_anything_makes_a_short_key(part: str) -> None:
 
 
 def counter(bucket: Bucket) -> tuple[object, ...]:
-    """What DESIGN.md names a counter by."""
+    """What a counter is named by, put another way."""
     endpoint: object = bucket.endpoint_id
     if endpoint is None:
         endpoint = bucket.scope

@@ -333,7 +333,7 @@ def test_a_cancelled_call_leaves_the_next_its_own_answer(limiter: Limiter, run: 
         await limiter.acheck([MINUTE])
         for _ in range(20):
             task = asyncio.create_task(limiter.acheck([bucket("100/min", "user:2")]))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a turn of the loop: the task has begun
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         return [(await limiter.apeek([MINUTE])).statuses[0].limit for _ in range(3)]

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync, iscoroutinefunction
+from asgiref.sync import iscoroutinefunction
 from django.contrib.auth.models import User
 from django.http import HttpResponse
-from django.test import AsyncClient, Client
 
 from django_ratequota.middleware import RateQuotaMiddleware
 from django_ratequota.models import Endpoint, RatePolicy
+from tests.conftest import Get
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
-Get = Callable[..., Any]
 EVERY_VIEW = ["/plain/", "/aplain/", "/bare/", "/class/", "/aclass/", "/search/", "/api/reports/", "/unthrottled/"]
-
-
-@pytest.fixture(params=["wsgi", "asgi"])
-def get(request: Any) -> Get:
-    """GET through Django's sync or async handler."""
-    return Client().get if request.param == "wsgi" else async_to_sync(AsyncClient().get)
 
 
 @pytest.fixture

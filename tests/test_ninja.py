@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.http import HttpResponse
 from django.test import AsyncClient, Client
@@ -24,9 +22,8 @@ from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.ninja import QuotaThrottle
 from django_ratequota.routes import find_route, known_scopes, scope_of
+from tests.conftest import Get
 from tests.views import request_from
-
-Get = Callable[..., Any]
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -87,12 +84,6 @@ problems.add_exception_handler(Throttled, ninja.problem_details)
 urlpatterns = [path("api/", api.urls), path("problems/", problems.urls)]
 
 KINDS = pytest.mark.parametrize("kind", ["", "a"], ids=["sync", "async"])
-
-
-@pytest.fixture(params=["wsgi", "asgi"])
-def get(request: Any) -> Get:
-    """GET through Django's sync or async handler."""
-    return Client().get if request.param == "wsgi" else async_to_sync(AsyncClient().get)
 
 
 @pytest.fixture
@@ -263,7 +254,7 @@ def test_async_operations_never_ask_on_the_event_loop(search: Endpoint, settings
 
         async def other() -> None:
             for _ in range(20):
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # a turn of the loop, which comes only where nobody blocks it
             order.append("other")
 
         async def both() -> None:

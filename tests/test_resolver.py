@@ -492,7 +492,7 @@ def callers() -> st.SearchStrategy[tuple[NamedCaller, int | None]]:
 
 
 def rank(policy: PolicyFacts) -> tuple[Any, ...]:
-    """DESIGN.md §4, step 3, word for word."""
+    """The rule of precedence, word for word."""
     audience = [policy.plan_id is not None, bool(policy.subject), bool(policy.user)]
     prefix = policy.network.prefixlen if policy.network else 0
     dated = policy.starts_us is not None or policy.ends_us is not None

@@ -27,4 +27,4 @@ def poll(condition: Callable[[], object], seconds: float, what: str) -> float:
             return took
         if took > seconds:
             raise AssertionError(f"not within {seconds} s: {what} (last seen: {last})")
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks; the deadline ends it

@@ -96,8 +96,8 @@ class Load:
                 subject = choose.choice(self._subjects)
                 task = asyncio.ensure_future(self._limiter.acheck(subject.buckets))
                 if choose.random() < 0.02:
-                    await asyncio.sleep(choose.random() * 0.002)
                     # Cancelled at any moment: what ran is counted, and nobody is let in for it.
+                    await asyncio.sleep(choose.random() * 0.002)
                     task.cancel()
                 try:
                     self._note(subject, await task)
@@ -177,7 +177,7 @@ class Soak:
         ]
 
     def _wait(self) -> None:
-        time.sleep(self.random.random() * 0.3)
+        time.sleep(self.random.random() * 0.3)  # load runs meanwhile: a fault lasts for a while
 
     def _while(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
         begin()

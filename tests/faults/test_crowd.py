@@ -82,7 +82,7 @@ class Crowd:
                 asyncio.get_running_loop().call_later(rng.random() * self.span, task.cancel)
             else:
                 for _ in range(rng.randrange(8)):
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # one turn of the loop: it is cancelled at a step of its way
                 task.cancel()
             try:
                 assert asked(caller, await task) == 1

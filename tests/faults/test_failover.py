@@ -87,7 +87,7 @@ def test_roles_are_swapped_with_the_connections_kept(
             except StoreError as error:
                 labels.add(error.reason)
                 assert loop.time() < begun + 20, labels
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # between two looks, as poll does in threads
             else:
                 assert labels <= {"readonly"}
                 return loop.time() - begun
