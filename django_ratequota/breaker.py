@@ -1,5 +1,7 @@
 """Circuit breaker: a server that failed a few times in a row is left alone, and tried by one request a second.
 
+Only what the server did counts: no timeout does during which it answered something else.
+
 Each process has one for each server that it decides by (with Sentinel, one for the service). It does not back
 off any further: a probe costs one request its timeout at most, and a server that is back should be used at once.
 """
@@ -30,16 +32,24 @@ HEALTHY = frozenset("noscript moved ask tryagain crossslot wrongtype response".s
 class Breaker:
     """Closed while the server decides; open after ``failures`` consecutive failures, until a probe succeeds."""
 
-    def __init__(self, server: str, failures: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        server: str,
+        failures: int,
+        clock: Callable[[], float] = time.monotonic,
+        answered_at: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """``answered_at`` says when the server last answered anything, by ``clock`` (seconds)."""
         #: host:port, for logs.
         self.server = server
+        self._answered_at = answered_at
         self.open = False
         #: Label of the last failure; "" while all is well.
         self.reason = ""
         self._clock = clock
         self._most = failures
         self._failures = 0
-        self._opened_at = self._probe_at = 0.0
+        self._opened_at = self._tried_at = 0.0
         self._lock = ForkSafeLock()
 
     @property
@@ -65,9 +75,10 @@ class Breaker:
             now = self._clock()
             if not self.open:
                 return
-            if now >= self._probe_at:
+            # An answer since then is that of a connection that was too late for its decision.
+            if now >= self._tried_at + PROBE_SECONDS or self._answered_at() > self._tried_at:
                 # A lease: should this probe be cancelled, the next may go after as long.
-                self._probe_at = now + PROBE_SECONDS
+                self._tried_at = now
                 return
         raise StoreLeftAlone(
             self.reason, f"{self.server} failed ({self.reason}) and is left alone until it is probed"
@@ -89,7 +100,7 @@ class Breaker:
         with self._lock:
             now = self._clock()
             self._failures += 1
-            self._probe_at = now + PROBE_SECONDS
+            self._tried_at = now
             opens = not self.open and self._failures >= self._most
             self.reason = error.reason
             if opens:

@@ -129,7 +129,8 @@ class ClusterStore(SeveralServers):
             if node is None:
                 host, port = address
                 server = Server(self._kind, {**self._kwargs, "host": host, "port": port})
-                node = self._nodes[address] = _Node(server, Breaker(server.name, self._most))
+                breaker = Breaker(server.name, self._most, answered_at=lambda: server.liveness.answered_at)
+                node = self._nodes[address] = _Node(server, breaker)
             return node
 
     def _may_look(self) -> bool:

@@ -36,7 +36,7 @@ class SentinelStore(SeveralServers):
         #: Whether the master is still who the sentinels said.
         self._sure = False
         # One for all of it: while the service fails, nobody asks the sentinels but the probe.
-        self._breaker = Breaker(f"{service} (Sentinel)", failures)
+        self._breaker = Breaker(f"{service} (Sentinel)", failures, answered_at=self._answered_at)
 
     @property
     def exposed(self) -> bool:
@@ -56,6 +56,9 @@ class SentinelStore(SeveralServers):
                 if error.reason not in HEALTHY:
                     self._sure = False
                 raise
+
+    def _answered_at(self) -> float:
+        return self._master.liveness.answered_at if self._master else 0.0
 
     def close(self) -> None:
         """Drop every idle connection of this process's threads; the next command connects anew."""

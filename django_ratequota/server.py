@@ -6,35 +6,22 @@ Whatever goes wrong is one ``StoreError``, its reason told by class or by the pr
 from __future__ import annotations
 
 import asyncio
-import weakref
+import time
 from functools import partial
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 import redis
 
-from .connections import KINDS, Connections, LoopConnections
-from .exceptions import ConfigurationError, StoreError
+from .budget import Budget
+from .connections import Connections, Liveness, LoopConnections
+from .exceptions import StoreError
+from .handshake import Handshake
+from .locks import ForkSafeLock
 from .scripts import Command, Run
 
-#: What an alias or a client may say about its connections that a decision must not inherit: one logical hit
-#: was counted eleven times by a client that retried lost replies.
-_OURS = (
-    "retry",
-    "retry_on_timeout",
-    "retry_on_error",
-    "socket_timeout",
-    "socket_connect_timeout",
-    "health_check_interval",
-    "parser_class",
-    "decode_responses",
-    "encoding",
-    "encoding_errors",
-    "event_dispatcher",
-    "maint_notifications_config",
-    "maint_notifications_pool_handler",
-    "connection_pool",  # of a Sentinel, by which its connections find the master
-)
+#: Event loops that do not run, and may run again, whose connections are kept; the newest.
+_MOST_IDLE_LOOPS = 32
 #: Error prefixes that servers send, as stable labels; anything else is "response".
 _PREFIXES = frozenset(
     "ASK BUSY CLUSTERDOWN CROSSSLOT LOADING MASTERDOWN MISCONF MOVED NOAUTH NOPERM NOREPLICAS NOSCRIPT OOM "
@@ -42,8 +29,8 @@ _PREFIXES = frozenset(
 )
 #: What servers say without a prefix when the user may not run what a script calls: Redis 7.0, and later ones.
 _DENIED_IN_SCRIPT = ("The user executing the script can't run this command", "ACL failure in script")
-#: What a server may say to who is not logged in: it reads no command of more than ten words.
-_UNKNOWN = "Protocol error: unauthenticated"
+#: Said to a client that is not logged in (any more), whose commands it reads up to ten words of.
+_UNAUTHENTICATED = "Protocol error: unauthenticated"
 _EXCEPTION_PREFIXES: dict[type[Exception], str] = {
     # redis-py takes the prefix off these; the more special first.
     redis.exceptions.MovedError: "moved",
@@ -69,79 +56,86 @@ class Server:
 
         Raises ``ConfigurationError`` for classes other than redis-py's own TCP, TLS and Unix sockets.
         """
-        try:
-            sync_class, self._async_class = KINDS[kind]
-        except KeyError:
-            raise ConfigurationError(
-                f"connections of class {kind.__name__} are not supported; use redis-py's own"
-            ) from None
-        self._kwargs = {key: value for key, value in kwargs.items() if key not in _OURS}
+        self._handshake = Handshake(kind, kwargs)
+        self._path = str(kwargs.get("path") or "")
         self.host = str(kwargs.get("host", "localhost"))
         #: host:port, or the path of the socket.
-        self.name = str(kwargs.get("path") or f"{self.host}:{kwargs.get('port', 6379)}")
+        self.name = self._path or f"{self.host}:{kwargs.get('port', 6379)}"
         #: Whether it asks for nothing that proves who we are.
         self.trusting = not any(kwargs.get(key) for key in ("password", "credential_provider", "ssl_certfile"))
-        self._connections = Connections(sync_class, self._kwargs)
-        try:
-            sync_class(**self._kwargs)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"no connection to Redis can be made as configured: {error}") from error
+        self.liveness = Liveness()
+        self._connections = Connections(self._handshake, self.liveness)
         # An asyncio connection belongs to the loop it was made in; each running loop has its own.
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
+        self._lock = ForkSafeLock()
 
     @property
     def remote(self) -> bool:
         """Whether it is reached by a network: neither a Unix socket nor this machine's loopback."""
-        if "path" in self._kwargs or self.host == "localhost":
+        if self._path or self.host == "localhost":
             return False
         try:
             return not ip_address(self.host).is_loopback
         except ValueError:  # a name
             return True
 
-    def send(self, command: Command, seconds: float, asking: bool = False) -> Any:
-        """Send one command once and return its reply within ``seconds``, connecting included.
+    def send(self, command: Command, budget: Budget, asking: bool = False) -> Any:
+        """Send one command once and return its reply within ``budget``, connecting included.
 
         ``asking`` sends ASKING before it (Cluster). Raises ``StoreError``.
         """
         try:
-            return self._connections.send(command, seconds, asking)
+            return self._connections.send(command, budget, asking)
         except Exception as error:  # whatever redis-py raises, a request must not fail by it
-            if isinstance(error, redis.exceptions.ReadOnlyError):
-                # Demoted with the connections kept: new ones may lead to the new master.
-                self.close()
-            raise store_error(error, command) from error
+            raise self._failed(error, command) from error
 
-    async def asend(self, command: Command, seconds: float, asking: bool = False) -> Any:
+    async def asend(self, command: Command, budget: Budget, asking: bool = False) -> Any:
         """``send``, awaited."""
         try:
-            async with asyncio.timeout(seconds):
-                connections = await self._of_this_loop()
-                return await connections.send(command, asking)
+            connections = await self._of_this_loop()
+            return await connections.send(command, budget, asking)
         except Exception as error:  # whatever redis-py raises, a request must not fail by it
-            if isinstance(error, redis.exceptions.ReadOnlyError):
-                await connections.close()
-            raise store_error(error, command) from error
+            raise self._failed(error, command) from error
+
+    def _failed(self, error: Exception, command: Command) -> StoreError:
+        if isinstance(error, redis.exceptions.ReadOnlyError):
+            # Demoted with the connections kept: new ones may lead to the new master.
+            self.close()
+        return store_error(error, command)
 
     async def _of_this_loop(self) -> LoopConnections:
         loop = asyncio.get_running_loop()
         known = self._loops.get(loop)
         if known is None:
-            forget = partial(self._loops.pop, loop, None)
-            known = self._loops[loop] = LoopConnections(self._async_class, self._kwargs, forget)
+            known = LoopConnections(self._handshake, self.liveness, partial(self._forget, loop))
+            with self._lock:
+                self._forget_ended_loops()
+                self._loops[loop] = known
             await anext(known.closer)
         return known
 
+    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            self._loops.pop(loop, None)
+
+    def _forget_ended_loops(self) -> None:
+        """Let go of loops that ended without closing their connections, and so of these."""
+        idle = [loop for loop in self._loops if not loop.is_running()]
+        for at, loop in enumerate(idle):
+            if loop.is_closed() or at < len(idle) - _MOST_IDLE_LOOPS:
+                del self._loops[loop]
+
     def close(self) -> None:
-        """Drop every idle connection of this process's threads; the next command connects anew."""
+        """Use no connection again that is open now; those of threads are closed at once."""
+        self.liveness.lost(time.monotonic())
         self._connections.close()
 
     def retire(self) -> None:
         """Close what is idle for good, in the loops that are running too: nobody sends here any more."""
         self.close()
-        for loop, known in list(self._loops.items()):
+        with self._lock:
+            loops = list(self._loops.items())
+        for loop, known in loops:
             if loop.is_running():
                 asyncio.run_coroutine_threadsafe(known.closer.aclose(), loop)
 
@@ -151,7 +145,7 @@ class Send(NamedTuple):
 
     server: Server
     command: Command
-    #: The part of what is left of the decision's time that this may take.
+    #: The part of what is left of the decision's budget that this may use.
     share: float = 1.0
     asking: bool = False
 
@@ -177,7 +171,7 @@ def store_error(error: Exception, command: Command = ()) -> StoreError:
             return StoreError(reason, message)
     if str(error).startswith(_DENIED_IN_SCRIPT):
         return StoreError("noperm", message)
-    if str(error).startswith(_UNKNOWN):
+    if str(error).startswith(_UNAUTHENTICATED):
         return StoreError("noauth", message)
     prefix = str(error).partition(" ")[0]
     if prefix in _PREFIXES:

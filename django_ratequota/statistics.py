@@ -310,12 +310,7 @@ def _ask(command: str, name: str, *args: object) -> Any:
     return limiter.store.execute((command, statistics_key(limiter.prefix, name), *args))
 
 
-def _pairs(flat: Any) -> Iterator[tuple[bytes, Any]]:
-    """(field, value) of a reply: a mapping or pairs with RESP3, one flat list with RESP2."""
-    if isinstance(flat, dict):
-        yield from flat.items()
-    elif flat and isinstance(flat[0], list | tuple):
-        yield from flat
-    else:
-        each = iter(flat)
-        yield from zip(each, each, strict=True)
+def _pairs(flat: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """(field, value) of a reply, which is one flat list."""
+    each = iter(flat)
+    return zip(each, each, strict=True)

@@ -14,6 +14,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from .breaker import Breaker
+from .budget import Budget
 from .exceptions import OutOfTime, StoreError
 from .scripts import Command, Run, Script
 from .server import Pause, Send, Server
@@ -21,7 +22,8 @@ from .twin import adrive, drive
 
 #: Consecutive failures after which a server is left alone.
 FAILURES = 3
-#: The part of a decision's time that a server must have had for its silence to count against it.
+#: The part of a decision's time that a server must have had for its silence to count against it; its own earlier
+#: answers, or another server, may have used the rest up.
 _FAIR_SHARE = 0.4
 
 #: Commands, besides scripts, whose first argument is a key.
@@ -40,7 +42,7 @@ class Store:
         """``timeout`` is in seconds and bounds all commands of a decision; the breaker opens after ``failures``."""
         self.timeout = timeout
         self._server = server
-        self._breaker = Breaker(server.name, failures)
+        self._breaker = Breaker(server.name, failures, answered_at=lambda: server.liveness.answered_at)
 
     @property
     def breakers(self) -> tuple[Breaker, ...]:
@@ -104,16 +106,16 @@ class SeveralServers(Store, ABC):
 
 
 class Call:
-    """The commands of one decision: the time that is spent on them together is at most the store's timeout."""
+    """The commands of one decision, which wait for the server together for the store's timeout at most."""
 
-    __slots__ = ("_left", "_store", "always")
+    __slots__ = ("_budget", "_store", "always")
 
     def __init__(self, store: Store, *, always: bool) -> None:
         self._store = store
         #: Whether it passes an open breaker.
         self.always = always
-        #: Seconds. What happens between commands (reading policies, say) is not Redis' doing, and does not count.
-        self._left = store.timeout
+        # What happens between commands (reading policies, say) is not Redis' doing, and does not count.
+        self._budget = Budget(store.timeout)
 
     def do(self, command: Command) -> Any:
         """Send the command and return its reply; raises ``StoreError``."""
@@ -124,41 +126,53 @@ class Call:
         return await self._store.acarry_out(command, self)
 
     def step(self, step: Send | Pause) -> Any:
-        """One step of a command, in what is left of the time."""
-        begun, seconds = time.monotonic(), self._seconds(step)
+        """One step of a command, in what is left of the budget."""
+        if isinstance(step, Pause):
+            return time.sleep(self._pause(step))
+        begun, budget = time.monotonic(), self._part(step)
+        seconds = budget.left
         try:
-            if isinstance(step, Pause):
-                return time.sleep(seconds)
-            return step.server.send(step.command, seconds, step.asking)
+            return step.server.send(step.command, budget, step.asking)
         except StoreError as error:
-            if self._was_hurried(error, seconds):
+            if error.reason == "timeout" and not self._tells(step.server, begun, seconds):
                 raise OutOfTime(self._store.timeout) from error
             raise
         finally:
-            self._left -= time.monotonic() - begun
+            self._used(budget)
 
     async def astep(self, step: Send | Pause) -> Any:
         """``step``, awaited."""
-        begun, seconds = time.monotonic(), self._seconds(step)
+        if isinstance(step, Pause):
+            return await asyncio.sleep(self._pause(step))
+        begun, budget = time.monotonic(), self._part(step)
+        seconds = budget.left
         try:
-            if isinstance(step, Pause):
-                return await asyncio.sleep(seconds)
-            return await step.server.asend(step.command, seconds, step.asking)
+            return await step.server.asend(step.command, budget, step.asking)
         except StoreError as error:
-            if self._was_hurried(error, seconds):
+            if error.reason == "timeout" and not self._tells(step.server, begun, seconds):
                 raise OutOfTime(self._store.timeout) from error
             raise
         finally:
-            self._left -= time.monotonic() - begun
+            self._used(budget)
 
-    def _seconds(self, step: Send | Pause) -> float:
-        if self._left <= 0:
+    def _tells(self, server: Server, begun: float, seconds: float) -> bool:
+        """Whether a timeout tells of the server: it had a fair share of the time, and answered nobody meanwhile."""
+        return seconds >= self._store.timeout * _FAIR_SHARE and server.liveness.answered_at <= begun
+
+    def _pause(self, step: Pause) -> float:
+        if self._budget.used_up:
             raise OutOfTime(self._store.timeout)
-        return min(step.seconds, self._left) if isinstance(step, Pause) else self._left * step.share
+        self._budget.left -= step.seconds
+        return step.seconds
 
-    def _was_hurried(self, error: StoreError, seconds: float) -> bool:
-        # Another server, or this one's own earlier answers, may have used the time up.
-        return error.reason == "timeout" and seconds < self._store.timeout * _FAIR_SHARE
+    def _part(self, step: Send) -> Budget:
+        if self._budget.used_up:
+            raise OutOfTime(self._store.timeout)
+        return self._budget if step.share == 1.0 else self._budget.part(step.share)
+
+    def _used(self, budget: Budget) -> None:
+        if budget is not self._budget:
+            self._budget.left -= budget.spent
 
 
 def run_script(script: Script, keys: Sequence[str], args: Sequence[object]) -> Generator[Command, Any, Any]:

@@ -47,7 +47,7 @@ class Peer:
     def __init__(
         self,
         answer: Callable[[int], bytes | None] = lambda number: None,
-        greeting: tuple[str, ...] = ("HELLO", "CLIENT", "AUTH", "SELECT"),
+        greeting: tuple[str, ...] = ("HELLO", "CLIENT", "AUTH", "SELECT", "PING"),
     ) -> None:
         #: The commands received, greetings aside.
         self.commands: list[str] = []
@@ -64,12 +64,10 @@ class Peer:
 
     def close(self) -> None:
         """Hang up, and wait until every thread has seen it."""
-        for opened in (self._socket, *self._connections):
-            try:
-                opened.shutdown(socket.SHUT_RDWR)
-            except OSError:  # the client was first
-                pass
-            opened.close()
+        _hang_up(self._socket)
+        self._threads[0].join(timeout=30)  # accepts none after this
+        for connection in self._connections:
+            _hang_up(connection)
         for thread in self._threads:
             thread.join(timeout=30)
             assert not thread.is_alive()
@@ -103,6 +101,14 @@ class Peer:
                         connection.sendall(reply)
             except OSError:
                 pass
+
+
+def _hang_up(opened: socket.socket) -> None:
+    try:
+        opened.shutdown(socket.SHUT_RDWR)
+    except OSError:  # the client was first
+        pass
+    opened.close()
 
 
 @pytest.fixture

@@ -4,8 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
+import redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
+
+
+class Address:
+    """Where something listens."""
+
+    host: str
+    port: int
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A client that asks once and waits 10 s; the caller closes it."""
+        defaults = {"socket_timeout": 10, "socket_connect_timeout": 10, "retry": Retry(NoBackoff(), 0)}
+        return redis.Redis(**{"host": self.host, "port": self.port, **defaults, **options})
 
 
 def poll(condition: Callable[[], object], seconds: float, what: str) -> float:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from django_ratequota import Limiter
 
+from . import Address
 from .asking import Ask, Way, awaiting, plainly
 from .cluster import Cluster
 from .proxy import Proxy
 from .servers import Node, Pair, Sentinels
+from .tls import Terminator
 
 #: It breaks PostgreSQL, which CI's second half brings.
 collect_ignore = [] if os.environ.get("DATABASE_URL") else ["test_database.py"]
@@ -44,6 +49,28 @@ def proxies() -> Iterator[Callable[[Node], Proxy]]:
 def proxy(proxies: Callable[[Node], Proxy], node: Node) -> Proxy:
     """A proxy before ``node``."""
     return proxies(node)
+
+
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def terminator(node: Node, authority: trustme.CA) -> Iterator[Terminator]:
+    node.command("CONFIG", "SET", "requirepass", "secret")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    terminator = Terminator(node, context)
+    yield terminator
+    terminator.close()
+
+
+@pytest.fixture
+def trusted(authority: trustme.CA, tmp_path: Path) -> str:
+    path = tmp_path / "authority.pem"
+    authority.cert_pem.write_to_path(str(path))
+    return str(path)
 
 
 @pytest.fixture
@@ -82,9 +109,7 @@ def limiters() -> Iterator[Callable[..., Limiter]]:
     """Makes limiters on a server or a proxy, and closes them."""
     with ExitStack() as stack:
 
-        def make(
-            where: Node | Proxy, timeout: float = 10, client: dict[str, Any] | None = None, **more: Any
-        ) -> Limiter:
+        def make(where: Address, timeout: float = 10, client: dict[str, Any] | None = None, **more: Any) -> Limiter:
             place = stack.enter_context(where.client(**(client or {})))
             limiter = Limiter(client=place, prefix="rqtest", timeout=timeout, **more)
             stack.callback(limiter.store.close)

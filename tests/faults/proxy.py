@@ -6,21 +6,19 @@ import socket
 import threading
 from contextlib import suppress
 from io import BufferedReader
-from typing import Any, Self
+from typing import Self
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from . import Address
 
 #: What clients send of their own accord when they connect; never counted as a request.
-_GREETINGS = frozenset({b"HELLO", b"CLIENT", b"AUTH", b"SELECT"})
+_GREETINGS = frozenset({b"HELLO", b"CLIENT", b"AUTH", b"SELECT", b"PING"})
 
 
-class Proxy:
+class Proxy(Address):
     """Passes bytes between its clients and the server behind it; two threads a connection.
 
-    It tells requests apart, greetings (HELLO, CLIENT, AUTH, SELECT) aside. Of clients that await each reply before
-    the next request, as redis-py's do, it so knows which reply answers which.
+    It tells requests apart, greetings (HELLO, CLIENT, AUTH, SELECT, PING) aside. Of clients that await each reply
+    before the next request, as redis-py's do, it so knows which reply answers which.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -57,11 +55,6 @@ class Proxy:
         """Connections that are open now."""
         with self._lock:
             return sum(not link.ended for link in self._links)
-
-    def client(self, **options: Any) -> redis.Redis:
-        """A client that asks once and waits 10 s; who asks for it closes it."""
-        defaults = {"socket_timeout": 10, "socket_connect_timeout": 10, "retry": Retry(NoBackoff(), 0)}
-        return redis.Redis(**{"host": self.host, "port": self.port, **defaults, **options})
 
     def freeze(self) -> None:
         """Accept connections and requests, and pass nothing on, either way, that arrives from now on."""

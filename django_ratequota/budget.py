@@ -1,0 +1,127 @@
+"""The time that one decision may wait for the server.
+
+Time in which this process kept itself from reading a reply is not the server's: a thread that waits for the
+interpreter, an event loop that a callback stalls. So a wait goes in slices. A slice that the operating system timed
+as silent counts whole; of a wait that ended early, no more than one slice counts, however late this process noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+#: Slices per decision.
+_SLICES = 8
+#: Seconds of the shortest slice, which is also the last look before a timeout.
+_SHORTEST = 0.001
+_NOTHING = 1e-9
+#: A slice that took as many times its length tells that this process was busy.
+_LATE = 1.5
+
+
+class Answers(Protocol):
+    """Tells when a server last answered anything (monotonic seconds)."""
+
+    answered_at: float
+
+
+class Budget:
+    """Seconds that a decision may still wait for the server."""
+
+    __slots__ = ("_most", "answers", "left", "slice")
+
+    def __init__(self, seconds: float) -> None:
+        self.left = self._most = seconds
+        self.slice = max(seconds / _SLICES, _SHORTEST)
+        #: While a task waits for a connection: tells when the server last answered others.
+        self.answers: Answers | None = None
+
+    def part(self, share: float) -> Budget:
+        """Return a budget of ``share`` of what is left."""
+        return Budget(self.left * share)
+
+    @property
+    def used_up(self) -> bool:
+        """Whether nothing is left, but for what slices leave over that are no round numbers."""
+        return self.left < _NOTHING
+
+    @property
+    def spent(self) -> float:
+        """Seconds used so far."""
+        return self._most - self.left
+
+    def wait(self, ready: Callable[[float], object]) -> None:
+        """Call ``ready(seconds)``, which waits at most that long, until it returns something true.
+
+        Raises ``TimeoutError`` once the server has had its time, after a last look.
+        """
+        while True:
+            last, seconds = self.used_up, max(min(self.slice, self.left), _SHORTEST)
+            begun = time.monotonic()
+            if ready(seconds):
+                self.left -= min(time.monotonic() - begun, seconds)
+                # A reply that trickles in: its last pieces may take as long again.
+                if self.left < -self._most:
+                    break
+                return
+            if last:
+                break
+            self.left -= seconds
+        raise TimeoutError("no answer in time")
+
+    def wait_in_line(self, ready: Callable[[float], object], answers: Answers) -> None:
+        """Wait one slice for a connection; raises ``TimeoutError`` where nothing is left.
+
+        It counts half where the server answered others meanwhile, and where this thread woke up late: the one that
+        makes the connection waits for the interpreter as well.
+        """
+        if self.used_up:
+            raise TimeoutError("no connection in time")
+        begun = time.monotonic()
+        ready(self.slice)
+        took = time.monotonic() - begun
+        excused = took > _LATE * self.slice or answers.answered_at >= begun
+        self.left -= min(took, self.slice) * (0.5 if excused else 1.0)
+
+
+class BudgetTimeout:
+    """Cancel the block and raise ``TimeoutError`` once the budget is used up.
+
+    The event loop wakes it once per slice. A late wake-up counts half: the loop was busy elsewhere, and a reply may
+    be there that it has not read yet. So does one in line for a connection while the server answers others. Hence no
+    block waits longer than twice the budget, a stalled loop aside.
+    """
+
+    __slots__ = ("_begun", "_budget", "_loop", "_timeout", "_wake")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+
+    async def __aenter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(None)
+        await self._timeout.__aenter__()
+        self._begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._wake.cancel()
+        self._budget.left -= min(time.monotonic() - self._begun, self._budget.slice)
+        await self._timeout.__aexit__(kind, error, trace)
+
+    def _begin(self) -> None:
+        self._begun = time.monotonic()
+        self._wake = self._loop.call_later(self._budget.slice, self._look)
+
+    def _look(self) -> None:
+        budget, answers = self._budget, self._budget.answers
+        late = time.monotonic() - self._begun > _LATE * budget.slice
+        in_line = answers is not None and answers.answered_at >= self._begun
+        budget.left -= budget.slice * (0.5 if late or in_line else 1.0)
+        self._begin()
+        if budget.used_up:
+            self._timeout.reschedule(self._loop.time())

@@ -1,0 +1,326 @@
+"""How connections are made: whatever the client is configured with, in few round trips, a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import trustme
+
+from django_ratequota import Bucket, Decision, Limiter, Rate, connections
+from django_ratequota.connections import _Attempts
+from django_ratequota.exceptions import StoreError
+
+from . import Address, poll
+from .servers import Node
+from .tls import Terminator
+
+BUCKET = Bucket("user:1", Rate.parse("1000000/day"))
+
+ROOT = Path(__file__).parent.parent.parent
+
+Ask = Callable[[Limiter], Decision]
+
+
+@pytest.fixture
+def limiter_of() -> Iterator[Callable[..., Limiter]]:
+    """Makes limiters by the options of a client, and closes them."""
+    with ExitStack() as stack:
+
+        def make(where: Address, timeout: float = 5, **options: Any) -> Limiter:
+            client = stack.enter_context(redis.Redis(host=where.host, port=where.port, **options))
+            limiter = Limiter(client=client, prefix="rqtest", timeout=timeout)
+            stack.callback(limiter.store.close)
+            return limiter
+
+        yield make
+
+
+@pytest.fixture(params=["plain", "awaited"])
+def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
+    if request.param == "plain":
+        yield lambda limiter: limiter.check([BUCKET])
+    else:
+        with asyncio.Runner() as runner:
+            yield lambda limiter: runner.run(limiter.acheck([BUCKET]))
+
+
+def reason(ask: Ask, limiter: Limiter) -> str:
+    try:
+        ask(limiter)
+    except StoreError as error:
+        return error.reason
+    return ""
+
+
+# --- Options. ---
+
+
+def test_tls_by_option(terminator: Terminator, trusted: str, limiter_of: Callable[..., Limiter], ask: Ask) -> None:
+    """``redis.Redis(ssl=True)`` was a TypeError on every async call."""
+    assert ask(limiter_of(terminator, ssl=True, ssl_ca_certs=trusted, password="secret")).allowed
+    assert reason(ask, limiter_of(terminator, ssl=True, password="secret")) == "connection", "who issued that?"
+    assert ask(limiter_of(terminator, ssl=True, ssl_cert_reqs="none", password="secret")).allowed
+
+
+def test_a_certificate_of_the_client(
+    node: Node, authority: trustme.CA, trusted: str, tmp_path: Path, limiter_of: Callable[..., Limiter], ask: Ask
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(context)
+    own = authority.issue_cert("client@example.com")
+    own.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "own.pem"))
+    terminator = Terminator(node, context)
+    try:
+        options = {"ssl": True, "ssl_ca_certs": trusted}
+        pem = str(tmp_path / "own.pem")
+        assert ask(limiter_of(terminator, ssl_certfile=pem, ssl_keyfile=pem, **options)).allowed
+        assert reason(ask, limiter_of(terminator, **options)) == "connection"
+    finally:
+        terminator.close()
+
+
+def test_a_folder_of_authorities(
+    terminator: Terminator, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``ssl_ca_path`` was a TypeError on every async call by redis-py 6.0."""
+    looked: list[Any] = []
+    load = ssl.SSLContext.load_verify_locations
+
+    def note(self: ssl.SSLContext, cafile: Any = None, capath: Any = None, cadata: Any = None) -> None:
+        looked.append(capath)
+        load(self, cafile, capath, cadata)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", note)
+    with redis.Redis.from_url(f"rediss://:secret@127.0.0.1:{terminator.port}/0?ssl_ca_path={tmp_path}") as client:
+        limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+        with pytest.raises(StoreError, match="certificate"):
+            ask(limiter)
+    assert str(tmp_path) in looked
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"protocol": 3},
+        {"protocol": 2, "client_name": "worker"},
+        {"db": "2", "username": "default", "password": "secret", "socket_keepalive": True},
+    ],
+)
+def test_a_client_s_options(
+    node: Node, limiter_of: Callable[..., Limiter], ask: Ask, options: dict[str, Any]
+) -> None:
+    if "password" in options:
+        node.command("CONFIG", "SET", "requirepass", "secret")
+    assert ask(limiter_of(node, **options)).allowed
+
+
+class Listener(Address):
+    """Answers nothing on one connection until ``expected`` commands have come, then OK to each."""
+
+    def __init__(self, expected: int) -> None:
+        self.expected, self.seen = expected, b""
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.host, self.port = self._socket.getsockname()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        connection, _ = self._socket.accept()
+        with connection, self._socket:
+            while self.seen.count(b"*") < self.expected:
+                self.seen += connection.recv(65_536)
+            connection.sendall(b"+OK\r\n" * self.expected)
+            connection.recv(65_536)  # the decision, or the end
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(timeout=30)
+        assert not self._thread.is_alive()
+
+
+def test_a_login_takes_one_round_trip(limiter_of: Callable[..., Limiter], ask: Ask) -> None:
+    """Up to six: HELLO, AUTH, SELECT, CLIENT SETNAME, and CLIENT SETINFO twice."""
+    with Listener(3) as listener:
+        limiter = limiter_of(listener, password="secret", db=4, client_name="far")
+        assert reason(ask, limiter) == "connection", "it hangs up once it has logged in, and been asked"
+        limiter.store.close()
+    words = [word for word in listener.seen.split(b"\r\n") if word.isalpha()]
+    assert words == [b"AUTH", b"secret", b"SELECT", b"CLIENT", b"SETNAME", b"far"]
+
+
+# --- Credentials. ---
+
+
+class Provider(redis.CredentialProvider):
+    def __init__(self, seconds: float = 0.0, error: str = "") -> None:
+        self.asked, self._seconds, self._error = 0, seconds, error
+
+    def get_credentials(self) -> tuple[str, str]:
+        self.asked += 1
+        time.sleep(self._seconds)  # as long as a service takes that hands out tokens
+        if self._error:
+            raise LookupError(self._error)
+        return "default", "secret"
+
+
+class AsyncProvider(Provider):
+    async def get_credentials_async(self) -> tuple[str, str]:
+        self.asked += 1
+        await asyncio.sleep(self._seconds)
+        return "default", "secret"
+
+
+@pytest.mark.parametrize("kind", [Provider, AsyncProvider])
+def test_slow_credentials_break_no_deadline_and_arrive(
+    node: Node, limiter_of: Callable[..., Limiter], ask: Ask, kind: type[Provider]
+) -> None:
+    """They took what a decision had, each time anew: none was ever made."""
+    node.command("CONFIG", "SET", "requirepass", "secret")
+    provider = kind(seconds=1.0)
+    limiter = limiter_of(node, timeout=0.1, credential_provider=provider)
+    begun = time.monotonic()
+    assert reason(ask, limiter) == "timeout"
+    assert time.monotonic() - begun < 0.9, "the deadline, not the provider"
+    poll(lambda: reason(ask, limiter) == "", 10, "a decision")
+    assert provider.asked == 1
+
+
+def test_credentials_that_fail_are_no_connection(node: Node, limiter_of: Callable[..., Limiter], ask: Ask) -> None:
+    limiter = limiter_of(node, credential_provider=Provider(error="no token today"))
+    with pytest.raises(StoreError, match="no token today") as caught:
+        ask(limiter)
+    assert caught.value.reason == "connection"
+
+
+# --- A few at a time. ---
+
+
+def test_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(connections, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
+    attempts = _Attempts()
+    assert attempts.begin(1) == now
+    assert attempts.begin(1) is None, "one waits, one is being made"
+    assert [attempts.begin(50) for _ in range(4)] == [now, now, now, None]
+    for _ in range(4):
+        attempts.succeeded(now)
+    assert sum(attempts.begin(50) is not None for _ in range(50)) == 4, "as many as are open"
+    for _ in range(4):
+        attempts.succeeded(now)
+    assert sum(attempts.begin(50) is not None for _ in range(50)) == 8
+    now += 1.5  # these hang
+    assert sum(attempts.begin(50) is not None for _ in range(50)) == 8, "others are not held up"
+    now += 1.5
+    assert attempts.begin(50) is None, "but not without end"
+
+
+def test_a_failed_attempt_is_not_repeated_at_once_while_others_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes no more connections is not asked a thousand times a second."""
+    now = 1000.0
+    monkeypatch.setattr(connections, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
+    attempts = _Attempts()
+    begun = attempts.begin(1)
+    attempts.failed(begun, OSError())
+    begun = attempts.begin(1)
+    assert begun is not None, "nothing is open: whoever asks next tries"
+    attempts.succeeded(begun)
+    attempts.failed(attempts.begin(1), OSError())
+    assert attempts.begin(1) is None
+    now += 0.06
+    assert attempts.begin(1) is not None
+
+
+def test_a_server_that_is_full_serves_those_who_are_connected(
+    nodes: Callable[..., Node], limiter_of: Callable[..., Limiter]
+) -> None:
+    node = nodes("maxclients 8")
+    limiter = limiter_of(node)
+
+    async def run() -> list[Decision]:
+        return await asyncio.gather(*(limiter.acheck([BUCKET]) for _ in range(100)))
+
+    assert all(decision.allowed for decision in asyncio.run(run()))
+
+
+@pytest.mark.parametrize("what", ["nobody listens", "no such host"])
+def test_callers_are_told_at_once_why_there_is_no_connection(ask: Ask, what: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    host = "127.0.0.1" if what == "nobody listens" else "no-such-host.invalid"
+    with redis.Redis(host=host, port=port) as client:
+        limiter = Limiter(client=client, prefix="rqtest", timeout=60)
+        begun = time.monotonic()
+        assert reason(ask, limiter) == "connection"
+        assert time.monotonic() - begun < 30
+
+
+def test_where_no_thread_can_be_started(
+    node: Node, limiter_of: Callable[..., Limiter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert limiter_of(node).check([BUCKET]).allowed
+
+
+def test_one_caller_is_given_one_connection(node: Node, limiter_of: Callable[..., Limiter], ask: Ask) -> None:
+    """More were made for as long as the caller had not woken up."""
+    with node.client() as client:
+        before = client.info("stats")["total_connections_received"]
+        for _ in range(20):
+            limiter = limiter_of(node)
+            ask(limiter)
+            limiter.store.close()
+        assert client.info("stats")["total_connections_received"] == before + 20
+
+
+# --- Event loops that end. ---
+
+LOOPS = """
+import asyncio, gc, sys
+import redis
+from django_ratequota import Bucket, Limiter, Rate
+
+with redis.Redis(port=int(sys.argv[1])) as client:
+    limiter = Limiter(client=client, timeout=5)
+    for _ in range(200):
+        loop = asyncio.new_event_loop()
+        assert loop.run_until_complete(limiter.acheck([Bucket("user:1", Rate.parse("1000/day"))])).allowed
+        if sys.argv[2] == "closed":
+            loop.close()
+        del loop
+    gc.collect()
+    print(len(client.client_list()))
+"""
+
+
+@pytest.mark.parametrize(("end", "most"), [("closed", 8), ("left", 40)])
+def test_two_hundred_loops_that_shut_nothing_down(node: Node, end: str, most: int) -> None:
+    """As before ``asyncio.run``, and in some test runners: 200 sockets and loops stayed for good."""
+    found = subprocess.run(
+        [sys.executable, "-c", LOOPS, str(node.port), end],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert int(found.stdout) <= most

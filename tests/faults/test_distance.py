@@ -1,0 +1,78 @@
+"""Redis at a distance: connecting takes several round trips, a decision one, and the timeout has room for a few."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+import redis
+
+from django_ratequota import Bucket, Limiter, Rate
+from django_ratequota.exceptions import StoreError
+
+from . import Address
+from .servers import Node
+from .tls import Terminator
+from .wire import Wire
+
+BUCKET = Bucket("user:1", Rate.parse("1000000/day"))
+WARM_SECONDS, COUNTED = 1.0, 40
+
+
+def plainly(limiter: Limiter) -> int:
+    """How many of the counted decisions were made."""
+    made, begun, number = 0, time.monotonic(), 0
+    while number < COUNTED:
+        number += time.monotonic() >= begun + WARM_SECONDS
+        try:
+            limiter.check([BUCKET])
+            made += number > 0
+        except StoreError:
+            pass
+    return made
+
+
+def awaiting(limiter: Limiter) -> int:
+    async def ask() -> int:
+        made, begun, number = 0, time.monotonic(), 0
+        while number < COUNTED:
+            number += time.monotonic() >= begun + WARM_SECONDS
+            try:
+                await limiter.acheck([BUCKET])
+                made += number > 0
+            except StoreError:
+                await asyncio.sleep(0)
+        return made
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("round_trip", [0.010, 0.025, 0.040])
+def test_decisions_are_made_from_the_second_second_on(
+    nodes: Callable[..., Node], terminator: Terminator, node: Node, trusted: str, round_trip: float
+) -> None:
+    """At 25 ms not one connection was ever made: each was dropped half made, and begun again by the next request."""
+    secure = {"ssl": True, "ssl_ca_certs": trusted, "password": "secret", "db": 1}
+    ways: dict[str, tuple[Address, dict[str, object]]] = {
+        "plain": (nodes(), {}),
+        "password": (node, {"password": "secret", "db": 1, "client_name": "far"}),
+        "TLS": (terminator, secure),
+    }
+    with ExitStack() as stack, ThreadPoolExecutor(2 * len(ways)) as threads:
+        running = {}
+        for name, (where, options) in ways.items():
+            for ask in (plainly, awaiting):
+                wire = stack.enter_context(Wire(where, round_trip))
+                client = stack.enter_context(
+                    redis.Redis(host=wire.host, port=wire.port, **options)  # type: ignore[arg-type]
+                )
+                limiter = Limiter(client=client, prefix="rqtest", timeout=0.1)
+                stack.callback(limiter.store.close)
+                running[name, ask.__name__] = threads.submit(ask, limiter)
+        made = {name: future.result() for name, future in running.items()}
+    print(f"\n{round_trip * 1000:.0f} ms: of {COUNTED} {made}")
+    assert min(made.values()) >= 0.98 * COUNTED, made
