@@ -196,7 +196,7 @@ class Limiter:
     ) -> Steps | Decision:
         """The decision where it is known without asking, else the steps to it."""
         buckets = tuple(buckets)
-        check_cost(cost)
+        cost = check_cost(cost)
         settler = settler or self
         if mode == "check" and self._denials.kept:
             look_first = self.store.clustered and revision is not None and self._look_is_due()

@@ -29,7 +29,7 @@ from django_ratequota.signals import request_refused
 from django_ratequota.snapshot import policies
 from tests import server
 from tests.conftest import Check, Clock
-from tests.views import NameAuthentication, request_from
+from tests.views import NameAuthentication, Units, request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -145,7 +145,7 @@ def test_a_scope_without_an_endpoint_matches_nothing(check: Check, search: Endpo
 
 
 class TestCost:
-    @pytest.mark.parametrize(("cost", "expected"), [(None, 8), (1, 9), (3, 7), (10, 0), (0, 10)])
+    @pytest.mark.parametrize(("cost", "expected"), [(None, 8), (1, 9), (3, 7), (10, 0), (0, 10), (Units.THREE, 7)])
     def test_units_are_the_calls_or_the_endpoints(
         self, check: Check, search: Endpoint, cost: int | None, expected: int
     ) -> None:
