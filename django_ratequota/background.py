@@ -26,6 +26,8 @@ class Background:
         self._name, self._seconds, self._work = name, seconds, work
         #: The generation of the settings that a thread works by; -1 = no thread.
         self._generation = -1
+        #: Reason of the last failure; "" after a success.
+        self._failing = ""
         self._lock = ForkSafeLock()
         _all.add(self)
 
@@ -46,8 +48,12 @@ class Background:
         while self._generation == generation == settings.generation:
             try:
                 self._work()
+                self._failing = ""
             except StoreError as error:
-                logger.debug("%s: %s", self._name, error)
+                # No breaker logs an error reply of a server that lives: once until it works again.
+                logs = error.answered and error.reason != self._failing
+                logger.log(logging.ERROR if logs else logging.DEBUG, "%s failed: %s", self._name, error)
+                self._failing = error.reason
             except Exception:
                 # What a thread does not outlive, nobody would notice missing.
                 logger.exception("%s failed", self._name)

@@ -13,7 +13,7 @@ from typing import Any
 import redis.exceptions
 from redis.crc import key_slot
 
-from .breaker import HEALTHY, Breaker
+from .breaker import Breaker
 from .exceptions import StoreError
 from .locks import ForkSafeLock
 from .scripts import Command
@@ -84,7 +84,7 @@ class ClusterStore(SeveralServers):
                 with node.breaker.passage(always):
                     return (yield Send(node.server, command, asking=asking))
             except StoreError as error:
-                if error.reason not in HEALTHY:
+                if not error.answered:
                     self._stale = True
                     raise
                 if error.reason == "tryagain":
