@@ -1,7 +1,7 @@
 """Redis Cluster: each key lives on the master that owns its slot.
 
 Slots are learned from the cluster itself and corrected by its MOVED answers. Each master has a breaker of its own:
-one that is down degrades the subjects in its slots and no others.
+one that is down degrades the requests that need a counter in its slots, the shared ones included, and no others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from redis.crc import key_slot
 from .breaker import Breaker
 from .exceptions import StoreError
 from .locks import ForkSafeLock
-from .scripts import Command
+from .scripts import Command, Run
 from .server import Pause, Send, Server
 from .store import FAILURES, SeveralServers, Steps, routed_key
 
@@ -78,11 +78,11 @@ class ClusterStore(SeveralServers):
         key = routed_key(command)
         slot = 0 if key is None else key_slot(key.encode())
         node, asking = self._owner(slot), False
-        redirections = 0
+        redirections, share = 0, command.share if isinstance(command, Run) else 1.0
         while True:
             try:
                 with node.breaker.passage(always):
-                    return (yield Send(node.server, command, asking=asking))
+                    return (yield Send(node.server, command, share, asking))
             except StoreError as error:
                 if not error.answered:
                     self._stale = True

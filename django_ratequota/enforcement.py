@@ -25,7 +25,7 @@ from .facts import NOBODY, PlanFacts, Snapshot, UserEntry
 from .fallback import decide_without_store
 from .health import keep_reporting, note_degraded
 from .identity import Caller
-from .limiter import Limiter, default_limiter
+from .limiter import LOOK_SHARE, Limiter, default_limiter
 from .outcome import reserve
 from .resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve, why_plan
 from .routes import resolved
@@ -194,7 +194,7 @@ def _newer(snapshot: Snapshot | None) -> Generator[Step, Any, Snapshot]:
     if snapshot is None:
         revision = 0
         try:
-            revision = yield from default_limiter().revision_steps()
+            revision = yield from default_limiter().revision_steps(LOOK_SHARE)
         except StoreError:
             pass
         return (yield partial(policies.reload, revision))  # type: ignore[no-any-return]
