@@ -7,6 +7,7 @@ one that is down degrades the requests that need a counter in its slots, the sha
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +49,15 @@ class ClusterStore(SeveralServers):
         kwargs: dict[str, Any],
         timeout: float,
         failures: int = FAILURES,
+        remap: Callable[[Address], Address] | None = None,
     ) -> None:
-        """``addresses`` are of any nodes; ``kind`` and ``kwargs`` say how to connect to each."""
+        """``addresses`` are of any nodes; ``kind`` and ``kwargs`` say how to connect to each.
+
+        ``remap`` turns an address that the cluster names into the one to connect to.
+        """
         self.timeout = timeout
         self._kind, self._kwargs = kind, kwargs
-        self._most = failures
+        self._most, self._remap = failures, remap
         self._lock = ForkSafeLock()
         self._nodes: dict[Address, _Node] = {}
         self._start = [self._node(address) for address in addresses]
@@ -96,7 +101,7 @@ class ClusterStore(SeveralServers):
                     raise
                 redirections += 1
                 # An empty host means the one that answered.
-                node = self._node((to.host or node.server.host, int(to.port)))
+                node = self._named((to.host or node.server.host, int(to.port)))
                 asking = error.reason == "ask"
                 if not asking:
                     self._stale = True
@@ -132,6 +137,16 @@ class ClusterStore(SeveralServers):
                 node = self._nodes[address] = _Node(server, Breaker(server.name, self._most))
             return node
 
+    def _named(self, address: Address) -> _Node:
+        """The node at an address that the cluster named; raises ``StoreError``."""
+        if self._remap is not None:
+            try:
+                host, port = self._remap(address)
+                address = str(host), int(port)
+            except Exception as error:  # the project's own function; a request must not fail by it
+                raise StoreError("configuration", f"address_remap fails for {address}: {error!r}") from error
+        return self._node(address)
+
     def _may_look(self) -> bool:
         with self._lock:
             now = time.monotonic()
@@ -163,12 +178,12 @@ class ClusterStore(SeveralServers):
         for first, last, master, *_ in ranges:
             name = master[0].decode() if isinstance(master[0], bytes) else master[0]
             # Unknown (empty, None or "?") means the host that was asked.
-            address = (name if name and name != "?" else host, int(master[1]))
-            owners.add(address)
-            slots[first : last + 1] = [self._node(address)] * (last + 1 - first)
+            owner = self._named((name if name and name != "?" else host, int(master[1])))
+            owners.add(owner)
+            slots[first : last + 1] = [owner] * (last + 1 - first)
         self._slots, self._stale = slots, False
         with self._lock:
-            gone = [self._nodes.pop(address) for address in list(self._nodes) if address not in owners]
+            gone = [self._nodes.pop(address) for address, node in list(self._nodes.items()) if node not in owners]
         for node in gone:
             if node not in self._start:
                 node.server.retire()

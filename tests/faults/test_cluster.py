@@ -177,6 +177,55 @@ def test_by_a_client(emptied: Cluster, ask: Callable[..., Any], kind: Any) -> No
         client.close()
 
 
+@pytest.fixture(scope="module")
+def renamed() -> Iterator[Cluster]:
+    """A cluster whose nodes name each other by a host that nobody can reach, as behind a tunnel."""
+    with Cluster("cluster-announce-hostname nodes.invalid", "cluster-preferred-endpoint-type hostname") as cluster:
+        yield cluster
+
+
+def reachable(address: tuple[str, int]) -> tuple[str, int]:
+    host, port = address
+    assert host == "nodes.invalid"
+    return "127.0.0.1", port
+
+
+@pytest.mark.parametrize("kind", [redis.cluster.RedisCluster, redis.asyncio.cluster.RedisCluster])
+def test_the_clients_addresses_are_heeded(renamed: Cluster, ask: Callable[..., Any], kind: Any) -> None:
+    """Of the slots' owners, and of those that MOVED and ASK name."""
+    for node in renamed.primaries():
+        node.command("FLUSHALL")
+    client = kind.from_url(renamed.url, address_remap=reachable)
+    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    buckets = [own(10), *elsewhere(renamed, own(10))]
+    assert ask(limiter, "check", buckets).allowed
+    slot = renamed.slot(bucket_key("rqtest", own(10)))
+    source = renamed.owner(bucket_key("rqtest", own(10)))
+    target = next(node for node in renamed.primaries() if node is not source)
+    renamed.begin_move(slot, source, target)
+    renamed.move_keys(slot, source, target)
+    assert left(ask(limiter, "check", [own(10)])) == [8], "ASK"
+    renamed.end_move(slot, source, target)
+    assert left(ask(limiter, "check", [own(10)])) == [7], "MOVED"
+    limiter.store.close()
+    if kind is redis.cluster.RedisCluster:
+        client.close()
+
+
+def test_addresses_that_cannot_be_changed_are_an_error_of_the_store(
+    renamed: Cluster, ask: Callable[..., Any]
+) -> None:
+    def broken(address: tuple[str, int]) -> tuple[str, int]:
+        raise KeyError(address)
+
+    client = redis.asyncio.cluster.RedisCluster.from_url(renamed.url, address_remap=broken)
+    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    with pytest.raises(StoreError, match="address_remap") as caught:
+        ask(limiter, "check", [own(10)])
+    assert caught.value.reason == "configuration"
+    limiter.store.close()
+
+
 def test_a_master_that_fails_in_between_leaves_nothing_charged_elsewhere(
     patient: Cluster, limiter_of: Callable[..., Limiter], ask: Callable[..., Any]
 ) -> None:
