@@ -19,7 +19,7 @@ import pytest
 import redis
 from django.core.management import call_command
 
-from django_ratequota import Bucket, Rate, check_request
+from django_ratequota import Bucket, Rate, background, check_request
 from django_ratequota import health as module
 from django_ratequota.exceptions import ConfigurationError, StoreError
 from django_ratequota.health import (
@@ -445,6 +445,40 @@ def test_one_is_started_however_many_threads_ask(noted: Noted, settings: Any, mo
     noted.wait()
     keep_reporting()
     assert names.count(THREAD) == 1
+
+
+def test_a_thread_that_cannot_be_started_fails_no_request_and_is_tried_again(
+    noted: Noted, settings: Any, db: Any, fresh_policies: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    """Two requests failed, and reports and statistics had ended for good."""
+    clock = SimpleNamespace(now=100.0)
+    tried: list[str] = []
+
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            tried.append(self.name)
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=time.sleep))
+    often(settings, STATISTICS_SECONDS=20)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", Refused)
+        for clock.now in (100, 101, 159.9, 160, 161):
+            assert not check_request(request_from()).degraded
+    # Each is tried once a minute, and says so once.
+    assert sorted(tried) == ["ratequota-report"] * 2 + ["ratequota-statistics"] * 2
+    messages = sorted(record.getMessage() for record in caplog.records)
+    assert messages == [
+        f"{name} could not be started, and is tried again every 60 s: can't start new thread"
+        for name in ("ratequota-report", "ratequota-statistics")
+    ]
+    clock.now = 219.9
+    check_request(request_from())
+    assert noted.threads() == []
+    clock.now = 220
+    check_request(request_from())
+    noted.wait(2)
+    assert len(noted.threads()) == 1
 
 
 @pytest.mark.parametrize("seconds", [0, 0.0])
