@@ -35,7 +35,7 @@ class InvalidCost(RateQuotaError, ValueError):
 
 
 class InvalidBucket(RateQuotaError, ValueError):
-    """Buckets that cannot be judged together, or a clock or prefix that makes no sense."""
+    """Buckets that cannot be judged together, or a clock, prefix or time zone that makes no sense."""
 
 
 class ConfigurationError(RateQuotaError):

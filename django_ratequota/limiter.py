@@ -31,6 +31,7 @@ from .store import run_script
 from .subjects import ask_each
 from .twin import adrive, drive
 from .types import Bucket, Decision, Settler, check_cost, make_decision
+from .windows import check_zone
 
 logger = logging.getLogger("django_ratequota")
 
@@ -60,9 +61,10 @@ class Limiter:
         ``client`` is redis-py's, of one server, a Sentinel's master or a Cluster, and says where that is; the
         limiter connects there on its own, without retries. ``clock`` returns µs since the Unix epoch, for tests
         and simulations only: else the server's clock counts. ``prefix`` begins every key (default ``rq``),
-        ``time_zone`` aligns calendar windows (default UTC), and ``timeout`` is in seconds, for all that one
-        decision asks of Redis (default 0.1). ``deny_cache_seconds`` is how long this process may repeat a refusal
-        without asking Redis again; default 0, or the setting's without ``client``.
+        ``time_zone`` aligns calendar windows (default UTC; a ``ZoneInfo``, a ``datetime.timezone`` or pytz's), and
+        ``timeout`` is in seconds, for all that one decision asks of Redis (default 0.1). ``deny_cache_seconds`` is
+        how long this process may repeat a refusal without asking Redis again; default 0, or the setting's without
+        ``client``. Raises ``InvalidBucket``, and ``ConfigurationError``.
         """
         look_seconds = 0.0
         if client is None:
@@ -82,7 +84,7 @@ class Limiter:
         # others: it cannot be looked at with every decision.
         self._look_seconds = look_seconds or (_CLUSTER_LOOK_SECONDS if self.store.clustered else 0.0)
         self.prefix = check_prefix(prefix or "rq")
-        self.time_zone: tzinfo = time_zone or UTC
+        self.time_zone = check_zone(time_zone or UTC)
         self._clock = clock
         self._denials = Denials(deny_cache_seconds or 0, clock)
         # The store's clock minus this process's monotonic one, as last seen (µs).
