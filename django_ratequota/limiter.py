@@ -309,14 +309,13 @@ class Limiter:
         A look that fails costs no decision: the server of the revision's key need not be the one that decides.
         """
         self._looked_us = _monotonic_us()
+        blind, self._blind = self._blind, False
         try:
             yield from self._ask("peek", (), 0, revision=revision, share=LOOK_SHARE)
         except StoreError as error:
-            if not self._blind:
-                logger.warning("edits of policies are seen late, as their revision cannot be read: %s", error)
             self._blind = True
-        else:
-            self._blind = False
+            if not blind:
+                logger.warning("edits of policies are seen late, as their revision cannot be read: %s", error)
 
     def _look_is_due(self) -> bool:
         # One look at a time on a Cluster, and no other right after one that failed.
