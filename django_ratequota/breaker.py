@@ -25,8 +25,6 @@ store_state_changed = Signal()
 
 #: Seconds from a failure to the next probe.
 PROBE_SECONDS = 1.0
-#: What a server answers when nothing is wrong with it: what was asked was, or belongs to another node.
-HEALTHY = frozenset("noscript moved ask tryagain crossslot wrongtype response".split())
 
 
 class Breaker:
@@ -134,7 +132,7 @@ class Passage:
         if error is None:
             self._breaker.succeeded()
         elif isinstance(error, StoreError) and not isinstance(error, OutOfTime):
-            if error.reason in HEALTHY:
+            if error.answered:
                 self._breaker.succeeded()
             else:
                 self._breaker.failed(error)

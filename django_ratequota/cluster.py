@@ -1,22 +1,23 @@
 """Redis Cluster: each key lives on the master that owns its slot.
 
 Slots are learned from the cluster itself and corrected by its MOVED answers. Each master has a breaker of its own:
-one that is down degrades the subjects in its slots and no others.
+one that is down degrades the requests that need a counter in its slots, the shared ones included, and no others.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import redis.exceptions
 from redis.crc import key_slot
 
-from .breaker import HEALTHY, Breaker
+from .breaker import Breaker
 from .exceptions import StoreError
 from .locks import ForkSafeLock
-from .scripts import Command
+from .scripts import Command, Run
 from .server import Pause, Send, Server
 from .store import FAILURES, SeveralServers, Steps, routed_key
 
@@ -48,11 +49,15 @@ class ClusterStore(SeveralServers):
         kwargs: dict[str, Any],
         timeout: float,
         failures: int = FAILURES,
+        remap: Callable[[Address], Address] | None = None,
     ) -> None:
-        """``addresses`` are of any nodes; ``kind`` and ``kwargs`` say how to connect to each."""
+        """``addresses`` are of any nodes; ``kind`` and ``kwargs`` say how to connect to each.
+
+        ``remap`` turns an address that the cluster names into the one to connect to.
+        """
         self.timeout = timeout
         self._kind, self._kwargs = kind, kwargs
-        self._most = failures
+        self._most, self._remap = failures, remap
         self._lock = ForkSafeLock()
         self._nodes: dict[Address, _Node] = {}
         self._start = [self._node(address) for address in addresses]
@@ -78,13 +83,13 @@ class ClusterStore(SeveralServers):
         key = routed_key(command)
         slot = 0 if key is None else key_slot(key.encode())
         node, asking = self._owner(slot), False
-        redirections = 0
+        redirections, share = 0, command.share if isinstance(command, Run) else 1.0
         while True:
             try:
                 with node.breaker.passage(always):
-                    return (yield Send(node.server, command, asking=asking))
+                    return (yield Send(node.server, command, share, asking))
             except StoreError as error:
-                if error.reason not in HEALTHY:
+                if not error.answered:
                     self._stale = True
                     raise
                 if error.reason == "tryagain":
@@ -96,7 +101,7 @@ class ClusterStore(SeveralServers):
                     raise
                 redirections += 1
                 # An empty host means the one that answered.
-                node = self._node((to.host or node.server.host, int(to.port)))
+                node = self._named((to.host or node.server.host, int(to.port)))
                 asking = error.reason == "ask"
                 if not asking:
                     self._stale = True
@@ -133,6 +138,16 @@ class ClusterStore(SeveralServers):
                 node = self._nodes[address] = _Node(server, breaker)
             return node
 
+    def _named(self, address: Address) -> _Node:
+        """The node at an address that the cluster named; raises ``StoreError``."""
+        if self._remap is not None:
+            try:
+                host, port = self._remap(address)
+                address = str(host), int(port)
+            except Exception as error:  # the project's own function; a request must not fail by it
+                raise StoreError("configuration", f"address_remap fails for {address}: {error!r}") from error
+        return self._node(address)
+
     def _may_look(self) -> bool:
         with self._lock:
             now = time.monotonic()
@@ -164,12 +179,12 @@ class ClusterStore(SeveralServers):
         for first, last, master, *_ in ranges:
             name = master[0].decode() if isinstance(master[0], bytes) else master[0]
             # Unknown (empty, None or "?") means the host that was asked.
-            address = (name if name and name != "?" else host, int(master[1]))
-            owners.add(address)
-            slots[first : last + 1] = [self._node(address)] * (last + 1 - first)
+            owner = self._named((name if name and name != "?" else host, int(master[1])))
+            owners.add(owner)
+            slots[first : last + 1] = [owner] * (last + 1 - first)
         self._slots, self._stale = slots, False
         with self._lock:
-            gone = [self._nodes.pop(address) for address in list(self._nodes) if address not in owners]
+            gone = [self._nodes.pop(address) for address, node in list(self._nodes.items()) if node not in owners]
         for node in gone:
             if node not in self._start:
                 node.server.retire()

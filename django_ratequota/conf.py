@@ -82,8 +82,13 @@ class Settings:
 
     @property
     def time_zone(self) -> tzinfo:
-        """The zone of calendar windows."""
-        return zoneinfo.ZoneInfo(self.time_zone_name or django_settings.TIME_ZONE)
+        """The zone of calendar windows; raises ``ConfigurationError`` where Django's TIME_ZONE names none."""
+        name = self.time_zone_name or django_settings.TIME_ZONE
+        try:
+            return zoneinfo.ZoneInfo(name)
+        except (zoneinfo.ZoneInfoNotFoundError, TypeError, ValueError, OSError) as error:
+            problem = f"Django's TIME_ZONE {name!r} is no zone of the IANA database"
+            raise ConfigurationError(f"{problem}; write RATEQUOTA['TIME_ZONE'] = 'Europe/Berlin'") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,8 @@ def _cluster_of(client: Any, timeout: float) -> Store:
     secure = kwargs.get("ssl") or kwargs.get("connection_class") in (redis.SSLConnection, redis.asyncio.SSLConnection)
     kind = redis.SSLConnection if secure else redis.Connection
     kwargs = {key: value for key, value in kwargs.items() if key in _LOGIN or key.startswith("ssl_")}
-    return ClusterStore([(node.host, int(node.port)) for node in nodes], kind, kwargs, timeout)
+    addresses = [(node.host, int(node.port)) for node in nodes]
+    return ClusterStore(addresses, kind, kwargs, timeout, remap=client.nodes_manager.address_remap)
 
 
 _LOGIN = ("username", "password", "credential_provider", "protocol", "client_name")

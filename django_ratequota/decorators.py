@@ -37,7 +37,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
     if scope is not None and not isinstance(scope, str):
         raise TypeError(f"scope is the name of an endpoint, such as 'search', not {scope!r}")
     if cost is not None:
-        check_cost(cost)
+        cost = check_cost(cost)
 
     def decorate(view: Any) -> Any:
         async def arun(request: Any, *args: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,7 @@ from .facts import NOBODY, PlanFacts, Snapshot, UserEntry
 from .fallback import decide_without_store
 from .health import keep_reporting, note_degraded
 from .identity import Caller
-from .limiter import Limiter, default_limiter
+from .limiter import LOOK_SHARE, Limiter, default_limiter
 from .outcome import reserve
 from .resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve, why_plan
 from .routes import resolved
@@ -95,7 +95,7 @@ def explain_caller(
         asked = _ask(caller, entry, snapshot, scope, route, name, method)
         resolution = resolve(asked)
         if cost is not None:
-            resolution = replace(resolution, cost=cost)
+            resolution = replace(resolution, cost=check_cost(cost))
         decision = yield from _judge(resolution, "peek", resolution.cost, resolution.buckets, None)
         return Explanation(
             plan=plan_of(asked),
@@ -126,7 +126,7 @@ def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:
 
 def _check_steps(request: Any, scope: str | None, cost: int | None, user: Any) -> Generator[Step, Any, Decision]:
     if cost is not None:
-        check_cost(cost)
+        cost = check_cost(cost)
     http = getattr(request, "_request", request)
     before: Decision | None = getattr(http, "ratequota", None)
     decision = yield from _decide(request, http, scope, cost, user, before)
@@ -194,7 +194,7 @@ def _newer(snapshot: Snapshot | None) -> Generator[Step, Any, Snapshot]:
     if snapshot is None:
         revision = 0
         try:
-            revision = yield from default_limiter().revision_steps()
+            revision = yield from default_limiter().revision_steps(LOOK_SHARE)
         except StoreError:
             pass
         return (yield partial(policies.reload, revision))  # type: ignore[no-any-return]
@@ -279,12 +279,11 @@ class _Settler:
 def usable_cost(cost: object, of: str) -> int | None:
     """A cost that code computed for one request; None, the endpoint's own, where it is no cost."""
     try:
-        check_cost(cost)
+        return check_cost(cost)
     except InvalidCost as error:
         # A request must not fail for a number computed from it; the endpoint's own cost is a fair stand-in.
         logger.error("%s: %s; the endpoint's cost counts", of, error)
         return None
-    return cost  # type: ignore[return-value]  # as check_cost saw
 
 
 def _may_block() -> bool:

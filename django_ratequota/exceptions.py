@@ -7,6 +7,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+#: Reasons of a ``StoreError`` that send a command elsewhere, or ask for it again: nothing is wrong.
+REDIRECTS = frozenset("noscript moved ask tryagain".split())
+#: Reasons of errors that the same command gets every time: its key, the script or an argument is wrong.
+PERMANENT = frozenset("crossslot wrongtype response".split())
+#: Reasons of error replies: the server lives, and may well decide other commands.
+ANSWERS = REDIRECTS | PERMANENT
+
 
 class RateQuotaError(Exception):
     """Root of every error raised by this package."""
@@ -28,7 +35,7 @@ class InvalidCost(RateQuotaError, ValueError):
 
 
 class InvalidBucket(RateQuotaError, ValueError):
-    """Buckets that cannot be judged together, or a clock or prefix that makes no sense."""
+    """Buckets that cannot be judged together, or a clock, prefix or time zone that makes no sense."""
 
 
 class ConfigurationError(RateQuotaError):
@@ -63,6 +70,11 @@ class StoreError(RateQuotaError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+    @property
+    def answered(self) -> bool:
+        """Whether the server lives, and answered with an error; no breaker opens by it."""
+        return self.reason in ANSWERS
 
 
 class StoreLeftAlone(StoreError):

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .background import Background
-from .breaker import HEALTHY
 from .conf import settings
-from .exceptions import StoreError
+from .exceptions import ANSWERS, StoreError
 from .histogram import BOUNDS, Histogram, merged, quantile
 from .keys import workers_key
 from .limiter import Limiter, default_limiter
@@ -46,6 +45,8 @@ class Health:
     degraded: dict[str, int]
     #: Servers whose breaker is open: name -> label of the failure that opened it.
     down: dict[str, str]
+    #: Errors of the last minute that no breaker shows, as the server answers: reason -> message of the last one.
+    errors: dict[str, str] = field(default_factory=dict)
     #: Decisions of the last minute by duration: one count for each of ``histogram.BOUNDS``, and those above.
     latency: list[int] = field(repr=False)
 
@@ -60,24 +61,46 @@ class Health:
 
 
 _degraded: Counter[str] = Counter()
-#: Failures that open no breaker, for the server is well, or was never reached.
-_UNTOLD = HEALTHY | {"configuration", "clock", "database", "uncovered"}
+#: Reasons that open no breaker: the server answers, or was never asked.
+NO_BREAKER = ANSWERS | {"configuration", "clock", "database", "uncovered"}
 _MINUTE = 60.0
-#: When each was last logged (monotonic seconds), and may be again.
-_told: dict[str, float] = {}
+_MAX_MESSAGE = 300
+
+
+@dataclass(slots=True)
+class _Error:
+    """The last failure of one reason that opens no breaker; times are monotonic seconds."""
+
+    message: str
+    seen_at: float
+    logged_at: float
+
+
+_errors: dict[str, _Error] = {}
 _lock = ForkSafeLock()
 
 
 def note_degraded(reason: str, error: Exception) -> None:
-    """Count a decision that ``on_error`` made; log, once a minute for each reason, what nothing else tells."""
+    """Count a decision that ``on_error`` made; log reasons that open no breaker, each once a minute."""
     with _lock:
         _degraded[reason] += 1
-        now = time.monotonic()
-        tell = reason in _UNTOLD and now >= _told.get(reason, now)
-        if tell:
-            _told[reason] = now + _MINUTE
-    if tell:
+        logs = reason in NO_BREAKER and _remember(reason, str(error)[:_MAX_MESSAGE])
+    if logs:
         logger.error("no decision by Redis (%s), on_error decides: %s", reason, error)
+
+
+def _remember(reason: str, message: str) -> bool:
+    """Keep the message for ``Health.errors``; returns whether it is time to log the reason again."""
+    now, last = time.monotonic(), _errors.get(reason)
+    logs = last is None or now >= last.logged_at + _MINUTE
+    _errors[reason] = _Error(message, now, now if last is None or logs else last.logged_at)
+    return logs
+
+
+def _errors_now() -> dict[str, str]:
+    with _lock:
+        since = time.monotonic() - _MINUTE
+        return {reason: error.message for reason, error in _errors.items() if error.seen_at > since}
 
 
 def health() -> Health:
@@ -95,6 +118,7 @@ def health() -> Health:
         policies_age=time.time() - snapshot.loaded_at if snapshot else 0.0,
         degraded=dict(_degraded),
         down={breaker.server: breaker.reason for breaker in breakers if breaker.open},
+        errors=_errors_now(),
         latency=limiter.latency.last_minute() if limiter else merged(()),
     )
 
@@ -148,7 +172,7 @@ def keep_reporting() -> None:
 def _forget() -> None:
     # What the parent counted is the parent's.
     _degraded.clear()
-    _told.clear()
+    _errors.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -10,6 +10,7 @@ Each has an async twin with the prefix ``a``.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -30,11 +31,16 @@ from .store import run_script
 from .subjects import ask_each
 from .twin import adrive, drive
 from .types import Bucket, Decision, Settler, check_cost, make_decision
+from .windows import check_zone
+
+logger = logging.getLogger("django_ratequota")
 
 Steps = Generator[Command, Any, Decision]
 
 _MAX_US = 2**53 - 1
 _CLUSTER_LOOK_SECONDS = 1.0
+#: The part of a decision's time that a look at the revision may take on a Cluster.
+LOOK_SHARE = 0.5
 
 
 class Limiter:
@@ -55,9 +61,10 @@ class Limiter:
         ``client`` is redis-py's, of one server, a Sentinel's master or a Cluster, and says where that is; the
         limiter connects there on its own, without retries. ``clock`` returns µs since the Unix epoch, for tests
         and simulations only: else the server's clock counts. ``prefix`` begins every key (default ``rq``),
-        ``time_zone`` aligns calendar windows (default UTC), and ``timeout`` is in seconds, for all that one
-        decision asks of Redis (default 0.1). ``deny_cache_seconds`` is how long this process may repeat a refusal
-        without asking Redis again; default 0, or the setting's without ``client``.
+        ``time_zone`` aligns calendar windows (default UTC; a ``ZoneInfo``, a ``datetime.timezone`` or pytz's), and
+        ``timeout`` is in seconds, for all that one decision asks of Redis (default 0.1). ``deny_cache_seconds`` is
+        how long this process may repeat a refusal without asking Redis again; default 0, or the setting's without
+        ``client``. Raises ``InvalidBucket``, and ``ConfigurationError``.
         """
         look_seconds = 0.0
         if client is None:
@@ -77,13 +84,16 @@ class Limiter:
         # others: it cannot be looked at with every decision.
         self._look_seconds = look_seconds or (_CLUSTER_LOOK_SECONDS if self.store.clustered else 0.0)
         self.prefix = check_prefix(prefix or "rq")
-        self.time_zone: tzinfo = time_zone or UTC
+        self.time_zone = check_zone(time_zone or UTC)
         self._clock = clock
         self._denials = Denials(deny_cache_seconds or 0, clock)
         # The store's clock minus this process's monotonic one, as last seen (µs).
         self._offset_us = time.time_ns() // 1000 - _monotonic_us()
         # When the store last compared the caller's revision with its own (monotonic, µs).
         self._answered_us = -(2**62)
+        # On a Cluster: when the last look at the revision began (monotonic, µs), and whether it failed.
+        self._looked_us = self._answered_us
+        self._blind = False
 
     @property
     def now_us(self) -> int:
@@ -157,10 +167,10 @@ class Limiter:
         """The revision that the store holds; 0 when it holds none. Learns the store's clock on the way."""
         return drive(self.revision_steps(), self.store.execute)
 
-    def revision_steps(self) -> Generator[Command, Any, int]:
-        """The steps of ``stored_revision``."""
+    def revision_steps(self, share: float = 1.0) -> Generator[Command, Any, int]:
+        """The steps of ``stored_revision``, in at most this part of the decision's time on a Cluster."""
         try:
-            yield from self._ask("peek", (), 1, revision=0)
+            yield from self._ask("peek", (), 1, revision=0, share=share)
         except NewerRevision as newer:
             return newer.revision
         return 0
@@ -196,7 +206,7 @@ class Limiter:
     ) -> Steps | Decision:
         """The decision where it is known without asking, else the steps to it."""
         buckets = tuple(buckets)
-        check_cost(cost)
+        cost = check_cost(cost)
         settler = settler or self
         if mode == "check" and self._denials.kept:
             look_first = self.store.clustered and revision is not None and self._look_is_due()
@@ -223,7 +233,7 @@ class Limiter:
                 decision = yield from self._ask(mode, buckets, cost, patience_us, revision, settler)
             else:
                 if revision is not None and self._look_is_due():
-                    yield from self._ask("peek", (), 0, revision=revision)
+                    yield from self._look(revision)
                 # What makes no sense is refused before anything is charged.
                 prepare(self.prefix, self.time_zone, buckets)
                 decision = yield from ask_each(denials.noticing(self._ask), mode, buckets, cost, patience_us)
@@ -251,6 +261,7 @@ class Limiter:
         patience_us: int = 0,
         revision: int | None = None,
         settler: Settler | None = None,
+        share: float = 1.0,
     ) -> Steps:
         """One atomic call."""
         prepared = prepare(self.prefix, self.time_zone, buckets)
@@ -259,7 +270,7 @@ class Limiter:
             clock_us = self._read_clock() if self._clock else 0
             asked = (mode, clock_us, NO_REVISION if revision is None else revision, cost, patience_us)
             command, windows_us = prepared.command(asked, now_us)
-            reply = yield command
+            reply = yield command if share == 1.0 else command.within(share)
             numbers = read_reply(reply, len(buckets))
             outcome, allowed, now_us, stored = numbers[:4]
             if not self._clock:
@@ -292,8 +303,24 @@ class Limiter:
             self._denials.freed(buckets)
         return deleted
 
+    def _look(self, revision: int) -> Generator[Command, Any, None]:
+        """Compare the revision with the stored one, on a Cluster; raises ``NewerRevision``.
+
+        A look that fails costs no decision: the server of the revision's key need not be the one that decides.
+        """
+        self._looked_us = _monotonic_us()
+        blind, self._blind = self._blind, False
+        try:
+            yield from self._ask("peek", (), 0, revision=revision, share=LOOK_SHARE)
+        except StoreError as error:
+            self._blind = True
+            if not blind:
+                logger.warning("edits of policies are seen late, as their revision cannot be read: %s", error)
+
     def _look_is_due(self) -> bool:
-        return self.answer_age() >= self._look_seconds
+        # One look at a time on a Cluster, and no other right after one that failed.
+        looked_us = max(self._answered_us, self._looked_us)
+        return _monotonic_us() - looked_us >= self._look_seconds * 10**6
 
     def _read_clock(self) -> int:
         now_us = self._clock() if self._clock else 0

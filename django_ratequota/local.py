@@ -80,8 +80,7 @@ class LocalLimiter:
 
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         """Charge every bucket, refusing none; a degraded decision settles with it."""
-        check_cost(cost)
-        return self._add(buckets, cost)
+        return self._add(buckets, check_cost(cost))
 
     def _add(self, buckets: tuple[Bucket, ...], units: int) -> Decision:
         with self._lock:
@@ -96,8 +95,7 @@ class LocalLimiter:
 
     def refund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         """Give units back, never more than were used."""
-        check_cost(cost)
-        return self._add(buckets, -cost)
+        return self._add(buckets, -check_cost(cost))
 
     async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         """``charge``; there is nothing to wait for."""

@@ -58,7 +58,7 @@ class QuotaThrottle(throttling.BaseThrottle):
     def __init__(self, scope: str | None = None, cost: int | Callable[[Any], int] | None = None) -> None:
         """Raises ``InvalidCost``."""
         if cost is not None and not callable(cost):
-            check_cost(cost)
+            cost = check_cost(cost)
         self.scope, self.cost = scope, cost
 
     def allow_request(self, request: HttpRequest) -> bool:

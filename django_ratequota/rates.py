@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ class Rate:
     algorithm: str = DEFAULT_ALGORITHM
 
     def __post_init__(self) -> None:
-        _check_units("limit", self.limit)
+        object.__setattr__(self, "limit", _check_units("limit", self.limit))
         if self.algorithm not in ALGORITHMS:
             text = gettext_noop("unknown algorithm %(name)s; write one of %(known)s")
             raise InvalidRate(text, name=repr(self.algorithm), known=", ".join(ALGORITHMS))
@@ -105,7 +106,7 @@ class Rate:
             if isinstance(self.period, float) and self.period.is_integer():
                 object.__setattr__(self, "period", int(self.period))
         if self.burst is not None:
-            _check_units("burst", self.burst)
+            object.__setattr__(self, "burst", _check_units("burst", self.burst))
             if self.algorithm not in BURST_ALGORITHMS:
                 text = gettext_noop(
                     "burst belongs to %(known)s, not to %(algorithm)s; "
@@ -208,10 +209,27 @@ def _month_is_calendar(limit: int, algorithm: str) -> InvalidRate:
     return InvalidRate(text, algorithm=algorithm, limit=limit)
 
 
-def _check_units(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_UNITS:
+def as_integer(value: object) -> int | None:
+    """Return the plain ``int`` of a whole number of any type, such as an enum; None for bool and all else.
+
+    The repr of an enum is what redis-py would send.
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # what it refuses is no whole number
+    except TypeError:
+        return None
+
+
+def _check_units(name: str, value: object) -> int:
+    units = as_integer(value)
+    if units is None or not 1 <= units <= MAX_UNITS:
         text = gettext_noop("%(name)s must be a whole number from 1 to %(most)s, not %(value)s")
         raise InvalidRate(text, name=name, most=MAX_UNITS, value=show(value))
+    return units
 
 
 def _check_period(period: object) -> None:

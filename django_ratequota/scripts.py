@@ -41,11 +41,19 @@ class Run(Command):
     script: Script
     #: As it goes over the wire, once it has.
     packed: Any = None
+    #: The part of what is left of a decision's time that it may take; a Cluster heeds it.
+    share: float = 1.0
 
     def __new__(cls, script: Script, keys: Sequence[str], args: Iterable[object]) -> Run:
         """``keys`` and ``args`` are what the script finds in KEYS and ARGV."""
         run = super().__new__(cls, ("EVALSHA", script.sha, len(keys), *keys, *args))
         run.script = script
+        return run
+
+    def within(self, share: float) -> Run:
+        """Return the same command with this ``share``."""
+        run = tuple.__new__(Run, self)
+        run.script, run.share = self.script, share
         return run
 
     @property

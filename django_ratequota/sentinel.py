@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .breaker import HEALTHY, Breaker
+from .breaker import Breaker
 from .exceptions import StoreError
 from .scripts import Command
 from .server import Send, Server
@@ -53,7 +53,7 @@ class SentinelStore(SeveralServers):
                 return (yield Send(master, command))
             except StoreError as error:
                 # Whether it was demoted, died or hangs: the sentinels know best.
-                if error.reason not in HEALTHY:
+                if not error.answered:
                     self._sure = False
                 raise
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from .exceptions import InvalidCost
-from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, format_period
+from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format_period
 from .values import maker
 
 _SECOND = 10**6
@@ -208,11 +208,14 @@ make_status = maker(BucketStatus)
 make_decision = maker(Decision)
 
 
-def check_cost(cost: object) -> None:
-    """Raises ``InvalidCost`` unless ``cost`` is a whole number of units in range."""
+def check_cost(cost: object) -> int:
+    """Return the cost as a plain ``int``; raises ``InvalidCost`` unless it is a whole number of units in range.
+
+    Enums and NumPy's integers are whole numbers, True and False are not.
+    """
+    units = as_integer(cost)
     # 0 is a free request: judged, and charged nothing.
-    if not isinstance(cost, int) or isinstance(cost, bool) or not 0 <= cost <= MAX_UNITS:
-        shown = (
-            f"of type {type(cost).__name__}" if not isinstance(cost, int) or isinstance(cost, bool) else "outside it"
-        )
+    if units is None or not 0 <= units <= MAX_UNITS:
+        shown = f"of type {type(cost).__name__}" if units is None else "outside it"
         raise InvalidCost(f"a cost is a whole number from 0 to {MAX_UNITS}; this one is {shown}")
+    return units

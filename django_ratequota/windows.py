@@ -5,8 +5,30 @@ from __future__ import annotations
 from datetime import date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from typing import Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from .exceptions import InvalidBucket
+from .rates import show
 
 _SECOND = 10**6
+
+
+def check_zone(zone: object) -> tzinfo:
+    """Return the zone as calendar windows need it; raises ``InvalidBucket`` for what they cannot use.
+
+    A zone of pytz becomes the ``ZoneInfo`` of its name: as the tzinfo of a datetime it stands for the city's local
+    mean time. Zones of dateutil cannot be hashed, and their names cannot be read.
+    """
+    name = getattr(zone, "zone", None) if hasattr(zone, "localize") else None
+    try:
+        checked = ZoneInfo(name) if isinstance(name, str) else zone
+        hash(checked)
+        if isinstance(checked, tzinfo):
+            return checked
+    except (TypeError, ZoneInfoNotFoundError):
+        pass
+    known = zone if isinstance(zone, str) else "Europe/Berlin"
+    raise InvalidBucket(f"time_zone cannot be {show(zone)}; write zoneinfo.ZoneInfo({known!r})")
 
 
 def calendar_window(unit: Literal["day", "week", "month"], now_us: int, zone: tzinfo) -> tuple[int, int]:

@@ -179,9 +179,9 @@ def test_status_shows_what_each_process_reported(alice: User) -> None:
         down={"10.0.0.7:6379": "timeout", "10.0.0.8:6379": "oom"},
         degraded={"timeout": 12, "oom": 3},
     )
-    reported("web-3:9", revision=0)
+    reported("web-3:9", revision=0, errors={"wrongtype": "WRONGTYPE at gcra.lua:7", "response": "none"})
     text = run("status")
-    assert "processes    3; 1 at this revision; breaker closed in 2\n" in text
+    assert "processes    3; 1 at this revision; breaker closed in 2; errors in 1\n" in text
     ms = [f"{BOUNDS[place] * 1000:.2f} ms" for place in (fast, slow)]
     assert f"latency      110 decisions, p50 {ms[0]}, p99 {ms[1]} in the last minute\n" in text
     assert text.endswith(
@@ -197,6 +197,8 @@ def test_status_shows_what_each_process_reported(alice: User) -> None:
   web-3:9
              revision none yet, no decisions
              breaker closed
+             error in the last minute: response: none
+             error in the last minute: wrongtype: WRONGTYPE at gcra.lua:7
              decided without Redis: none
 """
     )

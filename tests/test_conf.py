@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import dateutil.tz
 import pytest
+import pytz
 from django.test import override_settings
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
@@ -58,6 +60,7 @@ PROXIES = ["10.0.0.0/8", " ::1 ", "unix"]
         ({"HEADERS": ["x-ratelimit", "ietf"]}, "headers", ("x-ratelimit", "ietf")),
         ({"TIME_ZONE": "Europe/Berlin"}, "time_zone", ZoneInfo("Europe/Berlin")),
         ({"TIME_ZONE": ZoneInfo("Asia/Tokyo")}, "time_zone", ZoneInfo("Asia/Tokyo")),
+        ({"TIME_ZONE": pytz.timezone("Asia/Tokyo")}, "time_zone", ZoneInfo("Asia/Tokyo")),
         ({}, "time_zone", ZoneInfo("UTC")),
         ({"USER_CACHE_SIZE": 1}, "user_cache_size", 1),
     ],
@@ -126,6 +129,7 @@ NUMBERS = ["0.1", None, True, float("nan"), float("inf"), -1, 10**9, [1]]
         ("TIME_ZONE", "../etc/passwd", "Write a zone of the IANA database"),
         ("TIME_ZONE", "Europe", "Write a zone of the IANA database"),
         ("TIME_ZONE", None, "Write a zone of the IANA database"),
+        ("TIME_ZONE", dateutil.tz.gettz("Asia/Tokyo"), "Write a zone of the IANA database"),
     ],
 )
 def test_what_a_key_refuses_keeps_its_default_and_says_what_to_write(key: str, value: Any, hint: str) -> None:

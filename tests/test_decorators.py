@@ -13,8 +13,9 @@ from django.test import AsyncClient
 from django_ratequota.decorators import ratequota
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, RatePolicy
+from tests import views
 from tests.conftest import Get
-from tests.views import request_from
+from tests.views import Units, request_from
 
 EVERY_KIND = ["/decorated/", "/adecorated/", "/class/", "/aclass/", "/astacked/", "/amethod/"]
 
@@ -88,6 +89,14 @@ def test_a_check_within_the_view_charges_nothing_twice(get: Get, search: Endpoin
     response = get("/thorough/")
     assert response.json() == {"allowed": [True, True]}
     assert response["RateLimit"] == '"all/hour";r=8;t=400, "search/hour";r=4;t=720'
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_the_cost_may_be_an_enum(search: Endpoint, awaited: bool) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="7/hour")
+    view = ratequota(scope="search", cost=Units.THREE)(views.aplain if awaited else views.plain)
+    run = async_to_sync(view) if awaited else view
+    assert [run(request_from()).status_code for _ in range(3)] == [200, 200, 429]
 
 
 @pytest.mark.parametrize("cost", [-1, 1.5, True, float("nan"), 10**30, "3"])

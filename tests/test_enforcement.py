@@ -13,6 +13,7 @@ import pytest
 import redis
 import time_machine
 from asgiref.sync import async_to_sync
+from django.conf import settings as django_settings
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import OperationalError, connection, transaction
 from django.db.models import Value
@@ -20,7 +21,7 @@ from django.test import override_settings
 from django.utils.functional import SimpleLazyObject
 from rest_framework.request import Request
 
-from django_ratequota import Decision, Limiter, acheck_request, check_request, enforcement
+from django_ratequota import Decision, Limiter, acheck_request, check_request, conf, enforcement
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.health import health
 from django_ratequota.limiter import default_limiter
@@ -29,7 +30,7 @@ from django_ratequota.signals import request_refused
 from django_ratequota.snapshot import policies
 from tests import server
 from tests.conftest import Check, Clock
-from tests.views import NameAuthentication, request_from
+from tests.views import NameAuthentication, Units, request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -144,8 +145,22 @@ def test_a_scope_without_an_endpoint_matches_nothing(check: Check, search: Endpo
     assert room(check(request_from(), "\x00\ud800" * 1000)) == ["5/9"]
 
 
+@pytest.mark.parametrize("name", ["", None, "Mars/Olympus"])
+def test_a_time_zone_of_djangos_that_is_none_fails_no_request(check: Check, name: Any) -> None:
+    """Django takes "" and None for the system's own; every request was an error."""
+    RatePolicy.objects.create(rates="5/day fixed_window")
+    with override_settings(USE_TZ=False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(django_settings, "TIME_ZONE", name)
+            conf.settings.reload()
+            assert check(request_from()).error == "configuration"
+            assert "write RATEQUOTA['TIME_ZONE']" in health().errors["configuration"]
+        conf.settings.reload()
+        assert not check(request_from()).degraded
+
+
 class TestCost:
-    @pytest.mark.parametrize(("cost", "expected"), [(None, 8), (1, 9), (3, 7), (10, 0), (0, 10)])
+    @pytest.mark.parametrize(("cost", "expected"), [(None, 8), (1, 9), (3, 7), (10, 0), (0, 10), (Units.THREE, 7)])
     def test_units_are_the_calls_or_the_endpoints(
         self, check: Check, search: Endpoint, cost: int | None, expected: int
     ) -> None:

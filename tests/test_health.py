@@ -10,14 +10,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
+from django.core.management import call_command
 
-from django_ratequota import Bucket, Rate
+from django_ratequota import Bucket, Rate, background, check_request
 from django_ratequota import health as module
 from django_ratequota.exceptions import ConfigurationError, StoreError
 from django_ratequota.health import (
@@ -33,7 +35,10 @@ from django_ratequota.health import (
 from django_ratequota.histogram import BOUNDS
 from django_ratequota.keys import workers_key
 from django_ratequota.limiter import default_limiter
+from django_ratequota.metrics import METRICS
+from django_ratequota.models import RatePolicy
 from tests.threads import on_threads
+from tests.views import request_from
 
 #: A port that nobody listens on, and time enough to be told so.
 CLOSED = {"PREFIX": "rqtest", "REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5}
@@ -45,7 +50,7 @@ THREAD = "ratequota-report"
 def new_process(monkeypatch: Any, settings: Any) -> None:
     """Nothing degraded yet, nothing logged, and a limiter that has not decided."""
     monkeypatch.setattr(module, "_degraded", Counter())
-    monkeypatch.setattr(module, "_told", {})
+    monkeypatch.setattr(module, "_errors", {})
     settings.RATEQUOTA = dict(settings.RATEQUOTA)
 
 
@@ -94,10 +99,6 @@ def test_decisions_are_timed() -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
 def test_the_policies_it_judges_by_have_a_revision_and_an_age() -> None:
-    from django_ratequota import check_request
-    from django_ratequota.models import RatePolicy
-    from tests.views import request_from
-
     RatePolicy.objects.create(rates="5/min")
     check_request(request_from())
     mine = health()
@@ -168,6 +169,49 @@ def test_what_no_breaker_tells_is_logged_once_a_minute(at: Callable[[float], Non
     text = f"no decision by Redis ({reason}), on_error decides: as it says"
     assert {(record.levelname, record.message) for record in caplog.records} == {("ERROR", text)}
     assert health().degraded == {reason: 8}
+
+
+def test_errors_that_no_breaker_shows_are_known_for_a_minute(at: Callable[[float], None]) -> None:
+    note_degraded("wrongtype", StoreError("wrongtype", "as it says"))
+    at(130)
+    note_degraded("response", StoreError("response", "first"))
+    note_degraded("response", StoreError("response", "x" * 10_000))
+    note_degraded("timeout", StoreError("timeout", "its breaker's business"))
+    assert health().errors == {"wrongtype": "as it says", "response": "x" * 300}
+    at(160)
+    assert list(health().errors) == ["response"]
+    at(190)
+    assert health().errors == {}
+    assert health().degraded == {"wrongtype": 1, "response": 2, "timeout": 1}
+
+
+def test_an_error_of_the_script_is_seen_everywhere(
+    redis_client: redis.Redis, db: Any, fresh_policies: Any, admin_client: Any, caplog: Any
+) -> None:
+    """All was green: a closed breaker, a server that is up, and every request admitted."""
+    RatePolicy.objects.create(rates="1/hour sliding_window_log", counted_per="everyone")
+    assert check_request(request_from()).allowed
+    [key] = redis_client.keys("rqtest:{everyone}:*")
+    redis_client.delete(key)
+    redis_client.set(key, "no list")
+    assert [check_request(request_from()).error for _ in range(5)] == ["wrongtype"] * 5
+    [message] = health().errors.values()
+    assert "WRONGTYPE" in message
+    assert "sliding_window_log.lua:" in message
+    [record] = caplog.records
+    assert message in record.getMessage()
+    report()
+    out = StringIO()
+    call_command("ratequota", "status", stdout=out)
+    assert "; breaker closed in 1; errors in 1\n" in out.getvalue()
+    assert f"error in the last minute: wrongtype: {message}\n" in out.getvalue()
+    page = admin_client.get("/admin/django_ratequota/ratepolicy/usage/").content.decode()
+    assert "on_error decided requests at 1 worker (wrongtype): ResponseError: WRONGTYPE" in page
+    assert "closed; errors: wrongtype" in page
+    [degraded] = [metric for metric in METRICS if metric.name == "degraded_decisions"]
+    assert (("wrongtype",), 5) in degraded.read()
+    # The caller's own limits, and everybody else's, go on being enforced.
+    assert not health().down
 
 
 def test_each_reason_has_a_minute_of_its_own(at: Callable[[float], None], caplog: Any) -> None:
@@ -403,6 +447,40 @@ def test_one_is_started_however_many_threads_ask(noted: Noted, settings: Any, mo
     assert names.count(THREAD) == 1
 
 
+def test_a_thread_that_cannot_be_started_fails_no_request_and_is_tried_again(
+    noted: Noted, settings: Any, db: Any, fresh_policies: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    """Two requests failed, and reports and statistics had ended for good."""
+    clock = SimpleNamespace(now=100.0)
+    tried: list[str] = []
+
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            tried.append(self.name)
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=time.sleep))
+    often(settings, STATISTICS_SECONDS=20)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", Refused)
+        for clock.now in (100, 101, 159.9, 160, 161):
+            assert not check_request(request_from()).degraded
+    # Each is tried once a minute, and says so once.
+    assert sorted(tried) == ["ratequota-report"] * 2 + ["ratequota-statistics"] * 2
+    messages = sorted(record.getMessage() for record in caplog.records)
+    assert messages == [
+        f"{name} could not be started, and is tried again every 60 s: can't start new thread"
+        for name in ("ratequota-report", "ratequota-statistics")
+    ]
+    clock.now = 219.9
+    check_request(request_from())
+    assert noted.threads() == []
+    clock.now = 220
+    check_request(request_from())
+    noted.wait(2)
+    assert len(noted.threads()) == 1
+
+
 @pytest.mark.parametrize("seconds", [0, 0.0])
 def test_none_is_started_where_reports_are_off(noted: Noted, settings: Any, seconds: float) -> None:
     often(settings, REPORT_SECONDS=seconds)
@@ -411,13 +489,30 @@ def test_none_is_started_where_reports_are_off(noted: Noted, settings: Any, seco
 
 
 def test_a_request_starts_it(noted: Noted, settings: Any, db: Any, fresh_policies: Any) -> None:
-    from django_ratequota import check_request
-    from tests.views import request_from
-
     often(settings)
     check_request(request_from())
     noted.wait()
     assert len(noted.threads()) == 1
+
+
+def test_an_error_of_the_server_s_is_logged_until_it_works_again(
+    noted: Noted, settings: Any, redis_client: redis.Redis, caplog: Any
+) -> None:
+    """Reports and statistics were lost without a word: only breakers were thought to tell of Redis."""
+    redis_client.set(LIST, "no sorted set")
+    often(settings)
+    keep_reporting()
+    noted.wait(4)
+    assert {getattr(error, "reason", "") for error in noted.errors} == {"wrongtype"}
+    [record] = caplog.records
+    assert (record.levelname, record.message[:42]) == ("ERROR", "ratequota-report failed: ResponseError: WR")
+    redis_client.delete(LIST)
+    while not redis_client.exists(LIST):
+        noted.wait()
+    assert len(caplog.records) == 1
+    redis_client.set(LIST, "no sorted set")
+    while len(caplog.records) == 1:
+        noted.wait()
 
 
 def test_with_redis_down_it_goes_on_quietly(noted: Noted, settings: Any, caplog: Any) -> None:

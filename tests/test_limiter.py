@@ -8,6 +8,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
+from enum import IntEnum
 from typing import Any
 
 import pytest
@@ -22,8 +23,23 @@ from django_ratequota.keys import bucket_key
 from django_ratequota.rates import ALGORITHMS, MAX_UNITS
 
 from .conftest import NOON_US, Clock
+from .views import Units
 
 VERBS = ("check", "peek", "charge", "refund")
+
+
+class Two(IntEnum):
+    TWO = 2
+
+
+class Index:
+    """A whole number of some other library, NumPy say."""
+
+    def __index__(self) -> int:
+        return 2
+
+
+TWOS = (Units.TWO, Two.TWO, Index())
 
 
 def bucket(rate: str, subject: str = "user:1", **more: Any) -> Bucket:
@@ -365,6 +381,41 @@ def test_a_cost_that_is_no_number_of_units(redis_client: redis.Redis, limiter: L
     assert isinstance(caught.value, RateQuotaError)
     assert isinstance(caught.value, ValueError)
     assert redis_client.keys("rqtest:*") == []
+
+
+@pytest.mark.parametrize("two", TWOS, ids=lambda two: type(two).__name__)
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "refund"])
+@pytest.mark.parametrize("name", ["", "a"])
+def test_a_cost_is_anything_that_is_a_whole_number(
+    limiter: Limiter, run: Callable[..., Any], two: Any, verb: str, name: str
+) -> None:
+    """An IntegerChoices was sent as its repr: every decision was an error, and plain ints after it as well."""
+
+    def ask(verb: str, cost: Any) -> Decision:
+        decision = getattr(limiter, name + verb)([MINUTE], cost)
+        return run(decision) if name else decision
+
+    left = 10 if verb == "peek" else 8
+    assert ask(verb, two).statuses[0].remaining == left
+    # The same command is asked again, by a plain number.
+    assert ask(verb, 2).statuses[0].remaining == (10 if verb == "peek" else 6)
+    assert ask("refund", two).statuses[0].remaining == min(10, left)
+
+
+@pytest.mark.parametrize("two", TWOS, ids=lambda two: type(two).__name__)
+def test_so_is_that_of_a_slot(limiter: Limiter, run: Callable[..., Any], two: Any) -> None:
+    queue = bucket("10/s burst 2 leaky_bucket")
+    assert limiter.acquire(queue, timeout=10, cost=two).retry_after == 0
+    assert run(limiter.aacquire(queue, timeout=10, cost=two)).retry_after == 0.2
+
+
+@pytest.mark.parametrize("two", TWOS, ids=lambda two: type(two).__name__)
+def test_so_are_the_numbers_of_a_rate(limiter: Limiter, two: Any) -> None:
+    rate = Rate(limit=two, period=60, burst=two)
+    assert (type(rate.limit), type(rate.burst), str(rate)) == (int, int, "2/min burst 2")
+    subject = Bucket("user:1", rate)
+    assert [limiter.check([subject]).allowed for _ in range(3)] == [True, True, False]
+    assert not limiter.check([Bucket("user:1", Rate.parse("2/min burst 2"))]).allowed
 
 
 @pytest.mark.parametrize("now", [0, -1, 1.5, None, "soon", float("nan"), 2**53, 10**5000], ids=lambda n: type(n))

@@ -483,6 +483,27 @@ def test_an_open_breaker_and_decisions_without_redis_are_told(
     assert numbers["Decided without Redis since the workers began"] == "timeout 10, oom 1"
 
 
+def test_errors_that_no_breaker_shows(operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every decision was an error of the script, while the page showed closed breakers and a server that is up."""
+    published = default_limiter().publish()
+    found = [
+        worker("a:1", published, errors={"wrongtype": "WRONGTYPE <Operation>", "response": "at driver.lua:7"}),
+        worker("b:2", published, errors={"wrongtype": "WRONGTYPE <Operation>"}, down={"cache:6379": "oom"}),
+        worker("c:3", published),
+    ]
+    monkeypatch.setattr(health, "reports", lambda: found)
+    page = operator.get(PAGE)
+    assert [row[-1] for row in rows(section(page, "proof"))] == [
+        "closed; errors: wrongtype, response",
+        "open: cache:6379 (oom); errors: wrongtype",
+        "closed",
+    ]
+    text = section(page, "store")
+    told = "In the last minute on_error decided requests at"
+    assert f"{told} 2 workers (wrongtype): WRONGTYPE &lt;Operation&gt;</p>" in text
+    assert f"{told} 1 worker (response): at driver.lua:7</p>" in text
+
+
 def test_without_reports_there_is_no_proof(operator: Client, scene: Scene, settings: Any) -> None:
     assert "Workers do not report: REPORT_SECONDS is 0." in section(operator.get(PAGE), "proof")
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 5}

@@ -16,6 +16,7 @@ from django_ratequota.local import LocalLimiter
 from django_ratequota.rates import ALGORITHMS, BURST_ALGORITHMS
 from django_ratequota.types import BucketStatus
 from tests.threads import on_threads
+from tests.views import Units
 
 WINDOWS = sorted(set(ALGORITHMS) - BURST_ALGORITHMS)
 BUCKETS = sorted(BURST_ALGORITHMS)
@@ -466,6 +467,11 @@ def test_no_charge_of_a_thread_is_lost(seconds: Seconds) -> None:
 
     on_threads(32, charge)
     assert peek(limiter, asked).remaining == 100_000 - 32 * 100 * 2
+
+
+def test_settling_takes_enums() -> None:
+    local, asked = LocalLimiter(1), Bucket("user:1", Rate.parse("10/hour"))
+    assert local.charge((asked,), cost=Units.THREE).statuses[0].remaining == 7
 
 
 @pytest.mark.parametrize("cost", [-5, 1.5, float("nan"), True, None, 2**60])

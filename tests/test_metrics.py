@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from django_ratequota import check_request, collecting, health
 from django_ratequota.collecting import collector
 from django_ratequota.exceptions import StoreError
+from django_ratequota.health import NO_BREAKER
 from django_ratequota.limiter import default_limiter
 from django_ratequota.metrics import METRICS, counts, opentelemetry, prometheus
 from django_ratequota.metrics.counts import tally
@@ -358,6 +359,13 @@ def test_the_alerts_ask_for_what_there_is() -> None:
         assert series(rule["expr"]) <= known_series(), rule
         assert labels(rule["expr"]) <= OURS | SCRAPED, rule
         assert set(rule["annotations"]) == {"summary", "description"}
+
+
+def test_errors_that_open_no_breaker_have_an_alert() -> None:
+    groups = yaml.safe_load((DOCS / "alerts.yml").read_text())["groups"]
+    [rule] = [rule for group in groups for rule in group["rules"] if rule["alert"] == "RateQuotaErrors"]
+    [reasons] = re.findall(r'reason=~"([a-z|]+)"', rule["expr"])
+    assert set(reasons.split("|")) == NO_BREAKER
 
 
 def test_the_page_lists_every_metric() -> None:

@@ -23,7 +23,7 @@ from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.ninja import QuotaThrottle
 from django_ratequota.routes import find_route, known_scopes, scope_of
 from tests.conftest import Get
-from tests.views import request_from
+from tests.views import Units, request_from
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -67,6 +67,7 @@ def make_api(name: str, **options: Any) -> NinjaAPI:
         on_api.get(f"/{kind}free", throttle=[])(function)
         on_api.get(f"/{kind}search", throttle=[search])(function)
         on_api.get(f"/{kind}costly", throttle=QuotaThrottle("search", cost=lambda request: 3))(function)
+        on_api.get(f"/{kind}enum", throttle=QuotaThrottle("search", cost=Units.THREE))(function)
         on_api.get(f"/{kind}wrong", throttle=QuotaThrottle("search", cost=lambda request: -3))(function)
         on_api.get(f"/{kind}twice", throttle=[search, QuotaThrottle("exports")])(function)
         on_api.get(f"/{kind}never", throttle=[search, Never()])(function)
@@ -123,7 +124,7 @@ def test_refusals_have_their_headers_without_the_middleware(
 
 
 @KINDS
-@pytest.mark.parametrize(("path", "left"), [("costly", "7"), ("wrong", "8")])
+@pytest.mark.parametrize(("path", "left"), [("costly", "7"), ("enum", "7"), ("wrong", "8")])
 def test_costs(get: Get, search: Endpoint, kind: str, path: str, left: str) -> None:
     Endpoint.objects.filter(pk=search.pk).update(cost=2)
     RatePolicy.objects.create(endpoint=search, rates="10/hour")

@@ -15,7 +15,7 @@ from rest_framework.throttling import BaseThrottle
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.throttling import QuotaThrottle
-from tests.views import Search, request_from
+from tests.views import Search, Units, request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -131,6 +131,8 @@ def remaining(cost: Any, scope: Any = "search") -> int:
     [
         (None, 8),
         (5, 5),
+        (Units.FIVE, 5),
+        (lambda request, view: Units.FIVE, 5),
         (0, 10),
         (method, 3),
         (of_request_and_view, 3),

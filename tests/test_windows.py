@@ -7,17 +7,19 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import dateutil.tz
 import pytest
+import pytz
 import redis
 import time_machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.exceptions import StoreError
+from django_ratequota.exceptions import InvalidBucket, StoreError
 from django_ratequota.prepared import Prepared
 from django_ratequota.twin import drive
-from django_ratequota.windows import calendar_window
+from django_ratequota.windows import calendar_window, check_zone
 
 from .conftest import Clock
 
@@ -248,3 +250,51 @@ def test_a_clock_that_leaves_every_window_ends_as_an_error(redis_client: redis.R
     limiter.store.close()
     assert caught.value.reason == "clock"
     assert redis_client.keys("rqtest:*") == []
+
+
+# --- Zones of other libraries. ---
+
+
+@pytest.mark.parametrize(
+    ("zone", "same"),
+    [
+        (pytz.timezone("Europe/Berlin"), ZoneInfo("Europe/Berlin")),
+        (pytz.timezone("America/Havana"), ZoneInfo("America/Havana")),
+        # As a datetime of that zone has it, in summer.
+        (pytz.timezone("Europe/Berlin").localize(datetime(2025, 7, 1)).tzinfo, ZoneInfo("Europe/Berlin")),
+        (pytz.utc, ZoneInfo("UTC")),
+        (pytz.FixedOffset(90), timezone(timedelta(minutes=90))),
+        (timezone(timedelta(minutes=90)), timezone(timedelta(minutes=90))),
+        (ZoneInfo("Asia/Kathmandu"), ZoneInfo("Asia/Kathmandu")),
+    ],
+    ids=str,
+)
+def test_zones_that_work(zone: Any, same: Any) -> None:
+    for now_us in range(us("2025-01-01"), us("2026-01-01"), 7 * HOUR):
+        for unit in UNITS:
+            assert calendar_window(unit, now_us, check_zone(zone)) == calendar_window(unit, now_us, same)
+
+
+def test_a_zone_of_pytz_has_its_days(redis_client: redis.Redis, clock: Clock) -> None:
+    """Days began 53 minutes late in winter; in the time between, no decision was made at all."""
+    clock.now_us = us("2025-07-03 00:03", "Europe/Berlin")
+    zone = pytz.timezone("Europe/Berlin")
+    limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", time_zone=zone, timeout=5)
+    [status] = limiter.check([Bucket("user:1", Rate.parse("10/day fixed_window"))]).statuses
+    assert clock.now_us + status.reset_after_us == us("2025-07-04 00:00", "Europe/Berlin")
+    limiter.store.close()
+
+
+@pytest.mark.parametrize(
+    "zone",
+    [dateutil.tz.gettz("Europe/Berlin"), dateutil.tz.UTC, dateutil.tz.tzlocal(), 3600, pytz.timezone],
+    ids=lambda zone: type(zone).__name__,
+)
+def test_zones_that_do_not_are_refused_at_once(redis_client: redis.Redis, zone: Any) -> None:
+    with pytest.raises(InvalidBucket, match=r"write zoneinfo\.ZoneInfo\('Europe/Berlin'\)"):
+        Limiter(client=redis_client, time_zone=zone)
+
+
+def test_a_name_is_no_zone(redis_client: redis.Redis) -> None:
+    with pytest.raises(InvalidBucket, match=r"cannot be 'Asia/Tokyo'; write zoneinfo\.ZoneInfo\('Asia/Tokyo'\)"):
+        Limiter(client=redis_client, time_zone="Asia/Tokyo")  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib.auth.models import AnonymousUser, User
+from django.db.models import IntegerChoices
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
@@ -18,6 +19,14 @@ from rest_framework.viewsets import ViewSet
 
 from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
+
+
+class Units(IntegerChoices):
+    """Costs with names, as projects have them."""
+
+    TWO = 2
+    THREE = 3
+    FIVE = 5
 
 
 def plain(request: HttpRequest, **kwargs: Any) -> HttpResponse:

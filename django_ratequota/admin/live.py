@@ -220,6 +220,7 @@ def _reports() -> dict[str, Any]:
     return {
         **workers.propagation(revision, reports),
         "latency": workers.latency(reports),
+        "errors": workers.errors(reports),
         "reports_error": error,
         "last_change": newest and {"at": stamp(newest.at), "text": shown(newest)},
     }

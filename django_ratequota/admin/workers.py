@@ -129,17 +129,39 @@ def _complaints(states: Counter[str]) -> list[str]:
 
 
 def _row(worker: Health, state: str) -> dict[str, Any]:
-    down = ", ".join(f"{shown(server)} ({shown(reason)})" for server, reason in worker.down.items())
     return {
         "process": shown(worker.process),
         "revision": str(worker.revision or "–"),
         "state": state,
         "state_text": _STATES[state],
         "age": gettext("%(seconds)s s ago") % {"seconds": number_text(round(max(0.0, time.time() - worker.at)))},
-        "breaker": gettext("open: %s") % down if down else gettext("closed"),
-        "down": bool(down),
+        "breaker": _breaker(worker),
         "decisions": number_text(worker.decisions),
     }
+
+
+def _breaker(worker: Health) -> str:
+    down = ", ".join(f"{shown(server)} ({shown(reason)})" for server, reason in worker.down.items())
+    breaker = gettext("open: %s") % down if down else gettext("closed")
+    if not worker.errors:
+        return breaker
+    reasons = ", ".join(shown(reason) for reason in worker.errors)
+    return gettext("%(breaker)s; errors: %(reasons)s") % {"breaker": breaker, "reasons": reasons}
+
+
+def errors(workers: Sequence[Health]) -> list[str]:
+    """A sentence for each kind of error that no breaker shows, with the message of one worker."""
+    counts = Counter(reason for worker in workers for reason in worker.errors)
+    messages = {reason: message for worker in workers for reason, message in worker.errors.items()}
+    return [
+        ngettext(
+            "In the last minute on_error decided requests at %(count)d worker (%(reason)s): %(message)s",
+            "In the last minute on_error decided requests at %(count)d workers (%(reason)s): %(message)s",
+            count,
+        )
+        % {"count": count, "reason": shown(reason), "message": shown(messages[reason])}
+        for reason, count in counts.most_common()
+    ]
 
 
 def latency(workers: Sequence[Health]) -> dict[str, Any]:

@@ -155,13 +155,17 @@ def _workers(workers: list[Health], revision: int) -> Iterator[str]:
     live = sum(worker.revision == revision for worker in workers)
     closed = sum(not worker.down for worker in workers)
     latency = merged(worker.latency for worker in workers)
-    yield f"processes    {len(workers)}; {live} at this revision; breaker closed in {closed}"
+    failing = sum(bool(worker.errors) for worker in workers)
+    errors = f"; errors in {failing}" if failing else ""
+    yield f"processes    {len(workers)}; {live} at this revision; breaker closed in {closed}{errors}"
     yield f"latency      {_latency(latency)} in the last minute"
     for worker in workers:
         yield f"  {worker.process}"
         yield f"             revision {worker.revision or 'none yet'}, {_latency(worker.latency)}"
         down = ", ".join(f"open to {server} ({reason})" for server, reason in worker.down.items())
         yield f"             breaker {down or 'closed'}"
+        for reason, message in sorted(worker.errors.items()):
+            yield f"             error in the last minute: {reason}: {message}"
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(worker.degraded.items()))
         yield f"             decided without Redis: {reasons or 'none'}"
 
