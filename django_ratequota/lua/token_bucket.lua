@@ -58,25 +58,19 @@ local function check(b, value, now, cost)
   return false, at + (wait + -wait % 1)
 end
 
--- The units times period of a refund that are still counted.
-local function still_counted(b, units)
-  local used = b.used
-  local left = b.level and b.level * b.limit - (b.at - b.since) * math.max(b.limit, b.written or 0)
-  -- The last slot booked is the top of what is used.
-  if b.booked and (left or 0) < used then
-    return 0
-  end
-  return math.max(0, math.min(units * b.period, left or used, used))
-end
-
 local function settle(b, units)
   local used, at, period, limit, burst = b.used, b.at, b.period, b.limit, b.burst
   local drain, finish, value = b.drain or limit, nil, nil
   if units then
     local kept, size = limit, burst
     if units < 0 then
+      local left = b.level and b.level * limit - (at - b.since) * math.max(limit, b.written or 0)
+      -- The last slot booked is the top of what is used.
+      if not b.booked or (left or 0) >= used then
+        used = used - math.max(0, math.min(-units * period, left or used, used))
+      end
       -- It is no usage under the caller's rate: the state stays one of the rate that it was written under.
-      used, kept, size = used - still_counted(b, -units), b.written or limit, b.size or burst
+      kept, size = b.written or limit, b.size or burst
     else
       if drain > limit and used > burst * period then
         used = burst * period
