@@ -21,7 +21,7 @@ from .types import Bucket, BucketStatus, Decision, Settler, make_decision, make_
 Steps = Generator[Any, Any, Decision]
 #: How many changes there had been when Redis was asked, and when that was (µs, by the clock of ``Denials``).
 Asking = tuple[int, int]
-Ask = Callable[[str, tuple[Bucket, ...], int, int], Steps]
+Ask = Callable[[str, tuple[Bucket, ...], int, tuple[int, ...]], Steps]
 
 #: Refusals held at most, 1 to 2 KiB each; those learned longest ago go first.
 SIZE = 10_000
@@ -103,9 +103,9 @@ class Denials:
     def noticing(self, ask: Ask) -> Ask:
         """``ask``, for a Cluster's calls: what a refused check gives back there is units that came back."""
 
-        def steps(mode: str, buckets: tuple[Bucket, ...], cost: int, patience_us: int) -> Steps:
+        def steps(mode: str, buckets: tuple[Bucket, ...], cost: int, times: tuple[int, ...]) -> Steps:
             try:
-                return (yield from ask(mode, buckets, cost, patience_us))
+                return (yield from ask(mode, buckets, cost, times))
             finally:
                 if mode == "refund":
                     self.freed(buckets)
@@ -180,7 +180,7 @@ def _place(bucket: Bucket) -> object:
 def _repeated(denial: _Denial, passed_us: int, revision: int, settler: Settler) -> Decision:
     """The refusal some time later."""
     statuses = tuple([_later(status, passed_us) for status in denial.statuses])
-    return make_decision(False, statuses, denial.at_us + passed_us, (), (), "", revision, "", settler)
+    return make_decision(False, statuses, denial.at_us + passed_us, (), (), "", revision, "", settler, 0, None)
 
 
 def _later(status: BucketStatus, passed_us: int) -> BucketStatus:

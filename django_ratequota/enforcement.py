@@ -18,6 +18,7 @@ from django.db import Error as DatabaseError
 from django.utils.functional import LazyObject
 
 from .alerts import watch
+from .charges import charges_of
 from .collecting import note
 from .conf import settings
 from .exceptions import InvalidCost, NewerRevision, StoreError
@@ -178,7 +179,7 @@ def _decide(
             except DatabaseError:
                 readable = False
     if snapshot.by_outcome and decision.allowed:
-        reserve(http, snapshot, decision, units)
+        reserve(http, snapshot, decision)
     watch(decision)
     refusal_id = note(asked, route, method, resolution, decision, units)
     # What was counted in another place says nothing here, and is not to be settled here.
@@ -186,7 +187,14 @@ def _decide(
     kept = before.statuses if before is not None and together else ()
     if not kept and not refusal_id and decision.revision == snapshot.revision:
         return decision
-    return replace(decision, statuses=(*kept, *decision.statuses), revision=snapshot.revision, refusal_id=refusal_id)
+    charges = [*(charges_of(before) if before and kept else ()), *charges_of(decision)]
+    return replace(
+        decision,
+        statuses=(*kept, *decision.statuses),
+        revision=snapshot.revision,
+        refusal_id=refusal_id,
+        _charges=charges,
+    )
 
 
 def _newer(snapshot: Snapshot | None) -> Generator[Step, Any, Snapshot]:
@@ -259,18 +267,20 @@ class _Settler:
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         return drive(self._steps("charge", buckets, cost), _Doer().do)
 
-    def refund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        return drive(self._steps("refund", buckets, cost), _Doer().do)
+    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision:
+        return drive(self._steps("refund", buckets, cost, charged), _Doer().do)
 
     async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         return await adrive(self._steps("charge", buckets, cost), _Doer().ado)
 
-    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        return await adrive(self._steps("refund", buckets, cost), _Doer().ado)
+    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision:
+        return await adrive(self._steps("refund", buckets, cost, charged), _Doer().ado)
 
-    def _steps(self, mode: str, buckets: tuple[Bucket, ...], cost: int) -> Generator[Step, Any, Decision]:
+    def _steps(
+        self, mode: str, buckets: tuple[Bucket, ...], cost: int, charged: tuple[int, ...] = (0,)
+    ) -> Generator[Step, Any, Decision]:
         try:
-            return (yield from self._limiter.steps(mode, buckets, cost, settler=self))
+            return (yield from self._limiter.steps(mode, buckets, cost, times=charged, settler=self))
         except StoreError as error:
             note_degraded(error.reason, error)
             return Decision(allowed=True, error=error.reason)

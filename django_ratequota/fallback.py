@@ -24,13 +24,17 @@ def decide_without_store(
     local = _local()
     own = [bucket for bucket, word in zip(enforced, says, strict=True) if word == "local"]
     statuses = local.check(own, cost, peek=bool(peek or denied_by or blocked_by)) if own else ()
+    allowed = not denied_by and not blocked_by and all(status.allowed for status in statuses)
+    units = cost if allowed and statuses and not peek else 0
     return Decision(
-        allowed=not denied_by and not blocked_by and all(status.allowed for status in statuses),
+        allowed=allowed,
         statuses=statuses,
         blocked_by=blocked_by,
         denied_by=tuple(denied_by),
         error=reason,
         settler=local,
+        cost=units,
+        _charges=local.charges(statuses, units),
     )
 
 

@@ -41,6 +41,9 @@ _MAX_US = 2**53 - 1
 _CLUSTER_LOOK_SECONDS = 1.0
 #: The part of a decision's time that a look at the revision may take on a Cluster.
 LOOK_SHARE = 0.5
+#: Verbs that charge the cost.
+_CHARGING = frozenset({"check", "charge", "acquire"})
+_NO_TIMES = (0,)
 
 
 class Limiter:
@@ -116,15 +119,19 @@ class Limiter:
         """Charge every bucket; never refuses, and may leave it in debt."""
         return self._run(self.steps("charge", buckets, cost))
 
-    def refund(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
-        """Give units back to every bucket, never more than were used."""
-        return self._run(self.steps("refund", buckets, cost))
+    def refund(self, buckets: Iterable[Bucket], cost: int = 1, *, charged: tuple[int, ...] = ()) -> Decision:
+        """Give the newest units back to every bucket, never more than were used.
+
+        Of what a decision charged, ``Decision.refund`` gives back only what is still counted: it passes ``charged``.
+        """
+        return self._run(self.steps("refund", buckets, cost, times=charged or _NO_TIMES))
 
     def acquire(self, bucket: Bucket, timeout: float, cost: int = 1) -> Decision:
         """Book the next free slot of a ``leaky_bucket`` used as a queue, first come, first served.
 
         When allowed, sleep ``decision.retry_after`` seconds, then go ahead. Refused at once, with nothing booked,
-        when that wait would exceed ``timeout`` (seconds).
+        when that wait would exceed ``timeout`` (seconds). ``decision.refund(cost)`` gives the slot back, unless
+        another one has been booked behind it.
         """
         return self._run(self._acquire_steps(bucket, timeout, cost))
 
@@ -144,9 +151,9 @@ class Limiter:
         """``charge``, awaited."""
         return await self._arun(self.steps("charge", buckets, cost))
 
-    async def arefund(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
+    async def arefund(self, buckets: Iterable[Bucket], cost: int = 1, *, charged: tuple[int, ...] = ()) -> Decision:
         """``refund``, awaited."""
-        return await self._arun(self.steps("refund", buckets, cost))
+        return await self._arun(self.steps("refund", buckets, cost, times=charged or _NO_TIMES))
 
     async def aacquire(self, bucket: Bucket, timeout: float, cost: int = 1) -> Decision:  # noqa: ASYNC109 - a bound on the slot
         """``acquire``, awaited: the call to Redis, not the slot."""
@@ -182,17 +189,18 @@ class Limiter:
         cost: int,
         *,
         revision: int | None = None,
-        patience_us: int = 0,
+        times: tuple[int, ...] = _NO_TIMES,
         settler: Settler | None = None,
     ) -> Steps:
         """The steps of a verb, for callers that drive them among steps of their own.
 
-        ``settler`` charges and refunds afterwards, this limiter where it is None.
+        ``times`` (µs) is the longest wait to book, or what ``Settler.refund`` takes as ``charged``. ``settler``
+        charges and refunds afterwards, this limiter where it is None.
         Raises ``NewerRevision`` into the caller when policies newer than ``revision`` have been published. Asks
         nothing when there are no buckets and the last look at the revision is young enough, and when it knows that
         these buckets refuse.
         """
-        begun = self._begin(mode, buckets, cost, revision, patience_us, settler)
+        begun = self._begin(mode, buckets, cost, revision, times, settler)
         return _over(begun) if isinstance(begun, Decision) else begun
 
     def _begin(
@@ -201,7 +209,7 @@ class Limiter:
         buckets: Iterable[Bucket],
         cost: int,
         revision: int | None = None,
-        patience_us: int = 0,
+        times: tuple[int, ...] = _NO_TIMES,
         settler: Settler | None = None,
     ) -> Steps | Decision:
         """The decision where it is known without asking, else the steps to it."""
@@ -213,7 +221,7 @@ class Limiter:
             known = None if look_first else self._denials.refusal(buckets, cost, revision, settler)
             if known is not None:
                 return known
-        return self._ask_steps(mode, buckets, cost, revision, patience_us, settler)
+        return self._ask_steps(mode, buckets, cost, revision, times, settler)
 
     def _ask_steps(
         self,
@@ -221,7 +229,7 @@ class Limiter:
         buckets: tuple[Bucket, ...],
         cost: int,
         revision: int | None,
-        patience_us: int,
+        times: tuple[int, ...],
         settler: Settler,
     ) -> Steps:
         begun, denials = time.monotonic(), self._denials
@@ -230,13 +238,13 @@ class Limiter:
             if not self.store.clustered:
                 if not buckets and revision is not None and not self._look_is_due():
                     return Decision(allowed=True, revision=revision, settler=settler)
-                decision = yield from self._ask(mode, buckets, cost, patience_us, revision, settler)
+                decision = yield from self._ask(mode, buckets, cost, times, revision, settler)
             else:
                 if revision is not None and self._look_is_due():
                     yield from self._look(revision)
                 # What makes no sense is refused before anything is charged.
                 prepare(self.prefix, self.time_zone, buckets)
-                decision = yield from ask_each(denials.noticing(self._ask), mode, buckets, cost, patience_us)
+                decision = yield from ask_each(denials.noticing(self._ask), mode, buckets, cost, times)
                 decision = replace(decision, revision=revision or 0, settler=settler)
         except NewerRevision:
             denials.clear()
@@ -258,7 +266,7 @@ class Limiter:
         mode: str,
         buckets: tuple[Bucket, ...],
         cost: int,
-        patience_us: int = 0,
+        times: tuple[int, ...] = _NO_TIMES,
         revision: int | None = None,
         settler: Settler | None = None,
         share: float = 1.0,
@@ -268,7 +276,7 @@ class Limiter:
         now_us = self.now_us
         for _ in range(3):
             clock_us = self._read_clock() if self._clock else 0
-            asked = (mode, clock_us, NO_REVISION if revision is None else revision, cost, patience_us)
+            asked = (mode, clock_us, NO_REVISION if revision is None else revision, cost, *times)
             command, windows_us = prepared.command(asked, now_us)
             reply = yield command if share == 1.0 else command.within(share)
             numbers = read_reply(reply, len(buckets))
@@ -279,7 +287,10 @@ class Limiter:
                 self._answered_us = _monotonic_us()
             if outcome == DECIDED:
                 statuses = statuses_of(numbers, buckets, windows_us)
-                return make_decision(allowed == 1, statuses, now_us, (), (), "", revision or 0, "", settler)
+                units = cost if allowed == 1 and mode in _CHARGING else 0
+                return make_decision(
+                    allowed == 1, statuses, now_us, (), (), "", revision or 0, "", settler, units, None
+                )
             if outcome == NEWER:
                 raise NewerRevision(stored)
         raise StoreError("clock", "the store's clock left three calendar windows in a row")
@@ -289,7 +300,7 @@ class Limiter:
             raise InvalidBucket(f"acquire queues by leaky_bucket; write the rate as '{bucket.rate} leaky_bucket'")
         if not 0 <= timeout <= _MAX_US / 10**6:
             raise InvalidBucket(f"timeout must be seconds, 0 or more, not {timeout!r}")
-        return self.steps("acquire", (bucket,), cost, patience_us=int(timeout * 10**6))
+        return self.steps("acquire", (bucket,), cost, times=(int(timeout * 10**6),))
 
     def _reset_steps(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
         buckets = tuple(buckets)

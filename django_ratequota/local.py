@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from .charges import Charge, charge_each
 from .locks import ForkSafeLock
 from .rates import Rate
 from .types import Bucket, BucketStatus, Decision, check_cost
@@ -34,6 +35,9 @@ class _Counter:
     previous: float
     #: Start of the window, or when the level was last drained (seconds).
     since: float
+    #: The bucket's rate when it was last charged: units a second, and its room.
+    drain: float = 0.0
+    room: float = 0.0
     #: When the last refusal ends (seconds).
     refused_until: float = 0.0
 
@@ -69,8 +73,8 @@ class LocalLimiter:
             statuses = []
             for bucket, (name, counter), wait in zip(buckets, taken, waits, strict=True):
                 if not peek:
-                    if not any(waits):
-                        counter.units += cost
+                    if cost and not any(waits):
+                        self._charge(counter, bucket.rate, cost, now)
                     # What can never pass is no reason to remember anybody, nor to forget them.
                     if wait < _NEVER:
                         counter.refused_until = now + wait if wait else 0.0
@@ -78,32 +82,75 @@ class LocalLimiter:
                 statuses.append(self._status(bucket, counter, wait, now))
             return tuple(statuses)
 
+    def charges(self, statuses: Sequence[BucketStatus], cost: int) -> list[Charge]:
+        """What ``check`` has just charged, for a decision to give back."""
+        return charge_each(statuses, cost, round(self._clock() * 10**6), self._share)
+
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         """Charge every bucket, refusing none; a degraded decision settles with it."""
-        return self._add(buckets, check_cost(cost))
-
-    def _add(self, buckets: tuple[Bucket, ...], units: int) -> Decision:
+        cost = check_cost(cost)
         with self._lock:
             now = self._clock()
             statuses = []
             for bucket in buckets:
                 name, counter = self._take(bucket, now)
-                counter.units = max(0.0, counter.units + units)
+                self._charge(counter, bucket.rate, cost, now)
+                self._put(name, counter)
+                statuses.append(self._status(bucket, counter, 0.0, now))
+        charges = charge_each(statuses, cost, round(now * 10**6), self._share)
+        return Decision(
+            allowed=True, statuses=tuple(statuses), error="local", settler=self, cost=cost, _charges=charges
+        )
+
+    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...] = ()) -> Decision:
+        """Give units back, never more than are still counted of the charge; without ``charged``, the newest."""
+        cost = check_cost(cost)
+        at = charged[0] / 10**6 if charged else 0.0
+        known = [(at, level_us / 10**6) for level_us in charged[1:]]
+        with self._lock:
+            now = self._clock()
+            statuses = []
+            for bucket, of in zip(buckets, known or (None,) * len(buckets), strict=True):
+                name, counter = self._take(bucket, now)
+                self._give_back(counter, bucket.rate, cost, now, of)
                 self._put(name, counter)
                 statuses.append(self._status(bucket, counter, 0.0, now))
         return Decision(allowed=True, statuses=tuple(statuses), error="local", settler=self)
 
-    def refund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        """Give units back, never more than were used."""
-        return self._add(buckets, -check_cost(cost))
+    def _charge(self, counter: _Counter, rate: Rate, cost: int, now: float) -> None:
+        if rate.algorithm not in _WINDOWS:
+            drain, room = self._meter(rate)
+            level, drained_by = self._level(counter, rate, now)
+            counter.units = min(level, room) if drained_by > drain else level
+            counter.since, counter.drain, counter.room = now, drain, room
+        counter.units += cost
+
+    def _give_back(
+        self, counter: _Counter, rate: Rate, cost: int, now: float, charged: tuple[float, float] | None
+    ) -> None:
+        """``charged`` is when the units were charged, and how long after that it was full again (seconds)."""
+        at, full_after = charged or (0.0, 0.0)
+        if rate.algorithm in _WINDOWS:
+            # The window charged: 2 is the current one, 1 the one before.
+            window = round((at + full_after - counter.since) / self._scaled(rate)[1]) if charged else 2
+            if window == 2:
+                counter.units = max(0.0, counter.units - cost)
+            elif window == 1:
+                counter.previous = max(0.0, counter.previous - cost)
+            return
+        level, drain = self._level(counter, rate, now)
+        left = level
+        if charged:  # the oldest units drain first, so these drain last
+            left = max(0.0, (full_after + _INSTANT) * self._meter(rate)[0] - (now - at) * drain)
+        counter.units, counter.since = level - min(cost, level, left), now
 
     async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         """``charge``; there is nothing to wait for."""
         return self.charge(buckets, cost=cost)
 
-    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...] = ()) -> Decision:
         """``refund``; there is nothing to wait for."""
-        return self.refund(buckets, cost=cost)
+        return self.refund(buckets, cost=cost, charged=charged)
 
     def _take(self, bucket: Bucket, now: float, peek: bool = False) -> tuple[_Name, _Counter]:
         """The bucket's counter, brought to now and taken out of its place; ``_put`` puts it back."""
@@ -115,15 +162,14 @@ class LocalLimiter:
         counter = next((home.pop(name) for home in homes if name in home), None)
         if counter is None:
             return name, _Counter(0.0, 0.0, now)
-        limit, period = self._scaled(bucket.rate)
         if bucket.rate.algorithm in _WINDOWS:
+            _limit, period = self._scaled(bucket.rate)
             windows = (now - counter.since) // period
             if windows:
                 counter.previous = counter.units if windows == 1 else 0.0
                 counter.units, counter.since = 0.0, counter.since + windows * period
-        else:
-            counter.units = max(0.0, counter.units - (now - counter.since) * limit / period)
-            counter.since = now
+        elif counter.units <= (now - counter.since) * counter.drain:
+            counter.units = 0.0
         return name, counter
 
     def _put(self, name: _Name, counter: _Counter) -> None:
@@ -154,6 +200,21 @@ class LocalLimiter:
         limit, period = rate.limit / self._share, rate.period_us / 10**6
         return (limit, period) if limit >= 1 else (1.0, period / limit)
 
+    def _meter(self, rate: Rate) -> tuple[float, float]:
+        """This process's part of a bucket: units that drain in a second, and its room."""
+        limit, period = self._scaled(rate)
+        return limit / period, max(rate.capacity / self._share, 1)
+
+    def _level(self, counter: _Counter, rate: Rate, now: float) -> tuple[float, float]:
+        """Units in a bucket, and how many drain in a second.
+
+        What was charged under another rate drains by the faster one, and is one full bucket at most, the larger one.
+        """
+        units, (drain, room) = counter.units, self._meter(rate)
+        if units and (drain, room) != (counter.drain, counter.room):
+            units, drain = min(units, max(room, counter.room)), max(drain, counter.drain)
+        return max(0.0, units - (now - counter.since) * drain), drain
+
     def _wait(self, counter: _Counter, rate: Rate, cost: int, now: float) -> float:
         """Seconds until ``cost`` units fit; 0 when they do, infinite when they never can."""
         wait = self._exact_wait(counter, rate, cost, now)
@@ -162,10 +223,10 @@ class LocalLimiter:
     def _exact_wait(self, counter: _Counter, rate: Rate, cost: int, now: float) -> float:
         if cost > rate.capacity:
             return _NEVER
-        limit, period = self._scaled(rate)
         if rate.algorithm not in _WINDOWS:
-            over = counter.units + cost - max(rate.capacity / self._share, cost, 1)
-            return max(0.0, over * period / limit)
+            level, drain = self._level(counter, rate, now)
+            return max(0.0, level + cost - max(rate.capacity / self._share, cost, 1)) / drain
+        limit, period = self._scaled(rate)
         limit = max(limit, cost)
         passed = now - counter.since
         weighted = counter.previous * max(0.0, 1 - passed / period)
@@ -183,8 +244,9 @@ class LocalLimiter:
             room = limit - counter.units - counter.previous * max(0.0, 1 - passed / period)
             reset = (2 if counter.units else 1) * period - passed if counter.units or counter.previous else 0.0
         else:
-            room = max(bucket.rate.capacity / self._share, 1) - counter.units
-            reset = counter.units * period / limit
+            level, drain = self._level(counter, bucket.rate, now)
+            room = self._meter(bucket.rate)[1] - level
+            reset = level / drain
         return BucketStatus(
             bucket=bucket,
             allowed=not wait,

@@ -13,34 +13,37 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404
 from django.http.multipartparser import MultiPartParserError
 
+from .charges import Charge, Refund, charges_of, take
 from .facts import Snapshot
-from .types import Bucket, Decision, Settler
+from .types import Decision, Settler
 
 #: What is reserved for a request hangs on it (Django's, not DRF's) under this name; most requests have none.
 RESERVED = "ratequota_reserved"
 
 
 class Reservation(NamedTuple):
-    """Units that a request was charged, and what its response must be for them to stay charged."""
+    """What a request was charged, and which statuses its response must have for that to stay charged."""
 
     statuses: frozenset[str]
-    buckets: tuple[Bucket, ...]
-    units: int
+    charges: list[Charge]
     settler: Settler
 
+    def take(self) -> list[Refund]:
+        """The calls that give it back."""
+        return take(self.charges, max(charge.units for charge in self.charges))
 
-def reserve(request: Any, snapshot: Snapshot, decision: Decision, units: int) -> None:
+
+def reserve(request: Any, snapshot: Snapshot, decision: Decision) -> None:
     """Remember what an admitted request may get back; ``decision`` holds the buckets that it was just charged in."""
-    if decision.settler is None or not units:
+    if decision.settler is None:
         return
-    buckets: dict[frozenset[str], list[Bucket]] = {}
-    for status in decision.statuses:
-        endpoint = snapshot.endpoints.get(status.bucket.endpoint_id or 0)
-        if endpoint is not None and endpoint.charged_statuses and status.allowed:
-            buckets.setdefault(endpoint.charged_statuses, []).append(status.bucket)
-    for statuses, charged in buckets.items():
-        reservation = Reservation(statuses, tuple(charged), units, decision.settler)
-        vars(request).setdefault(RESERVED, []).append(reservation)
+    charges: dict[frozenset[str], list[Charge]] = {}
+    for charge in charges_of(decision):
+        endpoint = snapshot.endpoints.get(charge.bucket.endpoint_id or 0)
+        if endpoint is not None and endpoint.charged_statuses:
+            charges.setdefault(endpoint.charged_statuses, []).append(charge)
+    for statuses, charged in charges.items():
+        vars(request).setdefault(RESERVED, []).append(Reservation(statuses, charged, decision.settler))
 
 
 def settle(request: Any, outcome: object) -> None:
@@ -49,13 +52,15 @@ def settle(request: Any, outcome: object) -> None:
     A store that fails is logged, and keeps the units.
     """
     for one in _due(request, outcome):
-        one.settler.refund(one.buckets, cost=one.units)
+        for buckets, units, charged in one.take():
+            one.settler.refund(buckets, cost=units, charged=charged)
 
 
 async def asettle(request: Any, outcome: object) -> None:
     """``settle``, awaited."""
     for one in _due(request, outcome):
-        await one.settler.arefund(one.buckets, cost=one.units)
+        for buckets, units, charged in one.take():
+            await one.settler.arefund(buckets, cost=units, charged=charged)
 
 
 def _due(request: Any, outcome: object) -> list[Reservation]:

@@ -24,6 +24,8 @@ _MAX_BUCKETS = 500
 #: Sequences of buckets that are kept, the last used: some 3 kB each.
 _KEPT = 2048
 _FOR_EVER = 2**63
+#: What is sent before the buckets' arguments.
+_HEADER = 5
 
 
 class Prepared:
@@ -40,16 +42,18 @@ class Prepared:
         #: how long each bucket's window lasts (µs).
         self._last: tuple[Sequence[object], int, int, Run, list[int]] = ((), 0, 0, Run(DECIDE, (), ()), [])
 
-    def command(self, header: tuple[str, int, int, int, int], now_us: int) -> tuple[Run, list[int]]:
+    def command(self, header: Sequence[object], now_us: int) -> tuple[Run, list[int]]:
         """The command, and how long each bucket's window lasts (µs).
 
-        ``header`` is mode, clock (µs), the caller's revision, cost, longest wait to book (µs).
+        ``header`` is mode, clock (µs), the caller's revision, cost, longest wait to book (µs). Of a refund whose
+        charge is known the last is when it was made (µs), and for each bucket follows how long after that it was
+        full again (µs).
         """
         last, since_us, until_us, command, windows_us = self._last
         if last != header or not since_us <= now_us < until_us:
             since_us, until_us, args, windows_us = self._arguments(now_us)
             keys = self.keys if header[2] == NO_REVISION else (self._revision_key, *self.keys)
-            command = Run(DECIDE, keys, (*header, *args))
+            command = Run(DECIDE, keys, (*header[:_HEADER], *args, *header[_HEADER:]))
             self._last = (header, since_us, until_us, command, windows_us)
         return command, windows_us
 

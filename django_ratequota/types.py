@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
+from .charges import Charge, Refund, charges_of, take
 from .exceptions import InvalidCost
 from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format_period
 from .values import maker
@@ -104,12 +105,16 @@ class BucketStatus:
 
 
 class Settler(Protocol):
-    """Whoever can charge and refund buckets afterwards: the limiter that made the decision."""
+    """The limiter that made a decision, which charges and refunds its buckets afterwards.
+
+    ``charged`` says which units a refund is of: when they were charged (µs), then for each bucket how long after
+    that it would have been full again (µs). Empty = the newest units.
+    """
 
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
-    def refund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
+    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision: ...
     async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
-    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
+    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +137,10 @@ class Decision:
     #: Leads operators to what was decided; 10 letters and digits on a refusal that was noted, else "".
     refusal_id: str = ""
     settler: Settler | None = field(default=None, repr=False, compare=False)
+    #: Units charged to each bucket that had room; 0 when refused, and when nothing was to be charged.
+    cost: int = 0
+    # What was charged and not given back; made by ``charges_of`` when it is first needed, as few decisions settle.
+    _charges: list[Charge] | None = field(default=None, repr=False, compare=False)
 
     @property
     def degraded(self) -> bool:
@@ -178,29 +187,59 @@ class Decision:
         return min(enforced, key=lambda s: s.remaining / s.limit, default=None)
 
     @property
-    def _buckets(self) -> tuple[Bucket, ...]:
-        return tuple(status.bucket for status in self.statuses)
-
-    @property
     def _charged(self) -> tuple[Bucket, ...]:
         """Without log-mode buckets that had no room; none where the request was refused."""
         return tuple(status.bucket for status in self.statuses if status.allowed) if self.allowed else ()
 
     def charge(self, cost: int) -> Decision:
-        """Charge the same buckets ``cost`` units more; never refuses, and may go into debt."""
-        return self.settler.charge(self._buckets, cost=cost) if self.settler and self.statuses else self
+        """Charge the buckets that were charged ``cost`` units more; never refuses, and may go into debt.
+
+        Log-mode buckets without room stay uncharged. A refused decision charges nothing and returns itself.
+        """
+        if not self.settler or not self._charged:
+            return self
+        return self._note(self.settler.charge(self._charged, cost=cost))
 
     def refund(self, cost: int) -> Decision:
-        """Give the buckets that were charged ``cost`` units back, never more than was used."""
-        return self.settler.refund(self._charged, cost=cost) if self.settler and self._charged else self
+        """Give ``cost`` units back to the buckets that were charged.
+
+        Never gives back more than this decision charged, nor what has drained or expired since. A decision that
+        charged nothing returns itself.
+        """
+        if not self.settler or not self._charged:
+            return self
+        settler = self.settler
+        return self._after([settler.refund(of, cost=units, charged=at) for of, units, at in self._take(cost)])
 
     async def acharge(self, cost: int) -> Decision:
         """``charge``, awaited."""
-        return await self.settler.acharge(self._buckets, cost=cost) if self.settler and self.statuses else self
+        if not self.settler or not self._charged:
+            return self
+        return self._note(await self.settler.acharge(self._charged, cost=cost))
 
     async def arefund(self, cost: int) -> Decision:
         """``refund``, awaited."""
-        return await self.settler.arefund(self._charged, cost=cost) if self.settler and self._charged else self
+        if not self.settler or not self._charged:
+            return self
+        settler = self.settler
+        return self._after([await settler.arefund(of, cost=units, charged=at) for of, units, at in self._take(cost)])
+
+    def _note(self, charged: Decision) -> Decision:
+        """Remember what was charged; what is returned settles the same units."""
+        charges = charges_of(self)
+        charges += charges_of(charged)
+        return replace(charged, _charges=charges)
+
+    def _take(self, cost: int) -> list[Refund]:
+        return take(charges_of(self), check_cost(cost))
+
+    def _after(self, given: list[Decision]) -> Decision:
+        """How the charged buckets stand after the last of these calls."""
+        if not given:
+            return self
+        now = {status.bucket.counter: status for one in given for status in one.statuses}
+        statuses = tuple(now.get(status.bucket.counter, status) for status in self.statuses if status.allowed)
+        return replace(given[-1], statuses=statuses if now else (), _charges=charges_of(self))
 
 
 #: Make these of their fields, in order.

@@ -4,10 +4,12 @@ Written from the algorithms' definitions, not from the Lua. A model answers by d
 first instant at which the formula admits the cost, ``reset_after`` the first at which nothing is used. Where a
 formula is silent, the rules are:
 
-* a clock that went back: token_bucket, leaky_bucket and sliding_window_log go on at the last time they stored,
-  fixed_window and sliding_window_counter in the window they stored; gcra's formula needs no rule;
-* an edited limit: units used are kept. token_bucket and leaky_bucket drain by the limit of whoever asks, gcra by
-  the limit that it was last written under.
+* a clock that went back: token_bucket, leaky_bucket, gcra and sliding_window_log go on at the last time they stored,
+  fixed_window and sliding_window_counter in the window they stored;
+* an edited rate: units used are kept. token_bucket, leaky_bucket and gcra hold the larger of both capacities at most,
+  and drain by the faster limit until the next charge; a charge under the slower limit leaves its capacity at most;
+* a refund of a known charge: takes of its units what has not drained or expired, the oldest first; and no slot of a
+  queue behind which another is booked.
 """
 
 from __future__ import annotations
@@ -52,8 +54,18 @@ def first_instant(holds: Callable[[int], bool], now: int, hint: int) -> int:
     return high
 
 
+class Charged(NamedTuple):
+    """When units were charged, and how long after that their bucket would have been full again (µs)."""
+
+    at: int
+    level: int
+
+
 class Model(ABC):
     """One counter. ``rate`` comes with every question, as limits may be edited while the counter lives."""
+
+    #: What it was last charged under, where that matters; None = never, or it does not.
+    rate: Rate | None = None
 
     @abstractmethod
     def used(self, rate: Rate, now: int) -> Fraction:
@@ -65,6 +77,14 @@ class Model(ABC):
     @abstractmethod
     def add(self, rate: Rate, now: int, units: int) -> None:
         """Charge units, or give back, with a minus, at most what is used."""
+
+    @abstractmethod
+    def give_back(self, rate: Rate, now: int, units: int, charged: Charged) -> None:
+        """Give back what of a charge is still counted."""
+
+    def book(self, rate: Rate, now: int, units: int) -> None:
+        """Charge units as a slot of a queue."""
+        self.add(rate, now, units)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -107,6 +127,10 @@ class FixedWindow(Model):
         self.count = max(0, int(self.used(rate, now)) + units)
         self.start = max(self.start, self.window(rate, now))
 
+    def give_back(self, rate: Rate, now: int, units: int, charged: Charged) -> None:
+        if self.window(rate, charged.at) == max(self.start, self.window(rate, now)):
+            self.add(rate, now, -units)
+
 
 class SlidingWindowLog(Model):
     """(entries newer than now - P) + c <= L."""
@@ -132,6 +156,15 @@ class SlidingWindowLog(Model):
             if held > -units:
                 self.entries.append((time, held + units))
             units = min(0, held + units)
+
+    def give_back(self, rate: Rate, now: int, units: int, charged: Charged) -> None:
+        kept = []
+        for time, held in self.entries:
+            taken = min(held, units) if time == charged.at > self.at(now) - rate.period_us else 0
+            units -= taken
+            if held > taken:
+                kept.append((time, held - taken))
+        self.entries = kept
 
 
 @dataclass
@@ -159,67 +192,89 @@ class SlidingWindowCounter(Model):
         self.current = max(0, current + units)
         self.previous = max(0, previous + min(0, current + units))
 
-
-@dataclass
-class TokenBucket(Model):
-    """min(B, tokens + elapsed * L/P) >= c; held as tokens missing from B, which an edit keeps."""
-
-    missing: Fraction = Fraction(0)
-    refilled: int = 0
-
-    def tokens(self, rate: Rate, now: int) -> Fraction:
-        elapsed = max(0, now - self.refilled)
-        tokens = rate.capacity - self.missing
-        return min(Fraction(rate.capacity), tokens + elapsed * Fraction(rate.limit, rate.period_us))
-
-    def used(self, rate: Rate, now: int) -> Fraction:
-        return rate.capacity - self.tokens(rate, now)
-
-    def admits(self, rate: Rate, now: int, cost: int) -> bool:
-        return self.tokens(rate, now) >= cost
-
-    def add(self, rate: Rate, now: int, units: int) -> None:
-        self.missing = max(Fraction(0), self.used(rate, now) + units)
-        self.refilled = max(self.refilled, now)
+    def give_back(self, rate: Rate, now: int, units: int, charged: Charged) -> None:
+        self.index, self.current, self.previous = self.windows(rate, now)
+        window = charged.at // rate.period_us
+        if window == self.index:
+            self.current = max(0, self.current - units)
+        elif window == self.index - 1:
+            self.previous = max(0, self.previous - units)
 
 
 @dataclass
-class LeakyBucket(Model):
-    """max(0, level - elapsed * L/P) + c <= B."""
+class Meter(Model):
+    """Units that drain at L/P; what the three bucket algorithms say in words of their own."""
 
     level: Fraction = Fraction(0)
     drained: int = 0
+    rate: Rate | None = None
+    #: Whether the units beyond the capacity are booked slots.
+    booked: bool = False
+
+    def drain(self, rate: Rate) -> Fraction:
+        """Units a µs."""
+        return Fraction(max(rate.limit, self.rate.limit if self.rate else 0), rate.period_us)
 
     def used(self, rate: Rate, now: int) -> Fraction:
-        elapsed = max(0, now - self.drained)
-        return max(Fraction(0), self.level - elapsed * Fraction(rate.limit, rate.period_us))
+        level = self.level
+        if self.rate and (self.rate.limit, self.rate.capacity) != (rate.limit, rate.capacity):
+            level = min(level, Fraction(max(rate.capacity, self.rate.capacity)))
+        return max(Fraction(0), level - max(0, now - self.drained) * self.drain(rate))
+
+    def is_booked(self, rate: Rate, now: int) -> bool:
+        return self.booked and self.used(rate, now) > rate.capacity
 
     def add(self, rate: Rate, now: int, units: int) -> None:
-        self.level = max(Fraction(0), self.used(rate, now) + units)
-        self.drained = max(self.drained, now)
+        if units < 0:
+            self.take(rate, now, Fraction(0), Fraction(-units))
+        else:
+            self.charge(rate, now, units, booked=self.is_booked(rate, now))
+
+    def book(self, rate: Rate, now: int, units: int) -> None:
+        self.charge(rate, now, units, booked=True)
+
+    def charge(self, rate: Rate, now: int, units: int, *, booked: bool) -> None:
+        used = self.used(rate, now)
+        if self.rate and self.rate.limit > rate.limit:
+            used = min(used, Fraction(rate.capacity))
+        self.level, self.drained, self.rate = used + units, max(self.drained, now), rate
+        self.booked = booked and self.level > rate.capacity
+
+    def give_back(self, rate: Rate, now: int, units: int, charged: Charged) -> None:
+        passed = max(self.drained, now) - charged.at
+        left = charged.level * Fraction(rate.limit, rate.period_us) - passed * self.drain(rate)
+        self.take(rate, now, left, min(Fraction(units), left))
+
+    def take(self, rate: Rate, now: int, left: Fraction, units: Fraction) -> None:
+        """By the rate it was written under. A queue's last slot is all that is used, the units of ``left``."""
+        used = self.used(self.rate or rate, now)
+        queue = self.booked and used > rate.capacity
+        if queue and left < used:
+            units = Fraction(0)
+        self.level, self.drained = max(Fraction(0), used - max(Fraction(0), units)), max(self.drained, now)
+        self.booked = queue and self.level > rate.capacity
+        if not self.level:
+            self.clear()
 
 
-@dataclass
-class Gcra(Model):
+class TokenBucket(Meter):
+    """min(B, tokens + elapsed * L/P) >= c; held as tokens missing from B, which an edit keeps."""
+
+    def admits(self, rate: Rate, now: int, cost: int) -> bool:
+        return min(Fraction(rate.capacity), rate.capacity - self.used(rate, now)) >= cost
+
+
+class LeakyBucket(Meter):
+    """max(0, level - elapsed * L/P) + c <= B."""
+
+
+class Gcra(Meter):
     """max(TAT, now) + c * P/L - now <= B * P/L."""
-
-    tat: Fraction = Fraction(0)
-    limit: int = 1
-
-    def arrival(self, rate: Rate, now: int) -> Fraction:
-        """max(TAT, now), with the units ahead of now re-timed when the limit was edited."""
-        return now + max(Fraction(0), self.tat - now) * Fraction(self.limit, rate.limit)
-
-    def used(self, rate: Rate, now: int) -> Fraction:
-        return (self.arrival(rate, now) - now) * Fraction(rate.limit, rate.period_us)
 
     def admits(self, rate: Rate, now: int, cost: int) -> bool:
         interval = Fraction(rate.period_us, rate.limit)
-        return self.arrival(rate, now) + cost * interval - now <= rate.capacity * interval
-
-    def add(self, rate: Rate, now: int, units: int) -> None:
-        tat = self.arrival(rate, now) + units * Fraction(rate.period_us, rate.limit)
-        self.tat, self.limit = max(Fraction(now), tat), rate.limit
+        arrival = now + self.used(rate, now) * interval
+        return arrival + cost * interval - now <= rate.capacity * interval
 
 
 MODELS: dict[str, type[Model]] = {
@@ -255,8 +310,11 @@ def judge(
     allowed = all(ok or position in logged for position, ok in enumerate(passed))
     outcomes = []
     for model, rate, ok, wait, hint in zip(models, rates, passed, waits, hints, strict=True):
-        if allowed and ok and verb != "peek":
-            model.add(rate, now, -cost if verb == "refund" else cost)
+        if allowed and ok and verb != "peek" and cost:
+            if verb == "acquire":
+                model.book(rate, now, cost)
+            else:
+                model.add(rate, now, -cost if verb == "refund" else cost)
         remaining, reset = model.status(rate, now, claim=hint)
         outcomes.append(Outcome(ok, remaining, wait, reset))
     return allowed, outcomes

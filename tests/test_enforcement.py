@@ -250,6 +250,18 @@ class TestSettling:
         assert left(settle(decision, "refund", 100)) == [10, 5]
         assert left(check_request(request_from(), "search")) == [8, 3]
 
+    def test_each_check_of_a_request_gives_back_what_it_charged(self, settle: Any, search: Endpoint) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        RatePolicy.objects.create(endpoint=search, rates="5/hour")
+        check_request(request_from(), "search")
+        request = request_from()
+        first = check_request(request, cost=4)
+        both = check_request(request, "search", cost=2)
+        assert left(both) == [4, 1]
+        assert left(settle(both, "refund", 3)) == [7, 3]
+        assert left(settle(first, "refund", 3)) == [8]
+        assert settle(both, "refund", 1) is both
+
     def test_a_debt_is_paid_before_the_next_request(self, settle: Any) -> None:
         RatePolicy.objects.create(rates="10/hour")
         settle(check_request(request_from()), "charge", 20)

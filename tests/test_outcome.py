@@ -87,6 +87,12 @@ def deciding(request: Any) -> HttpResponse:
     return HttpResponse(status=200 if request.ratequota.allowed else 401)
 
 
+@ratequota("login", block=False)
+def refunding(request: Any) -> HttpResponse:
+    request.ratequota.refund(1)
+    return answer(request)
+
+
 def checking(request: Any) -> HttpResponse:
     check_request(request, "login", 2)
     check_request(request, "search")
@@ -104,6 +110,7 @@ urlpatterns = [
     path("nothing/", ratequota("login")(lambda request: None)),
     path("login/", ratequota("login")(LoginView.as_view(template_name="429.html"))),
     path("checking/", checking),
+    path("refunding/", refunding),
 ]
 #: Those that the middleware enforces, and those that enforce themselves; each on its own.
 EVERY_WAY = ["/plain/", "/aplain/", "/decorated/", "/adecorated/", "/api/"]
@@ -219,6 +226,14 @@ def test_a_view_that_decides_for_itself(get: Any) -> None:
         assert [get("/deciding/").status_code for _ in range(3)] == [200, 200, 200]
         get("/decorated/", {"status": "401"})
         assert [get("/deciding/").status_code for _ in range(2)] == [401, 401]
+
+
+def test_what_a_view_gave_back_is_not_given_back_twice(get: Any) -> None:
+    with login("401"):
+        get("/plain/", {"status": "401"})
+        get("/refunding/")
+        get("/refunding/", {"status": "401"})
+        assert left()[0] == 3
 
 
 def test_other_endpoints_and_other_costs_keep_theirs(get: Any) -> None:

@@ -3,15 +3,17 @@
 -- KEYS    [1] the revision key, when ARGV[3] >= 0; then one key a bucket.
 -- ARGV    [1] mode: check, peek, charge, refund, acquire   [2] clock (µs; 0 = the server's TIME)
 --         [3] the caller's revision (-1 = none)            [4] cost (units)
---         [5] longest wait that acquire may book (µs)
+--         [5] longest wait that acquire may book (µs); of a refund, when its units were charged (0 = not known)
 --         then seven a bucket: algorithm, limit, period (µs), burst, enforced (1, or 0 = log only),
---         window start and finish (µs; 0 0 = none).
+--         window start and finish (µs; 0 0 = none);
+--         then, of a refund whose charge is known, one a bucket: how long after the charge it was full again (µs).
 -- Returns whole numbers as one string, 8 bytes each, big-endian: a list would cost the caller more than the call.
 --         {1, allowed, now, revision, then four a bucket: passed, remaining, retry after, reset after}
 --         (µs; retry after is 0 when passed, -1 when waiting cannot help; for acquire it is the booked wait),
 --         {2, 0, now, revision}  a newer revision is stored: reload and ask again,
 --         {3, 0, now, revision}  now lies outside a caller's window: compute it anew from now.
--- Never   writes before every argument is read and every bucket is judged; a refusal writes nothing.
+-- Never   writes before every argument is read and every bucket is judged; a refusal writes nothing, nor does a
+--         cost of 0. No key holds a count of nothing: it is deleted.
 
 local HEADER, STRIDE = 5, 7
 local MAX_US = 9007199254740991
@@ -42,8 +44,11 @@ local cost = ARGV[4] == '1' and 1 or number(4, 0)
 local patience = ARGV[5] == '0' and 0 or number(5, 0)
 local first = revision >= 0 and 1 or 0
 local count = #KEYS - first
-if #ARGV ~= HEADER + STRIDE * count then
-  error('ratequota: ' .. count .. ' buckets need ' .. HEADER + STRIDE * count .. ' arguments, not ' .. #ARGV)
+local levels = HEADER + STRIDE * count
+local refunding = mode == 'refund' and cost > 0
+local known = mode == 'refund' and count > 0 and #ARGV == levels + count
+if #ARGV ~= levels and not known then
+  error('ratequota: ' .. count .. ' buckets need ' .. levels .. ' arguments, not ' .. #ARGV)
 end
 
 -- A simulated clock may stand still while keys expire by the server's: each write puts that off.
@@ -83,8 +88,15 @@ for i = 1, count do
   local period = number(at + 3, 1)
   -- With two fields of the algorithm's own the table has its final size.
   local b = {settle = settle, limit = limit, period = period, burst = burst, start = start, finish = finish}
+  if refunding then
+    b.refunding = true
+  end
+  if known then
+    b.since, b.level = patience, number(levels + i, 0)
+  end
   local passed, retry_at = check(b, values[first + i], now, cost, KEYS[first + i])
   if mode == 'acquire' then
+    b.booking = true
     passed = passed or retry_at and retry_at - now <= patience
   elseif mode == 'charge' or mode == 'refund' then
     passed, retry_at = true, nil
@@ -110,14 +122,16 @@ elseif outside then
   return packed({3, 0, now, revision})
 end
 
-local charging, refunding = reply[2] == 1 and mode ~= 'peek', mode == 'refund'
+local charging = reply[2] == 1 and mode ~= 'peek' and cost > 0
 for i = 1, count do
   local b, units = values[first + i], nil
   if charging and reply[4 * i + 1] == 1 then
     units = refunding and -cost or cost
   end
   local remaining, full_at, value, finish, same_finish = b.settle(b, units, now)
-  if units and same_finish and by_server then
+  if units and full_at == 0 then
+    call('DEL', KEYS[first + i])
+  elseif units and same_finish and by_server then
     call('SET', KEYS[first + i], value, 'KEEPTTL')
   elseif units then
     -- ms, rounded up, plus the second that makes up for whatever clock the server expires by.

@@ -5,6 +5,7 @@
 -- Admits  when count + cost <= limit.
 -- Windows begin at multiples of the period since the Unix epoch, or are the caller's calendar window
 -- [b.start, b.finish). A stored window that is newer than now (the clock went back) stays the current one.
+-- Refund  takes nothing that was charged in a window before: the charge was counted until b.since + b.level.
 -- Never   depends on the limit it was written under: an edited limit keeps the units counted.
 
 local function check(b, value, now, cost)
@@ -38,7 +39,9 @@ end
 local function settle(b, units)
   local count, finish, value = b.count or 0, b.finish, nil
   if units then
-    count = count + units
+    if not b.level or b.since + b.level > b.start then
+      count = count + units
+    end
     if count < 0 then
       count = 0
     end

@@ -74,9 +74,11 @@ local function admit(cost)
       return '0'
     end
   end
-  for _, b in ipairs(buckets) do
-    local _, _, value = b.settle(b, cost, now)
-    b.value = value
+  if cost > 0 then
+    for _, b in ipairs(buckets) do
+      local _, _, value = b.settle(b, cost, now)
+      b.value = value
+    end
   end
   return '1'
 end

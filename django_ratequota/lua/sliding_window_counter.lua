@@ -2,7 +2,8 @@
 --
 -- Stores  one string of 24 bytes: window index, units in it, units in the window before (big-endian doubles).
 -- Admits  when previous * (1 - elapsed/period) + current + cost <= limit; kept exact by multiplying by the period.
--- Refund  takes from the current window first, then from the previous one.
+-- Refund  takes from the window charged, which is counted until b.since + b.level; without b.level, from the
+--         current window first, then from the previous one.
 -- Never   rotates what it only reads, and never depends on the limit it was written under.
 -- Source  https://blog.cloudflare.com/counting-things-a-lot-of-different-things/
 
@@ -43,12 +44,17 @@ end
 local function settle(b, units, now)
   local start, period, current, previous, value = b.start, b.period, b.current or 0, b.previous, nil
   if units then
-    current = current + units
+    local ends = b.level and (b.since + b.level - start) / period
+    if not ends or ends == 2 then
+      current = current + units
+    elseif ends == 1 then
+      previous = previous + units
+    end
     if current < 0 then
-      current, previous = 0, previous + current
-      if previous < 0 then
-        previous = 0
-      end
+      current, previous = 0, previous + (ends and 0 or current)
+    end
+    if previous < 0 then
+      previous = 0
     end
     value = struct.pack('>ddd', start / period, current, previous)
   end

@@ -4,7 +4,8 @@
 --         16 bytes until the total passes 2^31, whatever the cost. The newest expired pair stays in front: its
 --         total is what those behind it are counted from.
 -- Admits  when the units of requests newer than now - period, plus cost, are at most the limit.
--- Refund  takes the newest requests' units.
+-- Refund  takes from the request charged, which is counted until b.since + b.level, and writes those behind it anew;
+--         without b.level, takes the newest requests' units.
 -- Never   reads the whole list: bounds are found by steps that double, then by bisection. Never trims what it only
 --         reads.
 
@@ -79,10 +80,43 @@ local function add(b, units)
   redis.call('RPUSH', b.key, b.newest, b.total)
 end
 
+-- From the requests of one time, whichever of them it was.
+local function take_from(b, time, units)
+  local first = bisect(b, pair_time, b.expired, time)
+  local tail, kept = redis.call('LRANGE', b.key, 2 * first, -1), {}
+  local before = first > b.expired and pair_total(b, first - 1) or b.base
+  local total, newest = before, first > b.expired and pair_time(b, first - 1) or b.newest
+  for i = 1, #tail, 2 do
+    local at, upto = tonumber(tail[i]), tonumber(tail[i + 1])
+    local held = upto - before
+    before = upto
+    if at == time then
+      local taken = math.min(held, units)
+      held, units = held - taken, units - taken
+    end
+    if held > 0 then
+      total, newest = total + held, at
+      kept[#kept + 1], kept[#kept + 2] = tail[i], total
+    end
+  end
+  if total == b.total then
+    return
+  end
+  if first == 0 then
+    redis.call('DEL', b.key)
+  else
+    redis.call('LTRIM', b.key, 0, 2 * first - 1)
+  end
+  -- No more than the server's Lua takes as arguments of one call.
+  for i = 1, #kept, 1000 do
+    redis.call('RPUSH', b.key, unpack(kept, i, math.min(i + 999, #kept)))
+  end
+  b.total, b.newest = total, newest
+end
+
 local function give_back(b, units)
   b.total = math.max(b.base, b.total - units)
   if b.total == b.base then
-    redis.call('DEL', b.key)
     return
   end
   local last = bisect(b, pair_total, b.expired, b.total)
@@ -95,7 +129,11 @@ local function settle(b, units)
   if units and units > 0 then
     add(b, units)
   elseif units and units < 0 and b.total > b.base then
-    give_back(b, -units)
+    if b.level then
+      take_from(b, b.since + b.level - b.period, -units)
+    else
+      give_back(b, -units)
+    end
   end
   local used, full_at = b.total - b.base, b.newest + b.period
   return b.limit - used, used > 0 and full_at or 0, nil, full_at

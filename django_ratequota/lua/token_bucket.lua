@@ -1,45 +1,98 @@
 -- token_bucket: tokens drip in at limit/period up to burst; a request takes its cost in tokens.
 --
--- Stores  one string of 16 bytes: units used times period, time of the last refill (µs) (big-endian doubles).
+-- Stores  one string of 20 bytes: units used times period, time of the last refill (µs) (big-endian doubles), the
+--         limit that it was written under (4 bytes); with a burst of its own, or a limit from 2^32 on, 32 bytes:
+--         limit and burst are doubles as well. The burst is negative while booked slots may lie ahead.
 --         Tokens are burst minus the units used: so an edited limit or burst keeps what was used.
 -- Admits  when min(burst, tokens + elapsed * limit/period) >= cost.
+-- Edited  Until the next charge, usage drains by the faster of the two limits, and counts as at most one full
+--         bucket, the larger of the two. Charging under the slower limit, it counts as at most one of the new ones.
+--         So it is waited for no longer than the longer of the two rates' own time from empty to full.
+-- Refund  takes what of the charge has not drained: the oldest units drain first, so that its own are the last of the
+--         b.level µs. Without b.level, takes the newest units. Takes no slot behind which another one is booked, and
+--         leaves the state one of the rate that it was written under.
 -- Exact   while burst * period in µs stays below 2^53 (100,000/day, 2,500,000/hour), as all figures are then
 --         whole numbers; beyond that an error stays far below a microsecond's refill.
 -- Source  https://en.wikipedia.org/wiki/Token_bucket
 
 local function check(b, value, now, cost)
-  local used, at = 0, now
-  if value and #value == 16 then
-    used, at = struct.unpack('>dd', value)
+  local used, at, drain, burst, period = 0, now, b.limit, b.burst, b.period
+  if value then
+    local limit, size = drain, burst
+    if #value == 20 then
+      used, at, limit = struct.unpack('>ddI4', value)
+      size = limit
+    elseif #value == 32 then
+      used, at, limit, size = struct.unpack('>dddd', value)
+      if size < 0 then
+        b.booked, size = true, -size
+      end
+    end
+    if limit ~= drain or size ~= burst then
+      b.written, b.size = limit, size
+      if b.refunding then
+        drain = limit
+      else
+        used, drain = math.min(used, math.max(size, burst) * period), math.max(limit, drain)
+      end
+      b.drain = drain
+    end
     if at < now then
-      used, at = used - (now - at) * b.limit, now
+      used, at = used - (now - at) * drain, now
     end
     if used < 0 then
       used = 0
     end
+    if b.booked and used <= burst * period then
+      b.booked = nil
+    end
   end
   b.used, b.at = used, at
-  local excess = used + cost * b.period - b.burst * b.period
+  local excess = used + cost * period - burst * period
   if excess <= 0 then
     return true
-  elseif cost > b.burst then
+  elseif cost > burst then
     return false
   end
-  local wait = excess / b.limit
+  local wait = excess / drain
   return false, at + (wait + -wait % 1)
 end
 
 local function settle(b, units)
-  local used, at, period = b.used, b.at, b.period
+  local used, at, period, limit, burst = b.used, b.at, b.period, b.limit, b.burst
+  local drain, finish, value = b.drain or limit, nil, nil
   if units then
-    used = used + units * period
-    if used < 0 then
-      used = 0
+    local kept, size = limit, burst
+    if units < 0 then
+      local left = b.level and b.level * limit - (at - b.since) * math.max(limit, b.written or 0)
+      -- The last slot booked is the top of what is used.
+      if not b.booked or (left or 0) >= used then
+        used = used - math.max(0, math.min(-units * period, left or used, used))
+      end
+      -- It is no usage under the caller's rate: the state stays one of the rate that it was written under.
+      kept, size = b.written or limit, b.size or burst
+    else
+      if drain > limit and used > burst * period then
+        used = burst * period
+      end
+      used, drain = used + units * period, limit
+    end
+    if (b.booked or b.booking) and used > burst * period then
+      value = struct.pack('>dddd', used, at, kept, -size)
+    elseif size == kept and kept < 4294967296 then
+      value = struct.pack('>ddI4', used, at, kept)
+    else
+      value = struct.pack('>dddd', used, at, kept, size)
+    end
+    if kept ~= limit or size ~= burst then
+      local time = used / kept
+      finish = at + (time + -time % 1)
+      used, drain = math.min(used, math.max(size, burst) * period), math.max(kept, limit)
     end
   end
-  local free, drain = (b.burst * period - used) / period, used / b.limit
-  local full_at = at + (drain + -drain % 1)
-  return free - free % 1, used > 0 and full_at or 0, units and struct.pack('>dd', used, at), full_at
+  local free, time = (burst * period - used) / period, used / drain
+  local full_at = at + (time + -time % 1)
+  return free - free % 1, used > 0 and full_at or 0, value, finish or full_at
 end
 
 return check, settle

@@ -150,6 +150,9 @@ def test_every_verb(emptied: Cluster, limiter_of: Callable[..., Limiter], ask: C
     assert left(ask(limiter, "check", buckets)) == [7, 7, 97]
     decision = limiter.check(buckets)
     assert left(decision.charge(2)) == [4, 4, 94]
+    # One check and one charge, in three calls each: those of this decision, and no others.
+    assert left(decision.refund(9)) == [7, 7, 97]
+    assert decision.refund(1) is decision
     queue = Bucket("user:1", Rate.parse("1/hour leaky_bucket"))
     assert ask(limiter, "acquire", queue, 10_000).retry_after == 0
     assert ask(limiter, "acquire", queue, 10_000).retry_after > 3_500

@@ -1,0 +1,78 @@
+"""What a decision charged, so that a refund gives back its own units and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from .rates import BURST_ALGORITHMS
+
+if TYPE_CHECKING:
+    from .types import Bucket, BucketStatus, Decision
+
+
+@dataclass(slots=True)
+class Charge:
+    """Units that one bucket was charged at once, less those given back."""
+
+    bucket: Bucket
+    #: Units not given back yet.
+    units: int
+    #: The clock of whoever counts at the charge, µs.
+    at_us: int
+    #: µs from then until the bucket would have been full again. The oldest units drain first, so these drain last.
+    level_us: int
+    #: Processes that divide the limit, each with a counter of its own; 1 = all count in the store.
+    share: int
+
+    def take(self, units: int) -> None:
+        """Note that these units are given back; those left have drained as much earlier."""
+        self.units -= units
+        rate = self.bucket.rate
+        if rate.algorithm in BURST_ALGORITHMS:
+            self.level_us = max(0, self.level_us - units * self.share * rate.period_us // rate.limit)
+
+
+class Refund(NamedTuple):
+    """One call that gives units back."""
+
+    buckets: tuple[Bucket, ...]
+    units: int
+    #: When they were charged (µs), then each bucket's ``level_us``.
+    charged: tuple[int, ...]
+
+
+def charge_each(statuses: Iterable[BucketStatus], units: int, at_us: int, share: int = 1) -> list[Charge]:
+    """The charges of the buckets that had room; none of 0 units."""
+    return [
+        Charge(status.bucket, units, at_us, status.reset_after_us, share)
+        for status in statuses
+        if units and status.allowed
+    ]
+
+
+def charges_of(decision: Decision) -> list[Charge]:
+    """What the decision charged, the newest last: always the same list."""
+    charges = decision._charges
+    if charges is None:
+        charges = charge_each(decision.statuses, decision.cost, decision.at_us) if decision.allowed else []
+        object.__setattr__(decision, "_charges", charges)
+    return charges
+
+
+def take(charges: Sequence[Charge], units: int) -> list[Refund]:
+    """Take ``units`` from each bucket's charges, the newest first; what was charged together is one call."""
+    left: dict[object, int] = {}
+    together: dict[tuple[int, int, int], list[tuple[Bucket, int]]] = {}
+    for charge in reversed(charges):
+        wanted = left.get(charge.bucket.counter, units)
+        taken = min(wanted, charge.units)
+        if taken:
+            together.setdefault((charge.at_us, taken, wanted), []).append((charge.bucket, charge.level_us))
+            charge.take(taken)
+            left[charge.bucket.counter] = wanted - taken
+    return [
+        Refund(tuple(bucket for bucket, _ in of), taken, (at_us, *(level_us for _, level_us in of)))
+        for (at_us, taken, _), of in together.items()
+    ]
