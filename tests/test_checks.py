@@ -72,8 +72,7 @@ def told(messages: list[checks.CheckMessage]) -> list[str]:
     return [str(message.id).removeprefix("django_ratequota.") for message in messages]
 
 
-# The checks of models ask the database what it can do.
-@pytest.mark.django_db
+# pytest-django lets none of these open a database, and a check that was asked about none must not.
 def test_what_this_suite_runs_with_is_in_order() -> None:
     messages = [message for message in checks.run_checks() if "django_ratequota" in str(message.id)]
     assert messages == []
@@ -104,7 +103,6 @@ def test_no_setting_at_all_is_fine(settings: Any) -> None:
     assert check_settings() == []
 
 
-@pytest.mark.django_db
 def test_manage_check_tells_it(settings: Any) -> None:
     settings.RATEQUOTA = {"TIMEOUT": "soon"}
     with pytest.raises(SystemCheckError, match=r"django_ratequota\.E001") as caught:
@@ -397,7 +395,6 @@ def test_who_may_talk_to_no_server_at_all_is_no_question(settings: Any, raw: dic
     assert check_exposed() == []
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("deploy", [False, True])
 def test_it_is_asked_of_deployments_only(settings: Any, deploy: bool) -> None:
     settings.RATEQUOTA = {"REDIS_URL": "redis://redis.invalid/0"}
