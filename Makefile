@@ -53,7 +53,7 @@ lint: $(VENV)/.lint ## Check style, types, imports, migrations and the example p
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/python manage.py makemigrations --check --dry-run
+	@DATABASE_URL=sqlite://:memory: $(BIN)/python manage.py makemigrations --check --dry-run
 	@$(BIN)/python manage.py check --fail-level WARNING
 
 format: $(VENV)/.lint ## Bring the code into shape

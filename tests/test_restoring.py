@@ -34,6 +34,18 @@ HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 40
 DAY = timedelta(days=1)
 
 
+@pytest.fixture(autouse=True)
+def whole_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The history keeps no more, and it writes ``.000`` for less than one but nothing for none."""
+    now = timezone.now
+
+    def rounded() -> datetime:
+        moment = now()
+        return moment.replace(microsecond=max(1, moment.microsecond // 1000) * 1000)
+
+    monkeypatch.setattr(timezone, "now", rounded)
+
+
 @pytest.fixture
 def operator() -> Client:
     return client_of(superuser=True)
@@ -103,8 +115,7 @@ def edited_everything(free: Plan) -> list[tuple[Any, dict[str, Any]]]:
         cost=7,
         charged_statuses="4xx",
     )
-    # Whole milliseconds: the history keeps no more.
-    now = timezone.now().replace(microsecond=123000)
+    now = timezone.now()
     assignment = PlanAssignment.objects.create(
         user=alice, plan=pro, starts_at=now - DAY, ends_at=now + DAY, reason="Trial", created_by=bob
     )

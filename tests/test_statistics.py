@@ -491,7 +491,7 @@ def test_what_a_parent_noted_its_children_do_not(redis_client: redis.Redis) -> N
 
 
 def test_usage_is_packed(redis_client: redis.Redis) -> None:
-    now = int(time.time())
+    now = int(time.time()) // 60 * 60  # ten seconds of one hour
     collector._noted.extend(noted(now + number % 10, f"ip:198.51.100.{number % 200}") for number in range(2000))
     collector.flush()
     [key] = redis_client.scan_iter("rqtest:{statistics}:usage:*")

@@ -53,6 +53,8 @@ class PolicyChange(models.Model):
         verbose_name = _("policy change")
         verbose_name_plural = _("policy changes")
         ordering = ["-pk"]
+        # Declared, so Django's check of JSONField opens no database to find it out: SQLite would leave an empty file.
+        required_db_features = ["supports_json_field"]
 
     def __str__(self) -> str:
         return f"{self.get_action_display()}: {visible(self.object_text)}"
