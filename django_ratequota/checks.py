@@ -64,7 +64,7 @@ def check_store(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
     """
     try:
         store = default_limiter().store
-        found = store.survey(("INFO",))  # all of it: before Redis 7, two sections were a syntax error
+        found = store.info()
     except StoreError as error:
         if isinstance(error.__cause__, ConfigurationError):
             hint = "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a Redis URL."

@@ -8,9 +8,8 @@ def server_info(reply: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
 
 
-def server_version(reply: bytes) -> tuple[str, str]:
+def server_version(info: dict[str, str]) -> tuple[str, str]:
     """("valkey" or "redis", version); Valkey also calls itself Redis 7.2.4."""
-    info = server_info(reply)
     if info.get("valkey_version"):
         return "valkey", info["valkey_version"]
     return "redis", info.get("redis_version", "0")

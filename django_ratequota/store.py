@@ -16,6 +16,7 @@ from typing import Any
 from .breaker import Breaker
 from .budget import Budget
 from .exceptions import OutOfTime, StoreError
+from .info import server_info
 from .scripts import Command, Run, Script
 from .server import Pause, Send, Server
 from .twin import adrive, drive
@@ -64,10 +65,11 @@ class Store:
         with self._breaker.passage(call.always):
             return await call.astep(Send(self._server, command))
 
-    def survey(self, command: Command) -> dict[str, Any]:
-        """The reply of each server that decides, by name (host:port); raises ``StoreError``."""
-        call = Call(self, always=True)
-        return dict(drive(self._survey_steps(command), call.step))
+    def info(self) -> dict[str, dict[str, str]]:
+        """What each server that decides says of itself (INFO), by name (host:port); raises ``StoreError``."""
+        # All of it: before Redis 7, two sections were a syntax error.
+        replies = drive(self._survey_steps(("INFO",)), Call(self, always=True).step)
+        return {name: server_info(reply) for name, reply in replies.items()}
 
     def _survey_steps(self, command: Command) -> Steps:
         return {self._server.name: (yield Send(self._server, command))}

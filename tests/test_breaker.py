@@ -348,3 +348,68 @@ def test_a_receiver_that_raises_harms_nothing(breaker: Breaker, seconds: Seconds
         store_state_changed.disconnect(complain)
     assert not breaker.open
     assert [one["state"] for one in told] == ["open", "closed"]
+
+
+# --- What the server does meanwhile. ---
+
+
+def test_an_answer_while_it_is_open_lets_one_request_through_at_once(seconds: Seconds) -> None:
+    """As a connection does that was too late for its own decision: a server far away is used from then on."""
+    answered = [0.0]
+    breaker = Breaker("redis.example:6379", 1, seconds, lambda: answered[0])
+    fail(breaker)
+    seconds.now += 0.1
+    assert left_alone(breaker)
+    answered[0] = seconds.now
+    assert not left_alone(breaker), "the probe"
+    seconds.now += 0.1
+    assert left_alone(breaker), "one answer, one probe"
+    seconds.now += PROBE_SECONDS
+    assert not left_alone(breaker)
+
+
+def test_a_timeout_during_which_the_server_answered_others_opens_nothing() -> None:
+    """One link that died says nothing about the server."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = threading.Event()
+
+        def serve() -> None:
+            links = []
+            for number in range(2):
+                link, _ = listener.accept()
+                links.append(link)
+                link.recv(65_536)
+                link.sendall(b"+PONG\r\n")
+                if number == 0:
+                    link.recv(65_536)
+                    silent.set()  # the first link is asked, and never answers
+            while data := links[1].recv(65_536):
+                if b"PING" in data:
+                    links[1].sendall(b"+PONG\r\n")
+            for link in links:
+                link.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with redis.Redis(host="127.0.0.1", port=listener.getsockname()[1]) as client:
+            limiter = Limiter(client=client, prefix="rqtest", timeout=0.5)
+            [breaker] = limiter.store.breakers
+            outcomes: list[str] = []
+
+            def ask() -> None:
+                try:
+                    limiter.check([])
+                except StoreError as error:
+                    outcomes.append(error.reason)
+
+            asking = threading.Thread(target=ask)
+            asking.start()
+            assert silent.wait(timeout=30)
+            while asking.is_alive():
+                limiter.store.execute(("PING",))
+            asking.join(timeout=30)
+            limiter.store.close()
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    assert outcomes == ["timeout"]
+    assert not breaker.failing

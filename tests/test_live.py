@@ -689,9 +689,9 @@ def test_the_page_costs_as_many_queries_and_commands_for_many_as_for_few(
 ) -> None:
     store = default_limiter().store
     commands: list[Any] = []
-    execute, survey = type(store).execute, type(store).survey
+    execute, info = type(store).execute, type(store).info
     monkeypatch.setattr(type(store), "execute", lambda self, c: (commands.append(c), execute(self, c))[1])
-    monkeypatch.setattr(type(store), "survey", lambda self, c: (commands.append(c), survey(self, c))[1])
+    monkeypatch.setattr(type(store), "info", lambda self: (commands.append("INFO"), info(self))[1])
 
     def count(client: Client) -> tuple[int, int]:
         commands.clear()

@@ -208,7 +208,7 @@ def _row(name: str, counts: Counts, query: str, url: str) -> dict[str, Any]:
 
 def _store() -> dict[str, Any]:
     """The servers, as they describe themselves."""
-    replies, error = _tried(lambda: default_limiter().store.survey(("INFO",)))
+    replies, error = _tried(lambda: default_limiter().store.info())
     return {"servers": workers.servers(replies or {}), "store_error": error}
 
 

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import settings
 from ..health import Health
 from ..histogram import merged, quantile
-from ..info import server_info, server_version
+from ..info import server_version
 from .base import shown
 from .figures import stamp
 from .plots import number_text
@@ -186,17 +186,16 @@ def _duration(seconds: float | None) -> str:
     return gettext("%(number)s ms") % {"number": number_text(seconds * 1000)}
 
 
-def servers(replies: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each server, from its reply to INFO."""
-    return [_server(name, info) for name, info in replies.items()]
+def servers(infos: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
+    """A row for each server, by what it says of itself."""
+    return [_server(name, info) for name, info in infos.items()]
 
 
-def _server(name: str, reply: Any) -> dict[str, Any]:
-    product, version = server_version(reply)
-    info = server_info(reply)
+def _server(name: str, info: dict[str, str]) -> dict[str, Any]:
+    product, version = server_version(info)
     # Not every server tells all of it.
     limit, used, up = (_whole(info.get(key)) for key in ("maxmemory", "used_memory", "uptime_in_seconds"))
-    policy, evicted = str(info.get("maxmemory_policy", "")), _whole(info.get("evicted_keys"))
+    policy, evicted = info.get("maxmemory_policy", ""), _whole(info.get("evicted_keys"))
     return {
         "name": shown(name),
         "version": shown(f"{product} {version}"),

@@ -123,7 +123,7 @@ class Command(BaseCommand):
 
     def _status(self, options: dict[str, Any]) -> None:
         limiter = default_limiter()
-        for server, info in limiter.store.survey(("INFO",)).items():
+        for server, info in limiter.store.info().items():
             name, version = server_version(info)
             # Not every server tells all of it.
             up, policy, evicted = (
