@@ -41,8 +41,8 @@ SERVERS: dict[str, Callable[[], str | None]] = {
 
 #: What a version can break -> the part of the suite that tells.
 PARTS = {
-    "engine": """test_limiter test_algorithms test_store test_scripts test_concurrency test_breaker
-        faults/test_script_flush""",
+    "engine": """test_limiter test_algorithms test_store test_scripts test_concurrency test_breaker test_budget
+        test_edited_rates test_refunds faults/test_script_flush faults/test_connecting faults/test_distance""",
     "requests": """test_enforcement test_throttling test_decorators test_middleware test_headers test_responses
         test_checks test_package test_admin test_matrix test_locale test_health test_compat_drf
         test_compat_ratelimit""",
