@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +289,37 @@ def test_one_caller_is_given_one_connection(node: Node, limiter_of: Callable[...
             ask(limiter)
             limiter.store.close()
         assert client.info("stats")["total_connections_received"] == before + 20
+
+
+# --- What a login says of the server. ---
+
+
+@pytest.mark.parametrize("callers", [1, 8])
+def test_a_server_that_answers_nothing_but_logins_is_left_alone(
+    node: Node, limiter_of: Callable[..., Limiter], ask: Ask, callers: int
+) -> None:
+    """Paused, as before a planned failover: each login counted as an answer, and no breaker ever opened."""
+    limiter = limiter_of(node, timeout=0.1)
+    assert reason(ask, limiter) == ""
+    node.command("CLIENT", "PAUSE", 60_000, "WRITE")
+    ended = threading.Event()
+
+    def others() -> None:
+        while not ended.is_set():
+            with suppress(StoreError):
+                limiter.check([BUCKET])
+
+    threads = [threading.Thread(target=others) for _ in range(callers - 1)]
+    for thread in threads:
+        thread.start()
+    try:
+        poll(lambda: reason(ask, limiter) and limiter.store.breakers[0].open, 3, "the breaker opens")
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+        node.command("CLIENT", "UNPAUSE")
+    poll(lambda: reason(ask, limiter) == "", 3, "decisions again")
 
 
 # --- Event loops that end. ---
