@@ -372,6 +372,7 @@ class LoopConnections:
 
     async def _drop(self, connection: Any) -> None:
         self._attempts.open -= 1
+        self._make()  # who waits may have waited for this one only
         await connection.disconnect(nowait=True)
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:

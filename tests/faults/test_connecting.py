@@ -258,6 +258,33 @@ def test_a_server_that_is_full_serves_those_who_are_connected(
     assert all(decision.allowed for decision in asyncio.run(run()))
 
 
+def test_tasks_in_line_do_not_wait_for_a_connection_that_is_gone(
+    node: Node, limiter_of: Callable[..., Limiter]
+) -> None:
+    """Their own attempt failed as the server was full; the open connection ended, and nobody tried again."""
+    limiter = limiter_of(node, timeout=20)
+
+    async def run(admin: redis.Redis) -> float:
+        await limiter.acheck([BUCKET])
+        admin.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+        admin.config_set("maxclients", 2)
+        asking = asyncio.create_task(limiter.acheck([BUCKET]))
+        await asyncio.sleep(0)  # it takes the connection
+        waiting = asyncio.create_task(limiter.acheck([BUCKET]))
+        await asyncio.to_thread(poll, lambda: admin.info("stats")["rejected_connections"], 10, "the server is full")
+        admin.config_set("maxclients", 100)
+        admin.execute_command("CLIENT", "KILL", "SKIPME", "yes")
+        admin.client_unpause()
+        begun = time.monotonic()
+        with pytest.raises(StoreError):
+            await asking
+        assert (await waiting).allowed
+        return time.monotonic() - begun
+
+    with node.client(single_connection_client=True) as admin:
+        assert asyncio.run(run(admin)) < 10
+
+
 @pytest.mark.parametrize("what", ["nobody listens", "no such host"])
 def test_callers_are_told_at_once_why_there_is_no_connection(ask: Ask, what: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
