@@ -349,6 +349,24 @@ def test_a_server_that_answers_nothing_but_logins_is_left_alone(
     poll(lambda: reason(ask, limiter) == "", 3, "decisions again")
 
 
+def no_function(connection: object) -> None:
+    raise LookupError("its own")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"db": 99}, {"client_name": "of two words"}, {"redis_connect_func": no_function}],
+    ids=["db", "name", "function"],
+)
+def test_a_refused_login_opens_the_breaker(
+    node: Node, limiter_of: Callable[..., Limiter], ask: Ask, options: dict[str, Any]
+) -> None:
+    """It passed as a reply to one command, while every request made a connection anew."""
+    limiter = limiter_of(node, **options)
+    assert [reason(ask, limiter) for _ in range(4)] == ["connection"] * 4
+    assert limiter.store.breakers[0].open
+
+
 # --- Event loops that end. ---
 
 LOOPS = """
