@@ -25,19 +25,25 @@ _LATE = 1.5
 class Answers(Protocol):
     """Tells when a server last answered anything (monotonic seconds)."""
 
-    answered_at: float
+    @property
+    def alive_at(self) -> float:
+        """When that was; 0 = never."""
 
 
 class Budget:
     """Seconds that a decision may still wait for the server."""
 
-    __slots__ = ("_most", "answers", "left", "slice")
+    __slots__ = ("_excused", "_in_line", "_most", "answers", "at_hand", "left", "slice")
 
     def __init__(self, seconds: float) -> None:
         self.left = self._most = seconds
         self.slice = max(seconds / _SLICES, _SHORTEST)
         #: While a task waits for a connection: tells when the server last answered others.
         self.answers: Answers | None = None
+        #: What was left when the present command had a connection; None before.
+        self.at_hand: float | None = None
+        #: Seconds counted in line since the last connection, and seconds not counted at all.
+        self._in_line = self._excused = 0.0
 
     def part(self, share: float) -> Budget:
         """Return a budget of ``share`` of what is left."""
@@ -52,6 +58,25 @@ class Budget:
     def spent(self) -> float:
         """Seconds used so far."""
         return self._most - self.left
+
+    def connected(self) -> None:
+        """Give back what the wait in line took: the command begins only now.
+
+        Connecting takes several round trips. A command that was left the rest timed out, its connection was dropped,
+        and so on for ever. Everything together still takes twice the time at most.
+        """
+        back = max(min(self._in_line, self._most - self._excused), 0.0)
+        self.left += back
+        self._excused += back
+        self._in_line = 0.0
+
+    def count(self, seconds: float, *, excused: bool, in_line: bool) -> None:
+        """Count a slice that took ``seconds``; ``excused`` halves it."""
+        counted = seconds * (0.5 if excused else 1.0)
+        self.left -= counted
+        self._excused += seconds - counted
+        if in_line:
+            self._in_line += counted
 
     def wait(self, ready: Callable[[float], object]) -> None:
         """Call ``ready(seconds)``, which waits at most that long, until it returns something true.
@@ -83,8 +108,8 @@ class Budget:
         begun = time.monotonic()
         ready(self.slice)
         took = time.monotonic() - begun
-        excused = took > _LATE * self.slice or answers.answered_at >= begun
-        self.left -= min(took, self.slice) * (0.5 if excused else 1.0)
+        excused = took > _LATE * self.slice or answers.alive_at >= begun
+        self.count(min(took, self.slice), excused=excused, in_line=True)
 
 
 class BudgetTimeout:
@@ -120,8 +145,10 @@ class BudgetTimeout:
     def _look(self) -> None:
         budget, answers = self._budget, self._budget.answers
         late = time.monotonic() - self._begun > _LATE * budget.slice
-        in_line = answers is not None and answers.answered_at >= self._begun
-        budget.left -= budget.slice * (0.5 if late or in_line else 1.0)
-        self._begin()
+        alive = answers is not None and answers.alive_at >= self._begun
+        budget.count(budget.slice, excused=late or alive, in_line=answers is not None)
         if budget.used_up:
-            self._timeout.reschedule(self._loop.time())
+            self._begun = time.monotonic()
+            self._timeout.reschedule(self._loop.time())  # once: it cannot be moved any more after that
+        else:
+            self._begin()

@@ -33,13 +33,27 @@ _PAUSE_SECONDS = 0.05
 class Liveness:
     """What this process knows of one server, in monotonic seconds."""
 
-    __slots__ = ("answered_at", "lost_at")
+    __slots__ = ("answered_at", "connected_at", "lost_at", "spare_at")
 
     def __init__(self) -> None:
-        #: When the server last answered anything; 0 = never.
+        #: When the server last answered a command; 0 = never.
         self.answered_at = 0.0
+        #: When a connection last came about, and when one did that nobody waited for any more. A server that hangs,
+        #: or a proxy before it, may still answer a login.
+        self.connected_at = self.spare_at = 0.0
         #: Connections idle since then, or longer, are not used again: one as old turned out to be dead.
         self.lost_at = 0.0
+
+    @property
+    def alive_at(self) -> float:
+        """When the server last answered anything, a login too."""
+        return max(self.answered_at, self.connected_at)
+
+    def connected(self, *, spare: bool) -> None:
+        """Note that a connection came about; ``spare`` = nobody waits for it any more."""
+        self.connected_at = time.monotonic()
+        if spare:
+            self.spare_at = self.connected_at
 
     def lost(self, since: float) -> None:
         """Distrust each connection that has been idle since ``since`` or longer."""
@@ -99,6 +113,7 @@ class Connections:
     def send(self, command: Command, budget: Budget, asking: bool) -> Any:
         """Send one command once and return its reply, within ``budget``; raises what redis-py raises."""
         connection, since = self._take(budget)
+        budget.at_hand = budget.left
         spend(budget)
         try:
             try:
@@ -157,6 +172,7 @@ class Connections:
                 with self._changed:
                     if not self._idle:
                         budget.wait_in_line(self._changed.wait, self._liveness)
+            budget.connected()
         finally:
             with self._changed:
                 self._waiting -= 1
@@ -185,7 +201,7 @@ class Connections:
                 return
             with changed:
                 attempts.succeeded(begun)
-                self._liveness.answered_at = time.monotonic()
+                self._liveness.connected(spare=self._waiting <= len(self._idle))
                 self._idle.append((connection, begun))
                 changed.notify()
                 begun = self._begin()
@@ -252,6 +268,7 @@ class LoopConnections:
         try:
             async with BudgetTimeout(budget):
                 connection, since = await self._take(budget)
+                budget.at_hand = budget.left
                 try:
                     try:
                         reply = await self._exchange(connection, command, asking)
@@ -302,11 +319,14 @@ class LoopConnections:
         self._make()
         budget.answers = self._liveness
         try:
-            return await future
+            found = await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._put(*future.result())
             raise
+        else:
+            budget.connected()
+            return found
         finally:
             budget.answers = None
 
@@ -331,7 +351,7 @@ class LoopConnections:
                 raise
             return
         attempts.succeeded(begun)
-        self._liveness.answered_at = time.monotonic()
+        self._liveness.connected(spare=all(future.done() for future in self._waiting))
         self._put(connection, begun)
         # One in its place, and one more: their number may double.
         self._make()
@@ -352,6 +372,7 @@ class LoopConnections:
 
     async def _drop(self, connection: Any) -> None:
         self._attempts.open -= 1
+        self._make()  # who waits may have waited for this one only
         await connection.disconnect(nowait=True)
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:

@@ -226,8 +226,9 @@ class Handshake:
                 except redis.exceptions.NoPermissionError:
                     if command is not _PING:  # refused or not, it was answered
                         raise
-        except BaseException:
+        except BaseException as error:
             connection.disconnect()
+            _raise_refused(error)
             raise
         return connection
 
@@ -247,8 +248,9 @@ class Handshake:
                     except redis.exceptions.NoPermissionError:
                         if command is not _PING:
                             raise
-        except BaseException:
+        except BaseException as error:
             await connection.disconnect(nowait=True)
+            _raise_refused(error)
             raise
         return connection
 
@@ -302,6 +304,16 @@ def _unnamed(connection: Any) -> Any:
     """The connection without the name of its library, which redis-py sends in two more round trips."""
     connection.lib_name = connection.lib_version = connection.driver_info = None
     return connection
+
+
+def _raise_refused(error: BaseException) -> None:
+    """Turn into no connection what else passed as an answer: a plain error reply, or a connect function's own error.
+
+    It concerns every command, not one.
+    """
+    own = isinstance(error, Exception) and not isinstance(error, redis.RedisError | OSError)
+    if own or type(error) is redis.ResponseError:
+        raise redis.ConnectionError(str(error)) from error
 
 
 def _credentials(provider: Any) -> tuple[str, ...] | None:

@@ -43,7 +43,7 @@ class Store:
         """``timeout`` is in seconds and bounds all commands of a decision; the breaker opens after ``failures``."""
         self.timeout = timeout
         self._server = server
-        self._breaker = Breaker(server.name, failures, answered_at=lambda: server.liveness.answered_at)
+        self._breaker = Breaker(server.name, failures, spare_at=lambda: server.liveness.spare_at)
 
     @property
     def breakers(self) -> tuple[Breaker, ...]:
@@ -132,11 +132,11 @@ class Call:
         if isinstance(step, Pause):
             return time.sleep(self._pause(step))
         begun, budget = time.monotonic(), self._part(step)
-        seconds = budget.left
+        seconds, budget.at_hand = budget.left, None
         try:
             return step.server.send(step.command, budget, step.asking)
         except StoreError as error:
-            if error.reason == "timeout" and not self._tells(step.server, begun, seconds):
+            if error.reason == "timeout" and not self._tells(step.server, begun, seconds, budget):
                 raise OutOfTime(self._store.timeout) from error
             raise
         finally:
@@ -147,19 +147,27 @@ class Call:
         if isinstance(step, Pause):
             return await asyncio.sleep(self._pause(step))
         begun, budget = time.monotonic(), self._part(step)
-        seconds = budget.left
+        seconds, budget.at_hand = budget.left, None
         try:
             return await step.server.asend(step.command, budget, step.asking)
         except StoreError as error:
-            if error.reason == "timeout" and not self._tells(step.server, begun, seconds):
+            if error.reason == "timeout" and not self._tells(step.server, begun, seconds, budget):
                 raise OutOfTime(self._store.timeout) from error
             raise
         finally:
             self._used(budget)
 
-    def _tells(self, server: Server, begun: float, seconds: float) -> bool:
-        """Whether a timeout tells of the server: it had a fair share of the time, and answered nobody meanwhile."""
-        return seconds >= self._store.timeout * _FAIR_SHARE and server.liveness.answered_at <= begun
+    def _tells(self, server: Server, begun: float, seconds: float, budget: Budget) -> bool:
+        """Whether a timeout tells of the server: it had a fair share of the time, and answered nobody meanwhile.
+
+        The share of a command that had a connection counts from there, and then no login is an answer.
+        """
+        liveness = server.liveness
+        if budget.at_hand is None:
+            answered_at = liveness.alive_at
+        else:
+            answered_at, seconds = liveness.answered_at, budget.at_hand
+        return seconds >= self._store.timeout * _FAIR_SHARE and answered_at <= begun
 
     def _pause(self, step: Pause) -> float:
         if self._budget.used_up:

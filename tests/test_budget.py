@@ -92,7 +92,7 @@ def test_waiting_in_line_counts_half_where_the_process_is_busy_or_the_server_ali
     def ready(seconds: float) -> None:
         clock.now += seconds + late
         if answering:
-            liveness.answered_at = clock.now
+            liveness.connected_at = clock.now
 
     def wait() -> None:
         while len(taken) < 100:
@@ -102,6 +102,25 @@ def test_waiting_in_line_counts_half_where_the_process_is_busy_or_the_server_ali
     with pytest.raises(TimeoutError):
         wait()
     assert len(taken) == turns
+
+
+def test_a_command_that_waited_in_line_has_its_time_from_there(clock: Clock) -> None:
+    """Left the rest, it timed out, its connection was dropped, and the next one had to wait for another."""
+
+    def silent(seconds: float) -> None:
+        clock.now += seconds
+
+    asked, liveness = Budget(0.8), Liveness()
+
+    def ask() -> None:
+        for _ in range(100):
+            for _ in range(6):
+                asked.wait_in_line(silent, liveness)
+            asked.connected()
+
+    with pytest.raises(TimeoutError):
+        ask()
+    assert clock.now == pytest.approx(1001.6), "twice its time, whatever it waited for"
 
 
 def test_a_part_is_a_budget_of_its_own(clock: Clock) -> None:
@@ -152,6 +171,31 @@ def test_a_stalled_loop_reads_what_arrived_meanwhile() -> None:
         return spent.left
 
     assert asyncio.run(run()) > 0
+
+
+def test_a_block_that_ends_in_a_busy_loop_ends_once() -> None:
+    """The next wake-up, due in the same turn of the loop, was one error in its log each time."""
+    errors: list[object] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+
+        async def wait() -> None:
+            async with BudgetTimeout(Budget(0.08)):
+                await asyncio.Event().wait()
+
+        def stall() -> None:
+            time.sleep(0.02)
+            stalls.append(loop.call_later(0, stall))
+
+        stalls = [loop.call_later(0, stall)]
+        with pytest.raises(TimeoutError):
+            await wait()
+        stalls[-1].cancel()
+
+    asyncio.run(run())
+    assert errors == []
 
 
 def test_a_caller_s_own_cancellation_stays_one() -> None:

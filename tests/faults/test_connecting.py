@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +258,33 @@ def test_a_server_that_is_full_serves_those_who_are_connected(
     assert all(decision.allowed for decision in asyncio.run(run()))
 
 
+def test_tasks_in_line_do_not_wait_for_a_connection_that_is_gone(
+    node: Node, limiter_of: Callable[..., Limiter]
+) -> None:
+    """Their own attempt failed as the server was full; the open connection ended, and nobody tried again."""
+    limiter = limiter_of(node, timeout=20)
+
+    async def run(admin: redis.Redis) -> float:
+        await limiter.acheck([BUCKET])
+        admin.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+        admin.config_set("maxclients", 2)
+        asking = asyncio.create_task(limiter.acheck([BUCKET]))
+        await asyncio.sleep(0)  # it takes the connection
+        waiting = asyncio.create_task(limiter.acheck([BUCKET]))
+        await asyncio.to_thread(poll, lambda: admin.info("stats")["rejected_connections"], 10, "the server is full")
+        admin.config_set("maxclients", 100)
+        admin.execute_command("CLIENT", "KILL", "SKIPME", "yes")
+        admin.client_unpause()
+        begun = time.monotonic()
+        with pytest.raises(StoreError):
+            await asking
+        assert (await waiting).allowed
+        return time.monotonic() - begun
+
+    with node.client(single_connection_client=True) as admin:
+        assert asyncio.run(run(admin)) < 10
+
+
 @pytest.mark.parametrize("what", ["nobody listens", "no such host"])
 def test_callers_are_told_at_once_why_there_is_no_connection(ask: Ask, what: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
@@ -289,6 +316,55 @@ def test_one_caller_is_given_one_connection(node: Node, limiter_of: Callable[...
             ask(limiter)
             limiter.store.close()
         assert client.info("stats")["total_connections_received"] == before + 20
+
+
+# --- What a login says of the server. ---
+
+
+@pytest.mark.parametrize("callers", [1, 8])
+def test_a_server_that_answers_nothing_but_logins_is_left_alone(
+    node: Node, limiter_of: Callable[..., Limiter], ask: Ask, callers: int
+) -> None:
+    """Paused, as before a planned failover: each login counted as an answer, and no breaker ever opened."""
+    limiter = limiter_of(node, timeout=0.1)
+    assert reason(ask, limiter) == ""
+    node.command("CLIENT", "PAUSE", 60_000, "WRITE")
+    ended = threading.Event()
+
+    def others() -> None:
+        while not ended.is_set():
+            with suppress(StoreError):
+                limiter.check([BUCKET])
+
+    threads = [threading.Thread(target=others) for _ in range(callers - 1)]
+    for thread in threads:
+        thread.start()
+    try:
+        poll(lambda: reason(ask, limiter) and limiter.store.breakers[0].open, 3, "the breaker opens")
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+        node.command("CLIENT", "UNPAUSE")
+    poll(lambda: reason(ask, limiter) == "", 3, "decisions again")
+
+
+def no_function(connection: object) -> None:
+    raise LookupError("its own")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"db": 99}, {"client_name": "of two words"}, {"redis_connect_func": no_function}],
+    ids=["db", "name", "function"],
+)
+def test_a_refused_login_opens_the_breaker(
+    node: Node, limiter_of: Callable[..., Limiter], ask: Ask, options: dict[str, Any]
+) -> None:
+    """It passed as a reply to one command, while every request made a connection anew."""
+    limiter = limiter_of(node, **options)
+    assert [reason(ask, limiter) for _ in range(4)] == ["connection"] * 4
+    assert limiter.store.breakers[0].open
 
 
 # --- Event loops that end. ---

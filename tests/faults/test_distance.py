@@ -76,3 +76,10 @@ def test_decisions_are_made_from_the_second_second_on(
         made = {name: future.result() for name, future in running.items()}
     print(f"\n{round_trip * 1000:.0f} ms: of {COUNTED} {made}")
     assert min(made.values()) >= 0.98 * COUNTED, made
+
+
+@pytest.mark.parametrize("ask", [plainly, awaiting])
+def test_one_caller_alone(node: Node, limiters: Callable[..., Limiter], ask: Callable[[Limiter], int]) -> None:
+    """Two trips to connect left no time for a third: each connection was dropped by its first command, for ever."""
+    with Wire(node, 0.045) as wire:
+        assert ask(limiters(wire, timeout=0.1)) >= 0.98 * COUNTED
