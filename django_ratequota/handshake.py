@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import select
 import ssl
-import threading
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +19,7 @@ import redis.sentinel
 
 from .budget import Budget
 from .exceptions import ConfigurationError
+from .sockets import patient, spend
 
 #: Seconds that connecting may take, whatever its decision's timeout: the connection serves the next decision.
 CONNECT_SECONDS = 5.0
@@ -51,103 +49,6 @@ _IGNORED = frozenset(
 #: What the login sends by itself.
 _LOGIN = ("db", "username", "password", "credential_provider", "client_name")
 
-#: The budget of the command that this thread is carrying out.
-_current = threading.local()
-
-
-def spend(budget: Budget) -> None:
-    """Let this thread's reads and writes wait as ``budget`` allows."""
-    _current.budget = budget
-
-
-class _PatientSocket:
-    """A non-blocking socket whose reads and writes wait as the thread's budget allows, through any number of pieces.
-
-    redis-py's timeouts count from each single step: a slow server took six of them on a new connection.
-    """
-
-    def __init__(self, sock: Any) -> None:
-        sock.setblocking(False)
-        self._sock = sock
-        #: TLS may hold decrypted bytes that no poll tells of.
-        self.encrypted = isinstance(sock, ssl.SSLSocket)
-        self._waits = True
-        self._poll: Any = None
-        if hasattr(select, "poll"):
-            self._poll = select.poll()
-            self._poll.register(sock, select.POLLIN)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sock, name)
-
-    def settimeout(self, seconds: float | None) -> None:
-        """Wait not at all for 0; any other wait is up to the budget."""
-        self._waits = seconds != 0
-
-    def readable(self, seconds: float) -> bool:
-        """Wait until there is something to read, ``seconds`` at most."""
-        if self._poll is not None:
-            return bool(self._poll.poll(seconds * 1000))
-        return bool(select.select([self._sock], [], [], seconds)[0])
-
-    def _writable(self, seconds: float) -> bool:
-        if self._poll is None:
-            return bool(select.select([], [self._sock], [], seconds)[1])
-        poll = select.poll()
-        poll.register(self._sock, select.POLLOUT)
-        return bool(poll.poll(seconds * 1000))
-
-    def recv(self, *args: Any) -> Any:
-        return self._now_or_later(self._sock.recv, *args)
-
-    def recv_into(self, *args: Any) -> Any:
-        return self._now_or_later(self._sock.recv_into, *args)
-
-    def sendall(self, data: Any) -> None:
-        sent = self._send(data)
-        if sent < len(data):
-            view = memoryview(data)
-            while sent < len(view):
-                sent += self._send(view[sent:])
-
-    def _send(self, data: Any) -> int:
-        while True:
-            try:
-                return int(self._sock.send(data))
-            except (BlockingIOError, ssl.SSLWantWriteError):
-                _current.budget.wait(self._writable)
-            except ssl.SSLWantReadError:
-                _current.budget.wait(self.readable)
-
-    def _now_or_later(self, read: Callable[..., Any], *args: Any) -> Any:
-        if self._waits and not self.encrypted:
-            _current.budget.wait(self.readable)
-        while True:
-            try:
-                return read(*args)
-            except (BlockingIOError, ssl.SSLWantReadError):
-                if not self._waits:
-                    raise
-                _current.budget.wait(self.readable)
-            except ssl.SSLWantWriteError:
-                _current.budget.wait(self._writable)
-
-
-def _patient(plain: type) -> type:
-    class Patient(plain):  # type: ignore[misc]
-        def _connect(self) -> Any:
-            self._link = _PatientSocket(super()._connect())
-            return self._link
-
-        def is_stale(self) -> bool:
-            """Whether the server has closed it, or sent what nobody asked for."""
-            # With TLS, what came may be no reply.
-            return self._link.readable(0) and bool(not self._link.encrypted or self.can_read())
-
-    Patient.__name__ = plain.__name__
-    return Patient
-
-
 #: Any of redis-py's classes of connections -> the class for threads, and the class for tasks.
 _CLASSES: dict[type, tuple[type, type]] = {}
 for _sync, _async, _managed in (
@@ -163,7 +64,7 @@ for _sync, _async, _managed in (
     ),
     (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection, ()),
 ):
-    _patient_class = _patient(_sync)
+    _patient_class = patient(_sync)
     for _kind in (_sync, _async, *_managed):
         _CLASSES[_kind] = (_patient_class, _async)
 

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import redis
 
+from .attempts import Liveness
 from .budget import Budget
-from .connections import Connections, Liveness, LoopConnections
+from .connections import Connections
 from .exceptions import StoreError
 from .handshake import Handshake
 from .locks import ForkSafeLock
+from .loop_connections import LoopConnections
 from .scripts import Command, Run
 
 #: Event loops that do not run, and may run again, whose connections are kept; the newest.

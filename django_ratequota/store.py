@@ -162,12 +162,11 @@ class Call:
 
         The share of a command that had a connection counts from there, and then no login is an answer.
         """
-        liveness = server.liveness
-        if budget.at_hand is None:
-            answered_at = liveness.alive_at
-        else:
-            answered_at, seconds = liveness.answered_at, budget.at_hand
-        return seconds >= self._store.timeout * _FAIR_SHARE and answered_at <= begun
+        in_line = budget.at_hand is None
+        if budget.at_hand is not None:
+            seconds = budget.at_hand
+        fair = seconds >= self._store.timeout * _FAIR_SHARE
+        return fair and not server.liveness.lives_since(begun, logins=in_line)
 
     def _pause(self, step: Pause) -> float:
         if self._budget.used_up:

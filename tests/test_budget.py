@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from django_ratequota import budget
+from django_ratequota.attempts import Liveness
 from django_ratequota.budget import Budget, BudgetTimeout
-from django_ratequota.connections import Liveness
 
 
 class Clock:

@@ -18,8 +18,9 @@ import pytest
 import redis
 import trustme
 
-from django_ratequota import Bucket, Decision, Limiter, Rate, connections
-from django_ratequota.connections import _Attempts
+from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota import attempts as attempts_module
+from django_ratequota.attempts import Attempts
 from django_ratequota.exceptions import StoreError
 
 from . import Address, poll
@@ -213,8 +214,8 @@ def test_credentials_that_fail_are_no_connection(node: Node, limiter_of: Callabl
 
 def test_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(connections, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
-    attempts = _Attempts()
+    monkeypatch.setattr(attempts_module, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
+    attempts = Attempts()
     assert attempts.begin(1) == now
     assert attempts.begin(1) is None, "one waits, one is being made"
     assert [attempts.begin(50) for _ in range(4)] == [now, now, now, None]
@@ -233,8 +234,8 @@ def test_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failed_attempt_is_not_repeated_at_once_while_others_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that takes no more connections is not asked a thousand times a second."""
     now = 1000.0
-    monkeypatch.setattr(connections, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
-    attempts = _Attempts()
+    monkeypatch.setattr(attempts_module, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
+    attempts = Attempts()
     begun = attempts.begin(1)
     attempts.failed(begun, OSError())
     begun = attempts.begin(1)

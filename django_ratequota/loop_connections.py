@@ -1,0 +1,162 @@
+"""This process's connections to one server, for the tasks of one event loop: ``connections``, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import redis
+
+from .attempts import Attempts, Liveness, packed
+from .budget import Budget, BudgetTimeout
+from .handshake import Handshake
+from .scripts import Command, Run
+
+#: As redis-py calls it since 8.
+_CAN_READ = hasattr(redis.asyncio.Connection, "can_read")
+
+
+class LoopConnections:
+    """Those of one event loop's tasks; closed and forgotten when it shuts its asynchronous generators down."""
+
+    def __init__(self, handshake: Handshake, liveness: Liveness, forget: Callable[[], object]) -> None:
+        """``forget`` is called at the end."""
+        self._handshake, self._liveness, self._forget = handshake, liveness, forget
+        self._idle: deque[tuple[Any, float]] = deque()
+        self._attempts = Attempts()
+        #: Callers in line for a connection, in order, those among them that gave up, and how many have not.
+        self._waiting: deque[asyncio.Future[tuple[Any, float]]] = deque()
+        self._in_line = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: To be begun in the loop; closing it, as the loop does at its end, closes all connections.
+        self.closer = self._close_with_loop()
+
+    async def send(self, command: Command, budget: Budget, asking: bool) -> Any:
+        """Send one command once and return its reply, within ``budget``; raises what redis-py raises."""
+        since = 0.0
+        try:
+            async with BudgetTimeout(budget):
+                connection, since = await self._take(budget)
+                budget.at_hand, asked = budget.left, time.monotonic()
+                try:
+                    try:
+                        reply = await self._exchange(connection, command, asking)
+                    except redis.exceptions.NoScriptError:
+                        if not isinstance(command, Run):
+                            raise
+                        reply = await self._exchange(connection, command.text, asking)  # nothing ran
+                except redis.exceptions.ResponseError:
+                    self._give_back(connection, asked)
+                    raise
+                except BaseException:
+                    await self._drop(connection)
+                    raise
+                self._give_back(connection, asked)
+                return reply
+        except redis.exceptions.ResponseError:
+            raise
+        except Exception:
+            self._liveness.lost(since)
+            raise
+
+    async def _exchange(self, connection: Any, command: Command, asking: bool) -> Any:
+        if asking:  # holds for the one command that follows
+            await connection.send_packed_command(connection.pack_command("ASKING"))
+            await connection.read_response()
+        await connection.send_packed_command(packed(connection, command), check_health=False)
+        return await connection.read_response()
+
+    async def _take(self, budget: Budget) -> tuple[Any, float]:
+        while True:
+            connection, since = self._idle.pop() if self._idle else await self._await_one(budget)
+            usable = False
+            try:
+                usable = since > self._liveness.lost_at and not (
+                    await (connection.can_read() if _CAN_READ else connection.can_read_destructive())
+                )
+            except (redis.exceptions.RedisError, OSError):
+                pass
+            finally:  # the caller may be cancelled here
+                if not usable:
+                    await self._drop(connection)
+            if usable:
+                return connection, since
+
+    async def _await_one(self, budget: Budget) -> tuple[Any, float]:
+        future: asyncio.Future[tuple[Any, float]] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._in_line += 1
+        self._make()
+        budget.answers = self._liveness
+        try:
+            found = await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                self._in_line -= 1
+            elif future.exception() is None:
+                self._put(*future.result())
+            raise
+        else:
+            budget.connected()
+            return found
+        finally:
+            budget.answers = None
+
+    def _make(self) -> None:
+        begun = self._attempts.begin(self._in_line)
+        if begun is not None:
+            task = asyncio.create_task(self._attempt(begun))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _attempt(self, begun: float) -> None:
+        attempts = self._attempts
+        try:
+            connection = await self._handshake.aconnect()
+        except BaseException as error:
+            attempts.failed(begun, error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            while self._waiting and not attempts.open and isinstance(error, Exception):
+                future = self._waiting.popleft()
+                if not future.done():
+                    self._in_line -= 1
+                    future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        attempts.succeeded(begun)
+        self._liveness.connected(begun, spare=not self._in_line)
+        self._put(connection, begun)
+        # One in its place, and one more: their number may double.
+        self._make()
+        self._make()
+
+    def _give_back(self, connection: Any, asked: float) -> None:
+        self._put(connection, self._liveness.answered(asked))
+
+    def _put(self, connection: Any, since: float) -> None:
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                self._in_line -= 1
+                future.set_result((connection, since))
+                return
+        self._idle.append((connection, since))
+
+    async def _drop(self, connection: Any) -> None:
+        self._attempts.open -= 1
+        self._make()  # who waits may have waited for this one only
+        await connection.disconnect(nowait=True)
+
+    async def _close_with_loop(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self._forget()
+            for task in self._tasks:
+                task.cancel()
+            while self._idle:
+                connection, _ = self._idle.pop()
+                await connection.disconnect()
