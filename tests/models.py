@@ -7,7 +7,8 @@ formula is silent, the rules are:
 * a clock that went back: token_bucket, leaky_bucket, gcra and sliding_window_log go on at the last time they stored,
   fixed_window and sliding_window_counter in the window they stored;
 * an edited rate: units used are kept. token_bucket, leaky_bucket and gcra hold the larger of both capacities at most,
-  and drain by the faster limit until the next charge; a charge under the slower limit leaves its capacity at most;
+  and drain by the faster limit until the next charge; a charge under the slower limit leaves its capacity at most,
+  a slot booked under it comes when it was told;
 * a refund of a known charge: takes of its units what has not drained or expired, the oldest first; and no slot of a
   queue behind which another is booked.
 """
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from math import floor
+from math import ceil, floor
 from typing import NamedTuple
 
 from django_ratequota import BucketStatus, Rate
@@ -231,28 +232,35 @@ class Meter(Model):
             self.charge(rate, now, units, booked=self.is_booked(rate, now))
 
     def book(self, rate: Rate, now: int, units: int) -> None:
-        self.charge(rate, now, units, booked=True)
+        self.charge(rate, now, units, booked=True, slot=True)
 
-    def charge(self, rate: Rate, now: int, units: int, *, booked: bool) -> None:
+    def charge(self, rate: Rate, now: int, units: int, *, booked: bool, slot: bool = False) -> None:
         used = self.used(rate, now)
         if self.rate and self.rate.limit > rate.limit:
-            used = min(used, Fraction(rate.capacity))
+            over = used + units - rate.capacity
+            if slot and over > 0:  # as late as it was told, in whole units x µs
+                used += ceil(over * rate.period_us * rate.limit / self.rate.limit) * Fraction(1, rate.period_us) - over
+            else:
+                used = min(used, Fraction(rate.capacity))
         self.level, self.drained, self.rate = used + units, max(self.drained, now), rate
         self.booked = booked and self.level > rate.capacity
 
     def give_back(self, rate: Rate, now: int, units: int, charged: Charged) -> None:
         passed = max(self.drained, now) - charged.at
         left = charged.level * Fraction(rate.limit, rate.period_us) - passed * self.drain(rate)
+        if self.rate and (self.rate.limit, self.rate.capacity) != (rate.limit, rate.capacity):
+            slower = self.rate.limit < rate.limit
+            left = min(left, Fraction(self.rate.capacity if slower else max(self.rate.capacity, rate.capacity)))
         self.take(rate, now, left, min(Fraction(units), left))
 
     def take(self, rate: Rate, now: int, left: Fraction, units: Fraction) -> None:
         """By the rate it was written under. A queue's last slot is all that is used, the units of ``left``."""
         used = self.used(self.rate or rate, now)
-        queue = self.booked and used > rate.capacity
+        queue = self.booked and used > (self.rate or rate).capacity
         if queue and left < used:
             units = Fraction(0)
         self.level, self.drained = max(Fraction(0), used - max(Fraction(0), units)), max(self.drained, now)
-        self.booked = queue and self.level > rate.capacity
+        self.booked = queue and self.level > (self.rate or rate).capacity
         if not self.level:
             self.clear()
 

@@ -43,7 +43,8 @@ local function check(b, value, now, cost)
     if used < 0 then
       used = 0
     end
-    if b.booked and used <= burst * period then
+    -- A refund leaves the rate that the slots were booked under, its caller's may be another.
+    if b.booked and used <= (b.refunding and size or burst) * period then
       b.booked = nil
     end
   end
@@ -65,6 +66,9 @@ local function settle(b, units)
     local kept, size = limit, burst
     if units < 0 then
       local left = b.level and b.level * limit - (at - b.since) * math.max(limit, b.written or 0)
+      if left and b.written then -- no more of it was left by an edit
+        left = math.min(left, (b.written < limit and b.size or math.max(b.size, burst)) * period)
+      end
       -- The last slot booked is the top of what is used.
       if not b.booked or (left or 0) >= used then
         used = used - math.max(0, math.min(-units * period, left or used, used))
@@ -72,12 +76,17 @@ local function settle(b, units)
       -- It is no usage under the caller's rate: the state stays one of the rate that it was written under.
       kept, size = b.written or limit, b.size or burst
     else
-      if drain > limit and used > burst * period then
+      local over = used + units * period - burst * period
+      if drain > limit and b.booking and over > 0 then
+        -- The slot comes as late as it was told, and the next one behind it.
+        local later = over * limit / drain
+        used = used - over + later + -later % 1
+      elseif drain > limit and used > burst * period then
         used = burst * period
       end
       used, drain = used + units * period, limit
     end
-    if (b.booked or b.booking) and used > burst * period then
+    if (b.booked or b.booking) and used > size * period then
       value = struct.pack('>dddd', used, at, kept, -size)
     elseif size == kept and kept < 4294967296 then
       value = struct.pack('>ddI4', used, at, kept)
