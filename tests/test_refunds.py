@@ -313,6 +313,26 @@ def test_a_refund_takes_no_more_than_an_edit_left_of_its_charge(limiter: Limiter
     assert left(limiter, lowered) == 5
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_in_the_process_too_a_refund_takes_no_more_than_an_edit_left(algorithm: str) -> None:
+    local = LocalLimiter(1, clock=Seconds())
+    before = local.charge((bucket(f"1000/hour {algorithm}"),), cost=1000)
+    lowered = bucket(f"10/hour {algorithm}")
+    local.charge((lowered,), cost=5)
+    before.refund(1000)
+    assert local.check([lowered], 0, peek=True)[0].remaining == 5
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_units_cut_off_for_a_slower_limit_are_given_back_to_the_faster(limiter: Limiter, meter: str) -> None:
+    fast, slow = bucket(f"100/min {meter}"), bucket(f"10/min {meter}")
+    decision = limiter.check([fast], 60)
+    limiter.charge([slow], 2)
+    assert left(limiter, fast) == 38
+    assert decision.refund(30).statuses[0].remaining == left(limiter, fast) == 68
+    assert decision.refund(30).statuses[0].remaining == left(limiter, fast) == 98
+
+
 # --- Slots. ---
 
 QUEUE = bucket("10/s burst 1 leaky_bucket")
