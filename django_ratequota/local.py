@@ -141,7 +141,12 @@ class LocalLimiter:
         level, drain = self._level(counter, rate, now)
         left = level
         if charged:  # the oldest units drain first, so these drain last
-            left = max(0.0, (full_after + _INSTANT) * self._meter(rate)[0] - (now - at) * drain)
+            own, room = self._meter(rate)
+            left = max(0.0, (full_after + _INSTANT) * own - (now - at) * drain)
+            if counter.drain < own:  # no more of it was left by an edit
+                left = min(left, counter.room)
+            elif (own, room) != (counter.drain, counter.room):
+                left = min(left, max(room, counter.room))
         counter.units, counter.since = level - min(cost, level, left), now
 
     async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:

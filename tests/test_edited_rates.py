@@ -87,6 +87,33 @@ def test_plans_of_several_limits_share_one_bucket(limiter: Limiter, clock: Clock
     assert found == [(True, True)] * 4 + [(False, True)] * 2 + [(False, False)]
 
 
+@pytest.mark.parametrize("meter", METERS)
+def test_a_charge_under_the_slower_limit_leaves_the_faster_one_no_room(
+    limiter: Limiter, clock: Clock, meter: str
+) -> None:
+    """Each charge of a request that the slower limit had admitted let 19 more in: 480 of 100."""
+    free, pro = [bucket(f"80/min {meter}")], [bucket(f"100/min {meter}")]
+    decisions = [limiter.check(free) for _ in range(20)]
+    admitted = 20
+    for decision in decisions:
+        while limiter.check(pro).allowed:
+            admitted += 1
+        decision.charge(1)
+    assert admitted == 100
+    assert limiter.check(free, 80).retry_after == 75  # one bucket of its own, and its debt of 20
+    clock.advance(60)
+    assert limiter.peek(pro).statuses[0].remaining == 100
+    assert limiter.peek(free).statuses[0].remaining == 60
+
+
+def test_a_slot_under_the_slower_limit_leaves_the_faster_one_no_room(limiter: Limiter, clock: Clock) -> None:
+    slow, fast = bucket("50/s burst 1 leaky_bucket"), [bucket("100/s burst 1000 leaky_bucket")]
+    limiter.check(fast, 1000)
+    assert limiter.acquire(slow, timeout=20).retry_after == 10
+    clock.advance(1)
+    assert limiter.peek(fast).statuses[0].remaining == 100
+
+
 EDITS = st.lists(
     st.tuples(
         st.integers(1, 12) | st.integers(13, 20_000),

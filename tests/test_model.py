@@ -242,6 +242,8 @@ class Walk(RuleBasedStateMachine):
                 continue
             # A refund leaves the state one of the rate that it was charged under.
             _remaining, state_us = model.status(model.rate or bucket.rate, self.clock.now_us)
+            if (uncut := getattr(model, "uncut", None)) and uncut.rate:
+                state_us = max(state_us, uncut.status(uncut.rate, self.clock.now_us)[1])
             if not state_us:
                 assert ttl == -2, "a count of nothing has no key"
                 continue

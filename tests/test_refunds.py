@@ -303,13 +303,43 @@ def test_a_refund_under_an_edited_rate_leaves_debts_of_the_present_one(limiter: 
     assert limiter.check([edited], 20).retry_after > 3600 * 3
 
 
+@pytest.mark.parametrize("meter", METERS)
+def test_a_refund_takes_no_more_than_an_edit_left_of_its_charge(limiter: Limiter, meter: str) -> None:
+    """10,000 units count as one bucket of the lowered limit; the refund took those charged since as well."""
+    before = limiter.check([bucket(f"10000/hour {meter}")], 10_000)
+    lowered = bucket(f"10/hour {meter}")
+    limiter.charge([lowered], 5)
+    before.refund(10_000)
+    assert left(limiter, lowered) == 5
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_in_the_process_too_a_refund_takes_no_more_than_an_edit_left(algorithm: str) -> None:
+    local = LocalLimiter(1, clock=Seconds())
+    before = local.charge((bucket(f"1000/hour {algorithm}"),), cost=1000)
+    lowered = bucket(f"10/hour {algorithm}")
+    local.charge((lowered,), cost=5)
+    before.refund(1000)
+    assert local.check([lowered], 0, peek=True)[0].remaining == 5
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_units_cut_off_for_a_slower_limit_are_given_back_to_the_faster(limiter: Limiter, meter: str) -> None:
+    fast, slow = bucket(f"100/min {meter}"), bucket(f"10/min {meter}")
+    decision = limiter.check([fast], 60)
+    limiter.charge([slow], 2)
+    assert left(limiter, fast) == 38
+    assert decision.refund(30).statuses[0].remaining == left(limiter, fast) == 68
+    assert decision.refund(30).statuses[0].remaining == left(limiter, fast) == 98
+
+
 # --- Slots. ---
 
 QUEUE = bucket("10/s burst 1 leaky_bucket")
 
 
 def book(limiter: Limiter, queue: Bucket = QUEUE, cost: int = 1) -> Decision:
-    decision = limiter.acquire(queue, timeout=10, cost=cost)
+    decision = limiter.acquire(queue, timeout=20, cost=cost)
     assert decision.allowed
     return decision
 
@@ -344,6 +374,23 @@ def test_a_slot_of_many_units_is_given_back_in_parts(limiter: Limiter) -> None:
     assert book(limiter, queue).retry_after_us == -(-2 * SECOND // 7)
     turn.refund(1)
     assert book(limiter, queue).retry_after_us == -(-3 * SECOND // 7)
+
+
+def test_a_refund_from_before_an_edit_leaves_booked_slots(limiter: Limiter) -> None:
+    """Slots that were none by the larger burst of the refunding decision were booked twice."""
+    before = limiter.check([bucket("10/s burst 100 leaky_bucket")], 5)
+    turns = [book(limiter).retry_after for _ in range(3)]
+    before.refund(5)
+    assert [*turns, book(limiter).retry_after] == [0.5, 0.6, 0.7, 0.8]
+
+
+def test_a_slot_booked_after_an_edit_comes_before_the_next(limiter: Limiter, clock: Clock) -> None:
+    """The first one was told 10 s, the second one 0.04 s."""
+    limiter.check([bucket("100/s burst 1000 leaky_bucket")], 1000)
+    lowered = bucket("50/s burst 1 leaky_bucket")
+    assert [book(limiter, lowered).retry_after for _ in range(3)] == [10, 10.02, 10.04]
+    clock.advance(10)
+    assert book(limiter, lowered).retry_after == 0.06
 
 
 def test_a_meter_in_debt_is_no_queue(limiter: Limiter) -> None:

@@ -82,6 +82,9 @@ end
 
 -- From the requests of one time, whichever of them it was.
 local function take_from(b, time, units)
+  if time <= b.at - b.period then
+    return
+  end
   local first = bisect(b, pair_time, b.expired, time)
   local tail, kept = redis.call('LRANGE', b.key, 2 * first, -1), {}
   local before = first > b.expired and pair_total(b, first - 1) or b.base

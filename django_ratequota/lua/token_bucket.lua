@@ -2,12 +2,14 @@
 --
 -- Stores  one string of 20 bytes: units used times period, time of the last refill (µs) (big-endian doubles), the
 --         limit that it was written under (4 bytes); with a burst of its own, or a limit from 2^32 on, 32 bytes:
---         limit and burst are doubles as well. The burst is negative while booked slots may lie ahead.
+--         limit and burst are doubles as well. The burst is negative while booked slots may lie ahead. With 56 bytes,
+--         units used times period, limit and burst as they were before a slower limit's charge cut them off.
 --         Tokens are burst minus the units used: so an edited limit or burst keeps what was used.
 -- Admits  when min(burst, tokens + elapsed * limit/period) >= cost.
 -- Edited  Until the next charge, usage drains by the faster of the two limits, and counts as at most one full
 --         bucket, the larger of the two. Charging under the slower limit, it counts as at most one of the new ones.
 --         So it is waited for no longer than the longer of the two rates' own time from empty to full.
+--         What that cut off is kept for limits faster than the slower one, for as long as it would have taken to drain.
 -- Refund  takes what of the charge has not drained: the oldest units drain first, so that its own are the last of the
 --         b.level µs. Without b.level, takes the newest units. Takes no slot behind which another one is booked, and
 --         leaves the state one of the rate that it was written under.
@@ -22,10 +24,18 @@ local function check(b, value, now, cost)
     if #value == 20 then
       used, at, limit = struct.unpack('>ddI4', value)
       size = limit
-    elseif #value == 32 then
+    elseif #value == 32 or #value == 56 then
       used, at, limit, size = struct.unpack('>dddd', value)
       if size < 0 then
         b.booked, size = true, -size
+      end
+      if #value == 56 then
+        local more, fast, room = struct.unpack('>ddd', value, 33)
+        if drain > limit and not b.refunding then -- for this one nothing was cut off
+          used, limit, size = more, fast, room
+        else
+          b.more, b.fast, b.room = at < now and more - (now - at) * fast or more, fast, room
+        end
       end
     end
     if limit ~= drain or size ~= burst then
@@ -43,7 +53,8 @@ local function check(b, value, now, cost)
     if used < 0 then
       used = 0
     end
-    if b.booked and used <= burst * period then
+    -- A refund leaves the rate that the slots were booked under, its caller's may be another.
+    if b.booked and used <= (b.refunding and size or burst) * period then
       b.booked = nil
     end
   end
@@ -64,20 +75,47 @@ local function settle(b, units)
   if units then
     local kept, size = limit, burst
     if units < 0 then
+      local given = -units * period
       local left = b.level and b.level * limit - (at - b.since) * math.max(limit, b.written or 0)
+      local more = b.more and b.more - math.max(0, math.min(given, left or given))
+      if left and b.written then -- no more of it was left by an edit
+        left = math.min(left, (b.written < limit and b.size or math.max(b.size, burst)) * period)
+      end
       -- The last slot booked is the top of what is used.
       if not b.booked or (left or 0) >= used then
-        used = used - math.max(0, math.min(-units * period, left or used, used))
+        used, b.more = used - math.max(0, math.min(given, left or used, used)), more
       end
       -- It is no usage under the caller's rate: the state stays one of the rate that it was written under.
       kept, size = b.written or limit, b.size or burst
+      if used == 0 and b.more and b.more > 0 then
+        used, kept, size, drain, b.more, b.booked = b.more, b.fast, b.room, b.fast, nil, nil
+      end
     else
-      if drain > limit and used > burst * period then
+      local before, over = used, used + units * period - burst * period
+      if drain > limit and b.booking and over > 0 then
+        -- The slot comes as late as it was told, and the next one behind it.
+        local later = over * limit / drain
+        used = used - over + later + -later % 1
+      elseif drain > limit and used > burst * period then
         used = burst * period
+      end
+      if used < before and not b.more then -- a faster limit counts on with what was used
+        b.more, b.fast, b.room = before, b.written, b.size
+      end
+      if b.more then
+        b.more = math.max(b.more, math.min(b.more + units * period, b.room * period))
       end
       used, drain = used + units * period, limit
     end
-    if (b.booked or b.booking) and used > burst * period then
+    local queue = (b.booked or b.booking) and used > size * period
+    if b.more and b.more > used then
+      local time = math.max(b.more / b.fast, used / kept)
+      finish = at + (time + -time % 1)
+      value = struct.pack('>ddddddd', used, at, kept, queue and -size or size, b.more, b.fast, b.room)
+      if limit > kept then
+        used, kept, size, drain = b.more, b.fast, b.room, b.fast
+      end
+    elseif queue then
       value = struct.pack('>dddd', used, at, kept, -size)
     elseif size == kept and kept < 4294967296 then
       value = struct.pack('>ddI4', used, at, kept)
@@ -86,13 +124,13 @@ local function settle(b, units)
     end
     if kept ~= limit or size ~= burst then
       local time = used / kept
-      finish = at + (time + -time % 1)
+      finish = math.max(finish or 0, at + (time + -time % 1))
       used, drain = math.min(used, math.max(size, burst) * period), math.max(kept, limit)
     end
   end
   local free, time = (burst * period - used) / period, used / drain
   local full_at = at + (time + -time % 1)
-  return free - free % 1, used > 0 and full_at or 0, value, finish or full_at
+  return free - free % 1, used > 0 and full_at or 0, value, finish and finish > full_at and finish or full_at
 end
 
 return check, settle
