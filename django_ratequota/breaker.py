@@ -77,9 +77,8 @@ class Breaker:
                 # A lease: should this probe be cancelled, the next may go after as long.
                 self._tried_at = now
                 return
-        raise StoreLeftAlone(
-            self.reason, f"{self.server} failed ({self.reason}) and is left alone until it is probed"
-        )
+            reason = self.reason  # a probe that succeeds meanwhile clears it
+        raise StoreLeftAlone(reason, f"{self.server} failed ({reason}) and is left alone until it is probed")
 
     def succeeded(self) -> None:
         """Close it: the server gave an answer."""
