@@ -9,7 +9,7 @@ from .scripts import Command, Run
 
 #: Connections that are made at a time; as many as are open, where these are more. So their number doubles at most.
 _AT_ONCE = 4
-#: Attempts that take longer (seconds) no longer hold up others; so many of these at most.
+#: Seconds after which an attempt no longer holds up others, and the most attempts of that age.
 _SLOW_SECONDS, _MOST_SLOW = 1.0, 16
 #: Seconds between a failed attempt and the next, where other connections are open.
 _PAUSE_SECONDS = 0.05

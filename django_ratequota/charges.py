@@ -19,7 +19,7 @@ class Charge:
     bucket: Bucket
     #: Units not given back yet.
     units: int
-    #: The clock of whoever counts at the charge, µs.
+    #: When it was charged: by the store's clock, or by this process's where ``local`` counts (µs).
     at_us: int
     #: µs from then until the bucket would have been full again. The oldest units drain first, so these drain last.
     level_us: int

@@ -8,7 +8,7 @@ formula is silent, the rules are:
   fixed_window and sliding_window_counter in the window they stored;
 * an edited rate: units used are kept. token_bucket, leaky_bucket and gcra hold the larger of both capacities at most,
   and drain by the faster limit until the next charge; a charge under the slower limit leaves its capacity at most,
-  a slot booked under it comes when it was told. What that cuts off goes on counting for faster limits;
+  a slot booked under it begins when its caller was told. What that cuts off goes on counting for faster limits;
 * a refund of a known charge: takes of its units what has not drained or expired, the oldest first; and no slot of a
   queue behind which another is booked.
 """
@@ -245,7 +245,7 @@ class Meter(Model):
             self.rate, self.uncut = self.uncut.rate, None
         if self.rate and self.rate.limit > rate.limit:
             before, over = used, used + units - rate.capacity
-            if slot and over > 0:  # as late as it was told, in whole units x µs
+            if slot and over > 0:  # at the instant its caller was given, in whole units x µs
                 later = over * rate.period_us * rate.limit / self.rate.limit
                 used += Fraction(ceil(later), rate.period_us) - over
             else:

@@ -385,7 +385,7 @@ def test_a_refund_from_before_an_edit_leaves_booked_slots(limiter: Limiter) -> N
 
 
 def test_a_slot_booked_after_an_edit_comes_before_the_next(limiter: Limiter, clock: Clock) -> None:
-    """The first one was told 10 s, the second one 0.04 s."""
+    """The first one had to wait 10 s, the second one 0.04 s."""
     limiter.check([bucket("100/s burst 1000 leaky_bucket")], 1000)
     lowered = bucket("50/s burst 1 leaky_bucket")
     assert [book(limiter, lowered).retry_after for _ in range(3)] == [10, 10.02, 10.04]

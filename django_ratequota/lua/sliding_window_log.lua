@@ -4,7 +4,7 @@
 --         16 bytes until the total passes 2^31, whatever the cost. The newest expired pair stays in front: its
 --         total is what those behind it are counted from.
 -- Admits  when the units of requests newer than now - period, plus cost, are at most the limit.
--- Refund  takes from the request charged, which is counted until b.since + b.level, and writes those behind it anew;
+-- Refund  takes from the request charged, which is counted until b.since + b.level, and rewrites those behind it;
 --         without b.level, takes the newest requests' units.
 -- Never   reads the whole list: bounds are found by steps that double, then by bisection. Never trims what it only
 --         reads.

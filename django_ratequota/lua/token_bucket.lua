@@ -93,7 +93,7 @@ local function settle(b, units)
     else
       local before, over = used, used + units * period - burst * period
       if drain > limit and b.booking and over > 0 then
-        -- The slot comes as late as it was told, and the next one behind it.
+        -- The slot begins at the instant that its caller was given, and the next one behind it.
         local later = over * limit / drain
         used = used - over + later + -later % 1
       elseif drain > limit and used > burst * period then

@@ -191,7 +191,7 @@ class AsyncProvider(Provider):
 def test_slow_credentials_break_no_deadline_and_arrive(
     node: Node, limiter_of: Callable[..., Limiter], ask: Ask, kind: type[Provider]
 ) -> None:
-    """They took what a decision had, each time anew: none was ever made."""
+    """They used up the time of each decision: none was ever made."""
     node.command("CONFIG", "SET", "requirepass", "secret")
     provider = kind(seconds=1.0)
     limiter = limiter_of(node, timeout=0.1, credential_provider=provider)
@@ -239,7 +239,7 @@ def test_a_failed_attempt_is_not_repeated_at_once_while_others_are_open(monkeypa
     begun = attempts.begin(1)
     attempts.failed(begun, OSError())
     begun = attempts.begin(1)
-    assert begun is not None, "nothing is open: whoever asks next tries"
+    assert begun is not None, "nothing is open: the next caller tries"
     attempts.succeeded(begun)
     attempts.failed(attempts.begin(1), OSError())
     assert attempts.begin(1) is None
@@ -362,7 +362,7 @@ def no_function(connection: object) -> None:
 def test_a_refused_login_opens_the_breaker(
     node: Node, limiter_of: Callable[..., Limiter], ask: Ask, options: dict[str, Any]
 ) -> None:
-    """It passed as a reply to one command, while every request made a connection anew."""
+    """It passed as a reply to one command, while every request made a new connection."""
     limiter = limiter_of(node, **options)
     assert [reason(ask, limiter) for _ in range(4)] == ["connection"] * 4
     assert limiter.store.breakers[0].open

@@ -59,7 +59,7 @@ def test_limits_are_enforced_again(
 
 
 def fill(wire: Wire, links: int) -> None:
-    """Wait until so many requests are under way, each on a connection of its own; then let the replies pass."""
+    """Wait until ``links`` requests are under way, each on a connection of its own; then let the replies pass."""
     poll(lambda: wire.asked >= links, 30, f"{links} requests at once")
     wire.release()
 
