@@ -60,9 +60,11 @@ def redis_client() -> Iterator[redis.Redis]:
 @pytest.fixture
 def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
     """This process as just started: no snapshot, no user in memory, no key in Redis, nothing noted."""
+    from django_ratequota import health
     from django_ratequota.snapshot import policies
 
     policies.forget()
+    health._forget()
     yield
     policies.forget()
 
