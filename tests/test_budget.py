@@ -186,7 +186,7 @@ def test_a_block_that_ends_in_a_busy_loop_ends_once() -> None:
                 await asyncio.Event().wait()
 
         def stall() -> None:
-            time.sleep(0.02)
+            time.sleep(0.02)  # the loop is busy meanwhile
             stalls.append(loop.call_later(0, stall))
 
         stalls = [loop.call_later(0, stall)]
