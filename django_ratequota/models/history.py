@@ -30,7 +30,7 @@ class PolicyChange(models.Model):
     object_text = models.CharField(_("object"), max_length=300, blank=True, help_text=_("The object in words."))
     touched_user = models.CharField(
         _("user touched"),
-        max_length=64,
+        max_length=255,
         blank=True,
         help_text=_("Primary key of the user, when the change touches one user only."),
     )
@@ -53,6 +53,8 @@ class PolicyChange(models.Model):
         verbose_name = _("policy change")
         verbose_name_plural = _("policy changes")
         ordering = ["-pk"]
+        # The history of one object: its page, and what is restored along with it.
+        indexes = [models.Index(fields=["model", "object_id"], name="ratequota_change_object")]
         # Declared, so Django's check of JSONField opens no database to find it out: SQLite would leave an empty file.
         required_db_features = ["supports_json_field"]
 
