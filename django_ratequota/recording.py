@@ -21,6 +21,7 @@ from django.db import models, transaction
 from django.dispatch import Signal
 from django.utils.translation import gettext as _
 
+from .databases import PolicyQuerySet
 from .exceptions import StoreError
 from .limiter import default_limiter
 from .locks import ForkSafeLock
@@ -201,7 +202,7 @@ def _publish() -> None:
     policies_changed.send_robust(sender=None, revision=revision)
 
 
-class RecordingQuerySet(models.QuerySet[Any]):
+class RecordingQuerySet(PolicyQuerySet):
     """A queryset whose mass changes are recorded and published like single ones."""
 
     def update(self, **kwargs: Any) -> int:
