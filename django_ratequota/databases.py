@@ -34,7 +34,7 @@ def reading_policies() -> Iterator[None]:
             yield
 
 
-class PolicyQuerySet(models.QuerySet[Any]):
+class PrimaryQuerySet(models.QuerySet[Any]):
     """A queryset that reads from the alias that its model is written to, unless ``using`` names another."""
 
     @property
