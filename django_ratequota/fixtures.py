@@ -42,7 +42,7 @@ def make_way(model: Any, pk: Any, using: str) -> None:
     top = rows.aggregate(top=Max("pk"))["top"]
     mine = sorted(ids)
     for begin in range(0, len(mine), _BATCH):
-        rows.filter(pk__in=mine[begin : begin + _BATCH]).update(pk=F("pk") + top)
+        rows.filter(pk__in=mine[begin : begin + _BATCH]).update(id=F("id") + top)
     ids.clear()
     ids.update(one + top for one in mine)
     _execute(_reset_sequence(model, using), using)
