@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from django.apps import apps as current
 from django.db import Error as DatabaseError
 from django.db import transaction
 from django.db.migrations import Migration, RunPython, RunSQL, SeparateDatabaseAndState
@@ -22,19 +23,16 @@ _LABEL = "django_ratequota"
 _HOLD_POLICIES = ("plan", "planassignment", "endpoint", "ratepolicy", "policychange")
 
 
-def after_migrate(using: str, plan: Any = None, **state: Any) -> None:
-    """Receive ``post_migrate``, which ``flush`` sends without a ``plan``."""
+def after_migrate(using: str, plan: Any = None, apps: Any = current, **_: Any) -> None:
+    """Receive ``post_migrate``, which ``flush`` sends without a ``plan``; ``apps`` has the models of the tables."""
     if using != policy_alias():
         return
-    if plan is None:
+    names = [f"{migration.app_label}.{migration.name}" for migration, _backwards in plan or () if _writes(migration)]
+    if plan is None or names:
         policies.expire()
-        # The history is gone, so the revision alone makes other processes read everything.
-        _publish_quietly()
-        return
-    names = [f"{migration.app_label}.{migration.name}" for migration, _backwards in plan if _writes_data(migration)]
-    if names:
-        policies.expire()
-        _record(names, using, state["apps"])
+        if not _record(names, using, apps) and plan is None:
+            # Where no row is left, neither is the history: a new revision makes other processes read everything.
+            _publish_quietly()
 
 
 def _publish_quietly() -> None:
@@ -45,7 +43,7 @@ def _publish_quietly() -> None:
         logger.info("the database was flushed, and no new revision published: %s", error)
 
 
-def _writes_data(migration: Migration) -> bool:
+def _writes(migration: Migration) -> bool:
     return any(isinstance(operation, RunPython | RunSQL) for operation in _flat(migration.operations))
 
 
@@ -57,17 +55,19 @@ def _flat(operations: Iterable[Any]) -> Iterator[Any]:
             yield operation
 
 
-def _record(names: list[str], using: str, apps: Any) -> None:
-    """Write that everything may have changed, with the tables as the migrations leave them (``apps``)."""
+def _record(names: list[str], using: str, apps: Any) -> bool:
+    """Write that anything may have changed, unless there is neither a policy nor a history."""
     try:
         models = [apps.get_model(_LABEL, name) for name in _HOLD_POLICIES]
-    except LookupError:  # this app is not migrated, or was migrated back to zero
-        return
-    try:
         with transaction.atomic(using=using):
-            if any(model._base_manager.using(using).exists() for model in models):
-                reason = f"migrate: {', '.join(names)}"[:200]
-                models[-1]._base_manager.using(using).create(model="*", action="publish", reason=reason)
-                publish_on_commit(using)
+            if not any(model._base_manager.using(using).exists() for model in models):
+                return False
+            reason = f"migrate: {', '.join(names)}"[:200] if names else "post_migrate"
+            models[-1]._base_manager.using(using).create(model="*", action="publish", reason=reason)
+            publish_on_commit(using)
+    except LookupError:  # this app is not migrated, or was migrated back to zero
+        return False
     except DatabaseError as error:
-        logger.warning("data migrations were not published, run `manage.py ratequota publish`: %s", error)
+        logger.warning("what migrations changed is not published, run `manage.py ratequota publish`: %s", error)
+        return False
+    return True

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.core.management.sql import emit_post_migrate_signal
 from django.db.models import QuerySet
 from django.test import RequestFactory
 
 from django_ratequota import check_request
 from django_ratequota.limiter import default_limiter
 from django_ratequota.models import PolicyChange, RatePolicy
+from django_ratequota.snapshot import Policies
+from django_ratequota.unrecorded import after_migrate
 from tests.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -36,6 +39,25 @@ def test_after_a_flush_the_next_request_finds_nothing(recorded: bool) -> None:
     assert limits() == [5]
     call_command("flush", interactive=False, verbosity=0)
     assert limits() == []
+
+
+def test_a_signal_without_a_plan_that_leaves_policies_is_recorded() -> None:
+    """Test runners send it after their own migrations: no table was emptied then."""
+    RatePolicy.objects.create(rates="5/hour")
+    other = Policies()
+    other.reload(default_limiter().stored_revision())
+    QuerySet(RatePolicy).update(rates="9/hour")
+    emit_post_migrate_signal(verbosity=0, interactive=False, db="default")
+    assert limits() == [9]
+    groups = other.reload(default_limiter().stored_revision()).groups
+    assert [policy.text for policy in groups[None]["caller"].policies] == ["9/hour"]
+
+
+def test_another_alias_is_none_of_our_business() -> None:
+    RatePolicy.objects.create(rates="5/hour")
+    before = default_limiter().stored_revision()
+    after_migrate(using="replica")
+    assert (default_limiter().stored_revision(), PolicyChange.objects.count()) == (before, 1)
 
 
 def test_a_flush_needs_no_redis(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
