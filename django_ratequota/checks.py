@@ -13,10 +13,10 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core import checks
 from django.db import Error as DatabaseError
-from django.db import router
 
 from . import conf
 from .connect import store_of_settings
+from .databases import policy_alias
 from .exceptions import ConfigurationError, StoreError
 from .info import server_version
 from .keys import bucket_key, revision_key
@@ -130,7 +130,7 @@ def check_outcome(app_configs: Any = None, databases: Collection[str] | None = N
     """
     from .models import Endpoint
 
-    if _MIDDLEWARE in django_settings.MIDDLEWARE or router.db_for_read(Endpoint) not in (databases or ()):
+    if _MIDDLEWARE in django_settings.MIDDLEWARE or policy_alias(Endpoint) not in (databases or ()):
         return []
     try:
         names = list(Endpoint.objects.exclude(charged_statuses="").values_list("name", flat=True)[:10])

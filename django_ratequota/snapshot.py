@@ -22,6 +22,7 @@ from django.utils import timezone
 
 from .changes import Seen
 from .conf import settings
+from .databases import reading_policies
 from .facts import (
     NOBODY,
     POLICY_COLUMNS,
@@ -36,7 +37,7 @@ from .facts import (
     to_us,
 )
 from .locks import ForkSafeLock
-from .recording import publication_pending
+from .publication import publication_pending
 
 logger = logging.getLogger("django_ratequota")
 
@@ -65,6 +66,13 @@ class Policies:
         self._readable = True
         #: How often all policies were read since the process began, and how many seconds that took together.
         self.reloads, self.reload_seconds = 0, 0.0
+
+    def expire(self) -> None:
+        """Let the next request read everything again, after changes that were not recorded."""
+        with self._lock, self._users_lock:
+            self._snapshot = None
+            self._users.clear()
+            self._drops += 1
 
     def current(self) -> Snapshot | None:
         """The snapshot in force; None before the first ``reload``.
@@ -155,7 +163,8 @@ class Policies:
     def _reading(self) -> Iterator[None]:
         """Wraps reads of the database; logs once when they begin to fail, and once when they succeed again."""
         try:
-            yield
+            with reading_policies():
+                yield
         except DatabaseError as error:
             if self._readable:
                 self._readable = False

@@ -47,7 +47,7 @@ PARTS = {
         test_checks test_package test_admin test_matrix test_locale test_health test_compat_drf
         test_compat_ratelimit""",
     "database": """test_models test_migrations test_snapshot test_recording test_restoring test_copying
-        test_rollup""",
+        test_rollup test_publication test_fixtures""",
     "users": """test_enforcement test_throttling test_decorators test_middleware test_identity
         test_boosting test_rights test_explain test_live test_usage test_preview test_impact test_matrix test_admin
         test_locale test_security test_command test_fallback test_advice test_policyfile

@@ -21,7 +21,7 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 
 import django_ratequota
-from django_ratequota import Rate, alerts, breaker, checks, enforcement, recording, signals
+from django_ratequota import Rate, alerts, breaker, checks, enforcement, publication, signals
 from django_ratequota.rates import normalize_rates, parse_rates
 from django_ratequota.scenarios import scenarios
 from docs import generate, plots
@@ -252,7 +252,7 @@ def test_every_signal_is_in_the_table_with_its_arguments() -> None:
         "request_refused": enforcement,
         "quota_threshold": alerts,
         "store_state_changed": breaker,
-        "policies_changed": recording,
+        "policies_changed": publication,
     }.items():
         [sent] = set(
             re.findall(rf"{name}\.send(?:_robust)?\(([^()]*(?:\([^()]*\)[^()]*)*)\)", inspect.getsource(module))

@@ -23,7 +23,8 @@ from django_ratequota.facts import UserEntry
 from django_ratequota.identity import NamedCaller
 from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.recording import _writers, publication_pending, record_publication
+from django_ratequota.publication import publication_pending
+from django_ratequota.recording import record_publication
 from django_ratequota.resolver import Asked, Resolution, resolve
 from django_ratequota.snapshot import Policies, load_snapshot
 
@@ -155,7 +156,7 @@ def test_a_request_looks_for_its_connection_only_while_somebody_writes(
         found.append(using or "default")
         return get_connection(using)
 
-    monkeypatch.setattr("django_ratequota.recording.transaction.get_connection", counting)
+    monkeypatch.setattr(transaction, "get_connection", counting)
     policies.current()
     policies.user(str(alice.pk))
     assert found == []
@@ -179,7 +180,6 @@ def test_what_one_connection_writes_is_pending_for_that_one_until_it_ends(polici
         if ending == "rollback":
             transaction.set_rollback(True)
     assert not publication_pending()
-    assert len(_writers) == 0
     elsewhere()
     assert [pending for pending, _ in others] == [False, False]
     assert None not in [current for _, current in others]
@@ -329,7 +329,7 @@ def test_a_lost_publication_is_found_by_polling(policies: Policies, settings: An
     policies.reload(newest())
     revision = newest()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("django_ratequota.recording._publish", lambda: None)
+        patch.setattr("django_ratequota.publication._Publication.publish", lambda self: None)
         RatePolicy.objects.create(rates="1/s")
     assert newest() == revision
     assert not policies.overdue()
@@ -586,7 +586,7 @@ def test_a_change_whose_publication_was_lost_comes_with_the_next_one(
     policies.reload(newest())
     policies.load_user(str(alice.pk))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("django_ratequota.recording._publish", lambda: None)
+        patch.setattr("django_ratequota.publication._Publication.publish", lambda self: None)
         RatePolicy.objects.create(rates="1/s")
         RatePolicy.objects.create(user=alice, rates="2/s")
     Endpoint.objects.create(name="search")
