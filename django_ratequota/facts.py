@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
@@ -21,7 +22,8 @@ _NEW_ID = 2**63
 #: What a snapshot remembers of late: matches of routes, places, resolutions (about 1 kB each).
 _MATCHES, _PLACES, _RESOLUTIONS = 4096, 4096, 8192
 
-logger = logging.getLogger("django_ratequota")
+#: ``PolicyFacts.rates`` where this version can read neither the text nor an earlier one: ``on_error`` decides.
+UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class PlanFacts:
     id: int
     name: str
     slug: str
+    #: Who is on it without an assignment: authenticated, anonymous, or "" for nobody.
+    default_for: str = ""
 
 
 # Told apart by identity, as users' entries are: they are parts of keys that every request looks up.
@@ -57,8 +61,9 @@ class PolicyFacts:
     subject: str
     plan_id: int | None
     counted_per: str
+    #: What ``rates`` were read from.
     text: str
-    #: The rates to count by, or the words unlimited and blocked.
+    #: The rates to count by, or the words unlimited and blocked; or ``UNREADABLE``.
     rates: tuple[Rate, ...] | str
     mode: str
     on_error: str
@@ -66,6 +71,8 @@ class PolicyFacts:
     ends_us: int | None
     #: The addresses that a subject ``ip:...`` stands for; None for other audiences.
     network: Network | None = None
+    #: The stored text, where this version cannot read it; None where it can.
+    unread: str | None = None
 
     @property
     def dated(self) -> bool:
@@ -86,6 +93,7 @@ class Assignment:
     plan_id: int
     starts_us: int
     ends_us: int | None
+    id: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,9 +104,9 @@ class UserEntry:
     assignments: tuple[Assignment, ...] = ()
 
     def plan_id(self, now_us: int) -> int | None:
-        """The plan assigned at ``now_us``: a dated assignment beats an open one, then the latest start."""
+        """The plan assigned at ``now_us``: a dated assignment first, then the latest start, then the highest id."""
         active = [a for a in self.assignments if a.starts_us <= now_us and (a.ends_us is None or now_us < a.ends_us)]
-        best = max(active, key=lambda a: (a.ends_us is not None, a.starts_us), default=None)
+        best = max(active, key=lambda a: (a.ends_us is not None, a.starts_us, a.id), default=None)
         return None if best is None else best.plan_id
 
 
@@ -106,35 +114,78 @@ NOBODY = UserEntry()
 
 
 class Group:
-    """The policies that compete for one endpoint and counted_per, indexed by audience; users' own left out."""
+    """The policies that compete for one endpoint and counted_per, indexed by audience; users' own left out.
 
-    __slots__ = ("by_network", "by_plan", "by_subject", "everyone", "kinds", "policies")
+    Immutable: ``changed`` makes another one.
+    """
+
+    __slots__ = ("by_id", "by_network", "by_plan", "by_subject", "everyone", "kinds")
 
     def __init__(self, policies: Iterable[PolicyFacts]) -> None:
-        #: All of them, those that are off included, for ``explain``.
-        self.policies = tuple(policies)
+        #: All of them, those that are off included.
+        self.by_id: dict[int, PolicyFacts] = {}
         self.by_subject: dict[str, list[PolicyFacts]] = {}
-        #: Kinds of the subjects above.
-        self.kinds: tuple[str, ...] = ()
-        #: (bits of an address, bits of these that tell hosts apart) -> the other bits -> policies
+        #: (address length in bits, host bits) -> network number -> policies
         self.by_network: dict[tuple[int, int], dict[int, list[PolicyFacts]]] = {}
-        self.by_plan: dict[int, list[PolicyFacts]] = {}
-        self.everyone: list[PolicyFacts] = []
-        for policy in self.policies:
-            if policy.mode == "off":
-                continue
-            network = policy.network
-            if network is not None:
-                hosts = network.max_prefixlen - network.prefixlen
-                alike = self.by_network.setdefault((network.max_prefixlen, hosts), {})
-                alike.setdefault(int(network.network_address) >> hosts, []).append(policy)
-            elif policy.subject:
-                self.by_subject.setdefault(policy.subject, []).append(policy)
-            elif policy.plan_id is not None:
-                self.by_plan.setdefault(policy.plan_id, []).append(policy)
-            else:
-                self.everyone.append(policy)
-        self.kinds = tuple({subject.partition(":")[0] for subject in self.by_subject})
+        #: Plan id -> policies; those for everyone under None.
+        self.by_plan: dict[int | None, list[PolicyFacts]] = {}
+        for policy in policies:
+            self.by_id[policy.id] = policy
+            if policy.mode != "off":
+                index, key = self._index(policy)
+                index.setdefault(key, []).append(policy)
+        self.everyone = self.by_plan.get(None, [])
+        #: Kinds of the subjects above -> how many subjects.
+        self.kinds = Counter(map(_kind, self.by_subject))
+
+    @property
+    def policies(self) -> Collection[PolicyFacts]:
+        """All policies of the group, those that are off included, for ``explain``."""
+        return self.by_id.values()
+
+    def changed(self, gone: Set[int], come: Iterable[PolicyFacts]) -> Group:
+        """A copy without the policies with the ids ``gone``, and with those that ``come``.
+
+        The dicts are copied, 10^5 entries in a millisecond each; a list of rivals is replaced, never changed.
+        """
+        group = copy(self)
+        group.by_id, group.by_subject, group.by_plan = dict(self.by_id), dict(self.by_subject), dict(self.by_plan)
+        group.by_network = {size: dict(networks) for size, networks in self.by_network.items()}
+        group.kinds = self.kinds.copy()
+        for policy in [group.by_id.pop(pk) for pk in gone]:
+            if policy.mode != "off":
+                group._reindex(policy, [])
+        for policy in come:
+            group.by_id[policy.id] = policy
+            if policy.mode != "off":
+                group._reindex(policy, [policy])
+        group.by_network = {size: networks for size, networks in group.by_network.items() if networks}
+        group.everyone = group.by_plan.get(None, [])
+        return group
+
+    def _index(self, policy: PolicyFacts) -> tuple[dict[Any, list[PolicyFacts]], Any]:
+        """The index that the policy belongs to, and its key there."""
+        network = policy.network
+        if network is not None:
+            hosts = network.max_prefixlen - network.prefixlen
+            networks = self.by_network.setdefault((network.max_prefixlen, hosts), {})
+            return networks, int(network.network_address) >> hosts
+        return (self.by_subject, policy.subject) if policy.subject else (self.by_plan, policy.plan_id)
+
+    def _reindex(self, policy: PolicyFacts, instead: list[PolicyFacts]) -> None:
+        """Replace the list of rivals that the policy belongs to by one with ``instead`` in the policy's place."""
+        index, key = self._index(policy)
+        known = key in index
+        rivals = [*(rival for rival in index.get(key, ()) if rival.id != policy.id), *instead]
+        if rivals:
+            index[key] = rivals
+        else:
+            del index[key]
+        if index is self.by_subject and known != bool(rivals):
+            kind = _kind(policy.subject)
+            self.kinds[kind] += 1 if rivals else -1
+            if not self.kinds[kind]:
+                del self.kinds[kind]
 
     def containing(self, address: IPv4Address | IPv6Address) -> Iterator[PolicyFacts]:
         """The policies for networks that the address is in."""
@@ -145,12 +196,15 @@ class Group:
 
 
 class Memo:
-    """What was worked out from one snapshot lately, by ``resolver``: bounded, and gone with the snapshot."""
+    """What was worked out from one snapshot lately, by ``resolver``: bounded, and gone with the snapshot.
+
+    ``matches`` depend on endpoints only: snapshots with the same endpoints share them.
+    """
 
     __slots__ = ("matches", "places", "resolutions")
 
-    def __init__(self) -> None:
-        self.matches: Recent[tuple[EndpointFacts, ...]] = Recent(_MATCHES)
+    def __init__(self, matches: Recent[tuple[EndpointFacts, ...]] | None = None) -> None:
+        self.matches: Recent[tuple[EndpointFacts, ...]] = Recent(_MATCHES) if matches is None else matches
         self.places: Recent[Any] = Recent(_PLACES)
         self.resolutions: Recent[Any] = Recent(_RESOLUTIONS)
 
@@ -186,6 +240,12 @@ class Snapshot:
         same = replace(self, revision=revision, loaded_at=time.time())
         object.__setattr__(same, "memo", self.memo)
         return same
+
+    def with_groups(self, groups: Mapping[int | None, Mapping[str, Group]]) -> Snapshot:
+        """The same plans and endpoints with other policies; remembers which endpoints match a route."""
+        other = replace(self, groups=groups, loaded_at=time.time())
+        object.__setattr__(other, "memo", Memo(self.memo.matches))
+        return other
 
     def plan_by_slug(self, slug: str) -> PlanFacts | None:
         """The plan that code calls ``slug``."""
@@ -224,6 +284,7 @@ POLICY_COLUMNS = (
 
 def policy_facts(policy: Any) -> PolicyFacts:
     """What a RatePolicy says, given as the object or as a row of ``POLICY_COLUMNS``."""
+    rates = read_rates(policy.rates, policy.algorithm)
     return PolicyFacts(
         id=_NEW_ID if policy.pk is None else policy.pk,
         endpoint_id=policy.endpoint_id,
@@ -232,13 +293,22 @@ def policy_facts(policy: Any) -> PolicyFacts:
         plan_id=policy.plan_id,
         counted_per=policy.counted_per,
         text=policy.rates,
-        rates=_read_rates(policy),
+        rates=UNREADABLE if rates is None else rates,
         mode=policy.mode,
         on_error=policy.on_error,
         starts_us=policy.starts_at and to_us(policy.starts_at),
         ends_us=policy.ends_at and to_us(policy.ends_at),
         network=_network(policy.subject),
+        unread=policy.rates if rates is None else None,
     )
+
+
+def read_rates(text: Any, algorithm: Any) -> tuple[Rate, ...] | str | None:
+    """The rates that a policy's text stands for; None where this version cannot read them."""
+    try:
+        return _parse(text, algorithm)
+    except InvalidRate:
+        return None
 
 
 def to_us(moment: datetime) -> int:
@@ -256,13 +326,8 @@ def _network(subject: str) -> Network | None:
         return None
 
 
-def _read_rates(policy: Any) -> tuple[Rate, ...] | str:
-    try:
-        return _parse(policy.rates, policy.algorithm)
-    except InvalidRate as error:
-        # Written past the model's validation; limiting nobody by it beats failing every request.
-        logger.error("policy %s is left out, its rates %r cannot be read: %s", policy.pk, policy.rates, error)
-        return ()
+def _kind(subject: str) -> str:
+    return subject.partition(":")[0]
 
 
 # Thousands of policies say a few dozen rates among them: parsed once, and held once.
