@@ -46,19 +46,19 @@ def _defaults(known: Mapping[str, int], plans: Rows[PlanFacts]) -> dict[str, int
 
 def _regrouped(groups: Groups, policies: Rows[PolicyFacts]) -> Groups:
     """Return the groups with the policies where they belong now; the same object where nothing has changed."""
-    come: dict[tuple[int | None, str], list[PolicyFacts]] = {}
-    for policy in policies.values():
+    come: dict[tuple[int | None, str], dict[int, PolicyFacts]] = {}
+    for pk, policy in policies.items():
         if policy is not None:
-            come.setdefault((policy.endpoint_id, policy.counted_per), []).append(policy)
+            come.setdefault((policy.endpoint_id, policy.counted_per), {})[pk] = policy
     touched: dict[tuple[int | None, str], Group] = {}
     for endpoint_id, rivals in groups.items():
         for counted_per, group in rivals.items():
             # Not by what a policy was, which its change says: by where it is.
-            gone = group.by_id.keys() & policies.keys()
-            new = come.pop((endpoint_id, counted_per), [])
-            if {pk: group.by_id[pk] for pk in gone} != {policy.id: policy for policy in new}:
+            gone = group.by_id.common(policies.keys())
+            new = come.pop((endpoint_id, counted_per), {})
+            if {pk: group.by_id[pk] for pk in gone} != new:
                 touched[endpoint_id, counted_per] = group.changed(gone, new)
-    touched |= {place: Group(new) for place, new in come.items()}
+    touched |= {place: Group(new.values()) for place, new in come.items()}
     if not touched:
         return groups
     regrouped = dict(groups)

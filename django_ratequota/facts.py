@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_network
@@ -14,6 +14,7 @@ from typing import Any
 
 from .conf import Network
 from .exceptions import InvalidRate
+from .parted import Parted
 from .rates import Rate, parse_rates
 from .recent import Recent
 
@@ -21,6 +22,8 @@ from .recent import Recent
 _NEW_ID = 2**63
 #: What a snapshot remembers of late: matches of routes, places, resolutions (about 1 kB each).
 _MATCHES, _PLACES, _RESOLUTIONS = 4096, 4096, 8192
+#: Indexes of a group; the others are of networks of one size.
+_SUBJECTS, _PLANS = "subjects", "plans"
 
 #: ``PolicyFacts.rates`` where this version can read neither the text nor an earlier one: ``on_error`` decides.
 UNREADABLE = "unreadable"
@@ -123,69 +126,62 @@ class Group:
 
     def __init__(self, policies: Iterable[PolicyFacts]) -> None:
         #: All of them, those that are off included.
-        self.by_id: dict[int, PolicyFacts] = {}
-        self.by_subject: dict[str, list[PolicyFacts]] = {}
+        self.by_id: Parted[int, PolicyFacts] = Parted({})
+        self.by_subject: Parted[str, list[PolicyFacts]] = Parted({})
         #: (address length in bits, host bits) -> network number -> policies
-        self.by_network: dict[tuple[int, int], dict[int, list[PolicyFacts]]] = {}
+        self.by_network: dict[tuple[int, int], Parted[int, list[PolicyFacts]]] = {}
         #: Plan id -> policies; those for everyone under None.
-        self.by_plan: dict[int | None, list[PolicyFacts]] = {}
-        for policy in policies:
-            self.by_id[policy.id] = policy
-            if policy.mode != "off":
-                index, key = self._index(policy)
-                index.setdefault(key, []).append(policy)
-        self.everyone = self.by_plan.get(None, [])
+        self.by_plan: Parted[int | None, list[PolicyFacts]] = Parted({})
         #: Kinds of the subjects above -> how many subjects.
-        self.kinds = Counter(map(_kind, self.by_subject))
+        self.kinds: Counter[str] = Counter()
+        self._fill(frozenset(), {policy.id: policy for policy in policies})
 
     @property
     def policies(self) -> Collection[PolicyFacts]:
         """All policies of the group, those that are off included, for ``explain``."""
         return self.by_id.values()
 
-    def changed(self, gone: Set[int], come: Iterable[PolicyFacts]) -> Group:
-        """A copy without the policies with the ids ``gone``, and with those that ``come``.
-
-        The dicts are copied, 10^5 entries in a millisecond each; a list of rivals is replaced, never changed.
-        """
+    def changed(self, gone: Set[int], come: Mapping[int, PolicyFacts]) -> Group:
+        """Return a copy without the policies with the ids ``gone``, and with those that ``come``, by id."""
         group = copy(self)
-        group.by_id, group.by_subject, group.by_plan = dict(self.by_id), dict(self.by_subject), dict(self.by_plan)
-        group.by_network = {size: dict(networks) for size, networks in self.by_network.items()}
-        group.kinds = self.kinds.copy()
-        for policy in [group.by_id.pop(pk) for pk in gone]:
-            if policy.mode != "off":
-                group._reindex(policy, [])
-        for policy in come:
-            group.by_id[policy.id] = policy
-            if policy.mode != "off":
-                group._reindex(policy, [policy])
-        group.by_network = {size: networks for size, networks in group.by_network.items() if networks}
-        group.everyone = group.by_plan.get(None, [])
+        group._fill(gone, come)
         return group
 
-    def _index(self, policy: PolicyFacts) -> tuple[dict[Any, list[PolicyFacts]], Any]:
-        """The index that the policy belongs to, and its key there."""
-        network = policy.network
-        if network is not None:
-            hosts = network.max_prefixlen - network.prefixlen
-            networks = self.by_network.setdefault((network.max_prefixlen, hosts), {})
-            return networks, int(network.network_address) >> hosts
-        return (self.by_subject, policy.subject) if policy.subject else (self.by_plan, policy.plan_id)
+    def _fill(self, gone: Set[int], come: Mapping[int, PolicyFacts]) -> None:
+        """``changed`` in place; replaces what a copy shares, and changes none of it."""
+        #: Index -> key -> the policies there are to be.
+        places: dict[Any, dict[Any, list[PolicyFacts]]] = {}
+        for policy in (self.by_id[pk] for pk in gone):
+            if policy.mode != "off":
+                index, key = _place(policy)
+                places.setdefault(index, {}).setdefault(key, [])
+        for policy in come.values():
+            if policy.mode != "off":
+                index, key = _place(policy)
+                places.setdefault(index, {}).setdefault(key, []).append(policy)
+        for index, rivals in places.items():
+            self._replace(index, rivals, gone)
+        self.by_id = self.by_id.changed(gone, come)
+        self.everyone = self.by_plan.get(None, [])
 
-    def _reindex(self, policy: PolicyFacts, instead: list[PolicyFacts]) -> None:
-        """Replace the list of rivals that the policy belongs to by one with ``instead`` in the policy's place."""
-        index, key = self._index(policy)
-        known = key in index
-        rivals = [*(rival for rival in index.get(key, ()) if rival.id != policy.id), *instead]
-        if rivals:
-            index[key] = rivals
+    def _replace(self, index: Any, rivals: dict[Any, list[PolicyFacts]], gone: Set[int]) -> None:
+        indexes: dict[Any, Any] = {_SUBJECTS: self.by_subject, _PLANS: self.by_plan, **self.by_network}
+        known = indexes.get(index, Parted({}))
+        if known:
+            for key, own in rivals.items():
+                own[:0] = [policy for policy in known.get(key, ()) if policy.id not in gone]
+        filled = {key: own for key, own in rivals.items() if own}
+        changed = known.changed(rivals.keys() - filled.keys(), filled)
+        if index == _SUBJECTS:
+            kinds = Counter(self.kinds)
+            kinds.update(_kind(key) for key in filled if key not in known)
+            kinds.subtract(_kind(key) for key in rivals if key in known and key not in filled)
+            self.by_subject, self.kinds = changed, +kinds
+        elif index == _PLANS:
+            self.by_plan = changed
         else:
-            del index[key]
-        if index is self.by_subject and known != bool(rivals):
-            kind = _kind(policy.subject)
-            self.kinds[kind] += 1 if rivals else -1
-            if not self.kinds[kind]:
-                del self.kinds[kind]
+            networks = {**self.by_network, index: changed}
+            self.by_network = {size: one for size, one in networks.items() if one}
 
     def containing(self, address: IPv4Address | IPv6Address) -> Iterator[PolicyFacts]:
         """The policies for networks that the address is in."""
@@ -237,14 +233,17 @@ class Snapshot:
 
     def at(self, revision: int) -> Snapshot:
         """The same, read at this revision as of now."""
-        same = replace(self, revision=revision, loaded_at=time.time())
-        object.__setattr__(same, "memo", self.memo)
-        return same
+        return self._with(revision=revision)
 
     def with_groups(self, groups: Mapping[int | None, Mapping[str, Group]]) -> Snapshot:
         """The same plans and endpoints with other policies; remembers which endpoints match a route."""
-        other = replace(self, groups=groups, loaded_at=time.time())
-        object.__setattr__(other, "memo", Memo(self.memo.matches))
+        return self._with(groups=groups, memo=Memo(self.memo.matches))
+
+    def _with(self, **fields: Any) -> Snapshot:
+        # A copy: what ``__post_init__`` finds out about a thousand endpoints stays as it is.
+        other = copy(self)
+        for name, value in {"loaded_at": time.time(), **fields}.items():
+            object.__setattr__(other, name, value)
         return other
 
     def plan_by_slug(self, slug: str) -> PlanFacts | None:
@@ -324,6 +323,15 @@ def _network(subject: str) -> Network | None:
         return ip_network(value)
     except ValueError:  # written past the model's validation: it matches nobody
         return None
+
+
+def _place(policy: PolicyFacts) -> tuple[Any, Any]:
+    """The index of a group that the policy belongs to, and its key there."""
+    network = policy.network
+    if network is not None:
+        hosts = network.max_prefixlen - network.prefixlen
+        return (network.max_prefixlen, hosts), int(network.network_address) >> hosts
+    return (_SUBJECTS, policy.subject) if policy.subject else (_PLANS, policy.plan_id)
 
 
 def _kind(subject: str) -> str:

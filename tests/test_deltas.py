@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple
@@ -64,7 +64,7 @@ def picture(snapshot: Snapshot) -> Any:
 
 def shape(group: Group) -> Any:
     def ids(index: dict[Any, Any]) -> Any:
-        if index and isinstance(next(iter(index.values())), dict):
+        if index and isinstance(next(iter(index.values())), Mapping):
             return {key: ids(inner) for key, inner in index.items()}
         return {key: sorted(policy.id for policy in rivals) for key, rivals in index.items()}
 
