@@ -76,6 +76,8 @@ class Policies:
         self._polled = self._tidied = 0.0
         # The newest revision that anybody has asked for.
         self._wanted = 0
+        # How many unseen changes are applied row by row.
+        self._most = _FEW
         # Whether the last attempt to read policies succeeded.
         self._readable = True
         #: How often policies were read because some had changed, and how many seconds that took together.
@@ -150,9 +152,10 @@ class Policies:
         before = self._snapshot
         # Changes are read before the data they announce: one that commits in between is read twice, never missed.
         with self._reading():
-            changes, seen = self._seen.look(_most(before)) if before is not None else Seen.of_history()
+            changes, seen = self._seen.look(self._most) if before is not None else Seen.of_history()
             if before is None or any(change.everything for change in changes):
                 snapshot = load_snapshot(revision, before)
+                self._most = min(_MANY, max(_FEW, sum(1 for _ in _held(snapshot)) // 4))
             else:
                 snapshot = update_snapshot(before, {change.row for change in changes if change.row})
         if snapshot is not before:
@@ -226,12 +229,6 @@ def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snap
     )
 
 
-def _most(snapshot: Snapshot) -> int:
-    """How many unseen changes are worth applying row by row."""
-    held = sum(len(group.by_id) for groups in snapshot.groups.values() for group in groups.values())
-    return min(_MANY, max(_FEW, held // 4))
-
-
 def _held(snapshot: Snapshot) -> Iterator[PolicyFacts]:
     return (policy for groups in snapshot.groups.values() for group in groups.values() for policy in group.policies)
 
@@ -261,8 +258,10 @@ def _found(rows: Any, ids: Sequence[int]) -> Iterator[Any]:
 
 def _remembered(snapshot: Snapshot | None) -> Callable[[int], PolicyFacts | None]:
     """Finds a policy of the snapshot by its id."""
-    groups = [] if snapshot is None else [group for rivals in snapshot.groups.values() for group in rivals.values()]
-    return lambda pk: next((group.by_id[pk] for group in groups if pk in group.by_id), None)
+    groups = {} if snapshot is None else snapshot.groups
+    return lambda pk: next(
+        (group.by_id[pk] for rivals in groups.values() for group in rivals.values() if pk in group.by_id), None
+    )
 
 
 def _load_user(user_id: str) -> UserEntry:
