@@ -43,6 +43,7 @@ def connect() -> None:
     checks.register(check_exposed, deploy=True)
     checks.register(check_outcome, checks.Tags.database)
     checks.register(check_round_trip, checks.Tags.database)
+    checks.register(check_rates, checks.Tags.database)
 
 
 def check_settings(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
@@ -139,6 +140,21 @@ def check_outcome(app_configs: Any = None, databases: Collection[str] | None = N
     text = f"Some endpoints count only responses of some statuses ({', '.join(names)}), without the middleware."
     hint = f"Add {_MIDDLEWARE!r} to MIDDLEWARE: but for views under @ratequota, all requests count there."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W006")] if names else []
+
+
+def check_rates(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:
+    """W012, where the database is checked: policies have rates that this version cannot read."""
+    from .meanings import find_unreadable
+    from .models import RatePolicy
+
+    if policy_alias() not in (databases or ()):
+        return []
+    try:
+        found = find_unreadable()
+    except DatabaseError:  # not migrated yet
+        return []
+    hint = "Edit them, or let a newer version that wrote them take this one's place."
+    return [checks.Warning(str(one), hint=hint, id="django_ratequota.W012") for one in found]
 
 
 def check_round_trip(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:

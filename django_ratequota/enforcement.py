@@ -21,7 +21,7 @@ from .alerts import watch
 from .charges import charges_of
 from .collecting import note
 from .conf import settings
-from .exceptions import InvalidCost, NewerRevision, StoreError
+from .exceptions import InvalidCost, InvalidRate, NewerRevision, StoreError
 from .facts import NOBODY, PlanFacts, Snapshot, UserEntry
 from .fallback import decide_without_store
 from .health import keep_reporting, note_degraded
@@ -40,9 +40,6 @@ from .types import Bucket, Decision, check_cost
 logger = logging.getLogger("django_ratequota")
 
 Step = Command | Callable[[], Any]
-
-#: Reloads in one request, should operators publish faster than a process can read.
-_MAX_RELOADS = 20
 
 
 def check_request(request: Any, scope: str | None = None, cost: int | None = None) -> Decision:
@@ -145,6 +142,8 @@ def _decide(
     method = http.method or "GET"
     caller = Caller(request, user)
     snapshot = policies.current()
+    # Policies are read once a request at most, should operators publish faster than a process can read.
+    may_reload = snapshot is not None
     if snapshot is None or policies.overdue():
         try:
             snapshot = yield from _newer(snapshot)
@@ -152,8 +151,7 @@ def _decide(
             note_degraded("database", error)
             return decide_without_store((), "database", 1)
     charged = {status.bucket.counter for status in before.statuses} if before and before.allowed else None
-    readable = True
-    for reloads in range(_MAX_RELOADS + 1):
+    while True:
         user_id = caller.user_id
         entry = NOBODY if user_id is None else policies.user(user_id) or (yield from _load(user_id))
         try:
@@ -165,19 +163,20 @@ def _decide(
         buckets = resolution.buckets
         if charged:
             buckets = tuple(bucket for bucket in buckets if bucket.counter not in charged)
-        if before is not None and before.allowed and not buckets and not resolution.blocked_by:
+        refuses = resolution.blocked_by or resolution.unreadable
+        if before is not None and before.allowed and not buckets and not refuses:
             return before
-        # Where newer policies cannot be read, or keep being published, the last that could be read decide.
-        revision = snapshot.revision if readable and reloads < _MAX_RELOADS else None
+        revision = snapshot.revision if may_reload else None
         units = resolution.cost if cost is None else cost
         try:
             decision = yield from _judge(resolution, "check", units, buckets, revision)
             break
         except NewerRevision as newer:
+            may_reload = False
             try:
                 snapshot = yield partial(policies.reload, newer.revision)
             except DatabaseError:
-                readable = False
+                pass  # the last known policies go on
     if snapshot.by_outcome and decision.allowed:
         reserve(http, snapshot, decision)
     watch(decision)
@@ -244,18 +243,37 @@ def _judge(
     resolution: Resolution, mode: str, cost: int, buckets: tuple[Bucket, ...], revision: int | None
 ) -> Generator[Step, Any, Decision]:
     """Ask the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``."""
+    denied_by = _denied_by(resolution)
     # A blocked request consumes nothing, but asks all the same: it, too, sees the edit that lifts the block.
-    asked = () if resolution.blocked_by else buckets
+    asked = () if resolution.blocked_by or denied_by else buckets
     try:
         limiter = default_limiter()
         decision = yield from limiter.steps(mode, asked, cost, revision=revision, settler=_Settler(limiter))
     except StoreError as error:
         if mode != "peek":
             note_degraded(error.reason, error)
-        return decide_without_store(buckets, error.reason, cost, resolution.blocked_by, peek=mode == "peek")
+        peek = mode == "peek" or bool(denied_by)
+        decision = decide_without_store(buckets, error.reason, cost, resolution.blocked_by, peek=peek)
+    if resolution.unreadable:
+        if mode != "peek":
+            note_degraded("rates", _cannot_be_read(resolution))
+        if denied_by:
+            names = (*decision.denied_by, *denied_by)
+            decision = replace(decision, allowed=False, denied_by=names, error=decision.error or "rates")
     if resolution.blocked_by:
         return replace(decision, allowed=False, blocked_by=resolution.blocked_by)
     return decision
+
+
+def _denied_by(resolution: Resolution) -> tuple[str, ...]:
+    """Names of the policies that refuse because nothing tells what their rates mean."""
+    on_error = settings.on_error
+    return tuple(name for name, policy in resolution.unreadable if (policy.on_error or on_error) == "deny")
+
+
+def _cannot_be_read(resolution: Resolution) -> InvalidRate:
+    ids = ", ".join(str(policy.id) for _name, policy in resolution.unreadable)
+    return InvalidRate("the rates of policy %(ids)s cannot be read", ids=ids)
 
 
 class _Settler:

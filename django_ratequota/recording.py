@@ -26,6 +26,13 @@ from .validation import visible
 
 _author: ContextVar[tuple[Any, str]] = ContextVar("ratequota_author", default=(None, ""))
 _BATCH = 500
+#: Model -> fields that are for operators only: no request can see them.
+_UNSEEN = {
+    "plan": ("description",),
+    "endpoint": ("description",),
+    "ratepolicy": ("reason",),
+    "planassignment": ("reason", "created_by", "created_at"),
+}
 
 
 @contextmanager
@@ -113,7 +120,7 @@ def _record_counters(
     _policy_change().objects.create(
         model="counter",
         object_text=visible(subject if user is None else _("user %s") % user)[:300],
-        touched_user="" if user is None else user_id[:64],
+        touched_user="" if user is None else _fitting(user_id),
         action=action,
         actor=actor,
         reason=(reason or reason_given)[:200],
@@ -143,13 +150,26 @@ def _change(before: models.Model | None, after: models.Model | None) -> Any:
         model=(instance._meta.concrete_model or type(instance))._meta.model_name,
         object_id=str(instance.pk),
         object_text=_text(instance)[:300],
-        touched_user=users.pop()[:64] if len(users) == 1 else "",
+        touched_user=_fitting(users.pop()) if len(users) == 1 else "",
         action=action,
         actor=actor,
         reason=(reason or getattr(instance, "reason", ""))[:200],
         before=states[0],
         after=states[1],
     )
+
+
+def _fitting(user_id: str) -> str:
+    """The key as ``touched_user``; "" where it is too long: a part of it would be another user's."""
+    return user_id if len(user_id) <= _policy_change()._meta.get_field("touched_user").max_length else ""
+
+
+def is_seen(model: str, before: Any, after: Any) -> bool:
+    """Whether a request can see the change; ``before`` and ``after`` are the object's fields, None = no object."""
+    if not before or not after:
+        return True
+    unseen = _UNSEEN.get(model, ())
+    return any(before.get(name) != after.get(name) for name in {*before, *after} if name not in unseen)
 
 
 def _text(instance: models.Model) -> str:
@@ -163,7 +183,8 @@ def _write(changes: list[Any], using: str) -> None:
     # In the caller's transaction if there is one: this one is for AUTOCOMMIT False and for calls outside of any.
     with transaction.atomic(using=using, savepoint=False):
         _policy_change().objects.using(using).bulk_create(changes, batch_size=_BATCH)
-        publish_on_commit(using)
+        if any(is_seen(change.model, change.before, change.after) for change in changes):
+            publish_on_commit(using)
 
 
 class RecordingQuerySet(PrimaryQuerySet):

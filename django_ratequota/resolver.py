@@ -18,7 +18,7 @@ from typing import Literal
 
 from django.utils.translation import gettext as _
 
-from .facts import EndpointFacts, PlanFacts, PolicyFacts, Snapshot, UserEntry
+from .facts import UNREADABLE, EndpointFacts, PlanFacts, PolicyFacts, Snapshot, UserEntry
 from .identity import Caller
 from .places import Place, contenders, place_of
 from .places import match_endpoints as match_endpoints  # part of what callers need to ask
@@ -52,6 +52,8 @@ class Resolution:
     #: µs since the Unix epoch: it holds from the first, and before the second.
     since_us: int
     until_us: int
+    #: The enforced winners whose rates cannot be read, with the names that clients see: their ``on_error`` decides.
+    unreadable: tuple[tuple[str, PolicyFacts], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,7 @@ def resolve_anew(asked: Asked) -> Resolution:
     blocked: list[str] = []
     blocking: dict[str, list[int]] = {"enforce": [], "log": []}
     winners: list[PolicyFacts] = []
+    unreadable: list[tuple[str, PolicyFacts]] = []
     moments = [moment for a in asked.entry.assignments for moment in (a.starts_us, a.ends_us)]
     for endpoint, counted_per, own, group in place.groups:
         subject = asked.caller.subject(counted_per, plan_id)
@@ -152,6 +155,8 @@ def resolve_anew(asked: Asked) -> Resolution:
             blocking[winner.mode].append(winner.id)
             if winner.mode == "enforce":
                 blocked.append(f"{endpoint.name if endpoint else 'all'}/blocked")
+        elif winner.mode == "enforce" and winner.rates == UNREADABLE:
+            unreadable.append((f"{endpoint.name if endpoint else 'all'}/unreadable", winner))
     since_us, until_us = _around(asked.now_us, moments) if moments else (-sys.maxsize, sys.maxsize)
     return Resolution(
         buckets=tuple(buckets),
@@ -165,6 +170,7 @@ def resolve_anew(asked: Asked) -> Resolution:
         cost=place.cost,
         since_us=since_us,
         until_us=until_us,
+        unreadable=tuple(unreadable),
     )
 
 
@@ -185,6 +191,8 @@ def explain(asked: Asked) -> tuple[Candidate, ...]:
                     # Not within an f-string: there gettext's own tools do not find what is to be translated.
                     only = _("only responses with status %(statuses)s stay charged") % statuses
                     reason = f"{reason}; {only}"
+                if policy.unread is not None:
+                    reason = f"{reason}; {_what_goes_on(policy)}"
                 candidates.append(
                     Candidate(
                         policy=policy,
@@ -254,8 +262,6 @@ def _inapplicable(policy: PolicyFacts, asked: Asked, plan: PlanFacts | None, sub
     """Why the policy does not concern this caller now; "" when it does."""
     if policy.mode == "off":
         return _("it is switched off")
-    if not policy.rates:
-        return _("its rates %(text)r cannot be read") % {"text": policy.text}
     if not policy.active(asked.now_us):
         return _("it has not started yet") if (policy.starts_us or 0) > asked.now_us else _("it has ended")
     if policy.network is not None:
@@ -272,6 +278,14 @@ def _inapplicable(policy: PolicyFacts, asked: Asked, plan: PlanFacts | None, sub
     if subject is None:
         return _("the caller has no %(name)s to count by") % {"name": policy.counted_per}
     return ""
+
+
+def _what_goes_on(policy: PolicyFacts) -> str:
+    """What counts in place of rates that cannot be read."""
+    names = {"unread": policy.unread, "text": policy.text}
+    if policy.rates == UNREADABLE:
+        return _("its rates %(unread)r cannot be read: on_error decides") % names
+    return _("its rates %(unread)r cannot be read: the last readable ones, %(text)s, go on") % names
 
 
 def _beaten(policy: PolicyFacts, winner: PolicyFacts | None) -> str:

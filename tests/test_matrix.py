@@ -18,7 +18,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_ratequota import check_request
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from tests.operators import client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -178,11 +178,14 @@ def test_cells_say_what_requests_meet(operator: Client, free: Plan, search: Endp
     assert len(seen) > 6, "the winners changed often"
 
 
-def test_rates_that_cannot_be_read_count_nowhere(operator: Client, free: Plan) -> None:
+def test_rates_that_cannot_be_read_say_what_counts(operator: Client, free: Plan) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s")
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'garbage'")
-    assert words(cells(operator.get(MATRIX))["all endpoints", "Free"]) == "+ 1 not in force"
+    cell = words(cells(operator.get(MATRIX))["all endpoints", "Free"])
+    assert cell == "1/s in place of garbage, which cannot be read"
+    PolicyChange.objects.all().delete()
+    assert words(cells(operator.get(MATRIX))["all endpoints", "Free"]) == "garbage cannot be read: on error decides"
 
 
 def test_overrides_are_counted_and_listed(operator: Client, search: Endpoint) -> None:

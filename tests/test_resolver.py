@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db.models import Value
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -191,18 +190,6 @@ def test_a_blocked_endpoint_is_named() -> None:
     RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="blocked")
     assert resolve(asked(scope="search")).blocked_by == ("search/blocked",)
     assert resolve(asked(scope="export")).blocked_by == ()
-
-
-@database
-def test_rates_that_cannot_be_read_leave_the_next_policy_in_force(caplog: Any) -> None:
-    plan = Plan.objects.create(name="Free", slug="free", default_for="anonymous")
-    RatePolicy.objects.create(rates="5/hour")
-    broken = RatePolicy.objects.create(plan=plan, rates="7/hour")
-    RatePolicy.objects.filter(pk=broken.pk).update(rates=Value("7 per hour"))
-    asking = asked()
-    assert limits(resolve(asking)) == [f"ip:{ADDRESS} 5/hour"]
-    assert f"policy {broken.pk} is left out, its rates '7 per hour' cannot be read" in caplog.text
-    assert [c.reason for c in explain(asking) if not c.won] == ["lost: its rates '7 per hour' cannot be read"]
 
 
 @database

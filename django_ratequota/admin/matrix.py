@@ -18,7 +18,8 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..facts import Group, PolicyFacts, policy_facts
+from ..facts import UNREADABLE, Group, PolicyFacts
+from ..meanings import last_meaning
 from ..models import Endpoint, Plan, RatePolicy
 from ..rates import BLOCKED, UNLIMITED
 from ..resolver import strongest
@@ -159,10 +160,10 @@ class _Cells:
         own = _of(rows) & ~OVERRIDES & _not_ended()
         found: dict[int | None, dict[str, list[PolicyFacts]]] = {}
         for policy in RatePolicy.objects.filter(own).order_by("pk"):
-            facts = policy_facts(policy)
+            facts = last_meaning(policy)
             found.setdefault(facts.endpoint_id, {}).setdefault(facts.counted_per, []).append(facts)
             self.own[facts.endpoint_id, facts.plan_id] += 1
-            self.remarks[facts.id] = tuple(_remarks(policy))
+            self.remarks[facts.id] = tuple(_remarks(policy, facts))
         for endpoint_id, groups in found.items():
             self.groups[endpoint_id] = {per: Group(policies) for per, policies in groups.items()}
 
@@ -251,7 +252,11 @@ def _overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, int]:
     return dict(counted.values("endpoint").annotate(count=Count("pk")).values_list("endpoint", "count"))
 
 
-def _remarks(policy: RatePolicy) -> Iterator[str]:
+def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:
+    if facts.rates == UNREADABLE:
+        yield gettext("cannot be read: on error decides")
+    elif facts.unread is not None:
+        yield gettext("in place of %(text)s, which cannot be read") % {"text": shown(facts.unread)}
     if policy.mode == RatePolicy.Mode.LOG:
         yield gettext("log only")
     if policy.starts_at and not policy.ends_at:

@@ -20,6 +20,7 @@ from ...histogram import merged, quantile
 from ...info import server_version
 from ...limiter import default_limiter
 from ...looking import Question
+from ...meanings import find_unreadable
 from ...models import Plan, PolicyChange
 from ...recording import record_publication
 from ...rollup import KEEP_DAYS, KEEP_HOURS, roll_up
@@ -135,6 +136,8 @@ class Command(BaseCommand):
         self.stdout.write(f"revision     {revision or 'none published yet'}")
         change = f"{newest.at:%Y-%m-%d %H:%M:%S %Z} {newest}" if newest else "none"
         self.stdout.write(f"last change  {change}")
+        for unreadable in find_unreadable():
+            self.stdout.write(f"unreadable   {unreadable}")
         for line in _workers(reports(), revision):
             self.stdout.write(line)
 
