@@ -18,6 +18,7 @@ from typing import Literal
 
 from django.utils.translation import gettext as _
 
+from .conf import settings
 from .facts import EndpointFacts, PlanFacts, PolicyFacts, Snapshot, UserEntry
 from .identity import Caller
 from .places import Place, contenders, place_of
@@ -81,16 +82,16 @@ class Asked:
 
 
 def plan_of(asked: Asked) -> PlanFacts | None:
-    """The caller's plan: PLAN_RESOLVER's answer, else the assignment active now, else the default."""
+    """The caller's plan: PLAN_RESOLVER's answer, or without one the assignment active now; else the default."""
     snapshot, caller = asked.snapshot, asked.caller
-    slug = caller.plan_slug
-    if slug is not None:
-        plan = snapshot.plan_by_slug(slug)
+    plan_id = None
+    if caller.plan_slug is not None:
+        plan = snapshot.plan_by_slug(caller.plan_slug)
         if plan is not None:
             return plan
-        logger.warning("PLAN_RESOLVER answered %r, but no plan has that slug; the default plan counts", slug[:100])
-        plan_id = None
-    else:
+        text = "PLAN_RESOLVER answered %r, but no plan has that slug; the default plan counts"
+        logger.warning(text, caller.plan_slug[:100])
+    elif not settings.plan_resolver:
         plan_id = asked.entry.plan_id(asked.now_us)
     if plan_id is None:
         plan_id = snapshot.defaults.get("authenticated" if caller.user_id is not None else "anonymous")
@@ -102,13 +103,18 @@ def why_plan(asked: Asked) -> str:
     slug = asked.caller.plan_slug
     if slug is not None and asked.snapshot.plan_by_slug(slug) is not None:
         return _("as PLAN_RESOLVER says")
-    if slug is None and asked.entry.plan_id(asked.now_us) is not None:
+    resolver = slug is not None or settings.plan_resolver
+    if not resolver and asked.entry.plan_id(asked.now_us) is not None:
         return _("assigned")
     if plan_of(asked) is None:
+        if resolver:
+            return _("PLAN_RESOLVER names none, and none is the default")
         return _("none is assigned, and none is the default")
-    if asked.caller.user_id is not None:
-        return _("the default for logged-in users without an assignment")
-    return _("the default for anonymous callers")
+    if asked.caller.user_id is None:
+        return _("the default for anonymous callers")
+    if resolver:
+        return _("the default for logged-in users, as PLAN_RESOLVER names none")
+    return _("the default for logged-in users without an assignment")
 
 
 def resolve(asked: Asked) -> Resolution:
