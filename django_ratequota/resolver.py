@@ -1,8 +1,7 @@
 """Which policies apply: (caller, endpoints, snapshot) -> buckets. Pure, and able to say why.
 
-Policies compete in groups of one endpoint (or all) and one counted_per. In each group the most specific audience
-wins: user > subject (longest prefix) > plan > everyone; among equals a dated policy beats an open one, then the
-latest start, then the highest id. All winners are enforced together.
+Policies compete in groups of one endpoint (or all) and one counted_per. In each group the one that comes first by
+``precedence`` wins. All winners are enforced together.
 
 A request is seldom the first of its kind: the snapshot remembers the endpoints of a route, the groups that compete
 there, and what applies to the callers of late, until a policy or an assignment starts or ends.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +22,7 @@ from .facts import EndpointFacts, PlanFacts, PolicyFacts, Snapshot, UserEntry
 from .identity import Caller
 from .places import Place, contenders, place_of
 from .places import match_endpoints as match_endpoints  # part of what callers need to ask
+from .precedence import precedence, strongest, why_beaten, why_first
 from .rates import BLOCKED
 from .types import Bucket
 
@@ -180,12 +180,13 @@ def explain(asked: Asked) -> tuple[Candidate, ...]:
     won = {policy.id: policy for policy in resolve(asked).winners}
     candidates: list[Candidate] = []
     for endpoint, counted_per, own, group in _place(asked).groups:
-        rivals = sorted((*(group.policies if group else ()), *own), key=precedence, reverse=True)
+        # By audience, blocks among the others: else all blocked addresses would stand before the caller's own.
+        rivals = sorted((*(group.policies if group else ()), *own), key=lambda one: precedence(one)[1:], reverse=True)
         subject = asked.caller.subject(counted_per, plan.id if plan else None)
         winner = next((policy for policy in rivals if policy.id in won), None)
         for policy in rivals:
             if policy is winner and subject is not None:
-                reason = _("wins: %(audience)s is the most specific audience here") % {"audience": _audience(policy)}
+                reason = _("wins: %(why)s") % {"why": why_first(policy)}
                 if endpoint and endpoint.charged_statuses:
                     statuses = {"statuses": ", ".join(sorted(endpoint.charged_statuses))}
                     # Not within an f-string: there gettext's own tools do not find what is to be translated.
@@ -203,12 +204,6 @@ def explain(asked: Asked) -> tuple[Candidate, ...]:
                 lost = _inapplicable(policy, asked, plan, subject) or _beaten(policy, winner)
                 candidates.append(Candidate(policy=policy, won=False, reason=_("lost: %(why)s") % {"why": lost}))
     return tuple(candidates)
-
-
-def strongest(rivals: Iterable[PolicyFacts], now_us: int) -> PolicyFacts | None:
-    """Of the policies that compete for one group, the one that counts; None when none of them does now."""
-    active = [p for p in rivals if p.rates and p.active(now_us)]
-    return max(active, key=precedence) if len(active) > 1 else active[0] if active else None
 
 
 def make_buckets(policy: PolicyFacts, endpoint: EndpointFacts | None, subject: str) -> tuple[Bucket, ...]:
@@ -231,18 +226,6 @@ def make_buckets(policy: PolicyFacts, endpoint: EndpointFacts | None, subject: s
         for rate in policy.rates
     ]
     return tuple(buckets)
-
-
-def precedence(policy: PolicyFacts) -> tuple[int, int, bool, int, int]:
-    """Sorts the more specific after the less specific."""
-    if policy.user:
-        audience = 3
-    elif policy.subject:
-        audience = 2
-    else:
-        audience = 1 if policy.plan_id is not None else 0
-    prefix = policy.network.prefixlen if policy.network else 0
-    return audience, prefix, policy.dated, policy.starts_us or 0, policy.id
 
 
 def _place(asked: Asked) -> Place:
@@ -281,20 +264,7 @@ def _inapplicable(policy: PolicyFacts, asked: Asked, plan: PlanFacts | None, sub
 
 
 def _beaten(policy: PolicyFacts, winner: PolicyFacts | None) -> str:
-    if winner is None:
-        return _("nothing applies here")
-    names = {"id": winner.id, "audience": _audience(winner)}
-    if precedence(policy)[:2] < precedence(winner)[:2]:
-        return _("policy %(id)s for %(audience)s is more specific") % names
-    if winner.dated and not policy.dated:
-        return _("policy %(id)s for the same audience is dated") % names
-    return _("policy %(id)s for the same audience is newer") % names
-
-
-def _audience(policy: PolicyFacts) -> str:
-    if policy.user:
-        return _("the user")
-    return policy.subject or (_("the plan") if policy.plan_id is not None else _("everyone"))
+    return _("nothing applies here") if winner is None else why_beaten(policy, winner)
 
 
 def _in_network(policy: PolicyFacts, caller: Caller) -> bool:
