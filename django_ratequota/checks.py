@@ -145,7 +145,6 @@ def check_outcome(app_configs: Any = None, databases: Collection[str] | None = N
 def check_rates(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:
     """W012, where the database is checked: policies have rates that this version cannot read."""
     from .meanings import find_unreadable
-    from .models import RatePolicy
 
     if policy_alias() not in (databases or ()):
         return []

@@ -68,7 +68,7 @@ class Settings:
     identifiers: Mapping[str, str] = field(default_factory=dict)
     #: Who the caller is: the first of these that answers.
     caller: tuple[str, ...] = ("user", "ip")
-    #: Dotted path of (request) -> plan slug or None, instead of plan assignments.
+    #: Dotted path of (request) -> plan slug, instead of plan assignments; None = the default plan.
     plan_resolver: str = ""
     #: The middleware enforces every view.
     enforce_all: bool = False

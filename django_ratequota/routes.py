@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+from django.conf import settings as django_settings
 from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
 
 #: Set by ``@ratequota`` on the views it decorates: the scope, "" = none.
 SCOPE_ATTRIBUTE = "ratequota_scope"
+#: What DRF's ``format_suffix_patterns`` puts in place of a route's last slash, in regular expressions and in paths.
+_FORMAT_SUFFIX = re.compile(
+    r"(?:\\\.\(\?P<(?P<regex>\w+)>(?:[^()]|\([^()]*\))+\)/\?|<drf_format_suffix[^:>]*:(?P<path>\w+)>)\Z"
+)
 
 
 @lru_cache(maxsize=4096)
@@ -22,6 +27,25 @@ def readable(route: str) -> str:
     plain = re.sub(r"(^|/)\^", r"\1", route)
     plain = re.sub(r"(\$|\\Z|\\z)$", "", plain)
     return plain if plain.startswith("/") else f"/{plain}"
+
+
+def spellings(route: str) -> tuple[str, ...]:
+    """The route, and where it ends with DRF's format suffix the route without, with and without its last slash.
+
+    ``/api/reports\\.(?P<format>[a-z0-9]+)/?`` is ``/api/reports`` and ``/api/reports/`` as well.
+    """
+    suffix = _FORMAT_SUFFIX.search(route)
+    if suffix is None or (suffix["regex"] or suffix["path"]) != _format_kwarg():
+        return (route,)
+    plain = route[: suffix.start()]
+    return (route, plain) if plain.endswith("/") else (route, plain, f"{plain}/")
+
+
+def _format_kwarg() -> str | None:
+    # Read from Django's settings: a project without DRF must not import it here.
+    rest: dict[str, Any] = getattr(django_settings, "REST_FRAMEWORK", None) or {}
+    kwarg: str | None = rest.get("FORMAT_SUFFIX_KWARG", "format")
+    return kwarg
 
 
 def resolved(match: ResolverMatch | None) -> tuple[str | None, str | None]:

@@ -199,13 +199,13 @@ def _question(options: dict[str, Any]) -> Question:
     if slug and not Plan.objects.filter(slug=slug).exists():
         slugs = ", ".join(Plan.objects.values_list("slug", flat=True)) or "none yet"
         raise CommandError(f"There is no plan {slug!r}; there are: {slugs}")
-    if settings.plan_resolver and not slug:
-        raise CommandError("PLAN_RESOLVER says the plan, and it needs a request: give --plan SLUG")
+    if settings.plan_resolver and slug is None:
+        raise CommandError("PLAN_RESOLVER says the plan, and it needs a request: give --plan SLUG, or '' for none")
     return Question(
         user_id=user_id,
         ip=options["ip"] or "",
         identifiers=identifiers,
-        plan_slug=slug,
+        plan_slug=slug or None,
         endpoint=options["endpoint"] or "",
         path=options["path"] or "",
         method=options["method"],
