@@ -199,14 +199,15 @@ class TestOncePerRequest:
         assert room(request.ratequota) == ["9/10", "19/20"]
         assert room(check(request_from(), "search", 1)) == ["8/10", "18/20"]
 
-    def test_a_later_refusal_keeps_what_was_charged_before(self, check: Check, search: Endpoint) -> None:
+    def test_a_later_refusal_gives_back_what_was_charged_before(self, check: Check, search: Endpoint) -> None:
         RatePolicy.objects.create(rates="10/hour")
         RatePolicy.objects.create(endpoint=search, rates="1/hour")
         check(request_from(), "search", 1)
         request = request_from()
         assert check(request, None, 1).allowed
         decision = check(request, "search", 1)
-        assert (decision.allowed, room(decision), decision.violated) == (False, ["8/10", "0/1"], ("search/hour",))
+        assert (decision.allowed, room(decision), decision.violated) == (False, ["9/10", "0/1"], ("search/hour",))
+        assert room(check(request_from(), None, 0)) == ["9/10"]
 
     def test_a_later_block_refuses_what_was_admitted_before(self, check: Check, search: Endpoint) -> None:
         RatePolicy.objects.create(rates="10/hour")
@@ -214,7 +215,8 @@ class TestOncePerRequest:
         request = request_from()
         assert check(request).allowed
         decision = check(request, "search")
-        assert (decision.allowed, decision.blocked_by, room(decision)) == (False, ("search/blocked",), ["9/10"])
+        assert (decision.allowed, decision.blocked_by, room(decision)) == (False, ("search/blocked",), ["10/10"])
+        assert room(check(request_from(), None, 0)) == ["10/10"]
 
     def test_a_refused_request_may_ask_again(self, check: Check) -> None:
         policy = RatePolicy.objects.create(rates="1/hour")
@@ -258,8 +260,8 @@ class TestSettling:
         first = check_request(request, cost=4)
         both = check_request(request, "search", cost=2)
         assert left(both) == [4, 1]
-        assert left(settle(both, "refund", 3)) == [7, 3]
-        assert left(settle(first, "refund", 3)) == [8]
+        assert left(settle(both, "refund", 3)) == [4, 3]
+        assert left(settle(first, "refund", 3)) == [7]
         assert settle(both, "refund", 1) is both
 
     def test_a_debt_is_paid_before_the_next_request(self, settle: Any) -> None:
