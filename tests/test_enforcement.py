@@ -21,15 +21,27 @@ from django.test import override_settings
 from django.utils.functional import SimpleLazyObject
 from rest_framework.request import Request
 
-from django_ratequota import Decision, Limiter, acheck_request, check_request, conf, enforcement
+from django_ratequota import (
+    Decision,
+    Limiter,
+    acheck_request,
+    check_request,
+    conf,
+    enforcement,
+    headers,
+    limiter,
+    snapshot,
+)
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.health import health
+from django_ratequota.identity import NamedCaller
 from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.signals import request_refused
 from django_ratequota.snapshot import policies
+from django_ratequota.testing import Policy, override_policies
 from tests import server
-from tests.conftest import Check, Clock
+from tests.conftest import Check, Clock, Get
 from tests.views import NameAuthentication, Units, request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -656,6 +668,12 @@ class TestDatabaseDown:
         assert room(check(request_from(alice))) == ["7/10"]
         assert caplog.records[-1].message == "the policies can be read again"
 
+    def test_it_is_logged_as_the_databases_failure(self, check: Check, caplog: Any) -> None:
+        with database_down():
+            check(request_from())
+        assert "no policies from the database, on_error decides: the database is gone" in caplog.text
+        assert "Redis" not in caplog.text
+
 
 class TestRedisDown:
     @pytest.mark.parametrize("when", ["from the first request on", "later"])
@@ -740,6 +758,85 @@ class TestRedisDown:
         settings.RATEQUOTA = {**unusable, "ON_ERROR": on_error}
         decision = check(request_from())
         assert (decision.allowed, decision.error) == (on_error == "allow", "configuration")
+
+
+class TestTooManyLimits:
+    @pytest.fixture(autouse=True)
+    def _limits(self) -> None:
+        endpoints = Endpoint.objects.bulk_create(Endpoint(name=f"e{n}", routes="/plain/") for n in range(501))
+        RatePolicy.objects.bulk_create(
+            RatePolicy(endpoint=one, rates="9/hour", mode="enforce" if number else "log")
+            for number, one in enumerate(endpoints)
+        )
+
+    def test_the_first_are_checked_and_it_is_logged_once(self, get: Get, settings: Any, caplog: Any) -> None:
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+        responses = [get("/plain/") for _ in range(10)]
+        assert [response.status_code for response in responses] == [200] * 9 + [429]
+        decision = vars(responses[0]).get("wsgi_request", vars(responses[0]).get("asgi_request")).ratequota
+        assert [status.bucket.mode for status in decision.statuses] == ["enforce"] * 500
+        logged = [one.message for one in caplog.records if "501 limits, of which 500 are checked" in one.message]
+        assert len(logged) == 1
+        assert health().errors["buckets"] == logged[0]
+
+    def test_explain_shows_them_all(self) -> None:
+        found = enforcement.explain_caller(
+            NamedCaller(user_id=None, address="203.0.113.7"), scope=None, route="/plain/"
+        )
+        assert (len(found.candidates), len(found.decision.statuses)) == (501, 500)
+
+
+class TestWhatARequestDoesOnce:
+    """Each of these was done two or three times."""
+
+    def test_the_limiter_and_pending_changes_are_looked_up(self, alice: User, monkeypatch: Any) -> None:
+        made, pending = limiter._made, snapshot.publication_pending
+        looked: list[str] = []
+
+        def look_up(name: str, found: Any) -> Any:
+            looked.append(name)
+            return found()
+
+        RatePolicy.objects.create(rates="100/hour")
+        check_request(request_from(alice))
+        monkeypatch.setattr(limiter, "_made", lambda: look_up("limiter", made))
+        monkeypatch.setattr(snapshot, "publication_pending", lambda: look_up("pending", pending))
+        check_request(request_from(alice))
+        assert sorted(looked) == ["limiter", "pending"]
+
+    @pytest.mark.parametrize(
+        "path", ["/search/", "/decorated/", "/adecorated/", "/plain/", "/aplain/", "/unthrottled/"]
+    )
+    @pytest.mark.parametrize("rates", ["9/hour", "blocked"])
+    def test_headers_are_rendered(self, get: Get, settings: Any, monkeypatch: Any, path: str, rates: str) -> None:
+        render, rendered = headers.decision_headers, []
+
+        def count(decision: Decision) -> dict[str, str]:
+            rendered.append(decision)
+            return render(decision)
+
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+        RatePolicy.objects.create(rates=rates)
+        RatePolicy.objects.create(rates="20/hour", counted_per="everyone")
+        monkeypatch.setattr(headers, "decision_headers", count)
+        response = get(path)
+        assert ("RateLimit" in response.headers) is (rates != "blocked")
+        assert len(rendered) == 1
+
+
+def test_a_refusal_without_redis_has_no_id(get: Get, settings: Any) -> None:
+    """What is noted of it goes to Redis, which is down: nobody would find it there."""
+    settings.RATEQUOTA = {**CLOSED, "ENFORCE_ALL": True, "STATISTICS_SECONDS": 20}
+    for on_error, status in (("deny", 503), ("local", 429)):
+        with override_policies({None: Policy("1/hour", on_error=on_error)}):
+            responses = [
+                get("/plain/", headers={"Accept": accept}) for accept in ("text/html", "application/json") * 2
+            ]
+        assert responses[-1].status_code == responses[-2].status_code == status
+        for response in responses[2:]:
+            assert "X-RateLimit-Refusal" not in response.headers
+            assert "refusal_id" not in response.content.decode()
+            assert "eference" not in response.content.decode()
 
 
 def test_rates_that_cannot_be_read_fail_no_request(check: Check, search: Endpoint, caplog: Any) -> None:
