@@ -31,7 +31,9 @@ from django_ratequota import (
     headers,
     limiter,
     snapshot,
+    usage,
 )
+from django_ratequota.boosting import grant
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.health import health
 from django_ratequota.identity import NamedCaller
@@ -784,6 +786,16 @@ class TestTooManyLimits:
             NamedCaller(user_id=None, address="203.0.113.7"), scope=None, route="/plain/"
         )
         assert (len(found.candidates), len(found.decision.statuses)) == (501, 500)
+
+    def test_counters_of_all_are_looked_at_granted_and_reset(self) -> None:
+        caller = NamedCaller(user_id=None, address="203.0.113.7")
+        buckets = enforcement.explain_caller(caller, scope=None, route="/plain/").resolution.buckets
+        default_limiter().charge(buckets[:500], 3)
+        default_limiter().charge(buckets[500:], 3)
+        assert {status.used for status in grant(buckets, 1)} == {3}
+        assert [status.used for status in usage.peek(buckets).values()] == [2] * 501
+        assert len(usage.reset_caller(caller, scope=None, route="/plain/")) == 501
+        assert {status.used for status in usage.peek(buckets).values()} == {0}
 
 
 class TestWhatARequestDoesOnce:
