@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.rates import ALGORITHMS
 from tests.conftest import Check, Get, Settle
+from tests.snippets import ROOT, snippet
 from tests.test_enforcement import CLOSED, left, monitored
 from tests.views import request_from
 
@@ -75,6 +77,19 @@ def test_a_completion_costs_what_it_used(
         assert get(path).status_code == 200
         remaining = [units - USED for units in remaining]
         assert left(check_request(request_from(address="127.0.0.1"), "completions", 0)) == remaining
+
+
+@pytest.mark.parametrize(("on_error", "left_over"), [("allow", None), ("local", 220)])
+def test_the_view_of_the_docs_answers_without_redis(
+    settings: Any, completions: Endpoint, on_error: str, left_over: int | None
+) -> None:
+    """``binding`` is None there, as where no policy applies: it was a 500."""
+    page: dict[str, Any] = {}
+    exec(snippet(ROOT / "docs" / "howto" / "tokens.md", "views.py"), page)
+    RatePolicy.objects.create(endpoint=completions, rates="1000/day", on_error=on_error)
+    settings.RATEQUOTA = CLOSED
+    response = page["complete"](request_from())
+    assert (response.status_code, json.loads(response.content)["left"]) == (200, left_over)
 
 
 class TestLaterChecks:
