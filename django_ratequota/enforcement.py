@@ -53,13 +53,13 @@ def check_request(request: Any, scope: str | None = None, cost: int | None = Non
     failures of Redis and of the database are decided by the policies' ``on_error``.
     """
     limiter = _limiter()
-    return drive(_check_steps(request, scope, cost, limiter), _doer(request, limiter).do)
+    return drive(_check_steps(request, scope, cost, limiter), Doer(limiter).do)
 
 
 async def acheck_request(request: Any, scope: str | None = None, cost: int | None = None) -> Decision:
     """``check_request``, awaited."""
     limiter = _limiter()
-    return await adrive(_check_steps(request, scope, cost, limiter), _doer(request, limiter).ado)
+    return await adrive(_check_steps(request, scope, cost, limiter, awaited=True), Doer(limiter, request).ado)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def explain_caller(
         )
 
     limiter = _limiter()
-    return drive(steps(), _doer(None, limiter).do)
+    return drive(steps(), Doer(limiter).do)
 
 
 def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:
@@ -128,13 +128,13 @@ def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:
 
 
 def _check_steps(
-    request: Any, scope: str | None, cost: int | None, limiter: Limiter | StoreError
+    request: Any, scope: str | None, cost: int | None, limiter: Limiter | StoreError, awaited: bool = False
 ) -> Generator[Step, Any, Decision]:
     if cost is not None:
         cost = check_cost(cost)
     http = getattr(request, "_request", request)
     earlier = Earlier.of(http)
-    decision = yield from _decide(request, http, scope, cost, limiter, earlier)
+    decision = yield from _decide(request, http, scope, cost, limiter, earlier, awaited)
     if earlier is not None:
         if decision is earlier.again:
             return decision
@@ -154,6 +154,7 @@ def _decide(
     cost: int | None,
     limiter: Limiter | StoreError,
     earlier: Earlier | None,
+    awaited: bool,
 ) -> Generator[Step, Any, Decision]:
     """The decision about what ``earlier`` checks have not charged; ``earlier.again`` where that is nothing."""
     keep_reporting()
@@ -174,7 +175,8 @@ def _decide(
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method)
         if not user_known:
             user_known = "user" in settings.caller or (yield from _asks_for_user(snapshot, endpoints, scope, pending))
-            caller = Caller(request, (yield Ask.USER) if user_known else None)
+            # Reading it may block; in a thread the caller does so by itself.
+            caller = Caller(request, (yield Ask.USER) if user_known and awaited else None)
             if not user_known:
                 caller.user_id = None  # reading it may take queries, and adds ``Vary: Cookie`` to the response
         user_id = caller.user_id
@@ -300,12 +302,13 @@ def _judge(
     if len(buckets) > MAX_BUCKETS:
         buckets, costs = _first(buckets, costs)
     # A blocked request consumes nothing, but asks all the same: it, too, sees the edit that lifts the block.
-    asked, times = ((), ()) if resolution.blocked_by else (buckets, costs)
+    asked = () if resolution.blocked_by else buckets
+    times = (0, *costs) if costs and asked else (0,)
     try:
         if isinstance(limiter, StoreError):
             raise limiter
         settler = StoreSettler(limiter)
-        decision = yield from limiter.steps(mode, asked, cost, revision=revision, times=(0, *times), settler=settler)
+        decision = yield from limiter.steps(mode, asked, cost, revision=revision, times=times, settler=settler)
     except StoreError as error:
         if mode != "peek":
             note_degraded(error.reason, error)
@@ -345,7 +348,3 @@ def _limiter() -> Limiter | StoreError:
         return default_limiter()
     except StoreError as error:
         return error
-
-
-def _doer(request: Any, limiter: Limiter | StoreError) -> Doer:
-    return Doer(request, None if isinstance(limiter, StoreError) else limiter)

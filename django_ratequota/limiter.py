@@ -220,7 +220,8 @@ class Limiter:
         settler = settler or self
         if mode == "check" and self._denials.kept:
             look_first = self.store.clustered and revision is not None and self._look_is_due()
-            known = None if look_first else self._denials.refusal(buckets, _costs(cost, times), revision, settler)
+            costs = cost if len(times) == 1 else times
+            known = None if look_first else self._denials.refusal(buckets, costs, revision, settler)
             if known is not None:
                 return known
         return self._ask_steps(mode, buckets, cost, revision, times, settler)
@@ -260,7 +261,7 @@ class Limiter:
                 denials.freed(buckets)
         self.latency.record(time.monotonic() - begun)
         if asking is not None:
-            denials.learn(mode, decision, buckets, _costs(cost, times), revision, asking)
+            denials.learn(mode, decision, buckets, cost if len(times) == 1 else times, revision, asking)
         return decision
 
     def _ask(
@@ -364,11 +365,6 @@ def default_limiter() -> Limiter:
         return _made()
     except ConfigurationError as error:
         raise StoreError("configuration", str(error)) from error
-
-
-def _costs(cost: int, times: tuple[int, ...]) -> object:
-    """What tells two checks of the same buckets apart."""
-    return cost if len(times) == 1 else times
 
 
 def _over(decision: Decision) -> Steps:

@@ -30,16 +30,16 @@ class StoreSettler:
         self._limiter = limiter
 
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        return drive(self.steps("charge", buckets, cost), Doer().do)
+        return drive(self.steps("charge", buckets, cost), Doer(self._limiter).do)
 
     def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision:
-        return drive(self.steps("refund", buckets, cost, charged), Doer().do)
+        return drive(self.steps("refund", buckets, cost, charged), Doer(self._limiter).do)
 
     async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        return await adrive(self.steps("charge", buckets, cost), Doer().ado)
+        return await adrive(self.steps("charge", buckets, cost), Doer(self._limiter).ado)
 
     async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision:
-        return await adrive(self.steps("refund", buckets, cost, charged), Doer().ado)
+        return await adrive(self.steps("refund", buckets, cost, charged), Doer(self._limiter).ado)
 
     def steps(
         self, mode: str, buckets: tuple[Bucket, ...], cost: int, charged: tuple[int, ...] = (0,)

@@ -12,15 +12,15 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.utils.functional import LazyObject
 
-from .limiter import Limiter, default_limiter
+from .exceptions import StoreError
+from .limiter import Limiter
 from .scripts import Command
 from .store import Call
 
 
 class Ask(Enum):
-    """What only the request knows."""
+    """What awaited steps ask about the request."""
 
-    #: The user, None where ``Caller`` may read it in this thread by itself.
     USER = 1
 
 
@@ -33,16 +33,14 @@ class Doer:
 
     __slots__ = ("_call", "_limiter", "_request")
 
-    def __init__(self, request: Any = None, limiter: Limiter | None = None) -> None:
-        """``limiter`` is the one that decides, where it is known already."""
-        self._request, self._limiter = request, limiter
+    def __init__(self, limiter: Limiter | StoreError, request: Any = None) -> None:
+        """``limiter`` is the one that yields the commands; none come where there is none."""
+        self._limiter, self._request = limiter, request
         self._call: Call | None = None
 
     def do(self, step: Step) -> Any:
         """Do a step in this thread."""
-        if step is Ask.USER:
-            return None
-        return step() if callable(step) else self._one_call().do(step)
+        return step() if callable(step) else self._one_call().do(step)  # type: ignore[arg-type]  # nobody asks here
 
     async def ado(self, step: Step) -> Any:
         """``do``, awaited; functions run in a thread."""
@@ -52,7 +50,9 @@ class Doer:
 
     def _one_call(self) -> Call:
         if self._call is None:
-            self._call = (self._limiter or default_limiter()).store.call()
+            if isinstance(self._limiter, StoreError):
+                raise self._limiter
+            self._call = self._limiter.store.call()
         return self._call
 
 

@@ -47,7 +47,7 @@ class QuotaThrottle(BaseThrottle):
     def allow_request(self, request: Any, view: Any) -> bool:
         """Whether the request is admitted. Raises ``StoreUnavailable`` (503) where a policy denies without store."""
         # REST framework asks all throttles of a view: what one of ours has refused, another says again.
-        decision = getattr(request, _REFUSED, None)
+        decision = vars(request).get(_REFUSED)
         if decision is None:
             scope = getattr(view, "throttle_scope", None)
             decision = check_request(request, force_str(scope) if scope else None, _cost(request, view))
