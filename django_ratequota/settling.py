@@ -14,7 +14,7 @@ from typing import Any
 from .charges import Charge, Refund, charges_of, take
 from .exceptions import StoreError
 from .health import note_degraded
-from .limiter import Limiter
+from .limiter import Limiter, default_limiter
 from .steps import Doer, Step
 from .twin import adrive, drive
 from .types import Bucket, BucketStatus, Decision
@@ -30,16 +30,16 @@ class StoreSettler:
         self._limiter = limiter
 
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        return drive(self.steps("charge", buckets, cost), Doer(self._limiter).do)
+        return drive(self.steps("charge", buckets, cost), _doer().do)
 
     def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision:
-        return drive(self.steps("refund", buckets, cost, charged), Doer(self._limiter).do)
+        return drive(self.steps("refund", buckets, cost, charged), _doer().do)
 
     async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        return await adrive(self.steps("charge", buckets, cost), Doer(self._limiter).ado)
+        return await adrive(self.steps("charge", buckets, cost), _doer().ado)
 
     async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision:
-        return await adrive(self.steps("refund", buckets, cost, charged), Doer(self._limiter).ado)
+        return await adrive(self.steps("refund", buckets, cost, charged), _doer().ado)
 
     def steps(
         self, mode: str, buckets: tuple[Bucket, ...], cost: int, charged: tuple[int, ...] = (0,)
@@ -50,6 +50,14 @@ class StoreSettler:
         except StoreError as error:
             note_degraded(error.reason, error)
             return Decision(allowed=True, error=error.reason)
+
+
+def _doer() -> Doer:
+    # By the settings in force now, in this process: it may have been forked since the decision.
+    try:
+        return Doer(default_limiter())
+    except StoreError as error:
+        return Doer(error)
 
 
 class Earlier:
