@@ -67,6 +67,7 @@ def _engine(url: str, size: Size) -> tuple[Table, dict[str, float]]:
         "check_1_slowest": max(_ratio(seconds, _named(algorithm, 1)) for algorithm in ALGORITHMS),
         "check_3_slowest": max(_ratio(seconds, _named(algorithm, 3)) for algorithm in ALGORITHMS),
         "check_request_3": _ratio(seconds, "check_request, 3 policies"),
+        "throttle_3": _ratio(seconds, "QuotaThrottle, 3 policies"),
     }
     note = (
         f"All admitted, {len(CLIENTS)} clients in turn. check_request and QuotaThrottle include finding the caller, "

@@ -42,6 +42,7 @@ TARGETS = (
     Target("`Limiter.check`, 3 buckets", "check_3", 1.4, why=_WAITING),
     Target("`Limiter.check`, 3 buckets, the slowest algorithm", "check_3_slowest", 1.4, why=_LOG),
     Target("`check_request`, 3 policies, warm", "check_request_3", 1.6, why=_WAITING),
+    Target("`QuotaThrottle`, 3 policies, headers written", "throttle_3", 1.5, why=_WAITING),
     Target(
         "1 limit, remaining and reset known: best peer's time / ours",
         "peers_1",

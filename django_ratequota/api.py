@@ -124,8 +124,9 @@ def _seconds(us: int) -> int:
 
 def _other(request: Request, name: str) -> NamedCaller:
     """The user that staff asks about: no request of theirs is there, so PLAN_RESOLVER and IDENTIFIERS say nothing."""
-    asking = request.user
-    if not (asking.is_staff and any(asking.has_perm(f"django_ratequota.{codename}") for codename in LOOKING)):
+    asking: Any = request.user  # None where the project's UNAUTHENTICATED_USER is
+    is_staff = getattr(asking, "is_staff", False)
+    if not (is_staff and any(asking.has_perm(f"django_ratequota.{codename}") for codename in LOOKING)):
         raise PermissionDenied
     user = _find(name)
     if user is None:

@@ -24,7 +24,7 @@ from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
 from .recording import record_grant
 from .resolver import Asked, resolve
 from .types import Bucket, BucketStatus
-from .usage import by_subject, why_shared
+from .usage import by_subject, peek, why_shared
 from .validation import canonical_subject
 from .windows import calendar_window
 
@@ -51,20 +51,19 @@ def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[Buck
     one that failed keep what they got, and it is written down.
     """
     limiter = default_limiter()
-    looked = limiter.peek(buckets).statuses
-    for status in looked:
+    before = peek(buckets)
+    for status in before.values():
         if status.used < units:
             text = _(
                 "%(counter)s has used %(used)d: no more than that can be given back. To let the caller have more "
                 "than the limit, grant a boost: it raises the limit itself."
             )
             raise ValidationError(text % {"counter": status.bucket.title, "used": status.used})
-    before = {status.bucket: status for status in looked}
-    for subject, own in by_subject(before).items():
+    for subject, own in by_subject(before):
         with transaction.atomic(using=router.db_for_write(PolicyChange)):
             record_grant(subject, [before[bucket] for bucket in own], units, reason)
             limiter.refund(own, units)
-    return looked
+    return tuple(before.values())
 
 
 def why_no_boost(explanation: Explanation, policy: PolicyFacts) -> str:

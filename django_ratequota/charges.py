@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from .rates import BURST_ALGORITHMS
@@ -25,6 +26,8 @@ class Charge:
     level_us: int
     #: Processes that divide the limit, each with a counter of its own; 1 = all count in the store.
     share: int
+    #: Charged by ``Decision.charge`` after the check: work that was done, which no later refusal gives back.
+    settled: bool = False
 
     def take(self, units: int) -> None:
         """Note that these units are given back; those left have drained as much earlier."""
@@ -43,12 +46,17 @@ class Refund(NamedTuple):
     charged: tuple[int, ...]
 
 
-def charge_each(statuses: Iterable[BucketStatus], units: int, at_us: int, share: int = 1) -> list[Charge]:
-    """The charges of the buckets that had room; none of 0 units."""
+def charge_each(
+    statuses: Iterable[BucketStatus], units: int, at_us: int, share: int = 1, costs: Sequence[int] = ()
+) -> list[Charge]:
+    """The charges of the buckets that had room; none of 0 units.
+
+    ``costs`` are the units of each bucket, in the order of the statuses; empty = ``units`` in each.
+    """
     return [
-        Charge(status.bucket, units, at_us, status.reset_after_us, share)
-        for status in statuses
-        if units and status.allowed
+        Charge(status.bucket, cost, at_us, status.reset_after_us, share)
+        for status, cost in zip(statuses, costs or repeat(units), strict=False)
+        if units and cost and status.allowed
     ]
 
 

@@ -41,6 +41,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
 
     def decorate(view: Any) -> Any:
         async def arun(request: Any, *args: Any, **kwargs: Any) -> Any:
+            _check_is_request(request, view)
             decision = await acheck_request(request, scope, cost)
             if block and not decision.allowed:
                 return await arefusal_response(request, decision)
@@ -57,6 +58,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
             return response
 
         def run(request: Any, *args: Any, **kwargs: Any) -> Any:
+            _check_is_request(request, view)
             decision = check_request(request, scope, cost)
             if block and not decision.allowed:
                 return refusal_response(request, decision)
@@ -78,6 +80,16 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
         return wrapper
 
     return decorate
+
+
+def _check_is_request(request: Any, view: Any) -> None:
+    """Raise ``TypeError`` where a bare method was decorated: its first argument is the object it belongs to."""
+    if not hasattr(request, "META"):
+        name = getattr(view, "__qualname__", repr(view))
+        raise TypeError(
+            f"@ratequota decorates functions of a request, and {name} was called with {type(request).__name__!r}; "
+            "on a method write @method_decorator(ratequota(...))"
+        )
 
 
 def is_awaited(view: Any) -> bool:

@@ -73,11 +73,11 @@ class Denials:
         mode: str,
         decision: Decision,
         buckets: tuple[Bucket, ...],
-        cost: int,
+        cost: object,
         revision: int | None,
         asking: Asking,
     ) -> None:
-        """Learn from the decision that Redis came to."""
+        """Learn from the decision that Redis came to; ``cost`` is anything equal for equal costs."""
         if decision.allowed:
             if mode != "peek":
                 self._spent(buckets)
@@ -85,7 +85,7 @@ class Denials:
             self._learn(decision, buckets, cost, revision, *asking)
 
     def refusal(
-        self, buckets: tuple[Bucket, ...], cost: int, revision: int | None, settler: Settler
+        self, buckets: tuple[Bucket, ...], cost: object, revision: int | None, settler: Settler
     ) -> Decision | None:
         """What Redis would say to a request that it refused before; None when it has to be asked."""
         denial = self._denials.get((buckets, cost, revision)) if self._denials else None
@@ -144,7 +144,7 @@ class Denials:
         self,
         decision: Decision,
         buckets: tuple[Bucket, ...],
-        cost: int,
+        cost: object,
         revision: int | None,
         version: int,
         sent_us: int,
@@ -180,7 +180,7 @@ def _place(bucket: Bucket) -> object:
 def _repeated(denial: _Denial, passed_us: int, revision: int, settler: Settler) -> Decision:
     """The refusal some time later."""
     statuses = tuple([_later(status, passed_us) for status in denial.statuses])
-    return make_decision(False, statuses, denial.at_us + passed_us, (), (), "", revision, "", settler, 0, None)
+    return make_decision(False, statuses, denial.at_us + passed_us, (), (), "", revision, "", settler, 0, None, None)
 
 
 def _later(status: BucketStatus, passed_us: int) -> BucketStatus:

@@ -8,55 +8,55 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
-from django.utils.functional import LazyObject
 
 from .alerts import watch
-from .charges import charges_of
 from .collecting import note
 from .conf import settings
 from .exceptions import InvalidCost, InvalidRate, NewerRevision, StoreError
-from .facts import NOBODY, PlanFacts, Snapshot, UserEntry
+from .facts import NOBODY, EndpointFacts, PlanFacts, Snapshot, UserEntry
 from .fallback import decide_without_store
-from .health import keep_reporting, note_degraded
+from .health import keep_reporting, note_degraded, note_problem
 from .identity import Caller
 from .limiter import LOOK_SHARE, Limiter, default_limiter
 from .outcome import reserve
+from .places import place_of
+from .prepared import MAX_BUCKETS
+from .rates import BLOCKED
 from .resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve, why_plan
-from .routes import resolved
-from .scripts import Command
+from .routes import is_admin_page, resolved
+from .settling import Earlier, StoreSettler
 from .signals import request_refused
 from .snapshot import policies
-from .store import Call
+from .steps import Ask, Doer, Step
 from .twin import adrive, drive
 from .types import Bucket, Decision, check_cost
 
 logger = logging.getLogger("django_ratequota")
-
-Step = Command | Callable[[], Any]
 
 
 def check_request(request: Any, scope: str | None = None, cost: int | None = None) -> Decision:
     """Identify the caller, resolve the policies, and admit or refuse the request in one round trip.
 
     ``request`` is Django's or DRF's. ``scope`` names the endpoint; endpoints that match its route count as well.
-    ``cost`` is in units, None = the endpoint's own. What this request was charged before is not charged again.
-    The decision is kept as ``request.ratequota``. Raises ``InvalidCost``; whatever Redis or the database do is
-    decided by the policies' ``on_error``.
+    ``cost`` is in units, None = the endpoint's own. Another check of the same request charges a bucket only what its
+    cost exceeds the units that the request paid there; when it refuses, the units of the earlier checks go back.
+    The decision is kept as ``request.ratequota``, unless there was nothing more to charge. Raises ``InvalidCost``;
+    failures of Redis and of the database are decided by the policies' ``on_error``.
     """
-    return drive(_check_steps(request, scope, cost, None), _Doer().do)
+    limiter = _limiter()
+    return drive(_check_steps(request, scope, cost, limiter), Doer(limiter).do)
 
 
 async def acheck_request(request: Any, scope: str | None = None, cost: int | None = None) -> Decision:
     """``check_request``, awaited."""
-    user = await _auser(request)
-    return await adrive(_check_steps(request, scope, cost, user), _Doer().ado)
+    limiter = _limiter()
+    return await adrive(_check_steps(request, scope, cost, limiter, awaited=True), Doer(limiter, request).ado)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +90,12 @@ def explain_caller(
 
     def steps() -> Generator[Step, Any, Explanation]:
         snapshot, entry = newest(caller)
-        asked = _ask(caller, entry, snapshot, scope, route, name, method)
+        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method)
+        asked = _ask(limiter, caller, entry, snapshot, endpoints, scope)
         resolution = resolve(asked)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
-        decision = yield from _judge(resolution, "peek", resolution.cost, resolution.buckets, None)
+        decision = yield from _judge(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
         return Explanation(
             plan=plan_of(asked),
             candidates=explain(asked),
@@ -104,7 +105,8 @@ def explain_caller(
             asked=asked,
         )
 
-    return drive(steps(), _Doer().do)
+    limiter = _limiter()
+    return drive(steps(), Doer(limiter).do)
 
 
 def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:
@@ -122,54 +124,77 @@ def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:
     return snapshot, NOBODY if user_id is None else (policies.user(user_id) or policies.load_user(user_id))
 
 
-def _check_steps(request: Any, scope: str | None, cost: int | None, user: Any) -> Generator[Step, Any, Decision]:
+def _check_steps(
+    request: Any, scope: str | None, cost: int | None, limiter: Limiter | StoreError, awaited: bool = False
+) -> Generator[Step, Any, Decision]:
     if cost is not None:
         cost = check_cost(cost)
     http = getattr(request, "_request", request)
-    before: Decision | None = getattr(http, "ratequota", None)
-    decision = yield from _decide(request, http, scope, cost, user, before)
+    earlier = Earlier.of(http)
+    decision = yield from _decide(request, http, scope, cost, limiter, earlier, awaited)
+    if earlier is not None:
+        if decision is earlier.again:
+            return decision
+        decision = earlier.together(decision)
+        if not decision.allowed:
+            decision = yield from earlier.give_back(decision)
     http.ratequota = decision
-    if not decision.allowed and decision is not before:
+    if not decision.allowed:
         request_refused.send_robust(sender=None, request=http, decision=decision)
     return decision
 
 
 def _decide(
-    request: Any, http: Any, scope: str | None, cost: int | None, user: Any, before: Decision | None
+    request: Any,
+    http: Any,
+    scope: str | None,
+    cost: int | None,
+    limiter: Limiter | StoreError,
+    earlier: Earlier | None,
+    awaited: bool,
 ) -> Generator[Step, Any, Decision]:
+    """The decision about what ``earlier`` checks have not charged; ``earlier.again`` where that is nothing."""
     keep_reporting()
-    route, name = resolved(getattr(http, "resolver_match", None))
+    match = getattr(http, "resolver_match", None)
+    route, name = resolved(match)
     method = http.method or "GET"
-    caller = Caller(request, user)
     snapshot = policies.current()
+    # A snapshot says that this thread's transaction, if any, has changed no policies.
+    pending = None if snapshot is None else False
     # Policies are read once a request at most, should operators publish faster than a process can read.
     may_reload = snapshot is not None
     if snapshot is None or policies.overdue():
         try:
-            snapshot = yield from _newer(snapshot)
+            snapshot = yield from _newer(limiter, snapshot)
         except DatabaseError as error:
             note_degraded("database", error)
             return decide_without_store((), "database", 1)
-    charged = {status.bucket.counter for status in before.statuses} if before and before.allowed else None
+    user_known = False
     while True:
+        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method)
+        if not user_known:
+            user_known = "user" in settings.caller or (yield from _asks_for_user(snapshot, endpoints, scope, pending))
+            # Reading it may block; in a thread the caller does so by itself.
+            caller = Caller(request, (yield Ask.USER) if user_known and awaited else None)
+            if not user_known:
+                caller.user_id = None  # reading it may take queries, and adds ``Vary: Cookie`` to the response
         user_id = caller.user_id
-        entry = NOBODY if user_id is None else policies.user(user_id) or (yield from _load(user_id))
+        entry = NOBODY if user_id is None else policies.user(user_id, pending) or (yield from _load(user_id))
         try:
-            asked = _ask(caller, entry, snapshot, scope, route, name, method)
+            asked = _ask(limiter, caller, entry, snapshot, endpoints, scope)
             resolution = (yield partial(resolve, asked)) if _may_block() else resolve(asked)
         except DatabaseError as error:  # one of the project's own functions asked it
             note_degraded("database", error)
             return decide_without_store((), "database", 1)
-        buckets = resolution.buckets
-        if charged:
-            buckets = tuple(bucket for bucket in buckets if bucket.counter not in charged)
-        refuses = resolution.blocked_by or resolution.unreadable
-        if before is not None and before.allowed and not buckets and not refuses:
-            return before
-        revision = snapshot.revision if may_reload else None
+        if is_admin_page(match):
+            resolution = _for_admin(resolution)
         units = resolution.cost if cost is None else cost
+        buckets, costs = (resolution.buckets, ()) if earlier is None else earlier.owed(resolution.buckets, units)
+        if earlier is not None and not buckets and not resolution.blocked_by and not resolution.unreadable:
+            return earlier.again
+        revision = snapshot.revision if may_reload else None
         try:
-            decision = yield from _judge(resolution, "check", units, buckets, revision)
+            decision = yield from _judge(limiter, resolution, "check", units, buckets, revision, costs)
             break
         except NewerRevision as newer:
             may_reload = False
@@ -180,28 +205,57 @@ def _decide(
     if snapshot.by_outcome and decision.allowed:
         reserve(http, snapshot, decision)
     watch(decision)
-    refusal_id = note(asked, route, method, resolution, decision, units)
-    # What was counted in another place says nothing here, and is not to be settled here.
-    together = before is not None and before.allowed and before.degraded == decision.degraded
-    kept = before.statuses if before is not None and together else ()
-    if not kept and not refusal_id and decision.revision == snapshot.revision:
+    refusal_id = note(asked, route, method, resolution, decision, max(costs, default=units))
+    if decision.degraded:
+        refusal_id = ""  # Redis is down, so the refusal may never get there to be looked up
+    if not refusal_id and decision.revision == snapshot.revision:
         return decision
-    charges = [*(charges_of(before) if before and kept else ()), *charges_of(decision)]
+    return replace(decision, revision=snapshot.revision, refusal_id=refusal_id)
+
+
+def _asks_for_user(
+    snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, pending: bool | None
+) -> Generator[Step, Any, bool]:
+    """Whether a policy at the endpoints is for users or plans, or some user has one of their own there."""
+    for _, counted_per, _, group in place_of(snapshot, endpoints, scope, NOBODY).groups:
+        if counted_per == "plan" or (group and (group.by_plan or "user" in group.kinds)):
+            return True
+    own = policies.user_endpoints
+    if own is None or pending is None:
+        try:
+            own = yield policies.load_user_endpoints
+        except DatabaseError:
+            return True
+    return not own.isdisjoint([None, *[endpoint.id for endpoint in endpoints]])
+
+
+def _for_admin(resolution: Resolution) -> Resolution:
+    """The resolution without the policies for all endpoints, which could shut operators out of the admin."""
+    winners = tuple(policy for policy in resolution.winners if policy.endpoint_id is not None)
+    if len(winners) == len(resolution.winners):
+        return resolution
+    blocking = [policy for policy in winners if policy.rates == BLOCKED]
+    enforced = tuple(policy.id for policy in blocking if policy.mode == "enforce")
     return replace(
-        decision,
-        statuses=(*kept, *decision.statuses),
-        revision=snapshot.revision,
-        refusal_id=refusal_id,
-        _charges=charges,
+        resolution,
+        buckets=tuple(bucket for bucket in resolution.buckets if bucket.endpoint_id is not None),
+        # In the order of the winners, of which those for all endpoints come first.
+        blocked_by=resolution.blocked_by[len(resolution.blocked_by) - len(enforced) :],
+        blocking=enforced,
+        would_block=tuple(policy.id for policy in blocking if policy.mode == "log"),
+        winners=winners,
+        policy_ids=tuple(policy.id for policy in winners),
+        unreadable=tuple((name, policy) for name, policy in resolution.unreadable if policy.endpoint_id is not None),
     )
 
 
-def _newer(snapshot: Snapshot | None) -> Generator[Step, Any, Snapshot]:
+def _newer(limiter: Limiter | StoreError, snapshot: Snapshot | None) -> Generator[Step, Any, Snapshot]:
     """The first snapshot, or what a look at the database makes of the last one."""
     if snapshot is None:
         revision = 0
         try:
-            revision = yield from default_limiter().revision_steps(LOOK_SHARE)
+            if not isinstance(limiter, StoreError):
+                revision = yield from limiter.revision_steps(LOOK_SHARE)
         except StoreError:
             pass
         return (yield partial(policies.reload, revision))  # type: ignore[no-any-return]
@@ -221,39 +275,47 @@ def _load(user_id: str) -> Generator[Step, Any, UserEntry]:
 
 
 def _ask(
+    limiter: Limiter | StoreError,
     caller: Caller,
     entry: UserEntry,
     snapshot: Snapshot,
+    endpoints: tuple[EndpointFacts, ...],
     scope: str | None,
-    route: str | None,
-    name: str | None,
-    method: str,
 ) -> Asked:
-    return Asked(
-        caller=caller,
-        entry=entry,
-        endpoints=match_endpoints(snapshot, scope=scope, route=route, name=name, method=method),
-        scope=scope,
-        snapshot=snapshot,
-        now_us=_now_us(),
-    )
+    now_us = time.time_ns() // 1000 if isinstance(limiter, StoreError) else limiter.now_us
+    return Asked(caller=caller, entry=entry, endpoints=endpoints, scope=scope, snapshot=snapshot, now_us=now_us)
 
 
 def _judge(
-    resolution: Resolution, mode: str, cost: int, buckets: tuple[Bucket, ...], revision: int | None
+    limiter: Limiter | StoreError,
+    resolution: Resolution,
+    mode: str,
+    cost: int,
+    buckets: tuple[Bucket, ...],
+    revision: int | None,
+    costs: tuple[int, ...] = (),
 ) -> Generator[Step, Any, Decision]:
-    """Ask the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``."""
+    """Ask the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``.
+
+    ``costs`` are the units of each bucket; empty = ``cost`` in each.
+    """
+    if len(buckets) > MAX_BUCKETS:
+        buckets, costs = _first(buckets, costs)
     denied_by = _denied_by(resolution)
     # A blocked request consumes nothing, but asks all the same: it, too, sees the edit that lifts the block.
     asked = () if resolution.blocked_by or denied_by else buckets
+    times = (0, *costs) if costs and asked else (0,)
     try:
-        limiter = default_limiter()
-        decision = yield from limiter.steps(mode, asked, cost, revision=revision, settler=_Settler(limiter))
+        if isinstance(limiter, StoreError):
+            raise limiter
+        settler = StoreSettler(limiter)
+        decision = yield from limiter.steps(mode, asked, cost, revision=revision, times=times, settler=settler)
     except StoreError as error:
         if mode != "peek":
             note_degraded(error.reason, error)
         peek = mode == "peek" or bool(denied_by)
-        decision = decide_without_store(buckets, error.reason, cost, resolution.blocked_by, peek=peek)
+        blocked = resolution.blocked_by
+        decision = decide_without_store(buckets, error.reason, cost, blocked, peek=peek, costs=costs)
     if resolution.unreadable:
         if mode != "peek":
             note_degraded("rates", _cannot_be_read(resolution))
@@ -276,32 +338,12 @@ def _cannot_be_read(resolution: Resolution) -> InvalidRate:
     return InvalidRate("the rates of policy %(ids)s cannot be read", ids=ids)
 
 
-class _Settler:
-    """Charges and refunds after the decision; a store that fails then is logged and fails no request."""
-
-    def __init__(self, limiter: Limiter) -> None:
-        self._limiter = limiter
-
-    def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        return drive(self._steps("charge", buckets, cost), _Doer().do)
-
-    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision:
-        return drive(self._steps("refund", buckets, cost, charged), _Doer().do)
-
-    async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        return await adrive(self._steps("charge", buckets, cost), _Doer().ado)
-
-    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision:
-        return await adrive(self._steps("refund", buckets, cost, charged), _Doer().ado)
-
-    def _steps(
-        self, mode: str, buckets: tuple[Bucket, ...], cost: int, charged: tuple[int, ...] = (0,)
-    ) -> Generator[Step, Any, Decision]:
-        try:
-            return (yield from self._limiter.steps(mode, buckets, cost, times=charged, settler=self))
-        except StoreError as error:
-            note_degraded(error.reason, error)
-            return Decision(allowed=True, error=error.reason)
+def _first(buckets: tuple[Bucket, ...], costs: tuple[int, ...]) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
+    """As many buckets as one call takes, those that refuse before those that only log."""
+    text = f"a request has {len(buckets)} limits, of which {MAX_BUCKETS} are checked: merge policies or endpoints"
+    note_problem("buckets", text)
+    order = sorted(range(len(buckets)), key=lambda at: buckets[at].mode != "enforce")[:MAX_BUCKETS]
+    return tuple(buckets[at] for at in order), tuple(costs[at] for at in order if costs)
 
 
 def usable_cost(cost: object, of: str) -> int | None:
@@ -319,49 +361,9 @@ def _may_block() -> bool:
     return bool(settings.identifiers or settings.plan_resolver)
 
 
-def _now_us() -> int:
+def _limiter() -> Limiter | StoreError:
+    """The limiter that decides, or why there is none; looked up once a request."""
     try:
-        return default_limiter().now_us
-    except StoreError:
-        return time.time_ns() // 1000
-
-
-class _Doer:
-    """Does the steps of one request; its commands share one deadline."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self) -> None:
-        self._call: Call | None = None
-
-    def do(self, step: Step) -> Any:
-        return step() if callable(step) else self._one_call().do(step)
-
-    async def ado(self, step: Step) -> Any:
-        return await sync_to_async(step)() if callable(step) else await self._one_call().ado(step)
-
-    def _one_call(self) -> Call:
-        if self._call is None:
-            self._call = default_limiter().store.call()
-        return self._call
-
-
-async def _auser(request: Any) -> Any:
-    """The request's user, found without blocking the event loop.
-
-    ``request.auser`` comes second: it is the session's user, whoever a later middleware has put in its place.
-    """
-    user = vars(request).get("user")
-    if user is None and not hasattr(type(request), "user"):
-        return await request.auser() if hasattr(request, "auser") else None
-    if user is None or isinstance(user, LazyObject):
-        # DRF's property authenticates when it is read, a lazy object reads session and user: in a thread.
-        return await sync_to_async(_read_user)(request)
-    return user
-
-
-def _read_user(request: Any) -> Any:
-    user = request.user
-    if user is not None:
-        _ = user.is_authenticated
-    return user
+        return default_limiter()
+    except StoreError as error:
+        return error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .conf import OncePerSettings, settings
 from .local import LocalLimiter
 from .types import Bucket, Decision
@@ -14,8 +16,12 @@ def decide_without_store(
     blocked_by: tuple[str, ...] = (),
     *,
     peek: bool = False,
+    costs: Sequence[int] = (),
 ) -> Decision:
-    """What ``on_error`` says; one policy that denies, or has no room locally, outweighs those that allow."""
+    """What ``on_error`` says; one policy that denies, or has no room locally, outweighs those that allow.
+
+    ``costs`` are each bucket's own, in the order of the buckets; empty = ``cost`` in each.
+    """
     enforced = [bucket for bucket in buckets if bucket.mode == "enforce"]
     says = [bucket.on_error or settings.on_error for bucket in enforced]
     denied_by = [bucket.title for bucket, word in zip(enforced, says, strict=True) if word == "deny"]
@@ -23,7 +29,8 @@ def decide_without_store(
         denied_by = ["all"]
     local = _local()
     own = [bucket for bucket, word in zip(enforced, says, strict=True) if word == "local"]
-    statuses = local.check(own, cost, peek=bool(peek or denied_by or blocked_by)) if own else ()
+    each = [units for bucket, units in zip(buckets, costs, strict=False) if bucket in own]
+    statuses = local.check(own, cost, peek=bool(peek or denied_by or blocked_by), costs=each) if own else ()
     allowed = not denied_by and not blocked_by and all(status.allowed for status in statuses)
     units = cost if allowed and statuses and not peek else 0
     return Decision(
@@ -34,7 +41,7 @@ def decide_without_store(
         error=reason,
         settler=local,
         cost=units,
-        _charges=local.charges(statuses, units),
+        _charges=local.charges(statuses, units, each),
     )
 
 

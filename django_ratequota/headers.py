@@ -52,8 +52,15 @@ class Headers(Protocol):
 
 
 def add_headers(response: Headers, decision: Decision) -> None:
-    """Put the decision's headers on a response, leaving those that are there already."""
-    for name, value in decision_headers(decision).items():
+    """Put the decision's headers on a response, leaving those that are there already.
+
+    They are rendered once: several responses and middlewares may ask.
+    """
+    headers = decision._headers
+    if headers is None:
+        headers = decision_headers(decision)
+        object.__setattr__(decision, "_headers", headers)
+    for name, value in headers.items():
         if name not in response:
             response[name] = value
 

@@ -85,8 +85,18 @@ def note_degraded(reason: str, error: Exception) -> None:
     with _lock:
         _degraded[reason] += 1
         logs = reason in NO_BREAKER and _remember(reason, str(error)[:_MAX_MESSAGE])
-    if logs:
+    if logs and reason == "database":
+        logger.error("no policies from the database, on_error decides: %s", error)
+    elif logs:
         logger.error("no decision by Redis (%s), on_error decides: %s", reason, error)
+
+
+def note_problem(reason: str, text: str) -> None:
+    """Keep what is wrong for ``Health.errors``, and log it once a minute; the decision is none of ``on_error``'s."""
+    with _lock:
+        logs = _remember(reason, text[:_MAX_MESSAGE])
+    if logs:
+        logger.error("%s", text)
 
 
 def _remember(reason: str, message: str) -> bool:

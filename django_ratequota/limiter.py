@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import UTC, tzinfo
 from typing import Any
 
+from .charges import charge_each
 from .conf import OncePerSettings
 from .connect import Client, store_of, store_of_settings
 from .denials import Denials
@@ -194,8 +195,9 @@ class Limiter:
     ) -> Steps:
         """The steps of a verb, for callers that drive them among steps of their own.
 
-        ``times`` (µs) is the longest wait to book, or what ``Settler.refund`` takes as ``charged``. ``settler``
-        charges and refunds afterwards, this limiter where it is None.
+        ``times`` (µs) is the longest wait to book, or what ``Settler.refund`` takes as ``charged``; for a check it
+        may be 0 and each bucket's own cost, of which ``cost`` is the highest. ``settler`` charges and refunds
+        afterwards, this limiter where it is None.
         Raises ``NewerRevision`` into the caller when policies newer than ``revision`` have been published. Asks
         nothing when there are no buckets and the last look at the revision is young enough, and when it knows that
         these buckets refuse.
@@ -218,7 +220,8 @@ class Limiter:
         settler = settler or self
         if mode == "check" and self._denials.kept:
             look_first = self.store.clustered and revision is not None and self._look_is_due()
-            known = None if look_first else self._denials.refusal(buckets, cost, revision, settler)
+            costs = cost if len(times) == 1 else times
+            known = None if look_first else self._denials.refusal(buckets, costs, revision, settler)
             if known is not None:
                 return known
         return self._ask_steps(mode, buckets, cost, revision, times, settler)
@@ -258,7 +261,7 @@ class Limiter:
                 denials.freed(buckets)
         self.latency.record(time.monotonic() - begun)
         if asking is not None:
-            denials.learn(mode, decision, buckets, cost, revision, asking)
+            denials.learn(mode, decision, buckets, cost if len(times) == 1 else times, revision, asking)
         return decision
 
     def _ask(
@@ -288,8 +291,11 @@ class Limiter:
             if outcome == DECIDED:
                 statuses = statuses_of(numbers, buckets, windows_us)
                 units = cost if allowed == 1 and mode in _CHARGING else 0
+                charges = None
+                if len(times) > 1 and mode == "check":
+                    charges = charge_each(statuses, units, now_us, costs=times[1:])
                 return make_decision(
-                    allowed == 1, statuses, now_us, (), (), "", revision or 0, "", settler, units, None
+                    allowed == 1, statuses, now_us, (), (), "", revision or 0, "", settler, units, charges, None
                 )
             if outcome == NEWER:
                 raise NewerRevision(stored)

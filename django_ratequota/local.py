@@ -60,21 +60,28 @@ class LocalLimiter:
     def __len__(self) -> int:
         return len(self._passing) + len(self._refusing) + len(self._shared)
 
-    def check(self, buckets: Sequence[Bucket], cost: int, *, peek: bool = False) -> tuple[BucketStatus, ...]:
+    def check(
+        self, buckets: Sequence[Bucket], cost: int, *, peek: bool = False, costs: Sequence[int] = ()
+    ) -> tuple[BucketStatus, ...]:
         """How each bucket stands, same order; every one is charged if all have room and ``peek`` is False.
 
+        ``costs`` are each bucket's own, in the order of the buckets; empty = ``cost`` in each.
         A share of less than one unit admits one in a period as many times longer. A request that costs more than
         the share passes where nothing else is counted.
         """
         with self._lock:
             now = self._clock()
             taken = [self._take(bucket, now, peek) for bucket in buckets]
-            waits = [self._wait(taken[at][1], bucket.rate, cost, now) for at, bucket in enumerate(buckets)]
+            each = costs or (cost,) * len(buckets)
+            waits = [
+                self._wait(counter, bucket.rate, units, now)
+                for bucket, (_, counter), units in zip(buckets, taken, each, strict=True)
+            ]
             statuses = []
-            for bucket, (name, counter), wait in zip(buckets, taken, waits, strict=True):
+            for bucket, (name, counter), wait, units in zip(buckets, taken, waits, each, strict=True):
                 if not peek:
-                    if cost and not any(waits):
-                        self._charge(counter, bucket.rate, cost, now)
+                    if units and not any(waits):
+                        self._charge(counter, bucket.rate, units, now)
                     # What can never pass is no reason to remember anybody, nor to forget them.
                     if wait < _NEVER:
                         counter.refused_until = now + wait if wait else 0.0
@@ -82,9 +89,9 @@ class LocalLimiter:
                 statuses.append(self._status(bucket, counter, wait, now))
             return tuple(statuses)
 
-    def charges(self, statuses: Sequence[BucketStatus], cost: int) -> list[Charge]:
+    def charges(self, statuses: Sequence[BucketStatus], cost: int, costs: Sequence[int] = ()) -> list[Charge]:
         """What ``check`` has just charged, for a decision to give back."""
-        return charge_each(statuses, cost, round(self._clock() * 10**6), self._share)
+        return charge_each(statuses, cost, round(self._clock() * 10**6), self._share, costs)
 
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         """Charge every bucket, refusing none; a degraded decision settles with it."""

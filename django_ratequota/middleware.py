@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 
 from .conf import settings
 from .enforcement import acheck_request, check_request
 from .headers import add_headers
 from .outcome import RESERVED, asettle, settle
 from .responses import arefusal_response, refusal_response
-from .routes import enforces_itself
+from .routes import chooses_throttles, enforces_itself, is_decorated, throttles_itself
 
 
 class RateQuotaMiddleware:
@@ -45,16 +45,26 @@ class RateQuotaMiddleware:
         return _finish(request, response)
 
     def _process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
-        if not settings.enforce_all or enforces_itself(view):
+        if not settings.enforce_all or _enforces_itself(request, view, args, kwargs):
             return None
         decision = check_request(request)
         return None if decision.allowed else refusal_response(request, decision)
 
     async def _aprocess_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
-        if not settings.enforce_all or enforces_itself(view):
+        if not settings.enforce_all:
+            return None
+        # The project's own code is asked, which may read the database.
+        ask = sync_to_async(_enforces_itself) if chooses_throttles(view) else None
+        if await ask(request, view, args, kwargs) if ask else enforces_itself(view):
             return None
         decision = await acheck_request(request)
         return None if decision.allowed else await arefusal_response(request, decision)
+
+
+def _enforces_itself(request: Any, view: Any, args: Any, kwargs: Any) -> bool:
+    if chooses_throttles(view):
+        return is_decorated(view) or throttles_itself(view, request, args, kwargs)
+    return enforces_itself(view)
 
 
 def _finish(request: Any, response: Any) -> Any:

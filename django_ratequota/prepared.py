@@ -20,7 +20,7 @@ NO_REVISION = -1
 #: What the first number of a reply says; the third possibility is that the store's clock left a window.
 DECIDED, NEWER = 1, 2
 #: Far above any real request; keeps one script run short.
-_MAX_BUCKETS = 500
+MAX_BUCKETS = 500
 #: Sequences of buckets that are kept, the last used: some 3 kB each.
 _KEPT = 2048
 _FOR_EVER = 2**63
@@ -81,8 +81,8 @@ def bucket_keys(prefix: str, buckets: Sequence[Bucket]) -> list[str]:
     keys = [bucket_key(prefix, bucket) for bucket in buckets]
     if len(set(keys)) < len(keys):
         raise InvalidBucket("two buckets share subject, scope, algorithm and period, so one counter; keep one")
-    if len(keys) > _MAX_BUCKETS:
-        raise InvalidBucket(f"a check takes at most {_MAX_BUCKETS} buckets, not {len(keys)}")
+    if len(keys) > MAX_BUCKETS:
+        raise InvalidBucket(f"a check takes at most {MAX_BUCKETS} buckets, not {len(keys)}")
     return keys
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
+
+logger = logging.getLogger("django_ratequota")
 
 #: Set by ``@ratequota`` on the views it decorates: the scope, "" = none.
 SCOPE_ATTRIBUTE = "ratequota_scope"
@@ -55,6 +59,15 @@ def resolved(match: ResolverMatch | None) -> tuple[str | None, str | None]:
     return readable(match.route or ""), match.view_name or None
 
 
+def is_admin_page(match: ResolverMatch | None) -> bool:
+    """Whether one of Django's admin sites answers what was resolved."""
+    if match is None or "admin" not in match.app_names or not apps.is_installed("django.contrib.admin"):
+        return False
+    from django.contrib.admin.sites import all_sites
+
+    return any(site.name in match.namespaces for site in all_sites)
+
+
 def scope_of(view: Any) -> str | None:
     """The scope that a view names for itself, by decorator or as ``throttle_scope``; None when it names none."""
     holder = _view_class(view)
@@ -65,13 +78,44 @@ def scope_of(view: Any) -> str | None:
 
 def enforces_itself(view: Any) -> bool:
     """Whether the view is decorated or has our throttle: it knows its scope and cost, and who authenticated."""
+    return is_decorated(view) or any(
+        _is_ours(throttle) for throttle in _class_attribute(view, "throttle_classes") or ()
+    )
+
+
+def is_decorated(view: Any) -> bool:
+    """Whether ``@ratequota`` decorates the view, or its class' dispatch."""
     holder = _view_class(view)
-    if hasattr(view, SCOPE_ATTRIBUTE) or hasattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE):
-        return True
-    # Told by name: a project without DRF must not import it here.
+    return hasattr(view, SCOPE_ATTRIBUTE) or hasattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE)
+
+
+def chooses_throttles(view: Any) -> bool:
+    """Whether the view's class picks its throttles for each request, by a ``get_throttles`` of its own."""
+    method = getattr(_view_class(view), "get_throttles", None)
+    return method is not None and getattr(method, "__module__", "") != "rest_framework.views"
+
+
+def throttles_itself(view: Any, request: Any, args: Any, kwargs: Any) -> bool:
+    """Whether our throttle is among those that the view's class picks for the request.
+
+    ``get_throttles`` is asked on another instance, made as ``as_view`` makes the one that answers.
+    """
+    try:
+        asked = view.cls(**(getattr(view, "initkwargs", None) or {}))
+        actions = getattr(view, "actions", None) or {}
+        asked.action_map = {"head": actions.get("get"), **actions}
+        asked.setup(request, *args, **kwargs)
+        asked.request = asked.initialize_request(request, *args, **kwargs)
+        return any(_is_ours(type(throttle)) for throttle in asked.get_throttles())
+    except Exception:
+        logger.exception("get_throttles of %s failed; ENFORCE_ALL enforces the view", view)
+        return False
+
+
+def _is_ours(throttle: Any) -> bool:
+    """Whether it is a ``QuotaThrottle``, told by name: a project without DRF must not import it here."""
     return any(
         base.__module__ == "django_ratequota.throttling" and base.__name__ == "QuotaThrottle"
-        for throttle in _class_attribute(view, "throttle_classes") or ()
         for base in getattr(throttle, "__mro__", ())
     )
 

@@ -71,6 +71,8 @@ class Policies:
         self._users_lock = ForkSafeLock()
         self._snapshot: Snapshot | None = None
         self._users: OrderedDict[str, UserEntry] = OrderedDict()
+        #: Ids of the endpoints at which some user has a policy of their own (None = all endpoints); None = not known.
+        self.user_endpoints: frozenset[int | None] | None = None
         # Grows whenever users are dropped: an entry read before that is used once and not kept.
         self._drops = 0
         self._seen = Seen()
@@ -89,6 +91,7 @@ class Policies:
         with self._lock, self._users_lock:
             self._snapshot = None
             self._users.clear()
+            self.user_endpoints = None
             self._drops += 1
 
     def current(self) -> Snapshot | None:
@@ -133,9 +136,12 @@ class Policies:
         finally:
             self._lock.release()
 
-    def user(self, user_id: str) -> UserEntry | None:
-        """The user's entry if it is in memory, and the open transaction, if any, has changed no policy."""
-        if publication_pending():
+    def user(self, user_id: str, pending: bool | None = None) -> UserEntry | None:
+        """The user's entry if it is in memory, and the open transaction, if any, has changed no policy.
+
+        ``pending`` says whether it has, where the caller knows.
+        """
+        if publication_pending() if pending is None else pending:
             return None
         with self._users_lock:
             entry = self._users.get(user_id)
@@ -154,6 +160,19 @@ class Policies:
                 while len(self._users) > settings.user_cache_size:
                     self._users.popitem(last=False)
         return entry
+
+    def load_user_endpoints(self) -> frozenset[int | None]:
+        """Read ``user_endpoints`` from the database; raises ``django.db.Error``."""
+        from .models import RatePolicy
+
+        drops = self._drops
+        with self._reading():
+            own = RatePolicy.objects.filter(user__isnull=False).exclude(mode="off")
+            found = frozenset(own.order_by().values_list("endpoint_id", flat=True).distinct())
+        with self._users_lock:
+            if drops == self._drops and not publication_pending():
+                self.user_endpoints = found
+        return found
 
     def _refresh(self, revision: int) -> Snapshot:
         self._polled = begun = time.monotonic()
@@ -176,11 +195,12 @@ class Policies:
             snapshot = snapshot.at(revision)
         with self._users_lock:
             users = {user for change in changes for user in change.users}
-            if any(change.everything for change in changes):
+            everything = any(change.everything for change in changes)
+            if users or everything:
                 self._drops += 1
+                self.user_endpoints = None
+            if everything:
                 self._users.clear()
-            elif users:
-                self._drops += 1
             for user in users:
                 self._users.pop(user, None)
         self._snapshot, self._seen = snapshot, seen

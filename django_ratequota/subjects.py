@@ -12,7 +12,7 @@ from typing import Any
 
 from .charges import charges_of, take
 from .exceptions import StoreError
-from .types import Bucket, Decision
+from .types import Bucket, BucketStatus, Decision
 
 #: (mode, buckets of one subject, cost, times in µs) -> the steps of one atomic call.
 Ask = Callable[[str, tuple[Bucket, ...], int, tuple[int, ...]], Generator[Any, Any, Decision]]
@@ -25,16 +25,16 @@ def ask_each(
 
     The statuses have the buckets' order. A refusal leaves out those whose server could not be asked after it.
     """
-    at_us, *levels_us = times
+    at_us, *each = times  # the rest, if any, is one a bucket: its level, or its own cost
     subjects = sorted(dict.fromkeys(bucket.subject for bucket in buckets), key=_is_shared)
     decisions: list[Decision] = []
     for subject in subjects:
         own = tuple(bucket for bucket in buckets if bucket.subject == subject)
-        levels = (level_us for bucket, level_us in zip(buckets, levels_us, strict=False) if bucket.subject == subject)
+        own_each = (number for bucket, number in zip(buckets, each, strict=False) if bucket.subject == subject)
         # After a refusal, what the others would have said is asked without charging them.
         refused = not all(decision.allowed for decision in decisions)
         try:
-            decision = yield from ask("peek" if refused else mode, own, cost, (at_us, *levels))
+            decision = yield from ask("peek" if refused else mode, own, cost, (at_us, *own_each))
         except StoreError:
             if refused:
                 continue  # no server that is down turns a refusal into anything else
@@ -61,13 +61,13 @@ def _give_back(ask: Ask, taken: list[Decision]) -> Generator[Any, Any, list[Deci
     """The decisions that had charged, with what was free again after they gave it back."""
     given_back = []
     for decision in taken:
-        given = decision
-        for refund in take(charges_of(decision), decision.cost):  # one call: it was charged by one
+        now: dict[object, BucketStatus] = {}
+        for refund in take(charges_of(decision), decision.cost):  # one call for each cost
             try:
                 given = yield from ask("refund", *refund)
             except StoreError:
-                pass  # its server fails now: the units stay taken until they come back by themselves
-        now = {status.bucket.counter: status for status in given.statuses}
+                continue  # its server fails now: the units stay taken until they come back by themselves
+            now |= {status.bucket.counter: status for status in given.statuses}
         statuses = tuple(now.get(status.bucket.counter, status) for status in decision.statuses)
         given_back.append(replace(decision, statuses=statuses))
     return given_back

@@ -5,6 +5,7 @@ REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.Quot
 
 from __future__ import annotations
 
+from functools import lru_cache
 from inspect import signature
 from typing import Any
 
@@ -16,6 +17,9 @@ from .enforcement import check_request, usable_cost
 from .headers import add_headers, retry_after_seconds
 from .responses import refusal_text, status_code
 from .types import Decision
+
+#: A refusal by one of ours hangs on REST framework's request under this name.
+_REFUSED = "_ratequota_refused"
 
 
 class StoreUnavailable(APIException):
@@ -33,8 +37,8 @@ class StoreUnavailable(APIException):
 class QuotaThrottle(BaseThrottle):
     """Enforces every policy that applies to the request, together and in one round trip.
 
-    The view's ``throttle_scope`` names the endpoint; its ``throttle_cost``, an int or ``(request, view) -> int``,
-    says the units consumed (else the endpoint's own cost).
+    The view's ``throttle_scope`` names the endpoint; its ``throttle_cost``, an int, ``(request, view) -> int`` or a
+    method ``(self, request) -> int``, says the units consumed (else the endpoint's own cost).
     """
 
     def __init__(self) -> None:
@@ -42,8 +46,14 @@ class QuotaThrottle(BaseThrottle):
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Whether the request is admitted. Raises ``StoreUnavailable`` (503) where a policy denies without store."""
-        scope = getattr(view, "throttle_scope", None)
-        self.decision = decision = check_request(request, force_str(scope) if scope else None, _cost(request, view))
+        # REST framework asks all throttles of a view: what one of ours has refused, another says again.
+        decision = vars(request).get(_REFUSED)
+        if decision is None:
+            scope = getattr(view, "throttle_scope", None)
+            decision = check_request(request, force_str(scope) if scope else None, _cost(request, view))
+            if not decision.allowed:
+                setattr(request, _REFUSED, decision)
+        self.decision = decision
         headers = getattr(view, "headers", None)
         if headers is not None:
             # DRF puts these on the response, refused or not. Retry-After it makes itself from wait().
@@ -51,7 +61,7 @@ class QuotaThrottle(BaseThrottle):
             headers.pop("Retry-After", None)
         if not decision.allowed and status_code(decision) == 503:
             raise StoreUnavailable(decision)
-        return decision.allowed
+        return bool(decision.allowed)
 
     def wait(self) -> float | None:
         """Seconds until the same request would be admitted; None when waiting cannot help."""
@@ -63,11 +73,20 @@ def _cost(request: Any, view: Any) -> int | None:
     if cost is None:
         return None
     if callable(cost):
-        cost = _plain_function(cost)(request, view)
+        cost = _computed(cost, request, view)
     return usable_cost(cost, f"throttle_cost of {type(view).__name__}")
 
 
-def _plain_function(cost: Any) -> Any:
-    """A function of (request, view) that was set on the class has become a method: take the function back."""
-    function = getattr(cost, "__func__", None)
-    return function if function is not None and len(signature(function).parameters) == 2 else cost
+def _computed(cost: Any, request: Any, view: Any) -> Any:
+    """Call a function of (request, view), or a method of the view with both, or with the request alone."""
+    function: Any = getattr(cost, "__func__", None)
+    parameters = () if function is None else _parameters(function)
+    if len(parameters) != 2:
+        return cost(request, view)
+    # A function of (request, view) that was set on the class has become a method: only its names tell.
+    return cost(request) if parameters[0] == "self" else function(request, view)
+
+
+@lru_cache(maxsize=1024)
+def _parameters(function: Any) -> tuple[str, ...]:
+    return tuple(signature(function).parameters)

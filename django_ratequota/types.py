@@ -141,6 +141,8 @@ class Decision:
     cost: int = 0
     # What was charged and not given back; made by ``charges_of`` when it is first needed, as few decisions settle.
     _charges: list[Charge] | None = field(default=None, repr=False, compare=False)
+    # As response headers, once they were rendered; a copy with other fields has others.
+    _headers: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def degraded(self) -> bool:
@@ -187,6 +189,21 @@ class Decision:
         return min(enforced, key=lambda s: s.remaining / s.limit, default=None)
 
     @property
+    def limit(self) -> int | None:
+        """The most units that the tightest bucket (``binding``) holds; None where nothing limits."""
+        return None if (tightest := self.binding) is None else tightest.limit
+
+    @property
+    def remaining(self) -> int | None:
+        """Whole units still free in the tightest bucket; None where nothing limits."""
+        return None if (tightest := self.binding) is None else tightest.remaining
+
+    @property
+    def reset_after(self) -> float | None:
+        """Seconds until the tightest bucket is back to full; None where nothing limits."""
+        return None if (tightest := self.binding) is None else tightest.reset_after
+
+    @property
     def _charged(self) -> tuple[Bucket, ...]:
         """Without log-mode buckets that had no room; none where the request was refused."""
         return tuple(status.bucket for status in self.statuses if status.allowed) if self.allowed else ()
@@ -226,8 +243,10 @@ class Decision:
 
     def _note(self, charged: Decision) -> Decision:
         """Remember what was charged; what is returned settles the same units."""
-        charges = charges_of(self)
-        charges += charges_of(charged)
+        charges, later = charges_of(self), charges_of(charged)
+        for charge in later:
+            charge.settled = True
+        charges += later
         return replace(charged, _charges=charges)
 
     def _take(self, cost: int) -> list[Refund]:

@@ -15,6 +15,7 @@ from .facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
 from .identity import UNKNOWN, Caller, NamedCaller, client_text
 from .limiter import default_limiter
 from .models import PolicyChange, RatePolicy
+from .prepared import MAX_BUCKETS
 from .recording import record_reset
 from .resolver import make_buckets
 from .types import Bucket, BucketStatus
@@ -22,7 +23,9 @@ from .types import Bucket, BucketStatus
 
 def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
     """How the buckets stand; raises ``StoreError``. On a Cluster, those whose server is down are left out."""
-    return {status.bucket: status for status in default_limiter().peek(buckets).statuses}
+    limiter, asked = default_limiter(), tuple(buckets)
+    batches = (asked[at : at + MAX_BUCKETS] for at in range(0, len(asked), MAX_BUCKETS))
+    return {status.bucket: status for batch in batches for status in limiter.peek(batch).statuses}
 
 
 def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ...]:
@@ -33,7 +36,7 @@ def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ..
     """
     limiter = default_limiter()
     before: list[BucketStatus] = []
-    for subject, own in by_subject(buckets).items():
+    for subject, own in by_subject(buckets):
         statuses = limiter.peek(own).statuses
         with transaction.atomic(using=router.db_for_write(PolicyChange)):
             record_reset(subject, statuses, reason)
@@ -63,12 +66,16 @@ def why_shared(counted_per: str, subject: str | None) -> str:
     return ""
 
 
-def by_subject(buckets: Iterable[Bucket]) -> dict[str, list[Bucket]]:
-    """The buckets of each subject, which change together or not at all."""
+def by_subject(buckets: Iterable[Bucket]) -> list[tuple[str, list[Bucket]]]:
+    """The buckets of each subject, which change together or not at all, up to as many as one call takes."""
     subjects: dict[str, list[Bucket]] = {}
     for bucket in buckets:
         subjects.setdefault(bucket.subject, []).append(bucket)
-    return subjects
+    return [
+        (subject, own[at : at + MAX_BUCKETS])
+        for subject, own in subjects.items()
+        for at in range(0, len(own), MAX_BUCKETS)
+    ]
 
 
 def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolicy], dict[RatePolicy, str]]:

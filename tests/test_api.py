@@ -50,6 +50,14 @@ def may(user: User, *codenames: str) -> User:
     return User.objects.get(pk=user.pk)
 
 
+def test_a_project_without_anonymous_users_refuses_them_the_question_about_others(
+    client: Client, settings: Any, alice: User
+) -> None:
+    """``request.user`` was None there, and the answer a 500."""
+    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "UNAUTHENTICATED_USER": None}
+    assert client.get("/quota/usage/", {"user": "alice"}).status_code == 403
+
+
 def test_each_limit_is_told_as_it_stands(client: Client, search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="4/min burst 8")
     RatePolicy.objects.create(rates="100/hour", algorithm="gcra", counted_per="everyone")

@@ -9,6 +9,7 @@ from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.contrib.auth.models import User
 from django.http import HttpResponse
 from django.test import AsyncClient
+from django.views import View
 
 from django_ratequota.decorators import ratequota
 from django_ratequota.exceptions import InvalidCost
@@ -109,6 +110,21 @@ def test_a_bad_cost_is_an_error_when_decorating(cost: Any) -> None:
 def test_a_bad_scope_is_an_error_when_decorating(scope: Any) -> None:
     with pytest.raises(TypeError, match="scope is the name of an endpoint"):
         ratequota(scope)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_bare_method_says_how_to_decorate_it(awaited: bool) -> None:
+    async def aget(self: Any, request: Any) -> HttpResponse: ...
+
+    def get(self: Any, request: Any) -> HttpResponse: ...
+
+    class Meth(View):
+        pass
+
+    Meth.get = ratequota(aget if awaited else get)  # type: ignore[attr-defined]
+    run = async_to_sync(Meth().get) if awaited else Meth().get  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"get was called with 'Meth'.* @method_decorator\(ratequota\(\.\.\.\)\)"):
+        run(request_from())
 
 
 def test_the_view_keeps_its_name_and_kind() -> None:

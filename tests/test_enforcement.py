@@ -16,19 +16,34 @@ from asgiref.sync import async_to_sync
 from django.conf import settings as django_settings
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import OperationalError, connection, transaction
+from django.db.models import Value
 from django.test import override_settings
 from django.utils.functional import SimpleLazyObject
 from rest_framework.request import Request
 
-from django_ratequota import Decision, Limiter, acheck_request, check_request, conf, enforcement
+from django_ratequota import (
+    Decision,
+    Limiter,
+    acheck_request,
+    check_request,
+    conf,
+    enforcement,
+    headers,
+    limiter,
+    snapshot,
+    usage,
+)
+from django_ratequota.boosting import grant
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.health import health
+from django_ratequota.identity import NamedCaller
 from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.signals import request_refused
 from django_ratequota.snapshot import policies
+from django_ratequota.testing import Policy, override_policies
 from tests import server
-from tests.conftest import Check, Clock
+from tests.conftest import Check, Clock, Get
 from tests.views import NameAuthentication, Units, request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -198,14 +213,15 @@ class TestOncePerRequest:
         assert room(request.ratequota) == ["9/10", "19/20"]
         assert room(check(request_from(), "search", 1)) == ["8/10", "18/20"]
 
-    def test_a_later_refusal_keeps_what_was_charged_before(self, check: Check, search: Endpoint) -> None:
+    def test_a_later_refusal_gives_back_what_was_charged_before(self, check: Check, search: Endpoint) -> None:
         RatePolicy.objects.create(rates="10/hour")
         RatePolicy.objects.create(endpoint=search, rates="1/hour")
         check(request_from(), "search", 1)
         request = request_from()
         assert check(request, None, 1).allowed
         decision = check(request, "search", 1)
-        assert (decision.allowed, room(decision), decision.violated) == (False, ["8/10", "0/1"], ("search/hour",))
+        assert (decision.allowed, room(decision), decision.violated) == (False, ["9/10", "0/1"], ("search/hour",))
+        assert room(check(request_from(), None, 0)) == ["9/10"]
 
     def test_a_later_block_refuses_what_was_admitted_before(self, check: Check, search: Endpoint) -> None:
         RatePolicy.objects.create(rates="10/hour")
@@ -213,7 +229,8 @@ class TestOncePerRequest:
         request = request_from()
         assert check(request).allowed
         decision = check(request, "search")
-        assert (decision.allowed, decision.blocked_by, room(decision)) == (False, ("search/blocked",), ["9/10"])
+        assert (decision.allowed, decision.blocked_by, room(decision)) == (False, ("search/blocked",), ["10/10"])
+        assert room(check(request_from(), None, 0)) == ["10/10"]
 
     def test_a_refused_request_may_ask_again(self, check: Check) -> None:
         policy = RatePolicy.objects.create(rates="1/hour")
@@ -257,8 +274,8 @@ class TestSettling:
         first = check_request(request, cost=4)
         both = check_request(request, "search", cost=2)
         assert left(both) == [4, 1]
-        assert left(settle(both, "refund", 3)) == [7, 3]
-        assert left(settle(first, "refund", 3)) == [8]
+        assert left(settle(both, "refund", 3)) == [4, 3]
+        assert left(settle(first, "refund", 3)) == [7]
         assert settle(both, "refund", 1) is both
 
     def test_a_debt_is_paid_before_the_next_request(self, settle: Any) -> None:
@@ -659,6 +676,12 @@ class TestDatabaseDown:
         assert room(check(request_from(alice))) == ["7/10"]
         assert caplog.records[-1].message == "the policies can be read again"
 
+    def test_it_is_logged_as_the_databases_failure(self, check: Check, caplog: Any) -> None:
+        with database_down():
+            check(request_from())
+        assert "no policies from the database, on_error decides: the database is gone" in caplog.text
+        assert "Redis" not in caplog.text
+
 
 class TestRedisDown:
     @pytest.mark.parametrize("when", ["from the first request on", "later"])
@@ -743,3 +766,101 @@ class TestRedisDown:
         settings.RATEQUOTA = {**unusable, "ON_ERROR": on_error}
         decision = check(request_from())
         assert (decision.allowed, decision.error) == (on_error == "allow", "configuration")
+
+
+class TestTooManyLimits:
+    @pytest.fixture(autouse=True)
+    def _limits(self) -> None:
+        endpoints = Endpoint.objects.bulk_create(Endpoint(name=f"e{n}", routes="/plain/") for n in range(501))
+        RatePolicy.objects.bulk_create(
+            RatePolicy(endpoint=one, rates="9/hour", mode="enforce" if number else "log")
+            for number, one in enumerate(endpoints)
+        )
+
+    def test_the_first_are_checked_and_it_is_logged_once(self, get: Get, settings: Any, caplog: Any) -> None:
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+        responses = [get("/plain/") for _ in range(10)]
+        assert [response.status_code for response in responses] == [200] * 9 + [429]
+        decision = vars(responses[0]).get("wsgi_request", vars(responses[0]).get("asgi_request")).ratequota
+        assert [status.bucket.mode for status in decision.statuses] == ["enforce"] * 500
+        logged = [one.message for one in caplog.records if "501 limits, of which 500 are checked" in one.message]
+        assert len(logged) == 1
+        assert health().errors["buckets"] == logged[0]
+
+    def test_explain_shows_them_all(self) -> None:
+        found = enforcement.explain_caller(
+            NamedCaller(user_id=None, address="203.0.113.7"), scope=None, route="/plain/"
+        )
+        assert (len(found.candidates), len(found.decision.statuses)) == (501, 500)
+
+    def test_counters_of_all_are_looked_at_granted_and_reset(self) -> None:
+        caller = NamedCaller(user_id=None, address="203.0.113.7")
+        buckets = enforcement.explain_caller(caller, scope=None, route="/plain/").resolution.buckets
+        default_limiter().charge(buckets[:500], 3)
+        default_limiter().charge(buckets[500:], 3)
+        assert {status.used for status in grant(buckets, 1)} == {3}
+        assert [status.used for status in usage.peek(buckets).values()] == [2] * 501
+        assert len(usage.reset_caller(caller, scope=None, route="/plain/")) == 501
+        assert {status.used for status in usage.peek(buckets).values()} == {0}
+
+
+class TestWhatARequestDoesOnce:
+    """Each of these was done two or three times."""
+
+    def test_the_limiter_and_pending_changes_are_looked_up(self, alice: User, monkeypatch: Any) -> None:
+        made, pending = limiter._made, snapshot.publication_pending
+        looked: list[str] = []
+
+        def look_up(name: str, found: Any) -> Any:
+            looked.append(name)
+            return found()
+
+        RatePolicy.objects.create(rates="100/hour")
+        check_request(request_from(alice))
+        monkeypatch.setattr(limiter, "_made", lambda: look_up("limiter", made))
+        monkeypatch.setattr(snapshot, "publication_pending", lambda: look_up("pending", pending))
+        check_request(request_from(alice))
+        assert sorted(looked) == ["limiter", "pending"]
+
+    @pytest.mark.parametrize(
+        "path", ["/search/", "/decorated/", "/adecorated/", "/plain/", "/aplain/", "/unthrottled/"]
+    )
+    @pytest.mark.parametrize("rates", ["9/hour", "blocked"])
+    def test_headers_are_rendered(self, get: Get, settings: Any, monkeypatch: Any, path: str, rates: str) -> None:
+        render, rendered = headers.decision_headers, []
+
+        def count(decision: Decision) -> dict[str, str]:
+            rendered.append(decision)
+            return render(decision)
+
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+        RatePolicy.objects.create(rates=rates)
+        RatePolicy.objects.create(rates="20/hour", counted_per="everyone")
+        monkeypatch.setattr(headers, "decision_headers", count)
+        response = get(path)
+        assert ("RateLimit" in response.headers) is (rates != "blocked")
+        assert len(rendered) == 1
+
+
+def test_a_refusal_without_redis_has_no_id(get: Get, settings: Any) -> None:
+    """What is noted of it goes to Redis, which is down: nobody would find it there."""
+    settings.RATEQUOTA = {**CLOSED, "ENFORCE_ALL": True, "STATISTICS_SECONDS": 20}
+    for on_error, status in (("deny", 503), ("local", 429)):
+        with override_policies({None: Policy("1/hour", on_error=on_error)}):
+            responses = [
+                get("/plain/", headers={"Accept": accept}) for accept in ("text/html", "application/json") * 2
+            ]
+        assert responses[-1].status_code == responses[-2].status_code == status
+        for response in responses[2:]:
+            assert "X-RateLimit-Refusal" not in response.headers
+            assert "refusal_id" not in response.content.decode()
+            assert "eference" not in response.content.decode()
+
+
+def test_rates_that_cannot_be_read_fail_no_request(check: Check, search: Endpoint, caplog: Any) -> None:
+    broken = RatePolicy.objects.create(rates="10/hour")
+    RatePolicy.objects.create(endpoint=search, rates="20/hour")
+    RatePolicy.objects.filter(pk=broken.pk).update(rates=Value("ten an hour"))
+    assert room(check(request_from(), "search")) == ["18/20"]
+    assert check(request_from()).allowed
+    assert f"policy {broken.pk} is left out" in caplog.text

@@ -124,6 +124,16 @@ def test_the_binding_bucket_of_an_admitted_request_has_the_smallest_share_left(l
     assert decision.binding == decision.statuses[1]
 
 
+def test_a_decision_tells_how_the_tightest_bucket_stands(limiter: Limiter) -> None:
+    wide, tight = bucket("100/hour", scope="a"), bucket("20/min", scope="b")
+    decision = limiter.check([wide, tight, bucket("1/hour", scope="c", mode="log")], 5)
+    assert (decision.limit, decision.remaining, decision.reset_after) == (20, 15, 15.0)
+    refused = limiter.check([wide, tight], 16)
+    assert (refused.limit, refused.remaining, refused.reset_after) == (20, 15, 15.0)
+    nothing = limiter.check([])
+    assert (nothing.limit, nothing.remaining, nothing.reset_after) == (None, None, None)
+
+
 def test_the_decision_s_own_time_is_the_store_s(limiter: Limiter, clock: Clock, redis_client: redis.Redis) -> None:
     clock.advance(us=7)
     assert limiter.check([MINUTE]).at_us == limiter.now_us == NOON_US + 7

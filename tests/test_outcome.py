@@ -244,13 +244,13 @@ def test_other_endpoints_and_other_costs_keep_theirs(get: Any) -> None:
     ):
         response = get("/checking/")
         assert {s.bucket.title: s.remaining for s in response_decision(response).statuses} == {
-            "all/hour": 49,
+            "all/hour": 48,
             "login/hour": 3,
             "search/hour": 8,
         }
         again = response_decision(get("/checking/", {"status": "401"}))
-        assert [s.remaining for s in again.statuses] == [48, 3, 7]
-        assert [s.remaining for s in response_decision(get("/checking/")).statuses] == [47, 1, 6]
+        assert [s.remaining for s in again.statuses] == [46, 3, 7]
+        assert [s.remaining for s in response_decision(get("/checking/")).statuses] == [44, 1, 6]
 
 
 def response_decision(response: Any) -> Any:

@@ -111,7 +111,7 @@ def test_a_bad_argument_is_refused_before_anything_is_written(
     assert redis_client.keys("rqtest:*") == []
 
 
-@pytest.mark.parametrize("args", [(), GOOD[:4], GOOD[:-1], (*GOOD, 1), GOOD + GOOD[5:]], ids=len)
+@pytest.mark.parametrize("args", [(), GOOD[:4], GOOD[:-1], (*GOOD, 1, 1), GOOD + GOOD[5:]], ids=len)
 def test_a_wrong_number_of_arguments_is_refused(
     redis_client: redis.Redis, limiter: Limiter, args: tuple[object, ...]
 ) -> None:

@@ -14,6 +14,7 @@ from rest_framework.throttling import BaseThrottle
 
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.signals import request_refused
 from django_ratequota.throttling import QuotaThrottle
 from tests.views import Search, Units, request_from
 
@@ -112,6 +113,11 @@ def of_request_and_view(request: Any, view: Any) -> int:
     return int(request.query_params["units"])
 
 
+def method_of_request(self: Any, request: Any) -> int:
+    assert isinstance(self, Search)
+    return int(request.query_params["units"])
+
+
 class Callable:
     def __call__(self, request: Any, view: Any) -> int:
         return of_request_and_view(request, view)
@@ -135,6 +141,7 @@ def remaining(cost: Any, scope: Any = "search") -> int:
         (lambda request, view: Units.FIVE, 5),
         (0, 10),
         (method, 3),
+        (method_of_request, 3),
         (of_request_and_view, 3),
         (staticmethod(of_request_and_view), 3),
         (lambda request, view: 7, 3),
@@ -168,6 +175,25 @@ def test_the_throttle_named_twice_charges_once(search: Endpoint) -> None:
     RatePolicy.objects.create(rates="10/hour")
     view = type("Twice", (Search,), {"throttle_classes": [QuotaThrottle] * 2}).as_view()
     assert view(APIRequestFactory().get("/")).headers["X-RateLimit-Remaining"] == "8"
+
+
+def test_what_one_has_refused_another_says_again(search: Endpoint) -> None:
+    """Two of them sent ``request_refused`` twice."""
+    refused: list[Any] = []
+
+    def receive(request: Any, **_: Any) -> None:
+        refused.append(request)
+
+    RatePolicy.objects.create(rates="2/hour")
+    view = type("Twice", (Search,), {"throttle_classes": [QuotaThrottle] * 2}).as_view()
+    assert view(APIRequestFactory().get("/")).status_code == 200
+    request_refused.connect(receive)
+    try:
+        response = view(request := APIRequestFactory().get("/"))
+    finally:
+        request_refused.disconnect(receive)
+    assert (response.status_code, refused) == (429, [request])
+    assert 3500 < int(response.headers["Retry-After"]) <= 3600
 
 
 def test_other_throttles_go_on_beside_it_and_the_longest_wait_counts(search: Endpoint) -> None:

@@ -6,7 +6,8 @@
 --         [5] longest wait that acquire may book (µs); of a refund, when its units were charged (0 = not known)
 --         then seven a bucket: algorithm, limit, period (µs), burst, enforced (1, or 0 = log only),
 --         window start and finish (µs; 0 0 = none);
---         then, of a refund whose charge is known, one a bucket: how long after the charge it was full again (µs).
+--         then, of a refund whose charge is known, one a bucket: how long after the charge it was full again (µs);
+--         or, of a check or peek whose buckets differ in it, each bucket's own cost (units).
 -- Returns whole numbers as one string, 8 bytes each, big-endian: a list would cost the caller more than the call.
 --         {1, allowed, now, revision, then four a bucket: passed, remaining, retry after, reset after}
 --         (µs; retry after is 0 when passed, -1 when waiting cannot help; for acquire it is the booked wait),
@@ -46,8 +47,10 @@ local first = revision >= 0 and 1 or 0
 local count = #KEYS - first
 local levels = HEADER + STRIDE * count
 local refunding = mode == 'refund' and cost > 0
-local known = mode == 'refund' and count > 0 and #ARGV == levels + count
-if #ARGV ~= levels and not known then
+local each = count > 0 and #ARGV == levels + count
+local known = each and mode == 'refund'
+local priced = each and (mode == 'check' or mode == 'peek')
+if #ARGV ~= levels and not known and not priced then
   error('ratequota: ' .. count .. ' buckets need ' .. levels .. ' arguments, not ' .. #ARGV)
 end
 
@@ -94,7 +97,12 @@ for i = 1, count do
   if known then
     b.since, b.level = patience, number(levels + i, 0)
   end
-  local passed, retry_at = check(b, values[first + i], now, cost, KEYS[first + i])
+  local units = cost
+  if priced then
+    units = number(levels + i, 0)
+    b.units = units
+  end
+  local passed, retry_at = check(b, values[first + i], now, units, KEYS[first + i])
   if mode == 'acquire' then
     b.booking = true
     passed = passed or retry_at and retry_at - now <= patience
@@ -126,7 +134,8 @@ local charging = reply[2] == 1 and mode ~= 'peek' and cost > 0
 for i = 1, count do
   local b, units = values[first + i], nil
   if charging and reply[4 * i + 1] == 1 then
-    units = refunding and -cost or cost
+    units = refunding and -cost or b.units or cost
+    units = units ~= 0 and units or nil
   end
   local remaining, full_at, value, finish, same_finish = b.settle(b, units, now)
   if units and full_at == 0 then

@@ -69,7 +69,14 @@ class FixedPolicies:
     def reload(self, revision: int) -> Snapshot:
         return self._snapshot
 
-    def user(self, user_id: str) -> UserEntry:
+    @property
+    def user_endpoints(self) -> frozenset[int | None]:
+        return frozenset(policy.endpoint_id for entry in self._users.values() for policy in entry.policies)
+
+    def load_user_endpoints(self) -> frozenset[int | None]:
+        return self.user_endpoints
+
+    def user(self, user_id: str, pending: bool | None = None) -> UserEntry:
         return self._users.get(user_id, NOBODY)
 
     load_user = user

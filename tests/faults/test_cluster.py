@@ -21,7 +21,7 @@ from django.test import RequestFactory, override_settings
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
 from django_ratequota.exceptions import NewerRevision, StoreError
 from django_ratequota.keys import bucket_key, revision_key
-from django_ratequota.models import Plan, RatePolicy
+from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.twin import adrive, drive
 
 from . import poll
@@ -289,6 +289,41 @@ def test_an_edit_binds_within_a_second(emptied: Cluster, awaited: bool) -> None:
         poll(lambda: not check().allowed, 20, "the block binds")
         mine.delete()
         poll(lambda: check().allowed, 20, "its end binds")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+@pytest.mark.parametrize("awaited", [False, True])
+def test_several_checks_of_a_request_charge_it_once_or_nowhere(emptied: Cluster, awaited: bool) -> None:
+    """The buckets of a caller and of everyone live on different masters, and cost a later check differently."""
+
+    def check(request: Any, scope: str | None, cost: int) -> list[int]:
+        args = (request, scope, cost)
+        decision = async_to_sync(acheck_request)(*args) if awaited else check_request(*args)
+        assert decision.allowed is (scope != "closed")
+        return [status.remaining for status in decision.statuses]
+
+    def request() -> Any:
+        made = RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")
+        made.user = AnonymousUser()
+        return made
+
+    search, closed = Endpoint.objects.create(name="search"), Endpoint.objects.create(name="closed")
+    RatePolicy.objects.create(rates="1000/hour")
+    RatePolicy.objects.create(endpoint=search, rates="2000/hour")
+    RatePolicy.objects.create(endpoint=search, rates="3000/hour", counted_per="everyone")
+    RatePolicy.objects.create(endpoint=closed, rates="4/hour", counted_per="everyone")
+    with override_settings(RATEQUOTA=settings_of(emptied)):
+        one = request()
+        assert check(one, None, 10) == [990]
+        assert check(one, "search", 100) == [900, 1900, 2900]
+        assert check(one, "search", 100) == [900, 1900, 2900]
+        one.ratequota.refund(95)
+        assert check(request(), "search", 0) == [990, 1995, 2995]
+        two = request()
+        check(two, "search", 50)
+        assert check(two, "closed", 60) == [990, 1995, 2995, 4]
+        assert check(request(), "search", 0) == [990, 1995, 2995]
 
 
 def addresses_elsewhere(cluster: Cluster, dead: Node) -> list[str]:

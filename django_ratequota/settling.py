@@ -1,0 +1,141 @@
+"""What a request was charged, after it was decided: settled by hand, charged once by several checks, given back.
+
+A request may be checked more than once: by the middleware, a decorator, its view. Each decision settles the units of
+its own check. A later check charges a bucket only what its cost exceeds the units that the request paid there. When
+it refuses, the units of the earlier checks go back: a refused request is charged nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+from .charges import Charge, Refund, charges_of, take
+from .exceptions import StoreError
+from .health import note_degraded
+from .limiter import Limiter, default_limiter
+from .steps import Doer, Step
+from .twin import adrive, drive
+from .types import Bucket, BucketStatus, Decision
+
+#: The decisions of earlier checks hang on the request (Django's, not DRF's) under this name; most are checked once.
+EARLIER = "ratequota_earlier"
+
+
+class StoreSettler:
+    """Charges and refunds after the decision; a store that fails then is logged and fails no request."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+
+    def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+        return drive(self.steps("charge", buckets, cost), _doer().do)
+
+    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision:
+        return drive(self.steps("refund", buckets, cost, charged), _doer().do)
+
+    async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+        return await adrive(self.steps("charge", buckets, cost), _doer().ado)
+
+    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision:
+        return await adrive(self.steps("refund", buckets, cost, charged), _doer().ado)
+
+    def steps(
+        self, mode: str, buckets: tuple[Bucket, ...], cost: int, charged: tuple[int, ...] = (0,)
+    ) -> Generator[Step, Any, Decision]:
+        """The steps of either verb, for ``enforcement`` to drive among its own."""
+        try:
+            return (yield from self._limiter.steps(mode, buckets, cost, times=charged, settler=self))
+        except StoreError as error:
+            note_degraded(error.reason, error)
+            return Decision(allowed=True, error=error.reason)
+
+
+def _doer() -> Doer:
+    # By the settings in force now, in this process: it may have been forked since the decision.
+    try:
+        return Doer(default_limiter())
+    except StoreError as error:
+        return Doer(error)
+
+
+class Earlier:
+    """What the earlier checks of a request, all of which admitted it, charged and found."""
+
+    def __init__(self, request: Any, decisions: list[Decision]) -> None:
+        self._request, self._decisions = request, decisions
+        #: The decision of a check that has nothing more to charge, and so nothing to give back.
+        self.again = replace(decisions[-1], cost=0, _charges=[])
+
+    @classmethod
+    def of(cls, request: Any) -> Earlier | None:
+        """None where the request was not checked, or was refused and so charged nowhere."""
+        last: Decision | None = getattr(request, "ratequota", None)
+        if last is None or not last.allowed:
+            return None
+        decisions: list[Decision] = vars(request).setdefault(EARLIER, [])
+        if all(last is not decision for decision in decisions):
+            decisions.append(last)
+        return cls(request, decisions)
+
+    def owed(self, buckets: tuple[Bucket, ...], cost: int) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
+        """The buckets to ask now, and the units to charge each of them; the units empty = ``cost`` in each."""
+        paid: dict[object, int] = {}
+        for charge in self._charges():
+            paid[charge.bucket.counter] = paid.get(charge.bucket.counter, 0) + charge.units
+        # Buckets in log mode that had no room have been judged, and are not charged.
+        seen = {status.bucket.counter: status.allowed for one in self._decisions for status in one.statuses}
+        asked: list[Bucket] = []
+        costs: list[int] = []
+        for bucket in buckets:
+            counter = bucket.counter
+            units = cost - paid.get(counter, 0)
+            if (counter in seen or counter in paid) and (units <= 0 or not seen.get(counter, True)):
+                continue
+            asked.append(bucket)
+            # What can never be admitted is to be refused as that: no wait for the rest of it helps.
+            costs.append(cost if cost > bucket.rate.capacity else units)
+        return tuple(asked), () if all(units == cost for units in costs) else tuple(costs)
+
+    def together(self, decision: Decision) -> Decision:
+        """The decision, with the buckets of the earlier checks that it did not ask.
+
+        What was counted in another place says nothing here, and is not to be settled here.
+        """
+        last = self._decisions[-1]
+        if last.degraded != decision.degraded:
+            return decision
+        statuses = {status.bucket.counter: status for status in (*last.statuses, *decision.statuses)}
+        return replace(decision, statuses=tuple(statuses.values()), _charges=charges_of(decision))
+
+    def give_back(self, refused: Decision) -> Generator[Step, Any, Decision]:
+        """Give back all that these checks charged; returns the refused decision as things stand then."""
+        now: dict[object, BucketStatus] = {}
+        for decision in self._decisions:
+            charges = [charge for charge in charges_of(decision) if not charge.settled]
+            for refund in take(charges, max((charge.units for charge in charges), default=0)):
+                given = yield from _refund(decision, refund)
+                if given.degraded == refused.degraded:
+                    now |= {status.bucket.counter: status for status in given.statuses}
+        vars(self._request).pop(EARLIER, None)
+        statuses = [
+            replace(status, remaining=later.remaining, reset_after_us=later.reset_after_us)
+            if (later := now.get(status.bucket.counter))
+            else status
+            for status in refused.statuses
+        ]
+        return replace(refused, statuses=tuple(statuses))
+
+    def _charges(self) -> list[Charge]:
+        return [charge for one in self._decisions for charge in charges_of(one) if not charge.settled]
+
+
+def _refund(decision: Decision, refund: Refund) -> Generator[Step, Any, Decision]:
+    settler = decision.settler
+    if isinstance(settler, StoreSettler):
+        return (yield from settler.steps("refund", *refund))
+    if settler is None:
+        return decision
+    # This process's own counters: there is nothing to wait for.
+    return settler.refund(refund.buckets, cost=refund.units, charged=refund.charged)
