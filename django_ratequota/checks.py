@@ -96,20 +96,21 @@ def check_store(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
 
 
 def _unusable(error: StoreError) -> checks.CheckMessage:
+    text = str(error).rstrip(".")
     causes: list[BaseException | None] = [error.__cause__]
     while causes[-1] is not None:
         causes.append(causes[-1].__cause__)
     if any(isinstance(cause, redis.InvalidResponse) for cause in causes):
         hint = "Write host and port of a Redis; for one that speaks TLS, a rediss:// URL."
-        return checks.Error(f"The server is no Redis: {error}.", hint=hint, id="django_ratequota.E007")
+        return checks.Error(f"The server is no Redis: {text}.", hint=hint, id="django_ratequota.E007")
     # Whatever a login is refused with, the connection fails by it: no such database, for one.
     if error.reason == "noauth" or (
         error.reason == "connection" and any(type(cause) is redis.ResponseError for cause in causes)
     ):
         hint = "Correct user, password and database number in the CACHES alias, or in RATEQUOTA['REDIS_URL']."
-        return checks.Error(f"Redis refuses the login: {error}.", hint=hint, id="django_ratequota.E006")
+        return checks.Error(f"Redis refuses the login: {text}.", hint=hint, id="django_ratequota.E006")
     hint = "Start it, or correct its address: meanwhile policies do what their on_error says."
-    return checks.Warning(f"Redis cannot be reached: {error}.", hint=hint, id="django_ratequota.W008")
+    return checks.Warning(f"Redis cannot be reached: {text}.", hint=hint, id="django_ratequota.W008")
 
 
 def _denied(call: Call) -> list[checks.CheckMessage]:
