@@ -289,6 +289,40 @@ def test_no_unit_comes_back_before_next_after_and_one_does_at_it(
     assert limiter.peek(asked).statuses[0].remaining > left
 
 
+@pytest.mark.parametrize("last", ["charge", "refund", "give back", "peek under a lower limit"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_next_after_is_true_after_debts_and_refunds(
+    limiter: Limiter, clock: Clock, algorithm: str, last: str
+) -> None:
+    """Of many small requests, of which some have expired when the last call comes."""
+    chance = random.Random(f"{algorithm} {last}")
+    for number in range(40):
+        asked = [bucket(f"30/min {algorithm}", f"user:{number}")]
+        charges = []
+        for _ in range(20):
+            clock.advance(us=chance.randrange(1, 9 * SECOND))
+            charges.append(limiter.charge(asked, chance.randrange(1, 4)))
+        clock.advance(us=chance.randrange(1, 50 * SECOND))
+        if last == "charge":
+            [status] = limiter.charge(asked, chance.randrange(1, 40)).statuses
+        elif last == "refund":
+            asked = [bucket(f"{chance.choice([7, 30])}/min {algorithm}", f"user:{number}")]
+            [status] = limiter.refund(asked, chance.randrange(1, 30)).statuses
+        elif last == "give back":
+            limiter.charge(asked, chance.randrange(1, 40))
+            [status] = chance.choice(charges).refund(chance.randrange(1, 4)).statuses
+        else:
+            asked = [bucket(f"7/min {algorithm}", f"user:{number}")]
+            [status] = limiter.peek(asked).statuses
+        if status.next_after_us is None:
+            assert status.remaining == status.limit
+            continue
+        clock.advance(us=status.next_after_us - 1)
+        assert limiter.peek(asked).statuses[0].remaining == status.remaining
+        clock.advance(us=1)
+        assert limiter.peek(asked).statuses[0].remaining > status.remaining
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_refusal_says_when_units_come_back_not_only_when_enough_do(limiter: Limiter, algorithm: str) -> None:
     asked = [bucket(f"60/min {algorithm}")]
