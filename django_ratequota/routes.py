@@ -20,6 +20,8 @@ SCOPE_ATTRIBUTE = "ratequota_scope"
 _FORMAT_SUFFIX = re.compile(
     r"(?:\\\.\(\?P<(?P<regex>\w+)>(?:[^()]|\([^()]*\))+\)/\?|<drf_format_suffix[^:>]*:(?P<path>\w+)>)\Z"
 )
+#: Set on Django Ninja's views of which some operation has a ``QuotaThrottle``.
+LIMITED_ATTRIBUTE = "ratequota_limited"
 
 
 @lru_cache(maxsize=4096)
@@ -120,6 +122,16 @@ def _is_ours(throttle: Any) -> bool:
     )
 
 
+def limits_itself(view: Any) -> bool:
+    """Whether anything of this package limits the view, the drop-ins for other packages included."""
+    if str(getattr(view, "__module__", "")).startswith("django_ratequota."):
+        return False  # the usage endpoint is marked, and has no limits
+    throttles = _class_attribute(view, "throttle_classes") or ()
+    bases = [base for throttle in throttles for base in getattr(throttle, "__mro__", ())]
+    ours = any(base.__module__.startswith("django_ratequota.") for base in bases)
+    return ours or hasattr(view, LIMITED_ATTRIBUTE) or enforces_itself(view)
+
+
 def _view_class(view: Any) -> Any:
     return getattr(view, "cls", None) or getattr(view, "view_class", None)
 
@@ -136,6 +148,14 @@ def known_routes(*, admin: bool = False) -> list[tuple[str, str]]:
         (readable(route), "" if name.endswith(":") else name)
         for route, name, _ in _walk(get_resolver().url_patterns, "", "")
         if admin or not name.startswith("admin:")
+    ]
+
+
+def known_views() -> list[tuple[str, str, Any]]:
+    """(route, URL name or "", view) of every view in the URLconf, in its order."""
+    return [
+        (readable(route), "" if name.endswith(":") else name, view)
+        for route, name, view in _walk(get_resolver().url_patterns, "", "")
     ]
 
 

@@ -16,7 +16,6 @@ from asgiref.sync import async_to_sync
 from django.conf import settings as django_settings
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import OperationalError, connection, transaction
-from django.db.models import Value
 from django.test import override_settings
 from django.utils.functional import SimpleLazyObject
 from rest_framework.request import Request
@@ -855,12 +854,3 @@ def test_a_refusal_without_redis_has_no_id(get: Get, settings: Any) -> None:
             assert "X-RateLimit-Refusal" not in response.headers
             assert "refusal_id" not in response.content.decode()
             assert "eference" not in response.content.decode()
-
-
-def test_rates_that_cannot_be_read_fail_no_request(check: Check, search: Endpoint, caplog: Any) -> None:
-    broken = RatePolicy.objects.create(rates="10/hour")
-    RatePolicy.objects.create(endpoint=search, rates="20/hour")
-    RatePolicy.objects.filter(pk=broken.pk).update(rates=Value("ten an hour"))
-    assert room(check(request_from(), "search")) == ["18/20"]
-    assert check(request_from()).allowed
-    assert f"policy {broken.pk} is left out" in caplog.text
