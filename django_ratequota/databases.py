@@ -20,18 +20,25 @@ def policy_alias(model: type[models.Model] | None = None, **hints: Any) -> str:
     return alias
 
 
+def in_transaction() -> bool:
+    """Whether this thread has a transaction open on the policies' alias; needs no connection."""
+    connection = transaction.get_connection(policy_alias())
+    connected = connection.connection is not None
+    autocommit = connection.autocommit if connected else connection.settings_dict["AUTOCOMMIT"]
+    return bool(connection.in_atomic_block or not autocommit)
+
+
 @contextmanager
 def reading_policies() -> Iterator[None]:
     """Put reads of policies into a savepoint where a transaction is open.
 
     On PostgreSQL a failed query fails all later ones of its transaction, which may be the view's (ATOMIC_REQUESTS).
     """
-    alias = policy_alias()
-    if transaction.get_connection(alias).get_autocommit():
-        yield
-    else:
-        with transaction.atomic(using=alias):
+    if in_transaction():
+        with transaction.atomic(using=policy_alias()):
             yield
+    else:
+        yield
 
 
 class PrimaryQuerySet(models.QuerySet[Any]):

@@ -109,6 +109,30 @@ def test_what_edits_are_recorded_from_and_shown_by_is_no_replica(start: Start, t
     assert worker.run("answer = policy.rates, policy._state.db") == ["7/hour", "default"]
 
 
+@pytest.mark.parametrize(
+    ("policy", "refused"),
+    [
+        ("endpoint=Endpoint.objects.get(), plan=Plan.objects.get()", []),
+        ("user_id=1", []),
+        ("endpoint=Endpoint.objects.get(), plan_id=99", ["plan"]),
+        ("endpoint_id=98, plan_id=99", ["endpoint", "plan"]),
+        ("endpoint_id='x'", ["endpoint"]),
+    ],
+)
+def test_what_a_replica_lacks_may_be_referred_to(start: Start, policy: str, refused: list[str]) -> None:
+    """ "endpoint instance with id 1 is not a valid choice", of an endpoint made a moment before."""
+    (worker,) = start("default", "replica1", "replica2", router="Replicas")
+    worker.run("Endpoint.objects.create(name='e'); Plan.objects.create(name='p', slug='p')")
+    worker.run("User.objects.create(pk=1)")
+    found = worker.run(
+        "from django.core.exceptions import ValidationError\n"
+        "answer = []\n"
+        f"try: RatePolicy(rates='9/s', {policy}).clean_fields()\n"
+        "except ValidationError as error: answer = sorted(error.error_dict)"
+    )
+    assert found == refused
+
+
 def test_a_query_that_names_its_alias_reads_there(start: Start, tmp_path: Path) -> None:
     (worker,) = start("default", "replica1", "replica2", router="Replicas")
     worker.run("Plan.objects.create(name='Free', slug='free')")

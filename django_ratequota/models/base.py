@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db import models, transaction
 
 from ..databases import policy_alias
@@ -24,3 +26,20 @@ class RecordedModel(models.Model):
         """``Model.save`` in a transaction: outside one, Django would commit before the change is recorded."""
         with transaction.atomic(using=kwargs.get("using") or policy_alias(type(self), instance=self)):
             super().save(*args, **kwargs)
+
+    def clean_fields(self, exclude: Collection[str] | None = None) -> None:
+        """``Model.clean_fields``, but related objects need not be on a replica yet, where Django looks for them."""
+        try:
+            super().clean_fields(exclude)
+        except ValidationError as error:
+            errors = {name: found for name, found in error.error_dict.items() if not self._is_there(name, found)}
+            if errors:
+                raise ValidationError(errors) from error
+
+    def _is_there(self, name: str, errors: Sequence[ValidationError]) -> bool:
+        related: Any = self._meta.get_field(name).related_model
+        missing = [error.params["pk"] for error in errors if error.params and "pk" in error.params]
+        if related is None or len(missing) != len(errors):
+            return False
+        found: bool = related._base_manager.using(policy_alias(related)).filter(pk__in=missing).exists()
+        return found
