@@ -12,12 +12,13 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core import checks
 from django.db import Error as DatabaseError
-from django.db import connections, router
+from django.db import connections
 from django.db.migrations.loader import MigrationLoader
 
 from . import conf
 from .advice import matched_routes
 from .answers import never_answers
+from .databases import policy_alias
 from .facts import endpoint_facts
 from .routes import known_views, limits_itself, scope_of
 
@@ -71,7 +72,7 @@ def check_migrated(app_configs: Any = None, databases: Collection[str] | None = 
     """W009, where the database is checked: a migration of this app is not applied."""
     from .models import RatePolicy
 
-    alias = router.db_for_write(RatePolicy)
+    alias = policy_alias(RatePolicy)
     # ``migrate`` checks first, and then applies them.
     if alias not in (databases or ()) or sys.argv[1:2] == ["migrate"]:
         return []
@@ -92,7 +93,7 @@ def check_statuses(app_configs: Any = None, databases: Collection[str] | None = 
     """W011, where the database is checked: an endpoint counts statuses that its views never answer."""
     from .models import Endpoint
 
-    if router.db_for_read(Endpoint) not in (databases or ()):
+    if policy_alias(Endpoint) not in (databases or ()):
         return []
     try:
         endpoints = list(Endpoint.objects.exclude(charged_statuses=""))

@@ -18,12 +18,11 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db import Error as DatabaseError
-from django.db import transaction
 from django.utils import timezone
 
 from .changes import ENDPOINT, PLAN, POLICY, Seen
 from .conf import settings
-from .databases import policy_alias, reading_policies
+from .databases import in_transaction, reading_policies
 from .deltas import changed
 from .facts import (
     NOBODY,
@@ -122,7 +121,7 @@ class Policies:
             if snapshot is not None and snapshot.revision >= revision:
                 return snapshot
             # What a transaction of the request's own sees may be older than what others wait for.
-            alone = transaction.get_connection(policy_alias()).in_atomic_block
+            alone = in_transaction()
             return self._refresh(revision if alone else max(revision, self._wanted))
 
     def poll(self) -> Snapshot | None:
