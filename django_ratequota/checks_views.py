@@ -13,10 +13,8 @@ from django.conf import settings as django_settings
 from django.core import checks
 from django.db import Error as DatabaseError
 from django.db import connections
-from django.db.migrations.loader import MigrationLoader
 
 from . import conf
-from .advice import matched_routes
 from .answers import never_answers
 from .databases import policy_alias
 from .facts import endpoint_facts
@@ -56,7 +54,7 @@ def _limits(name: str) -> bool:
     """Whether a module of the project holds a function or a class that limits."""
     try:
         held = vars(import_module(name)).values()
-    except Exception:  # its own error, told when it is used
+    except Exception:  # Django raises the same when it uses the module
         return False
     # Exact types: what stands in for another object may do anything when it is looked at.
     return any(type(one) in (FunctionType, type) and _LIMITING.match(str(one.__module__)) for one in held)
@@ -70,6 +68,8 @@ def _limits_by_default() -> bool:
 
 def check_migrated(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:
     """W009, where the database is checked: a migration of this app is not applied."""
+    from django.db.migrations.loader import MigrationLoader
+
     from .models import RatePolicy
 
     alias = policy_alias(RatePolicy)
@@ -91,6 +91,7 @@ def check_migrated(app_configs: Any = None, databases: Collection[str] | None = 
 
 def check_statuses(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:
     """W011, where the database is checked: an endpoint counts statuses that its views never answer."""
+    from .advice import matched_routes  # web processes need none of it
     from .models import Endpoint
 
     if policy_alias(Endpoint) not in (databases or ()):

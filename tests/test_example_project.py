@@ -267,6 +267,8 @@ def test_settings_need_neither_the_embedded_server_nor_a_reachable_one(place: Pl
     environment["DATABASE_URL"] = f"sqlite:///{place.home / 'absent.sqlite3'}"
     status, output = place.run("check", **environment)
     assert (status, re.findall(r"\(django_ratequota\.(\w+)\)", output)) == (0, ["W008"]), output
+    status, output = place.run("check", "--fail-level", "WARNING", **{**environment, "REDIS_URL": server.url()})
+    assert (status, "identified no issues" in output) == (0, True), output
     assert place.left_behind() == []
     status, output = place.run("demo", PYTHONPATH=str(tmp_path))
     assert (status, "Set REDIS_URL, or install" in output) == (1, True), output
