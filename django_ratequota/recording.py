@@ -151,10 +151,16 @@ def _change(before: models.Model | None, after: models.Model | None) -> Any:
         touched_user=users.pop()[:64] if len(users) == 1 else "",
         action=action,
         actor=actor,
-        reason=(reason or getattr(instance, "reason", ""))[:200],
+        reason=(reason or _new_reason(states))[:200],
         before=states[0],
         after=states[1],
     )
+
+
+def _new_reason(states: list[dict[str, Any] | None]) -> str:
+    """The object's own reason where this change brought it; an older one is the reason of an older change."""
+    before, after = ("" if state is None else state.get("reason") or "" for state in states)
+    return "" if after == before else after
 
 
 def _text(instance: models.Model) -> str:
