@@ -8,6 +8,8 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import SEARCH_VAR
 from django.contrib.admin.widgets import AdminTextInputWidget, AutocompleteSelect, ForeignKeyRawIdWidget
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
@@ -85,6 +87,13 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         context["why"] = [form[WHY]] if WHY in form.fields else []
         return super().render_change_form(request, context, add, change, form_url, obj)
 
+    def get_changelist_instance(self, request: Any) -> Any:
+        """The list. A filter's value with a NUL is no value, and PostgreSQL takes none."""
+        values = [value for name, given in request.GET.lists() for value in given if name != SEARCH_VAR]
+        if any("\x00" in value for value in values):
+            raise IncorrectLookupParameters
+        return super().get_changelist_instance(request)
+
     def changeform_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The add and change pages."""
         return self._recorded(super().changeform_view, request, *args, **kwargs)
@@ -159,12 +168,17 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
     so it is decided request by request: ``autocomplete_fields`` would fail the system checks (admin.E039, E040).
     """
 
+    @property
+    def media(self) -> forms.Media:
+        """With what the autocompletes among the filters of a list need."""
+        return super().media + PatientSelect(None, self.admin_site).media
+
     def get_autocomplete_fields(self, request: Any) -> list[str]:
         """The relations whose other side has an admin that can search, and that the operator may look at."""
         return [
             field.name
             for field in self.model._meta.fields
-            if field.many_to_one and self._may_search(field.related_model, request)
+            if field.many_to_one and self.may_search(field.related_model, request)
         ]
 
     def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
@@ -180,7 +194,8 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
             kwargs["widget"] = PatientSelect(db_field, self.admin_site, using=kwargs.get("using"))
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
-    def _may_search(self, model: Any, request: Any) -> bool:
+    def may_search(self, model: Any, request: Any) -> bool:
+        """Whether an autocomplete finds the model's objects for the operator."""
         if not self.admin_site.is_registered(model):
             return False
         other = self.admin_site.get_model_admin(model)
