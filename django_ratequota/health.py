@@ -49,6 +49,8 @@ class Health:
     errors: dict[str, str] = field(default_factory=dict)
     #: Decisions of the last minute by duration: one count for each of ``histogram.BOUNDS``, and those above.
     latency: list[int] = field(repr=False)
+    #: Seconds since its last decision asked of Redis; None before the first.
+    idle: float | None = None
 
     @property
     def decisions(self) -> int:
@@ -130,6 +132,7 @@ def health() -> Health:
         down={breaker.server: breaker.reason for breaker in breakers if breaker.open},
         errors=_errors_now(),
         latency=limiter.latency.last_minute() if limiter else merged(()),
+        idle=limiter.latency.idle() if limiter else None,
     )
 
 

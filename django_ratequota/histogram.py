@@ -21,13 +21,16 @@ class Histogram:
         self.counts = [0] * (len(BOUNDS) + 1)
         #: Sum of all durations, in seconds.
         self.total = 0.0
+        #: When the last one was recorded, by the clock; None before the first.
+        self.recorded_at: float | None = None
         # One slice for every ten seconds of the last minute, each with the number of its time.
         self._slices = [(-1, [0] * (len(BOUNDS) + 1)) for _ in range(_SLICES)]
 
     def record(self, seconds: float) -> None:
         """Count one duration."""
         place = bisect_left(BOUNDS, seconds)
-        number = int(self._clock() // _SLICE_SECONDS)
+        now = self.recorded_at = self._clock()
+        number = int(now // _SLICE_SECONDS)
         at, counts = self._slices[number % _SLICES]
         if at != number:
             counts = [0] * (len(BOUNDS) + 1)
@@ -35,6 +38,10 @@ class Histogram:
         counts[place] += 1
         self.counts[place] += 1
         self.total += seconds
+
+    def idle(self) -> float | None:
+        """Return the seconds since the last duration was recorded; None before the first."""
+        return None if self.recorded_at is None else self._clock() - self.recorded_at
 
     def last_minute(self) -> list[int]:
         """The counts of the last 60 to 70 seconds."""

@@ -153,7 +153,7 @@ def _change(before: models.Model | None, after: models.Model | None) -> Any:
         touched_user=_fitting(users.pop()) if len(users) == 1 else "",
         action=action,
         actor=actor,
-        reason=(reason or getattr(instance, "reason", ""))[:200],
+        reason=(reason or _new_reason(states))[:200],
         before=states[0],
         after=states[1],
     )
@@ -170,6 +170,12 @@ def is_seen(model: str, before: Any, after: Any) -> bool:
         return True
     unseen = _UNSEEN.get(model, ())
     return any(before.get(name) != after.get(name) for name in {*before, *after} if name not in unseen)
+
+
+def _new_reason(states: list[dict[str, Any] | None]) -> str:
+    """The object's own reason where this change brought it; an older one is the reason of an older change."""
+    before, after = ("" if state is None else state.get("reason") or "" for state in states)
+    return "" if after == before else after
 
 
 def _text(instance: models.Model) -> str:

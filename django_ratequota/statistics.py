@@ -171,7 +171,8 @@ def top_callers(
     """For each of ``OUTCOMES`` the callers with the highest counts, the highest first; of one endpoint or policy.
 
     By the hour, and at most the last 48 hours are known. Counts are exact unless callers come and go by the thousand.
-    Of one policy only those are known that it refused, or would have.
+    Of one policy only those are known that it refused, or would have; what it admitted is not counted by caller, so
+    ``admitted`` is 0 there and means nothing.
     """
     place = "t"
     if policy_id is not None:

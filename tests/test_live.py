@@ -39,6 +39,8 @@ PAGE = f"{LIST}usage/"
 CSV = f"{PAGE}csv/"
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+#: A minute, in revisions.
+BEHIND = 60 * 10**6
 
 
 class Scene:
@@ -224,7 +226,24 @@ def test_a_policy_is_chosen(operator: Client, scene: Scene, search: Endpoint) ->
     page = operator.get(PAGE, {"policy": policy.pk})
     assert "Live usage: last hour, policy everyone × search: 5/min" in text_of(page)
     assert page.context["totals"][0]["number"] == "3"
-    assert "Of a policy, only those are known whom it refused" in text_of(page)
+
+
+def test_of_a_policys_callers_nothing_is_told_that_is_not_counted(operator: Client, scene: Scene) -> None:
+    """Each was said to have been admitted 0 times, and refused in 100 % of its requests."""
+    policy = RatePolicy.objects.create(rates="5/min")
+    scene.tops = [Top(caller="ip:203.0.113.7", counts=Counts(0, 2, 1))]
+    callers = section(operator.get(PAGE, {"policy": policy.pk}), "callers")
+    assert "What it admitted is not counted by caller." in callers
+    assert re.findall("<h3>(.*?)</h3>", callers) == [
+        "Most requests refused",
+        "Most requests that log mode would refuse",
+    ]
+    assert re.findall('<th scope="col">(.*?)</th>', callers) == ["Caller", "Would be refused", "Refused"] * 2
+    assert rows(callers) == [["ip:203.0.113.7", "1", "2"]] * 2
+    assert exported(operator, "callers", policy=policy.pk) == [
+        ["caller", "name", "would be refused", "refused"],
+        ["ip:203.0.113.7", "ip:203.0.113.7", "1", "2"],
+    ]
 
 
 def test_both_are_the_policys(operator: Client, scene: Scene, search: Endpoint) -> None:
@@ -403,8 +422,8 @@ def test_evictions_are_a_warning() -> None:
     [
         ([0, 0], "is live on 2 of 2 workers since", []),
         ([0], "is live on 1 of 1 worker since", []),
-        ([0, -1], "is live on 1 of 2 workers since", ["1 worker is behind"]),
-        ([-1, -5], "is live on 0 of 2 workers.", ["2 workers are behind"]),
+        ([0, -BEHIND], "is live on 1 of 2 workers since", ["1 worker is behind"]),
+        ([-BEHIND, -2 * BEHIND], "is live on 0 of 2 workers.", ["2 workers are behind"]),
         ([0, None], "is live on 1 of 2 workers since", ["1 worker has read no policies yet"]),
         ([1, 0], "is live on 2 of 2 workers since", []),
     ],
@@ -417,9 +436,11 @@ def test_the_proof(
     proof: str,
     complaints: list[str],
 ) -> None:
-    published = default_limiter().publish()
+    # Published a minute ago: they have decided since.
+    published = default_limiter().publish() - BEHIND
+    monkeypatch.setattr(type(default_limiter()), "stored_revision", lambda self: published)
     found = [
-        worker(f"web-1:{number}", 0 if behind is None else published + behind)
+        worker(f"web-1:{number}", 0 if behind is None else published + behind, idle=0.5)
         for number, behind in enumerate(revisions)
     ]
     monkeypatch.setattr(health, "reports", lambda: found)
@@ -432,6 +453,33 @@ def test_the_proof(
     assert all(one.startswith(wanted) for one, wanted in zip(said, complaints, strict=True))
     assert ("ratequota-usage-complete" in text) is (not complaints)
     assert len(rows(text)) == len(revisions)
+
+
+@pytest.mark.parametrize(
+    ("idle", "state"),
+    [(None, "no decision since"), (120.0, "no decision since"), (58.0, "no decision since"), (30.0, "behind")],
+)
+def test_a_worker_that_decided_nothing_since_is_not_behind(
+    operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch, idle: float | None, state: str
+) -> None:
+    """After each edit, workers without requests stood there as behind."""
+    published = default_limiter().publish() - BEHIND
+    monkeypatch.setattr(type(default_limiter()), "stored_revision", lambda self: published)
+    monkeypatch.setattr(
+        health, "reports", lambda: [worker("a:1", published, idle=0.5), worker("b:2", published - 1, idle=idle)]
+    )
+    text = section(operator.get(PAGE), "proof")
+    assert sorted(row[1] for row in rows(text)) == sorted([state, "up to date"])
+    note = "1 worker has decided nothing since: it reads the newest policies before its next decision."
+    assert (note in text) is (state != "behind")
+    assert ("ratequota-usage-complete" in text) is (state != "behind")
+    assert ("ratequota-usage-complaint" in text) is (state == "behind")
+
+
+def test_without_a_time_of_publication_a_worker_is_behind_that_decided_in_the_last_minute() -> None:
+    decided = [1, *[0] * len(BOUNDS)]
+    assert state_of(worker("a:1", 6, idle=30.0, latency=decided), 7) == "behind"
+    assert state_of(worker("a:1", 6, idle=90.0), 7) == "idle"
 
 
 def test_since_is_the_latest_of_the_workers_moments(
@@ -596,12 +644,35 @@ def test_a_file_has_a_name(operator: Client, scene: Scene, search: Endpoint) -> 
     assert b"".join(response)
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1"])
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", ' "=1', "'=1"])
 def test_no_cell_is_a_formula(text: str) -> None:
-    assert cell(text) == f"'{text}"
+    harmless = re.sub("(?=[=+@＝-])", "'", text, count=1)
+    for before in ("", "a;", "a,", "a\t", "a\r", "a\n", 'a;"\n'):
+        assert cell(before + text) == before + harmless
 
 
-@pytest.mark.parametrize("value", [5, -5, 0.5, "a=1", "", "1-1"])
+#: How spreadsheets read a file, by the operator's country.
+DIALECTS = [{"delimiter": ","}, {"delimiter": ";"}, {"delimiter": "\t"}]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=["comma", "semicolon", "tab"])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_NONE], ids=["quotes", "no quotes"])
+@pytest.mark.parametrize("caller", ["a;=cmd|'/C calc'!A0", 'a";"=cmd', "a,=cmd", "a;\n=cmd", "=cmd", 'a;;" =cmd'])
+def test_no_spreadsheet_finds_a_formula_in_a_name(
+    operator: Client, scene: Scene, caller: str, dialect: Any, quoting: Any
+) -> None:
+    """A German Excel splits at semicolons, which nothing quoted: ``=cmd|'/C calc'!A0`` was a cell of its own."""
+    scene.tops = [Top(caller=f"tenant:{caller}", counts=Counts(3, 1, 0))]
+    scene.refused = [refusal(1, caller=caller, scope=caller, route=caller, violated=(caller, caller))]
+    for what in ("callers", "refusals"):
+        text = b"".join(operator.get(CSV, {"what": what})).decode()
+        assert re.fullmatch(r'\ufeff(?:"(?:[^"]|"")*"(?:,|\r\n))+', text), "every cell is quoted"
+        found = csv.reader(io.StringIO(text[1:]), quoting=quoting, **dialect)
+        cells = [one.strip(' \t\r\n"') for row in found for one in row]
+        assert [one for one in cells if one.startswith(("=", "+", "-", "@"))] == []
+
+
+@pytest.mark.parametrize("value", [5, -5, 0.5, "a=1", "", "1-1", "a; b, c", "search/min, all/day"])
 def test_other_cells_stay_as_they_are(value: Any) -> None:
     assert cell(value) == value
 
@@ -788,12 +859,12 @@ def test_what_is_decided_is_shown(operator: Client, search: Endpoint) -> None:
     assert "is live on 1 of 1 worker since" in section(page, "proof")
     assert rows(section(page, "proof"))[0][1] == "up to date"
     assert [row[1:] for row in exported(operator, "endpoints")[1:]] == [["search", "3", "2", "2"]]
-    # The next edit leaves this worker behind until it decides again; then it is proven live, since then.
+    # After the next edit this worker has an older revision until it decides again; then it is proven live.
     limit.rates = "4/hour"
     limit.save()
     page = operator.get(PAGE)
     assert "is live on 0 of 1 worker." in section(page, "proof")
-    assert rows(section(page, "proof"))[0][1] == "behind"
+    assert rows(section(page, "proof"))[0][1] == "no decision since"
     check_request(request, scope="search")
     health.report()
     assert "is live on 1 of 1 worker since" in section(operator.get(PAGE), "proof")

@@ -665,7 +665,7 @@ def test_changes_are_filtered_by_the_user_they_touch(operator: Client, free: Pla
     assert found("one") == {str(alice.pk), str(bob.pk)}
     assert found("other") == {""}
     assert found(str(alice.pk)) == {str(alice.pk)}
-    assert found("nobody") == found("%00x") == set()
+    assert found("nobody") == set()
     page = text(operator.get(f"{HISTORY}/{change.pk}/change/"))
     link = f'<a href="{HISTORY}/?touched_user={alice.pk}">alice (id {alice.pk})</a>'
     assert link in page

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.admin.templatetags.admin_urls import admin_urlname
 from django.contrib.auth import get_permission_codename
 from django.contrib.auth.models import Permission, User
@@ -162,7 +163,7 @@ OPENS = {
     "granter": [200, 200, 200, 302, 200, 200, 302, 403, 403, 403, 403],
     "resetter": [200, 403, 200, 302, 403, 200, 302, 200, 404, 404, 403],
     "viewer": [200, 403, 200, 200, 403, 200, 200, 403, 403, 403, 200],
-    "nobody": [403, 403, 403, 403, 403, 403, 302, 403, 403, 403, 403],
+    "nobody": [403, 403, 403, 403, 403, 302, 302, 403, 403, 403, 403],
 }
 
 
@@ -321,6 +322,46 @@ def test_each_is_led_to_the_pages_that_open(operator: str, links: list[str]) -> 
         found = re.findall(r'<li><a href="(/admin/django_ratequota/\w+/(\w+)/)">', text)
         assert [name for _, name in found if name != "add"] == links, page
         assert {client.get(link).status_code for link, _ in found} == {200}
+
+
+@pytest.mark.parametrize("path", ["preview/", "impact/"])
+@pytest.mark.parametrize(
+    ("permissions", "override", "policy"),
+    [
+        (("add_ratepolicy",), False, False),
+        (("add_ratepolicy", "delete_ratepolicy"), False, False),
+        (("add_ratepolicy", "reset_usage"), True, False),
+        (("grant_override",), True, False),
+        (("view_ratepolicy",), True, True),
+    ],
+)
+def test_the_preview_tells_nothing_of_a_policy_that_its_page_would_not(
+    path: str, permissions: tuple[str, ...], override: bool, policy: bool
+) -> None:
+    """Whoever might add a policy for a plan was shown the rates of every override."""
+    scene = Scene("nobody")
+    client = operators.client_of(*permissions, name="asker")
+    other = RatePolicy.objects.create(subject="ip:203.0.113.7", rates="77/hour")
+    for one, seen in ((scene.override, override), (other, override), (scene.policy, policy)):
+        opened = client.get(f"{LIST}{one.pk}/change/")
+        assert (opened.status_code == 200) is seen
+        page = client.get(f"{LIST}{path}", {"object": one.pk})
+        if path == "preview/":
+            assert (one.rates in page.content.decode()) is seen
+        # What advice on a new policy names is theirs to see as well.
+        form = scene.form(subject=one.subject, user=one.user_id or "", plan=one.plan_id or "", rates="1/s")
+        told = client.post(f"{LIST}{path}?object={one.pk}", form).content.decode()
+        assert one.rates not in told or seen
+
+
+def test_the_preview_asks_for_each_policy_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project may decide object by object who sees what."""
+    scene = Scene("viewer")
+    policies = admin.site.get_model_admin(RatePolicy)
+    monkeypatch.setattr(policies, "has_view_permission", lambda request, obj=None: obj != scene.override)
+    for path in ("preview/", "impact/"):
+        assert scene.client.get(f"{LIST}{path}", {"object": scene.override.pk}).status_code == 403
+        assert scene.client.get(f"{LIST}{path}", {"object": scene.policy.pk}).status_code == 200
 
 
 def test_nobody_is_led_anywhere() -> None:

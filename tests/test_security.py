@@ -411,8 +411,7 @@ def test_hostile_input_is_refused_as_text(hostile: dict[str, Any], searches: boo
         if value != EVIL:
             look(client.post(reset, {"post": "yes", "reason": value}))
         filters = ["time", "audience", "mode__exact", "counted_per"]
-        for query in [{"q": value}, *({name: value} for name in filters if value != "\x00")]:
-            # PostgreSQL takes no NUL, and Django's admin lets filters send it one: an error page for staff only.
+        for query in [{"q": value}, *({name: value} for name in filters)]:
             assert client.get(f"{base}/ratepolicy/", query, follow=True).status_code == 200
     assert RatePolicy.objects.count() == 3
 

@@ -9,6 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import PlanAssignment
 from .base import ActiveFilter, Lookups, RecordedAdmin, is_active, user_search_fields
+from .filters import RelatedFilter
 
 
 @admin.register(PlanAssignment)
@@ -16,7 +17,7 @@ class PlanAssignmentAdmin(Lookups, RecordedAdmin):
     """Plan assignments."""
 
     list_display = ["user", "plan", "starts_at", "ends_at", "active", "reason", "created_by"]
-    list_filter = [ActiveFilter, ("plan", admin.RelatedOnlyFieldListFilter)]
+    list_filter = [ActiveFilter, ("plan", RelatedFilter)]
     list_select_related = ["user", "plan", "created_by"]
     list_per_page = 50
     show_facets = admin.ShowFacets.ALWAYS

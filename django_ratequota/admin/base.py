@@ -8,7 +8,9 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.widgets import AutocompleteSelect, ForeignKeyRawIdWidget
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import SEARCH_VAR
+from django.contrib.admin.widgets import AdminTextInputWidget, AutocompleteSelect, ForeignKeyRawIdWidget
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, models
@@ -23,6 +25,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
+from ..models import PolicyChange
 from ..publication import when_unpublished
 from ..recording import acting
 from ..validation import visible
@@ -31,10 +34,67 @@ logger = logging.getLogger("django_ratequota")
 
 #: Characters of a free text that a cell shows; the whole is a click away.
 _SHOWN_CHARACTERS = 200
+#: The field of a form that says why it is saved. Models have a field ``reason``, which says why the object exists.
+WHY = "change_reason"
+
+
+class ReasonField(forms.CharField):
+    """Why a change is made, for the history. It is no field of the object, so filling it in changes nothing there."""
+
+    def __init__(self, label: Any = None) -> None:
+        super().__init__(
+            label=label or _("Reason"),
+            required=False,
+            max_length=PolicyChange._meta.get_field("reason").max_length,
+            widget=AdminTextInputWidget,
+            help_text=_("Kept in the history: a ticket, or who asked for it."),
+        )
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        """Return False: the admin's own log lists the fields of the object that were edited."""
+        return False
+
+
+class WhyForm(forms.Form):
+    """The reason of a save, for pages without a form for one object."""
+
+    change_reason = ReasonField(_("Reason for this change"))
 
 
 class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A model admin whose changes are recorded as the logged-in operator's."""
+    """A model admin whose changes are recorded as the logged-in operator's, each with the reason given for it."""
+
+    def get_fields(self, request: Any, obj: Any = None) -> Any:
+        """The fields of the object; the reason has its own place, below them."""
+        return [name for name in super().get_fields(request, obj) if name != WHY]
+
+    def get_form(self, request: Any, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        """The form, with the reason of the change where the operator may save."""
+        form: Any = super().get_form(request, obj, change, **kwargs)
+        if self._asks_why(request, obj):
+            form.base_fields[WHY] = ReasonField(_("Reason for this change"))  # the class was made for this request
+        return form
+
+    def _asks_why(self, request: Any, obj: Any) -> bool:
+        if obj is not None:
+            return self.has_change_permission(request, obj)
+        # The reason of a new policy or assignment is its own.
+        return self.has_add_permission(request) and not any(f.name == "reason" for f in self.opts.concrete_fields)
+
+    def render_change_form(
+        self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
+    ) -> Any:
+        """With the reason's field below all others."""
+        form = context["adminform"].form
+        context["why"] = [form[WHY]] if WHY in form.fields else []
+        return super().render_change_form(request, context, add, change, form_url, obj)
+
+    def get_changelist_instance(self, request: Any) -> Any:
+        """The list. A filter's value with a NUL is no value, and PostgreSQL takes none."""
+        values = [value for name, given in request.GET.lists() for value in given if name != SEARCH_VAR]
+        if any("\x00" in value for value in values):
+            raise IncorrectLookupParameters
+        return super().get_changelist_instance(request)
 
     def changeform_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The add and change pages."""
@@ -44,9 +104,10 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """The delete page."""
         return self._recorded(super().delete_view, request, *args, **kwargs)
 
-    def changelist_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+    def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """The list, with its actions and edits in place."""
-        return self._recorded(super().changelist_view, request, *args, **kwargs)
+        context = {"why": WhyForm(request.POST or None), **(extra_context or {})}
+        return self._recorded(super().changelist_view, request, context)
 
     def page_url(self, page: str, *args: Any, query: Mapping[str, str] | None = None) -> str:
         """The address of one of the model's pages: changelist, add, change, or one of ours."""
@@ -63,7 +124,8 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             self.message_user(request, text % params, messages.WARNING, fail_silently=True)
 
         try:
-            with acting(request.user), when_unpublished(warn):
+            reason = request.POST.get(WHY, "").replace("\x00", "").strip()
+            with acting(request.user, reason), when_unpublished(warn):
                 return view(request, *args, **kwargs)
         except IntegrityError:
             # Valid when it was looked at, refused when it was written.
@@ -117,12 +179,17 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
     so it is decided request by request: ``autocomplete_fields`` would fail the system checks (admin.E039, E040).
     """
 
+    @property
+    def media(self) -> forms.Media:
+        """With what the autocompletes among the filters of a list need."""
+        return super().media + PatientSelect(None, self.admin_site).media
+
     def get_autocomplete_fields(self, request: Any) -> list[str]:
         """The relations whose other side has an admin that can search, and that the operator may look at."""
         return [
             field.name
             for field in self.model._meta.fields
-            if field.many_to_one and self._may_search(field.related_model, request)
+            if field.many_to_one and self.may_search(field.related_model, request)
         ]
 
     def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
@@ -138,7 +205,8 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
             kwargs["widget"] = PatientSelect(db_field, self.admin_site, using=kwargs.get("using"))
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
-    def _may_search(self, model: Any, request: Any) -> bool:
+    def may_search(self, model: Any, request: Any) -> bool:
+        """Whether an autocomplete finds the model's objects for the operator."""
         if not self.admin_site.is_registered(model):
             return False
         other = self.admin_site.get_model_admin(model)

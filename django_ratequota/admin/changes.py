@@ -15,8 +15,9 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange, RecordedModel
-from .base import named, shown, user_search_fields
+from .base import Lookups, named, shown, user_search_fields
 from .differences import Names, as_table, differences
+from .filters import RelatedFilter
 from .restore import RestorePage
 
 #: What the page of a change shows.
@@ -69,16 +70,16 @@ class TouchedFilter(admin.SimpleListFilter):
         return queryset
 
     def _user(self) -> str:
-        value = str(self.value() or "").replace("\x00", "")
+        value = str(self.value() or "")
         return "" if value in ("one", "other") else value
 
 
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(RestorePage):
+class PolicyChangeAdmin(Lookups, RestorePage):
     """Who changed what, and when; nobody edits history."""
 
     list_display = ["at", "actor", "action", "kind", "object_text", "what_changed", "why"]
-    list_filter = ["action", KindFilter, "at", ("actor", admin.RelatedOnlyFieldListFilter), TouchedFilter]
+    list_filter = ["action", KindFilter, "at", ("actor", RelatedFilter), TouchedFilter]
     list_select_related = ["actor"]
     list_per_page = 50
     fields = [*_SHOWN]

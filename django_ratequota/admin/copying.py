@@ -16,9 +16,9 @@ from django.urls import path, reverse
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Plan, PolicyChange, RatePolicy
+from ..models import Plan, RatePolicy
 from ..recording import acting
-from .base import RecordedAdmin, shown, when
+from .base import ReasonField, RecordedAdmin, shown, when
 from .rights import may
 
 #: More policies than this are counted, not listed, on the page that asks; all are copied.
@@ -28,13 +28,7 @@ _SHOWN_POLICIES = 100
 class CopyForm(forms.ModelForm):  # type: ignore[type-arg]
     """What the copy does not take over from its plan, and why it is made."""
 
-    reason = forms.CharField(
-        label=_("Reason"),
-        required=False,
-        max_length=PolicyChange._meta.get_field("reason").max_length,
-        widget=AdminTextInputWidget,
-        help_text=_("Kept in the history: a ticket, or who asked for it."),
-    )
+    reason = ReasonField()
 
     class Meta:
         model = Plan

@@ -19,7 +19,8 @@ from ..advice import matched_routes
 from ..models import Endpoint, RatePolicy
 from ..routes import known_routes, known_scopes
 from .base import RecordedAdmin, about, shown
-from .policies import PolicyInline
+from .names import page_url
+from .policies import PolicyInline, list_url
 from .preview import WarnsOfPolicies
 
 #: More routes than this are counted, not listed, where an endpoint's page says what it matches.
@@ -121,9 +122,7 @@ class EndpointAdmin(WarnsOfPolicies, RecordedAdmin):
         """What a stored endpoint matches, and the list of its policies where the operator may open it."""
         if obj is None:
             return []
-        site = self.admin_site
-        listed = site.is_registered(RatePolicy) and site.get_model_admin(RatePolicy).has_view_permission(request)
-        return ["matches", *(["all_policies"] if listed else [])]
+        return ["matches", *(["all_policies"] if list_url(self.admin_site, request, {}) else [])]
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """The list, above it the scopes of the code that have no endpoint yet."""
@@ -167,10 +166,10 @@ class EndpointAdmin(WarnsOfPolicies, RecordedAdmin):
     @admin.display(description=_("all policies"))
     def all_policies(self, endpoint: Any) -> str:
         """The way to the overrides, which the table below leaves out."""
-        url = reverse(f"{self.admin_site.name}:django_ratequota_ratepolicy_changelist")
+        url = page_url(self.admin_site.name, "ratepolicy_changelist", query={"endpoint__id__exact": endpoint.pk})
         count = self.policy_count(endpoint)
         text = ngettext("%d policy, overrides included", "%d policies, overrides included", count) % count
-        return format_html('<a href="{}?{}">{}</a>', url, urlencode({"endpoint__id__exact": endpoint.pk}), text)
+        return format_html('<a href="{}">{}</a>', url, text)
 
 
 def unknown_scopes() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,11 +18,13 @@ from .names import Names, caller_text, usernames
 #: Callers of a file, by each of the three counts.
 _CALLERS = 1000
 _REFUSALS = 1000
-#: What spreadsheets take for a formula where a cell begins with it; the wide forms are what East Asian ones accept.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+#: Where a spreadsheet may read a formula: what begins one (the wide forms are East Asian), at the cell's beginning or
+#: behind what some locale separates cells by, blanks and quotes between.
+_FORMULA = re.compile(r"""((?:^|[;,\t\r\n])[\s"']*)(?=[=+\-@＝＋－＠])""")
 #: Without it, Excel reads UTF-8 as the machine's old code page.
 _MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
-_COUNTS = (_("admitted"), _("of these would be refused"), _("refused"))
+_COUNTS: tuple[Any, ...] = (_("admitted"), _("of these would be refused"), _("refused"))
+_OF_POLICY = (_("would be refused"), _("refused"))
 
 Table = tuple[Sequence[Any], Iterable[Sequence[Any]]]
 
@@ -38,8 +41,7 @@ def cell(value: Any) -> Any:
     """A text that no spreadsheet runs; numbers stay numbers."""
     if isinstance(value, int | float):
         return value
-    text = str(value)
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    return _FORMULA.sub(r"\1'", str(value))
 
 
 class _Echo:
@@ -50,7 +52,7 @@ class _Echo:
 
 
 def _lines(heads: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    writer = csv.writer(_Echo())
+    writer = csv.writer(_Echo(), quoting=csv.QUOTE_ALL)
     yield _MARK + writer.writerow([cell(head) for head in heads])
     for row in rows:
         yield writer.writerow([cell(value) for value in row])
@@ -81,8 +83,10 @@ def _callers(chosen: Chosen, names: Names) -> Table:
     found = {top.caller: top for rows in tops(chosen, _CALLERS).values() for top in rows}
     users = usernames(found)
     order = sorted(found.values(), key=lambda top: (-top.counts.refused, -top.counts.admitted, top.caller))
-    rows = [[top.caller, caller_text(top.caller, users), *_of(top.counts)] for top in order]
-    return [_("caller"), _("name"), *_COUNTS], rows
+    # What a policy admitted is not counted by caller.
+    heads, left_out = (_COUNTS, 0) if chosen.policy_id is None else (_OF_POLICY, 1)
+    rows = [[top.caller, caller_text(top.caller, users), *_of(top.counts)[left_out:]] for top in order]
+    return [_("caller"), _("name"), *heads], rows
 
 
 def _refused(chosen: Chosen, names: Names) -> Table:

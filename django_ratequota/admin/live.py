@@ -84,6 +84,7 @@ class LiveUsage(PolicyRights):
             "tops": [
                 {"title": _TOPS[by], "rows": [self._top(top, users, chosen, names) for top in rows]}
                 for by, rows in (tops or {}).items()
+                if chosen.policy_id is None or by != "admitted"
             ],
             "tops_error": tops_error,
             "tops_note": _KNOWN_CALLERS[chosen.span],
@@ -157,7 +158,9 @@ class LiveUsage(PolicyRights):
     def _top(self, top: Top, users: Mapping[str, str], chosen: Chosen, names: Names) -> dict[str, Any]:
         endpoint = names.endpoints.get(chosen.endpoint_id or 0)
         who = caller_cell(top.caller, users, self.admin_site.name, endpoint.name if endpoint else "")
-        return {**who, "cells": cells(top.counts)}
+        # What a policy admitted is not counted by caller, so neither that nor the part refused is known.
+        known = slice(None) if chosen.policy_id is None else slice(1, 3)
+        return {**who, "cells": cells(top.counts)[known]}
 
     def _refusal(self, refusal: Refusal, users: Mapping[str, str], names: Names) -> dict[str, Any]:
         site = self.admin_site.name

@@ -6,16 +6,19 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
-from django.contrib.admin.widgets import RelatedFieldWidgetWrapper
+from django.contrib.admin.widgets import AdminTextInputWidget, RelatedFieldWidgetWrapper
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
-from django.db.models import Q, QuerySet
+from django.db.models import F, Q, QuerySet
+from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
 from .base import ActiveFilter, Lookups, PatientSelect, is_active, shown, user_search_fields, when
 from .boosts import Boosts
+from .filters import RelatedFilter
 from .live import LiveUsage
+from .names import page_url
 from .preview import Preview
 from .rights import OVERRIDES, check_audience, is_override, may
 from .usage import ResetUsage
@@ -24,6 +27,11 @@ from .usage import ResetUsage
 _WITHOUT = {"endpoint": _("all endpoints"), "plan": _("everyone")}
 #: The columns of the constraint that allows one policy without dates.
 _PLACE = ("endpoint_id", "user_id", "subject", "plan_id", "counted_per")
+#: Stored rows of the table on a plan's or endpoint's page, and rows with the new ones. A row is up to eight fields of
+#: the form, and Django takes 1,000 of them (DATA_UPLOAD_MAX_NUMBER_FIELDS).
+_MOST_STORED, _MOST_ROWS = 100, 120
+#: Objects of a select in each row; more are named by their id where the operator may not search them.
+_MOST_CHOICES = 100
 
 
 class KnownSelect(PatientSelect):
@@ -123,7 +131,34 @@ class StoredRows(forms.BaseModelFormSet):  # type: ignore[type-arg]
 
 
 class PolicyFormSet(StoredRows, forms.BaseInlineFormSet):  # type: ignore[type-arg]
-    """The table of policies on a plan's or endpoint's page."""
+    """The table of policies on a plan's or endpoint's page: the first of them. The others are edited in the list."""
+
+    #: The list of all of them; "" where it is not the operator's to see.
+    list_url = ""
+
+    def get_queryset(self) -> QuerySet[Any]:
+        """The first rows; those of the page that was sent, once it was."""
+        if not hasattr(self, "_queryset"):
+            rows = super().get_queryset()
+            self._queryset = rows.filter(pk__in=self._sent()) if self.is_bound else rows[:_MOST_STORED]
+        return self._queryset
+
+    def _sent(self) -> list[int]:
+        stored = range(min(self.initial_form_count(), self.total_form_count()))
+        sent = [self.data.get(f"{self.add_prefix(number)}-{RatePolicy._meta.pk.name}", "") for number in stored]
+        return [int(pk) for pk in sent if pk.isascii() and pk.isdigit() and len(pk) < 19]
+
+    @cached_property
+    def count(self) -> int:
+        """How many policies there are, where the table leaves some out; else 0."""
+        rows = len(self.get_queryset())
+        count = self.queryset.count() if rows >= _MOST_STORED else 0  # type: ignore[union-attr]
+        return count if count > rows else 0
+
+    @property
+    def shown(self) -> int:
+        """How many of them the table shows."""
+        return len(self.get_queryset())
 
     def add_fields(self, form: Any, index: int | None) -> None:
         """With the box that deletes a row, named like the other fields."""
@@ -138,7 +173,7 @@ class PolicyFormSet(StoredRows, forms.BaseInlineFormSet):  # type: ignore[type-a
         last, so that a new row may take the place of one that goes, while two rows cannot trade places.
         """
         super().clean()
-        undated = self.get_queryset().filter(starts_at__isnull=True, ends_at__isnull=True)
+        undated = self.queryset.filter(starts_at__isnull=True, ends_at__isnull=True)  # type: ignore[union-attr]
         taken = {tuple(place): pk for pk, *place in undated.values_list("pk", *_PLACE)}
         for form in self.forms:
             policy = form.instance
@@ -167,7 +202,9 @@ class PolicyInline(Lookups, admin.TabularInline):  # type: ignore[type-arg]
     model = RatePolicy
     form = RowForm
     formset = PolicyFormSet
+    template = "admin/django_ratequota/policies.html"
     extra = 0
+    max_num = _MOST_ROWS
     show_change_link = True
     # Dates, reason and what else is rare are on the policy's own page, a click away.
     readonly_fields = ["when"]
@@ -176,8 +213,17 @@ class PolicyInline(Lookups, admin.TabularInline):  # type: ignore[type-arg]
         css = {"all": ["django_ratequota/admin.css"]}
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
-        """With what each row shows."""
-        return super().get_queryset(request).select_related("endpoint", "plan")
+        """With what each row shows; the policies for all endpoints or everyone come first on every database."""
+        order = [F(f"{name}__name").asc(nulls_first=True) for name in ("endpoint", "plan")]
+        return super().get_queryset(request).select_related("endpoint", "plan").order_by(*order, "pk")
+
+    def get_formset(self, request: Any, obj: Any = None, **kwargs: Any) -> Any:
+        """The table, knowing where all policies of the object are listed."""
+        formset: Any = super().get_formset(request, obj, **kwargs)
+        if obj is not None:
+            # The class was made for this request.
+            formset.list_url = list_url(self.admin_site, request, {f"{formset.fk.name}__id__exact": str(obj.pk)})
+        return formset
 
     def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
         """Without the icons that add or edit the other object: they would take a line in every row."""
@@ -189,13 +235,23 @@ class PolicyInline(Lookups, admin.TabularInline):  # type: ignore[type-arg]
                 field.widget.choices = choices
             else:
                 field.widget = field.widget.widget
-                field.choices = [("", _WITHOUT[db_field.name]), *list(field.choices)[1:]]  # read once for all rows
+                given = list(field.choices)[1:]
+                if len(given) > _MOST_CHOICES:
+                    field.widget = AdminTextInputWidget(attrs={"placeholder": _WITHOUT[db_field.name], "size": 12})
+                else:
+                    field.choices = [("", _WITHOUT[db_field.name]), *given]  # read once for all rows
         return field
 
     @admin.display(description=_("when"))
     def when(self, policy: RatePolicy) -> str:
         """The policy's dates."""
         return when(policy)
+
+
+def list_url(site: admin.AdminSite, request: Any, filters: dict[str, str]) -> str:
+    """The address of the list of policies, filtered; "" where it is not the operator's to see."""
+    listed = site.is_registered(RatePolicy) and site.get_model_admin(RatePolicy).has_view_permission(request)
+    return page_url(site.name, "ratepolicy_changelist", query=filters) if listed else ""
 
 
 class AudienceFilter(admin.SimpleListFilter):
@@ -233,8 +289,8 @@ class RatePolicyAdmin(Preview, Boosts, LiveUsage, ResetUsage):
         AudienceFilter,
         ActiveFilter,
         "counted_per",
-        ("plan", admin.RelatedOnlyFieldListFilter),
-        ("endpoint", admin.RelatedOnlyFieldListFilter),
+        ("plan", RelatedFilter),
+        ("endpoint", RelatedFilter),
     ]
     list_select_related = ["user", "plan", "endpoint"]
     list_per_page = 50

@@ -149,6 +149,8 @@ class Preview(PolicyRights, WarnsOnSave):
             raise PermissionDenied
         given = request.GET.get("object", "")
         stored = self.get_object(request, unquote(given)) if given else None
+        if stored is not None and not self.has_view_permission(request, stored):
+            raise PermissionDenied
         data = request.POST if request.method == "POST" else request.GET
         if "rates" not in data:
             return stored, {}, None

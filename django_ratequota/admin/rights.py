@@ -86,7 +86,9 @@ class PolicyRights(admin.ModelAdmin):  # type: ignore[type-arg]
     def get_queryset(self, request: Any) -> QuerySet[Any]:
         """The policies that the operator may see."""
         policies: QuerySet[Any] = super().get_queryset(request)
-        return policies if self.sees_all_policies(request) else policies.filter(OVERRIDES)
+        if self.sees_all_policies(request):
+            return policies
+        return policies.filter(OVERRIDES) if self.has_view_permission(request) else policies.none()
 
     def _may(self, request: Any, verb: str, policy: Any) -> bool:
         kinds = (True, False) if policy is None else (is_override(policy),)

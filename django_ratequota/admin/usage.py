@@ -8,7 +8,6 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
-from django.contrib.admin.widgets import AdminTextInputWidget
 from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
 from django.http import Http404, HttpResponseRedirect
@@ -21,7 +20,7 @@ from .. import usage
 from ..exceptions import StoreError
 from ..models import PolicyChange, RatePolicy
 from ..types import Bucket, BucketStatus
-from .base import RecordedAdmin, shown
+from .base import ReasonField, RecordedAdmin, shown
 from .rights import PolicyRights, is_override
 
 #: One question names each counter, and one call to Redis takes them all.
@@ -33,13 +32,7 @@ _SHOWN_WITHOUT = 20
 class ReasonForm(forms.Form):
     """Why, for whoever reads the history."""
 
-    reason = forms.CharField(
-        label=_("Reason"),
-        required=False,
-        max_length=PolicyChange._meta.get_field("reason").max_length,
-        widget=AdminTextInputWidget,
-        help_text=_("Kept in the history: a ticket, or who asked for it."),
-    )
+    reason = ReasonField()
 
 
 class ResetUsage(PolicyRights, RecordedAdmin):

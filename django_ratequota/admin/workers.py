@@ -22,13 +22,18 @@ from .plots import number_text
 
 _STATES = {
     "live": _("up to date"),
+    "idle": _("no decision since"),
     "behind": _("behind"),
     "fresh": _("no policies read yet"),
     "silent": _("silent"),
 }
+#: States in which a worker judges nothing by older policies.
+_SOUND = frozenset({"live", "idle"})
 #: 2020, in seconds: what is older is a counter of revisions, no time.
 _PLAUSIBLE = 1_577_836_800
 _DAY = 86_400
+#: Seconds by which a worker's clock may be ahead of Redis', and an edit may take to be seen (Redis Cluster).
+_SLACK = 5
 #: Workers of the table; what is more is counted.
 _SHOWN = 50
 
@@ -43,25 +48,39 @@ def propagation(revision: int, workers: Sequence[Health]) -> dict[str, Any]:
     """What the page says about the revision and each worker."""
     states = [state_of(worker, revision) for worker in workers]
     # Those in trouble first.
-    order = sorted(range(len(workers)), key=lambda at: (states[at] == "live", workers[at].process))
+    order = sorted(range(len(workers)), key=lambda at: (states[at] in _SOUND, workers[at].process))
     rows = [_row(workers[at], states[at]) for at in order[:_SHOWN]]
     return {
         "proof": _proof(revision, workers, states),
+        "idle": _idle(states.count("idle")) if revision else "",
         "complaints": _complaints(Counter(states)) if revision else [],
-        "complete": bool(workers) and set(states) == {"live"},
+        "complete": "live" in states and _SOUND.issuperset(states),
         "workers": rows,
         "workers_more": len(workers) - len(rows),
     }
 
 
 def state_of(worker: Health, revision: int) -> str:
-    """live, behind, fresh or silent."""
+    """live, idle, behind, fresh or silent.
+
+    An idle one has decided nothing since the revision was published, so it judges nothing by its older one.
+    """
     if time.time() - worker.at > 10 + 3 * settings.report_seconds:
         return "silent"
     if not worker.revision:
         return "fresh"
     # A newer one than Redis has was published before Redis lost it; the next decision brings it back.
-    return "live" if worker.revision >= revision else "behind"
+    if worker.revision >= revision:
+        return "live"
+    return "behind" if _decided_since(worker, published_at(revision)) else "idle"
+
+
+def _decided_since(worker: Health, published: datetime | None) -> bool:
+    if worker.idle is None:
+        return False
+    if published is None:
+        return worker.decisions > 0
+    return worker.at - worker.idle > published.timestamp() + _SLACK
 
 
 def _proof(revision: int, workers: Sequence[Health], states: Sequence[str]) -> str:
@@ -96,13 +115,22 @@ def _proof(revision: int, workers: Sequence[Health], states: Sequence[str]) -> s
     return text % {**words, "since": stamp(max(since, at or since))}
 
 
+def _idle(count: int) -> str:
+    text = ngettext(
+        "%(count)d worker has decided nothing since: it reads the newest policies before its next decision.",
+        "%(count)d workers have decided nothing since: each reads the newest policies before its next decision.",
+        count,
+    )
+    return text % {"count": count} if count else ""
+
+
 def _complaints(states: Counter[str]) -> list[str]:
     said = []
     if count := states["behind"]:
         said.append(
             ngettext(
-                "%(count)d worker is behind: it reads the newest policies before it decides again.",
-                "%(count)d workers are behind: each reads the newest policies before it decides again.",
+                "%(count)d worker is behind: it has decided by older policies since. Its log says why.",
+                "%(count)d workers are behind: they have decided by older policies since. Their logs say why.",
                 count,
             )
             % {"count": count}

@@ -83,7 +83,7 @@ def test_tables_are_downloaded(desk: Desks, scene: Scene, tmp_path: Path) -> Non
     assert download.value.suggested_filename == "ratequota-callers-last-day.csv"
     download.value.save_as(tmp_path / "callers.csv")
     text = (tmp_path / "callers.csv").read_text("utf-8-sig")
-    assert f"user:{scene.carol.pk},user carol,2,0,2" in text
+    assert f'"user:{scene.carol.pk}","user carol","2","0","2"' in text
 
 
 def test_the_page_asks_again_while_it_is_told_to(desk: Desks, scene: Scene) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from django_ratequota.models import PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
 
 from .desk import Desk
 from .pages import PAGES
@@ -40,11 +40,72 @@ def test_mode_is_edited_in_the_list(desk: Desks, scene: Scene) -> None:
     page = desk().open(PAGES["policies"].path(scene))
     row = page.get_by_role("row").filter(has_text="plan Free").filter(has_text="10/min")
     row.get_by_role("combobox", name="Mode").select_option("log")
+    page.get_by_label("Reason for this change").fill("Ticket 4712")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("1 rate policy was changed successfully.")).to_be_visible()
     scene.free_search.refresh_from_db()
     assert scene.free_search.mode == "log"
-    assert scene.last_change().actor == scene.operators["superuser"]
+    assert (scene.last_change().actor, scene.last_change().reason) == (scene.operators["superuser"], "Ticket 4712")
+
+
+def test_the_list_is_filtered_by_autocomplete(desk: Desks, scene: Scene) -> None:
+    own = desk()
+    page = own.open(f"{PAGES['policies'].path(scene)}?audience=plan")
+    rows = page.locator("#result_list tbody tr")
+    expect(rows).to_have_count(6)
+    choose(page, "endpoint", "sea", "search")
+    page.locator(".ratequota-filter").filter(has_text="search").get_by_role("button", name="Filter").click()
+    expect(rows).to_have_count(2)
+    expect(page.get_by_role("combobox", name=re.compile("^endpoint .*search$"))).to_be_visible()
+    own.look()
+    choose(page, "plan", "fr", "Free")
+    page.locator(".ratequota-filter").filter(has_text="Free").get_by_role("button", name="Filter").click()
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("10/min")
+    own.look(once=True)
+
+
+def test_the_filters_of_those_who_may_not_search(desk: Desks, scene: Scene) -> None:
+    viewer = scene.operators["viewer"]
+    viewer.user_permissions.remove(*viewer.user_permissions.filter(codename__in=["view_plan", "view_endpoint"]))
+    own = desk("viewer")
+    page = own.open(PAGES["policies"].path(scene))
+    page.get_by_role("combobox", name="endpoint").select_option("search")
+    page.locator(".ratequota-filter").last.get_by_role("button", name="Filter").click()
+    expect(page.locator("#result_list tbody tr")).to_have_count(3)
+    own.look()
+
+
+def test_a_plan_of_many_policies_is_edited_and_leads_to_the_others(desk: Desks, scene: Scene) -> None:
+    for number in range(120):
+        endpoint = Endpoint.objects.create(name=f"many-{number:03d}")
+        RatePolicy.objects.create(plan=scene.pro, endpoint=endpoint, rates="7/min")
+    own = desk()
+    page = own.open(f"/admin/django_ratequota/plan/{scene.pro.pk}/change/")
+    expect(page.locator("tr.has_original")).to_have_count(100)
+    page.get_by_role("textbox", name="Rates").nth(99).fill("8/min")
+    # As many new rows as the page offers: all that is sent is fewer fields than Django takes.
+    add = page.get_by_role("button", name="Add another Rate policy")
+    for number in range(20):
+        add.click()
+        added = page.locator("tr.dynamic-policies:not(.has_original)").nth(number)
+        added.get_by_role("textbox", name="Rates").fill(f"{number + 1}/s")
+        added.locator("select[name$=-endpoint]").evaluate(
+            "(select, pk) => { select.append(new Option('', pk, true, true)); }",
+            str(Endpoint.objects.create(name=f"new-{number:03d}").pk),
+        )
+    expect(add).to_be_hidden()
+    page.get_by_label("Reason for this change").fill("Ticket 4712")
+    page.get_by_role("button", name="Save and continue editing").click()
+    expect(page.get_by_text("was changed successfully")).to_be_visible()
+    assert scene.pro.policies.filter(rates="8/min").count() == 1
+    assert scene.pro.policies.filter(endpoint__name__startswith="new-").count() == 20
+    assert PolicyChange.objects.filter(reason="Ticket 4712").count() == 21
+    expect(page.get_by_text("These are 100 of 142 policies.")).to_be_visible()
+    own.look(once=True)
+    page.get_by_role("link", name="Edit the others in the list of policies.").click()
+    expect(page.locator("#changelist-form")).to_contain_text("142 rate policies")
+    expect(page.get_by_role("combobox", name=re.compile("^plan .*Pro$"))).to_be_visible()
 
 
 def test_a_policy_is_written_and_finds_its_audience(desk: Desks, scene: Scene) -> None:
@@ -84,12 +145,14 @@ def test_rows_of_a_plan_are_edited_and_added(desk: Desks, scene: Scene) -> None:
     expect(added.get_by_role("combobox", name=re.compile("^Endpoint"))).to_be_visible()
     added.get_by_role("combobox", name="Counted per").select_option("ip")
     added.get_by_role("textbox", name="Rates").fill("5/s")
+    page.get_by_label("Reason for this change").fill("Ticket 4712")
     own.look()
     page.get_by_role("button", name="Save and continue editing").click()
     expect(page.get_by_text("was changed successfully")).to_be_visible()
     scene.free_search.refresh_from_db()
     assert scene.free_search.rates == "11/min"
     assert scene.free.policies.get(counted_per="ip").rates == "5/s"
+    assert PolicyChange.objects.filter(reason="Ticket 4712").count() == 2
     own.shoot("plan", page.locator("#policies-group"))
 
 
@@ -149,7 +212,7 @@ def test_history_tells_what_an_edit_changed(desk: Desks, scene: Scene) -> None:
     own = desk()
     page = own.open(PAGES["policy"].path(scene))
     page.get_by_label("Rates").fill("12/min")
-    page.get_by_label("Reason").fill("Ticket 4712")
+    page.get_by_label("Reason for this change").fill("Ticket 4712")
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_text("was changed successfully")).to_be_visible()
     page = own.open(PAGES["history"].path(scene))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import expect
 
+from django_ratequota.models import Endpoint, RatePolicy
 from tests.browser.desk import Desk
 from tests.browser.pages import PAGES
 from tests.browser.scene import Scene
@@ -32,9 +33,38 @@ def test_every_page_is_there(desk: Desks, scene: Scene, name: str) -> None:
 def test_a_plan_is_edited(desk: Desks, scene: Scene) -> None:
     page = desk().open(PAGES["plan"].path(scene))
     page.locator("#id_policies-2-rates").fill("11/min")
+    page.get_by_label("Reason for this change").fill("Ticket 4712")
     page.get_by_role("button", name="Save and continue editing").click()
     expect(page.get_by_text("was changed successfully")).to_be_visible()
     assert "11/min" in scene.free.policies.values_list("rates", flat=True)
+    assert scene.last_change().reason == "Ticket 4712"
+
+
+def test_a_plan_of_many_policies_leads_to_the_others(desk: Desks, scene: Scene) -> None:
+    for number in range(101):
+        endpoint = Endpoint.objects.create(name=f"many-{number:03d}")
+        RatePolicy.objects.create(plan=scene.pro, endpoint=endpoint, rates="7/min")
+    page = desk().open(f"/admin/django_ratequota/plan/{scene.pro.pk}/change/")
+    expect(page.get_by_text("These are 100 of 103 policies.")).to_be_visible()
+    page.get_by_role("link", name="Edit the others in the list of policies.").click()
+    expect(page.get_by_text("103 rate policies").filter(visible=True)).to_have_count(1)
+
+
+def test_the_list_is_filtered_and_edited(desk: Desks, scene: Scene) -> None:
+    page = desk().open(f"{PAGES['policies'].path(scene)}?audience=plan")
+    page.locator(".filter-open-button").click()
+    page.get_by_role("combobox", name="endpoint").click()
+    page.locator(".select2-container--open").get_by_role("searchbox").fill("rep")
+    page.get_by_role("option", name="reports", exact=True).click()
+    page.locator(".ratequota-filter").last.get_by_role("button", name="Filter").click()
+    rows = page.locator("#result_list tbody tr")
+    expect(rows).to_have_count(1)
+    rows.locator("select").select_option("log")
+    page.get_by_label("Reason for this change").fill("Ticket 4712")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("1 rate policy was changed successfully.")).to_be_visible()
+    assert scene.free.policies.get(endpoint=scene.reports).mode == "log"
+    assert scene.last_change().reason == "Ticket 4712"
 
 
 def test_a_bad_rate_is_told(desk: Desks, scene: Scene) -> None:
