@@ -10,7 +10,7 @@ from django.dispatch import Signal
 
 from .alerts import quota_threshold
 from .breaker import store_state_changed
-from .recording import policies_changed, record, stored
+from .recording import policies_changed, record, record_deletion, stored
 
 __all__ = ["policies_changed", "quota_threshold", "request_refused", "store_state_changed"]
 
@@ -31,7 +31,7 @@ def _saved(sender: Any, instance: Any, using: str, **_: Any) -> None:
 
 def _to_be_deleted(sender: Any, instance: Any, using: str, **_: Any) -> None:
     # Before the first row of a cascade goes: afterwards an object may no longer know its endpoint or user.
-    record(_stored(sender, instance.pk, using, lock=True), None, using)
+    record_deletion(sender, instance.pk, using)
 
 
 def _stored(model: Any, pk: Any, using: str, lock: bool = False) -> Any:

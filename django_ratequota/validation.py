@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from django.core.exceptions import ValidationError
+from django.db import connections, models
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -62,3 +63,17 @@ def check_dates(starts_at: Any, ends_at: Any) -> None:
     """Raises ``ValidationError`` on ``ends_at`` unless the end lies after the start, where both are given."""
     if starts_at is not None and ends_at is not None and ends_at <= starts_at:
         raise ValidationError({"ends_at": _("The end must lie after the start.")})
+
+
+def unenforced(model: type[models.Model], using: str) -> list[models.UniqueConstraint]:
+    """The model's constraints that the database cannot hold: two rows at once may break them there."""
+    features = connections[using].features
+    return [
+        rule
+        for rule in model._meta.constraints
+        if isinstance(rule, models.UniqueConstraint)
+        and (
+            (rule.condition is not None and not features.supports_partial_indexes)
+            or (bool(rule.expressions) and not features.supports_expression_indexes)
+        )
+    ]

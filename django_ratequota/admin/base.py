@@ -24,6 +24,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..recording import acting
 from ..validation import visible
+from .deleting import deleted_objects
 
 logger = logging.getLogger("django_ratequota")
 
@@ -45,6 +46,10 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def changelist_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The list, with its actions and edits in place."""
         return self._recorded(super().changelist_view, request, *args, **kwargs)
+
+    def get_deleted_objects(self, objs: Any, request: Any) -> Any:
+        """What the delete pages show; of the rows that go along, the first."""
+        return deleted_objects(objs, request, self.admin_site)
 
     def page_url(self, page: str, *args: Any, query: Mapping[str, str] | None = None) -> str:
         """The address of one of the model's pages: changelist, add, change, or one of ours."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db import models, router, transaction
 
-from ..recording import RecordingManager
+from ..recording import RecordingManager, deleting
 
 
 class RecordedModel(models.Model):
@@ -23,3 +23,11 @@ class RecordedModel(models.Model):
         """``Model.save`` in a transaction: outside one, Django would commit before the change is recorded."""
         with transaction.atomic(using=kwargs.get("using") or router.db_for_write(type(self), instance=self)):
             super().save(*args, **kwargs)
+
+    def delete(self, using: str | None = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
+        """``Model.delete``, recorded in batches with all that goes along."""
+        using = using or router.db_for_write(type(self), instance=self)
+        with deleting(using):
+            return super().delete(using=using, keep_parents=keep_parents)
+
+    delete.alters_data = True  # type: ignore[attr-defined]
