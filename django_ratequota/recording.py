@@ -28,7 +28,7 @@ from .exceptions import StoreError
 from .limiter import default_limiter
 from .locks import ForkSafeLock
 from .types import BucketStatus
-from .validation import visible
+from .validation import refuse_twins, visible
 
 logger = logging.getLogger("django_ratequota")
 
@@ -217,6 +217,8 @@ def _text(instance: models.Model) -> str:
 
 
 def _write(changes: list[Any], using: str) -> None:
+    for name in {change.model for change in changes if change.after is not None}:
+        refuse_twins(apps.get_model("django_ratequota", name), using)
     _policy_change().objects.using(using).bulk_create(changes, batch_size=BATCH)
     # One publication a transaction is enough, and a loop of saves should not cost a round trip each.
     if not publication_pending(using):

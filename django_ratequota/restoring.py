@@ -20,7 +20,6 @@ from django.utils.translation import gettext as _
 from .cascades import KINDS, Deletion, deleted_along
 from .models import PolicyChange
 from .recording import acting, image, in_batches, stored
-from .validation import unenforced
 
 __all__ = ["KINDS", "Restoration", "Version", "plan_restoration", "problems", "restore", "versions"]
 
@@ -106,12 +105,10 @@ def restore(
 def _return(deletions: Sequence[Deletion], using: str) -> Iterator[list[models.Model]]:
     """Restore what was deleted along, in batches of one kind."""
     for kind, model in KINDS.items():
-        enforced = not unenforced(model, using)
         for pks in in_batches([one.pk for one in deletions if one.model == kind]):
             changes = list(PolicyChange.objects.filter(pk__in=pks).order_by("pk"))
-            rows = _insert(model, changes, using) if enforced else None
             # One by one, where the database or a row has an objection: that finds and names the row.
-            yield rows or [_return_one(change, using) for change in changes]
+            yield _insert(model, changes, using) or [_return_one(change, using) for change in changes]
 
 
 def _insert(model: Any, changes: list[PolicyChange], using: str) -> list[models.Model] | None:
