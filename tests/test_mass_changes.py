@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.exceptions import FieldDoesNotExist
+from django.core.management import call_command
 from django.db import connection, transaction
 from django.db.models import Count, F, Q
 from django.db.models.signals import pre_delete
 from django.test import Client
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from django_ratequota.cascades import deleted_along
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.policyfile import bring
+from django_ratequota.policyfile.text import Node, _Dumper, read, write_yaml
 from django_ratequota.recording import BATCH
 from django_ratequota.restoring import plan_restoration, restore
 from tests.operators import client_of
@@ -124,7 +135,7 @@ def test_a_long_list_of_keys_is_sent_once_not_with_each_batch() -> None:
     sent: list[int] = []
 
     def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        sent.append(len(params or ()))
+        sent.append(0 if sql.startswith("INSERT") else len(params or ()))
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(note):
@@ -419,3 +430,77 @@ def test_one_of_many_that_does_not_fit_is_named_and_stops_all() -> None:
         restore(plan_restoration(deletion(), "before"), actor=None, reason="", along=True)
     assert not Plan.objects.exists()
     assert newest() == last
+
+
+# --- Policies as a file. ---
+
+
+def peak(work: Callable[[], Any]) -> int:
+    """The most bytes that Python held while it ran."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_another_policy_costs_an_export_and_an_import_less_than_a_kilobyte(tmp_path: Path) -> None:
+    """So 100,000 fit into 100 MB; whole objects and nodes took four and seven kilobytes."""
+    file = tmp_path / "policies.yaml"
+    Plan.objects.create(name="Free", slug="free")
+    exports, imports = [], []
+    for count in (2000, 4000):
+        RatePolicy.objects.all().delete()
+        RatePolicy.objects.bulk_create(subjects(count))
+        exports.append(peak(lambda: call_command("ratequota", "export", output=str(file))))
+        out = StringIO()
+        imports.append(peak(lambda: call_command("ratequota", "import", str(file), prune=True, stdout=out)))  # noqa: B023
+        assert "Nothing to do" in out.getvalue()
+    assert exports[1] - exports[0] < 2000 * 700
+    assert imports[1] - imports[0] < 2000 * 1000
+
+
+def test_an_import_creates_changes_and_deletes_in_batches() -> None:
+    def run(count: int) -> Statements:
+        RatePolicy.objects.all().delete()
+        entries = [f"- {{subject: 'ip:{row.subject[3:]}', rates: RATES}}" for row in subjects(count)]
+        text = "version: 1\npolicies:\n" + "\n".join(entries)
+        last = newest()
+        with statements() as asked:
+            assert len(bring(text.replace("RATES", "1/s")).created) == count
+            assert len(bring(text.replace("RATES", "2/s")).changed) == count
+            assert len(bring("version: 1\npolicies: []", prune=True).deleted) == count
+        actions = PolicyChange.objects.filter(pk__gt=last).order_by().values_list("action").annotate(Count("pk"))
+        assert dict(actions) == {"create": count, "update": count, "delete": count}
+        return asked
+
+    a_batch_costs(run, 60)
+
+
+def test_entries_are_not_kept_as_nodes() -> None:
+    taken: list[tuple[str, int, int]] = []
+
+    def takers() -> Callable[[str, Node, int], None]:
+        taken.clear()
+        return lambda name, node, number: taken.append((name, number, node.line))
+
+    text = "version: 1\na:\n- x: 1\n  y: [b, c]\n- z\nb: [{}, []]\n"
+    root, problems = read(text, takers)
+    assert not problems
+    assert taken == [("a", 0, 3), ("a", 1, 5), ("b", 0, 6), ("b", 1, 6)]
+    assert [root.entries[name].items for name in "ab"] == [[], []]
+    # What libyaml cannot read is read by PyYAML, from the beginning.
+    read(text + 'c: ["\\ud83d\\ude42"]', takers)
+    assert [name for name, _number, _line in taken] == ["a", "a", "b", "b", "c"]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "no", "x y"]), st.one_of(st.text(max_size=12), st.integers()))))
+@hypothesis_settings(max_examples=200, derandomize=True, database=None, deadline=None)
+@example(
+    [{"a": text} for text in ("tenant:acme", "a:", "a: b", "Yes", "nULL", "x" * 200, "a\nb", "on", "10/s, 1/min")]
+)
+def test_entries_are_written_as_pyyaml_writes_them(rows: list[dict[str, Any]]) -> None:
+    whole = yaml.dump({"rows": rows}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize)
+    assert write_yaml({"rows": rows}) == whole
