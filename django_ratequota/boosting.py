@@ -10,11 +10,12 @@ from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
-from django.db import router, transaction
+from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from .conf import settings
+from .databases import policy_alias
 from .enforcement import Explanation
 from .facts import Group, PolicyFacts, policy_facts
 from .limiter import default_limiter
@@ -60,7 +61,7 @@ def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[Buck
             )
             raise ValidationError(text % {"counter": status.bucket.title, "used": status.used})
     for subject, own in by_subject(before):
-        with transaction.atomic(using=router.db_for_write(PolicyChange)):
+        with transaction.atomic(using=policy_alias(PolicyChange)):
             record_grant(subject, [before[bucket] for bucket in own], units, reason)
             limiter.refund(own, units)
     return tuple(before.values())

@@ -14,6 +14,7 @@ import redis
 from django.conf import settings as django_settings
 from django.core import checks
 from django.db import Error as DatabaseError
+from django.db import connections
 
 from . import checks_views, conf
 from .connect import store_of_settings
@@ -27,6 +28,7 @@ from .scripts import COMMANDS, DENIED
 from .store import Call, run_script
 from .twin import drive
 from .types import Bucket
+from .validation import unenforced
 
 #: The oldest servers whose scripts may carry a shebang, so that a full memory refuses them before they write.
 _OLDEST = {"valkey": (7, 2), "redis": (7, 0)}
@@ -46,6 +48,7 @@ def connect() -> None:
     checks.register(check_round_trip, checks.Tags.database)
     checks.register(check_rates, checks.Tags.database)
     checks_views.connect()
+    checks.register(check_constraints, checks.Tags.database)
 
 
 def check_settings(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
@@ -193,6 +196,23 @@ def check_round_trip(app_configs: Any = None, databases: Collection[str] | None 
     text = f"A round trip to Redis takes {seconds * 1000:.1f} ms, too long for a TIMEOUT of {settings.timeout:g} s."
     hint = f"Set RATEQUOTA['TIMEOUT'] = {enough:g}, or use a Redis that is nearer."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W007")]
+
+
+def check_constraints(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:
+    """I001, where the database is checked: MySQL and MariaDB hold no constraints that have conditions."""
+    from .models import Plan, RatePolicy
+
+    using = policy_alias(RatePolicy)
+    names = [rule.name for model in (Plan, RatePolicy) for rule in unenforced(model, using)]
+    if using not in (databases or ()) or not names:
+        return []
+    text = f"{connections[using].display_name} cannot hold some constraints of django-ratequota ({', '.join(names)})."
+    hint = (
+        "Each write is checked instead, but two writes at the same moment may store two policies for the same "
+        "audience, endpoint and counted_per without dates (the highest id applies), or two default plans. "
+        "PostgreSQL and SQLite refuse that. Django's models.W036 and models.W044 say the same of these constraints."
+    )
+    return [checks.Info(text, hint=hint, id="django_ratequota.I001")]
 
 
 def _round_trip(settings: conf.Settings) -> float:

@@ -1,7 +1,8 @@
 """Records every change to what is enforced, in the change's own transaction, and publishes it on commit.
 
 Saves and deletes come here from ``signals``; ``update``, ``bulk_create`` and ``bulk_update``, for which Django
-sends no signal, from the managers' own queryset below.
+sends no signal, from the managers' own queryset below. Changes of many rows are read and recorded in batches: no
+statement grows with the number of rows, as databases limit its parameters.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, TypeVar
 
 from django.apps import apps
 from django.contrib.auth import get_user_model
@@ -22,10 +25,15 @@ from .databases import PrimaryQuerySet, policy_alias
 from .fixtures import write_loaded
 from .publication import publish_on_commit
 from .types import BucketStatus
-from .validation import visible
+from .validation import refuse_twins, visible
+
+_Item = TypeVar("_Item")
 
 _author: ContextVar[tuple[Any, str]] = ContextVar("ratequota_author", default=(None, ""))
-_BATCH = 500
+#: Rows that are read, written and recorded by one statement each.
+BATCH = 500
+#: The alias that ``deleting`` collects deletions for, and the (model, primary key) of those not recorded yet.
+_deletions: ContextVar[tuple[str, list[tuple[Any, Any]]] | None] = ContextVar("ratequota_deletions", default=None)
 #: Model -> fields that are for operators only: no request can see them.
 _UNSEEN = {
     "plan": ("description",),
@@ -43,6 +51,11 @@ def acting(actor: Any, reason: str = "") -> Iterator[None]:
         yield
     finally:
         _author.reset(token)
+
+
+def in_batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:
+    """Return the items in slices of at most ``BATCH``."""
+    return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
 
 
 def image(instance: models.Model) -> dict[str, Any]:
@@ -86,6 +99,45 @@ def record(before: models.Model | None, after: models.Model | None, using: str, 
         write_loaded(change, using)
     elif change is not None:
         _write([change], using)
+
+
+@contextmanager
+def deleting(using: str) -> Iterator[None]:
+    """Record what is deleted inside in batches, before the first row goes.
+
+    Django announces every row of a deletion and of its cascade (``pre_delete``) before it runs the first statement.
+    """
+    announced: list[tuple[Any, Any]] = []
+
+    def record_first(execute: Callable[..., Any], *statement: Any) -> Any:
+        rows, announced[:] = announced[:], []
+        _record_deletions(rows, using)
+        return execute(*statement)
+
+    token = _deletions.set((using, announced))
+    try:
+        with transaction.get_connection(using).execute_wrapper(record_first):
+            yield
+    finally:
+        _deletions.reset(token)
+
+
+def record_deletion(model: Any, pk: Any, using: str) -> None:
+    """Record that the row is about to be deleted: inside ``deleting`` with the others, else at once."""
+    collected = _deletions.get()
+    if collected is not None and collected[0] == using:
+        collected[1].append((model, pk))
+    else:
+        _record_deletions([(model, pk)], using)
+
+
+def _record_deletions(rows: list[tuple[Any, Any]], using: str) -> None:
+    for model, announced in groupby(rows, key=itemgetter(0)):
+        for pks in in_batches([pk for _model, pk in announced]):
+            # As the database holds them: a cascade takes what belongs to an object now, whatever the object says.
+            held = stored(model, pks, using, lock=True)
+            if held:
+                _write([_change(row, None) for row in held.values()], using)
 
 
 def record_publication(reason: str, using: str | None = None) -> None:
@@ -188,7 +240,9 @@ def _text(instance: models.Model) -> str:
 def _write(changes: list[Any], using: str) -> None:
     # In the caller's transaction if there is one: this one is for AUTOCOMMIT False and for calls outside of any.
     with transaction.atomic(using=using, savepoint=False):
-        _policy_change().objects.using(using).bulk_create(changes, batch_size=_BATCH)
+        for name in {change.model for change in changes if change.after is not None}:
+            refuse_twins(apps.get_model("django_ratequota", name), using)
+        _policy_change().objects.using(using).bulk_create(changes, batch_size=BATCH)
         if any(is_seen(change.model, change.before, change.after) for change in changes):
             publish_on_commit(using)
 
@@ -198,12 +252,15 @@ class RecordingQuerySet(PrimaryQuerySet):
 
     def update(self, **kwargs: Any) -> int:
         """``QuerySet.update``, recorded row by row."""
+        count = 0
         with transaction.atomic(using=self.db):
-            before = self._rows()
+            rows, pks = self._rows()
             # These rows and no others: one that another transaction has committed since would go unrecorded.
-            count = super(RecordingQuerySet, self.filter(pk__in=list(before))).update(**kwargs)
-            after = stored(self.model, before, self.db)
-            self._record((before[pk], after.get(pk)) for pk in before)
+            for batch in in_batches(pks) or [[]]:
+                before = stored(self.model, batch, self.db, lock=True)
+                count += super(RecordingQuerySet, rows.filter(pk__in=list(before))).update(**kwargs)
+                after = stored(self.model, before, self.db)
+                self._record((before[pk], after.get(pk)) for pk in before)
         return count
 
     update.alters_data = True  # type: ignore[attr-defined]
@@ -212,19 +269,60 @@ class RecordingQuerySet(PrimaryQuerySet):
         """``QuerySet.bulk_create``, recorded row by row."""
         with transaction.atomic(using=self.db):
             created = super().bulk_create(objs, *args, **kwargs)
-            if kwargs.get("update_conflicts") or kwargs.get("ignore_conflicts") or len(args) > 1:
-                # Which rows were written, and over what, the database does not say.
+            over = kwargs.get("update_conflicts") or kwargs.get("ignore_conflicts") or len(args) > 1
+            if over or any(instance.pk is None for instance in created):
+                # Which rows were written, and over what, the database does not say; MySQL says no keys at all.
                 record_publication(f"bulk_create of {self.model._meta.verbose_name_plural}", self.db)
             else:
-                after = stored(self.model, [instance.pk for instance in created], self.db)
-                self._record((None, row) for row in after.values())
+                for batch in in_batches([instance.pk for instance in created]):
+                    self._record((None, row) for row in stored(self.model, batch, self.db).values())
         return created
 
     bulk_create.alters_data = True  # type: ignore[attr-defined]
 
-    def _rows(self) -> dict[Any, models.Model]:
-        """The rows that an update will touch, locked."""
-        return stored(self.model, list(self.order_by().values_list("pk", flat=True)), self.db, lock=True)
+    def bulk_update(self, objs: Iterable[Any], fields: Iterable[str], batch_size: int | None = None) -> int:
+        """``QuerySet.bulk_update``, recorded row by row; in statements of one batch, as ``update`` makes of them."""
+        return super().bulk_update(objs, fields, BATCH if batch_size is None else min(batch_size, BATCH))
+
+    bulk_update.alters_data = True  # type: ignore[attr-defined]
+
+    def delete(self) -> tuple[int, dict[str, int]]:
+        """``QuerySet.delete``, recorded row by row."""
+        self._for_write = True
+        with deleting(self.db):
+            return super().delete()
+
+    delete.alters_data = True  # type: ignore[attr-defined]
+    delete.queryset_only = True  # type: ignore[attr-defined]
+
+    def insert_as_they_are(self, objs: Sequence[models.Model]) -> list[models.Model]:
+        """Insert and record a batch, with each field as it stands, also keys and times of making; as stored then."""
+        fields = self.model._meta.concrete_fields
+        with transaction.atomic(using=self.db):
+            size = max(1, transaction.get_connection(self.db).ops.bulk_batch_size(list(fields), list(objs)))
+            for start in range(0, len(objs), size):
+                # Raw, as fixtures are loaded: ``bulk_create`` would set the time of making.
+                self._insert(objs[start : start + size], fields=fields, using=self.db, raw=True)  # type: ignore[attr-defined]
+            rows = list(stored(self.model, [one.pk for one in objs], self.db).values())
+            self._record((None, row) for row in rows)
+        return rows
+
+    insert_as_they_are.queryset_only = True  # type: ignore[attr-defined]
+
+    def _rows(self) -> tuple[Any, list[Any]]:
+        """The rows that an update will touch, as a queryset to take batches of, and their keys."""
+        ordered = self.order_by()
+        query = ordered.query
+        keys = ordered.values_list("pk", flat=True)
+        if query.count_active_tables() > 1 or query.group_by is not None or query.distinct:
+            # Each batch meets the conditions again. One on related rows may find a row more than once.
+            return self, list(dict.fromkeys(keys))
+        if transaction.get_connection(self.db).features.has_select_for_update:
+            keys = keys.select_for_update()
+        # Locked, they meet the conditions for good: a list of 50,000 keys need not be sent with every batch.
+        rows = self._chain()  # type: ignore[attr-defined]
+        rows.query.clear_where()
+        return rows, list(keys)
 
     def _record(self, changes: Iterable[tuple[models.Model | None, models.Model | None]]) -> None:
         written = [change for before, after in changes if (change := _change(before, after)) is not None]

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Literal
 
 from django.core.exceptions import ValidationError
-from django.db import models, router, transaction
+from django.db import IntegrityError, models, transaction
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
-from .models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from .recording import acting, image, stored
+from .cascades import KINDS, Deletion, deleted_along
+from .databases import policy_alias
+from .models import PolicyChange
+from .recording import acting, image, in_batches, stored
+
+__all__ = ["KINDS", "Restoration", "Version", "plan_restoration", "problems", "restore", "versions"]
 
 Version = Literal["before", "after"]
-KINDS: dict[str, Any] = {str(model._meta.model_name): model for model in (Plan, PlanAssignment, Endpoint, RatePolicy)}
-#: What goes with an object: (kind, the field that points at it).
-_DEPENDENTS = {"plan": [("ratepolicy", "plan"), ("planassignment", "plan")], "endpoint": [("ratepolicy", "endpoint")]}
-#: The rows of a cascade are recorded one after the other. A longer pause between two of them: another deletion.
-_PAUSE = timedelta(seconds=5)
-_CASCADE = timedelta(minutes=10)
+#: Whether what a relation of an object points at exists.
+_IsThere = Callable[[models.Model, Any], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Restoration:
     #: Fields that hold something else now.
     differing: tuple[str, ...]
     #: Deletions, in the same moment as the object's own, of what belonged to it and is still missing.
-    along: tuple[PolicyChange, ...] = field(default=())
+    along: tuple[Deletion, ...] = field(default=())
 
     @property
     def seen(self) -> str:
@@ -63,51 +63,108 @@ def versions(change: PolicyChange) -> tuple[Version, ...]:
     return tuple(found)
 
 
-def plan_restoration(change: PolicyChange, version: Version, *, lock: bool = False) -> Restoration:
+def plan_restoration(
+    change: PolicyChange, version: Version, *, lock: bool = False, along: bool = True
+) -> Restoration:
     """Compare the version with the object as it is now; raises ``ValidationError`` where it cannot be read any more.
 
-    ``lock`` keeps others from changing the object until the transaction ends.
+    ``lock`` keeps others from changing the object until the transaction ends; ``along`` looks for what was deleted
+    with it.
     """
     model: Any = KINDS[change.model]
     state = change.before if version == "before" else change.after
-    using = router.db_for_write(model)
+    using = policy_alias(model)
     pk = _read(model._meta.pk, change.object_id)
     current = stored(model, [pk], using, lock).get(pk)
     target, differing = _target(model, pk, state or {}, current)
-    along = _deleted_along(change) if current is None else ()
+    took = deleted_along(change) if along and current is None else ()
     return Restoration(
-        change=change, version=version, current=current, target=target, differing=differing, along=along
+        change=change, version=version, current=current, target=target, differing=differing, along=took
     )
 
 
-def restore(restoration: Restoration, *, actor: Any, reason: str, along: bool = False) -> list[models.Model]:
+def restore(
+    restoration: Restoration,
+    *,
+    actor: Any,
+    reason: str,
+    along: bool = False,
+    written: Callable[[Sequence[models.Model]], None] = lambda rows: None,
+) -> None:
     """Write the version, and with ``along`` what was deleted along with it; one transaction, one publication.
 
-    Raises ``ValidationError`` saying what does not fit any more; nothing is changed then.
+    ``written`` is called with the object, then with each batch of the others. Raises ``ValidationError`` saying what
+    does not fit any more; nothing is changed then.
     """
-    using = router.db_for_write(type(restoration.target))
+    using = policy_alias(type(restoration.target))
     with acting(actor, reason), transaction.atomic(using=using):
-        written = [_write(restoration, using)]
-        for deletion in restoration.along if along else ():
-            try:
-                written.append(_write(plan_restoration(deletion, "before", lock=True), using))
-            except ValidationError as error:
-                text = _("%(object)s cannot be restored along: %(errors)s")
-                given = {"object": Truncator(deletion).chars(100), "errors": " ".join(error.messages)}
-                raise ValidationError(text % given) from error
-    return written
+        written([_write(restoration, using)])
+        for batch in _return(restoration.along, using) if along else ():
+            written(batch)
+
+
+def _return(deletions: Sequence[Deletion], using: str) -> Iterator[list[models.Model]]:
+    """Restore what was deleted along, in batches of one kind."""
+    for kind, model in KINDS.items():
+        for pks in in_batches([one.pk for one in deletions if one.model == kind]):
+            changes = list(PolicyChange.objects.filter(pk__in=pks).order_by("pk"))
+            # One by one, where the database or a row has an objection: that finds and names the row.
+            yield _insert(model, changes, using) or [_return_one(change, using) for change in changes]
+
+
+def _insert(model: Any, changes: list[PolicyChange], using: str) -> list[models.Model] | None:
+    """Insert what was deleted by as many statements for 500 as for one; None where one of them does not fit."""
+    try:
+        targets = _targets(model, changes)
+        with transaction.atomic(using=using):
+            rows: list[models.Model] = model._base_manager.using(using).insert_as_they_are(targets)
+    except (IntegrityError, ValidationError):
+        return None
+    return rows
+
+
+def _targets(model: Any, changes: list[PolicyChange]) -> list[models.Model]:
+    """The deleted objects, valid but for what the database sees to; raises ``ValidationError``."""
+    states = [change.before or {} for change in changes]
+    is_there = _presence(model, states)
+    relations = [one.name for one in model._meta.concrete_fields if one.is_relation]
+    targets = []
+    for change, state in zip(changes, states, strict=True):
+        target = _target(model, _read(model._meta.pk, change.object_id), state, None, is_there)[0]
+        missing = _missing(target, is_there)
+        if missing:
+            raise ValidationError(missing)
+        target.clean_fields(exclude=relations)
+        target.clean()
+        targets.append(target)
+    return targets
+
+
+def _presence(model: Any, states: list[dict[str, Any]]) -> _IsThere:
+    """``_is_there`` for the objects of the states, by one query for each relation."""
+    known: dict[str, set[Any]] = {}
+    for one in model._meta.concrete_fields:
+        if one.is_relation:
+            keys = {_read(one, state.get(one.name)) for state in states}
+            name = one.target_field.name
+            rows = one.related_model._base_manager.filter(**{f"{name}__in": keys})
+            known[one.name] = {None, *rows.values_list(name, flat=True)}
+    return lambda target, one: getattr(target, one.attname) in known[one.name]
+
+
+def _return_one(change: PolicyChange, using: str) -> models.Model:
+    try:
+        return _write(plan_restoration(change, "before", lock=True, along=False), using)
+    except ValidationError as error:
+        text = _("%(object)s cannot be restored along: %(errors)s")
+        given = {"object": Truncator(change).chars(100), "errors": " ".join(error.messages)}
+        raise ValidationError(text % given) from error
 
 
 def problems(restoration: Restoration) -> list[str]:
     """What does not fit any more, in sentences; empty when the version can be written as things stand."""
     target = restoration.target
-    text = _("The %(kind)s with the id %(pk)s is deleted; restore or create that first.")
-    relations: list[Any] = [one for one in target._meta.concrete_fields if one.is_relation]
-    missing = [
-        text % {"kind": one.related_model._meta.verbose_name, "pk": getattr(target, one.attname)}
-        for one in relations
-        if not _is_there(target, one)
-    ]
+    missing = _missing(target, _is_there)
     if missing:
         return missing
     try:
@@ -117,8 +174,29 @@ def problems(restoration: Restoration) -> list[str]:
     return []
 
 
+def _missing(target: models.Model, is_there: _IsThere) -> list[str]:
+    """Which objects that the target refers to are deleted, in sentences."""
+    text = _("The %(kind)s with the id %(pk)s is deleted; restore or create that first.")
+    relations: list[Any] = [one for one in target._meta.concrete_fields if one.is_relation]
+    return [
+        text % {"kind": one.related_model._meta.verbose_name, "pk": getattr(target, one.attname)}
+        for one in relations
+        if not is_there(target, one)
+    ]
+
+
+def _is_there(target: models.Model, one: Any) -> bool:
+    """Whether what the relation points at exists; an empty one points at nothing that could be missing."""
+    key = getattr(target, one.attname)
+    return key is None or one.related_model._base_manager.filter(**{one.target_field.name: key}).exists()
+
+
 def _target(
-    model: type[models.Model], pk: Any, state: dict[str, Any], current: models.Model | None
+    model: type[models.Model],
+    pk: Any,
+    state: dict[str, Any],
+    current: models.Model | None,
+    is_there: _IsThere = _is_there,
 ) -> tuple[models.Model, tuple[str, ...]]:
     """The object of the state, and the names of the fields that differ from the current one's.
 
@@ -138,7 +216,7 @@ def _target(
             setattr(target, one.attname, _read(one, state[name]))
         elif current is not None:
             setattr(target, one.attname, getattr(current, one.attname))
-        if one.is_relation and one.remote_field.on_delete is models.SET_NULL and not _is_there(target, one):
+        if one.is_relation and one.remote_field.on_delete is models.SET_NULL and not is_there(target, one):
             setattr(target, one.attname, None)
     then = image(target)
     differing = []
@@ -174,12 +252,6 @@ def _write(restoration: Restoration, using: str) -> models.Model:
     return target
 
 
-def _is_there(target: models.Model, one: Any) -> bool:
-    """Whether what the relation points at exists; an empty one points at nothing that could be missing."""
-    key = getattr(target, one.attname)
-    return key is None or one.related_model._base_manager.filter(**{one.target_field.name: key}).exists()
-
-
 def _named(target: models.Model, error: ValidationError) -> list[str]:
     """The messages, each with the field it is about."""
     names = {one.name: one.verbose_name for one in target._meta.concrete_fields}
@@ -187,50 +259,3 @@ def _named(target: models.Model, error: ValidationError) -> list[str]:
     for name, messages in error.message_dict.items():
         found += [f"{names[name]}: {text}" if name in names else text for text in messages]
     return list(dict.fromkeys(found))
-
-
-def _deleted_along(change: PolicyChange) -> tuple[PolicyChange, ...]:
-    """The deletions that the latest deletion of the change's object brought with it."""
-    own = PolicyChange.objects.filter(
-        model=change.model, object_id=change.object_id, action=PolicyChange.Action.DELETE
-    ).first()
-    if own is None:
-        return ()
-    near: list[PolicyChange] = []
-    for kind, pointer in _DEPENDENTS.get(change.model, []):
-        near += PolicyChange.objects.filter(
-            model=kind,
-            action=PolicyChange.Action.DELETE,
-            actor=own.actor_id,
-            at__range=(own.at - _CASCADE, own.at + _CASCADE),
-            **{f"before__{pointer}": _read(KINDS[change.model]._meta.pk, change.object_id)},
-        )
-    found = _unbroken(own, near)
-    present = _present(found)
-    return tuple(one for one in found if one.pk not in present)
-
-
-def _unbroken(own: PolicyChange, near: list[PolicyChange]) -> list[PolicyChange]:
-    """Those of the same deletion: without a pause between one and the next, in either direction from ``own``."""
-    chain = []
-    before = sorted((one for one in near if one.at <= own.at), key=lambda one: one.at, reverse=True)
-    after = sorted((one for one in near if one.at > own.at), key=lambda one: one.at)
-    for direction in (before, after):
-        last = own.at
-        for one in direction:
-            if abs(one.at - last) > _PAUSE:
-                break
-            chain.append(one)
-            last = one.at
-    return sorted(chain, key=lambda one: one.pk)
-
-
-def _present(deletions: list[PolicyChange]) -> set[Any]:
-    """Primary keys of the deletions whose object is there again."""
-    present = set()
-    for kind, model in KINDS.items():
-        own = {one.object_id: one.pk for one in deletions if one.model == kind}
-        if own:
-            pks = model._base_manager.filter(pk__in=list(own)).values_list("pk", flat=True)
-            present |= {own[str(pk)] for pk in pks}
-    return present

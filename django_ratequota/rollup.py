@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import Sum
 from django.utils import timezone
 
@@ -91,11 +91,13 @@ def _raise(length: str, counts: Mapping[tuple[datetime, str], list[int]]) -> int
             rows.append(
                 UsageCount(length=length, starts_at=starts_at, place=place, **dict(zip(OUTCOMES, after, strict=True)))
             )
+    # MySQL and MariaDB take whichever unique key is there.
+    target = connections[UsageCount.objects.db].features.supports_update_conflicts_with_target
     UsageCount.objects.bulk_create(
         rows,
         batch_size=_BATCH,
         update_conflicts=True,
-        unique_fields=["length", "starts_at", "place"],
+        unique_fields=["length", "starts_at", "place"] if target else None,
         update_fields=list(OUTCOMES),
     )
     return len(rows)

@@ -12,7 +12,7 @@ from .alerts import quota_threshold
 from .breaker import store_state_changed
 from .fixtures import make_way
 from .publication import policies_changed
-from .recording import record, stored
+from .recording import record, record_deletion, stored
 
 __all__ = ["policies_changed", "quota_threshold", "request_refused", "store_state_changed"]
 
@@ -33,7 +33,7 @@ def _saved(sender: Any, instance: Any, using: str, raw: bool, **_: Any) -> None:
 
 def _to_be_deleted(sender: Any, instance: Any, using: str, **_: Any) -> None:
     # Before the first row of a cascade goes: afterwards an object may no longer know its endpoint or user.
-    record(_stored(sender, instance.pk, using, lock=True), None, using)
+    record_deletion(sender, instance.pk, using)
 
 
 def _stored(model: Any, pk: Any, using: str, lock: bool = False) -> Any:

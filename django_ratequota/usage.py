@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from django.db import router, transaction
+from django.db import transaction
 from django.utils.translation import gettext as _
 
 from .conf import settings
+from .databases import policy_alias
 from .enforcement import explain_caller
 from .facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
 from .identity import UNKNOWN, Caller, NamedCaller, client_text
@@ -38,7 +39,7 @@ def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ..
     before: list[BucketStatus] = []
     for subject, own in by_subject(buckets):
         statuses = limiter.peek(own).statuses
-        with transaction.atomic(using=router.db_for_write(PolicyChange)):
+        with transaction.atomic(using=policy_alias(PolicyChange)):
             record_reset(subject, statuses, reason)
             limiter.reset(own)
         before += statuses

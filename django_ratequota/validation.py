@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from django.core.exceptions import ValidationError
+from django.db import IntegrityError, connections, models
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -77,3 +78,30 @@ def check_dates(starts_at: Any, ends_at: Any) -> None:
     """Raises ``ValidationError`` on ``ends_at`` unless the end lies after the start, where both are given."""
     if starts_at is not None and ends_at is not None and ends_at <= starts_at:
         raise ValidationError({"ends_at": _("The end must lie after the start.")})
+
+
+def unenforced(model: type[models.Model], using: str) -> list[models.UniqueConstraint]:
+    """The model's constraints that the database cannot hold, as MySQL and MariaDB cannot hold conditional ones."""
+    features = connections[using].features
+    return [
+        rule
+        for rule in model._meta.constraints
+        if isinstance(rule, models.UniqueConstraint)
+        and (
+            (rule.condition is not None and not features.supports_partial_indexes)
+            or (bool(rule.expressions) and not features.supports_expression_indexes)
+        )
+    ]
+
+
+def refuse_twins(model: type[models.Model], using: str) -> None:
+    """Raise ``IntegrityError`` where rows break a constraint that the database itself cannot hold.
+
+    Called in the transaction that wrote them, which does not see what others write at the same moment.
+    """
+    for rule in unenforced(model, using):
+        rows: Any = model._base_manager.using(using).order_by()
+        rows = rows if rule.condition is None else rows.filter(rule.condition)
+        keys = {f"_key{number}": one for number, one in enumerate((*map(models.F, rule.fields), *rule.expressions))}
+        if rows.annotate(**keys).values(*keys).annotate(_rows=models.Count("pk")).filter(_rows__gt=1).exists():
+            raise IntegrityError(f"two rows break the constraint {rule.name}")

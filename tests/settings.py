@@ -1,4 +1,4 @@
-"""Django settings of the test suite: SQLite, or PostgreSQL by DATABASE_URL; Redis by tests.server."""
+"""Django settings of the test suite: SQLite, or PostgreSQL or MariaDB by DATABASE_URL; Redis by tests.server."""
 
 from __future__ import annotations
 
@@ -50,6 +50,12 @@ TEMPLATES = [
 DATABASES = {
     "default": dj_database_url.config(default=os.environ.get("RATEQUOTA_TEST_DATABASE", "sqlite://:memory:"))
 }
+if DATABASES["default"]["ENGINE"] == "django.db.backends.mysql":
+    import pymysql
+
+    # Django asks for mysqlclient, and for no older one than 2.2.1.
+    pymysql.version_info = (2, 2, 1, "final", 0)
+    pymysql.install_as_MySQLdb()
 CACHES = {
     "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url()},
     "local": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},

@@ -75,12 +75,13 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def environment(tmp_path: Path, migrated: Path, redis_client: redis.Redis, transactional_db: None) -> dict[str, str]:
-    """What the workers run with: this test's PostgreSQL database, or an SQLite file, as memory is not shared."""
+    """What the workers run with: this test's database on a server, or an SQLite file, as memory is not shared."""
     settings = connections["default"].settings_dict
-    if settings["ENGINE"].endswith("postgresql"):
+    if not settings["ENGINE"].endswith("sqlite3"):
         # This test's own connection must not stay open while the database is dropped.
         name, port = settings["NAME"], settings["PORT"]
-        url = f"postgres://{settings['USER']}@{settings['HOST']}:{port}/{name}"
+        scheme = connections["default"].vendor.replace("postgresql", "postgres")
+        url = f"{scheme}://{settings['USER']}@{settings['HOST']}:{port}/{name}"
         return os.environ | {"DATABASE_URL": url}
     shutil.copy(migrated, tmp_path / "workers.sqlite3")
     return os.environ | {"RATEQUOTA_TEST_DATABASE": f"sqlite:///{tmp_path / 'workers.sqlite3'}"}

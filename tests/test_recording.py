@@ -26,6 +26,7 @@ from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.recording import RecordingQuerySet, acting, image, record_publication
 from django_ratequota.signals import policies_changed
+from django_ratequota.validation import unenforced
 from tests.faults import poll
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -296,8 +297,12 @@ def test_a_bulk_create_over_existing_rows_publishes_everything(how: str, free: P
             elif how == "positional":
                 Plan.objects.bulk_create(plans, None, True)
             else:
+                target = connection.features.supports_update_conflicts_with_target
                 Plan.objects.bulk_create(
-                    plans, update_conflicts=True, unique_fields=["slug"], update_fields=["description"]
+                    plans,
+                    update_conflicts=True,
+                    unique_fields=["slug"] if target else None,
+                    update_fields=["description"],
                 )
 
     (row,) = recorded_by(write)
@@ -704,9 +709,12 @@ def test_a_single_save_takes_few_queries(alice: User) -> None:
     with CaptureQueriesContext(connection) as captured:
         policy = RatePolicy.objects.create(user=alice, rates="1/s")
     # BEGIN, the policy, its row, COMMIT; PostgreSQL's own BEGIN and COMMIT are not among the queries.
+    # Where the database cannot refuse a twin, one is looked for.
+    twins = len(unenforced(RatePolicy, "default")) * ["SELECT"]
     assert [query["sql"].split()[0] for query in captured if query["sql"].split()[0] in ("SELECT", "INSERT")] == [
         "INSERT",
         "SELECT",
+        *twins,
         "INSERT",
     ]
     policy.rates = "2/s"
@@ -717,6 +725,7 @@ def test_a_single_save_takes_few_queries(alice: User) -> None:
         "SELECT",
         "UPDATE",
         "SELECT",
+        *twins,
         "INSERT",
     ]
 
@@ -789,7 +798,7 @@ def test_a_save_over_a_concurrent_one_is_recorded(search: Endpoint) -> None:
         finally:
             raw = connection.connection
             connection.close()
-            if raw is not None:
+            if raw is not None and connection.vendor == "sqlite":
                 raw.close()
 
     rival = threading.Thread(target=other_transaction)
@@ -809,8 +818,12 @@ def test_a_save_over_a_concurrent_one_is_recorded(search: Endpoint) -> None:
 
 def waits_for_a_lock() -> bool:
     """Whether some transaction waits for another's lock."""
-    if connection.vendor != "postgresql":
+    waiting = {
+        "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+        "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+    }
+    if connection.vendor not in waiting:
         return False
     with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        cursor.execute(waiting[connection.vendor])
         return bool(cursor.fetchone()[0])

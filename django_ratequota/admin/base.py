@@ -29,6 +29,7 @@ from ..models import PolicyChange
 from ..publication import when_unpublished
 from ..recording import acting
 from ..validation import visible
+from .deleting import deleted_objects
 
 logger = logging.getLogger("django_ratequota")
 
@@ -108,6 +109,10 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """The list, with its actions and edits in place."""
         context = {"why": WhyForm(request.POST or None), **(extra_context or {})}
         return self._recorded(super().changelist_view, request, context)
+
+    def get_deleted_objects(self, objs: Any, request: Any) -> Any:
+        """What the delete pages show; of the rows that go along, the first."""
+        return deleted_objects(objs, request, self.admin_site)
 
     def page_url(self, page: str, *args: Any, query: Mapping[str, str] | None = None) -> str:
         """The address of one of the model's pages: changelist, add, change, or one of ours."""

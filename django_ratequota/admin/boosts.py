@@ -10,7 +10,7 @@ from django import forms
 from django.contrib import messages
 from django.contrib.admin.widgets import AdminIntegerFieldWidget
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db import router, transaction
+from django.db import transaction
 from django.forms.models import modelform_factory
 from django.urls import path
 from django.utils import timezone
@@ -19,6 +19,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from .. import boosting, usage
+from ..databases import policy_alias
 from ..enforcement import Explanation
 from ..exceptions import StoreError
 from ..facts import PolicyFacts
@@ -243,7 +244,7 @@ class Boosts(Explain):
         return boost_form(self.form, windows, partial(self.formfield_for_dbfield, request=request))
 
     def _boost(self, request: Any, form: Any, facts: PolicyFacts, given: dict[str, str]) -> Any:
-        with transaction.atomic(using=router.db_for_write(RatePolicy)):
+        with transaction.atomic(using=policy_alias(RatePolicy)):
             boost = form.save()
             words = {"rates": boost.rates, "end": moment(boost.ends_at), "before": facts.text, "id": facts.id}
             text = gettext("Boost granted: %(rates)s until %(end)s, instead of %(before)s (policy %(id)s).") % words

@@ -9,13 +9,14 @@ from django.contrib import messages
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db import router, transaction
+from django.db import transaction
 from django.http import Http404, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..databases import policy_alias
 from ..models import Plan, RatePolicy
 from ..recording import acting
 from .base import ReasonField, RecordedAdmin, shown, when
@@ -72,7 +73,7 @@ class CopyPlan(RecordedAdmin):
         if request.method == "POST" and form.is_valid():
             reason = form.cleaned_data["reason"] or gettext("copy of %(plan)s") % {"plan": shown(plan.name)}
             try:
-                with acting(request.user, reason), transaction.atomic(using=router.db_for_write(Plan)):
+                with acting(request.user, reason), transaction.atomic(using=policy_alias(Plan)):
                     count = copy_policies(policies, form.save())
                     self.log_addition(request, form.instance, _logged(plan, count))
             except ValidationError as error:

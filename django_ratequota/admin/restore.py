@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django import forms
 from django.contrib import messages
+from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db import router, transaction
+from django.db import transaction
 from django.http import Http404, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..cascades import Deletion
+from ..databases import policy_alias
 from ..models import PolicyChange, RatePolicy
 from ..recording import image
 from ..restoring import KINDS, Restoration, plan_restoration, problems, restore, versions
@@ -71,7 +75,7 @@ class RestorePage(RecordedAdmin):
         form = RestoreForm(request.POST) if confirmed else None
         errors: list[str] = []
         # Whoever edits the object in the meantime waits until it is restored, and is not overwritten unseen.
-        with transaction.atomic(using=router.db_for_write(KINDS[change.model])):
+        with transaction.atomic(using=policy_alias(KINDS[change.model])):
             try:
                 restoration = plan_restoration(change, version, lock=confirmed)
             except ValidationError as error:
@@ -85,7 +89,7 @@ class RestorePage(RecordedAdmin):
                     errors.append(gettext("It was edited meanwhile. Compare it anew, then restore."))
                 elif restoration.differing:
                     try:
-                        with transaction.atomic(using=router.db_for_write(KINDS[change.model])):
+                        with transaction.atomic(using=policy_alias(KINDS[change.model])):
                             return self._restore(request, restoration, form.cleaned_data)
                     except ValidationError as error:
                         errors += error.messages
@@ -99,12 +103,13 @@ class RestorePage(RecordedAdmin):
     def _restore(self, request: Any, restoration: Restoration, given: dict[str, Any]) -> HttpResponseRedirect:
         along = given["along"] and self._may_along(request, restoration)
         said = _said(restoration.change, restoration.version)
-        written = restore(restoration, actor=request.user, reason=given["reason"] or said, along=along)
-        for number, row in enumerate(written):
-            admin = self.admin_site.get_model_admin(type(row))
-            new = number > 0 or restoration.current is None
-            (admin.log_addition if new else admin.log_change)(request, row, said)
         target = restoration.target
+
+        def log(rows: Sequence[Any]) -> None:
+            flag = CHANGE if target in rows and restoration.current is not None else ADDITION
+            LogEntry.objects.log_actions(request.user.pk, rows, flag, said)
+
+        restore(restoration, actor=request.user, reason=given["reason"] or said, along=along, written=log)
         text = gettext("%(object)s is as it was.") % {"object": shown(target)}
         self.message_user(request, text, messages.SUCCESS)
         opts = target._meta
@@ -141,7 +146,7 @@ class RestorePage(RecordedAdmin):
             "deleted": restoration is not None and restoration.current is None,
             "differs": bool(restoration and restoration.differing),
             "difference": _difference(restoration, self.get_empty_value_display()) if restoration else "",
-            "along": [shown(one.object_text) for one in along[:_SHOWN_ALONG]],
+            "along": [shown(text) for text in _texts(along[:_SHOWN_ALONG])],
             "along_more": max(0, len(along) - _SHOWN_ALONG),
             "may_along": restoration is not None and self._may_along(request, restoration),
             "back": self.page_url("change", quote(change.pk)),
@@ -150,7 +155,7 @@ class RestorePage(RecordedAdmin):
 
     def _offered(self, request: Any, change: PolicyChange, version: Any) -> bool:
         try:
-            return self._may(request, plan_restoration(change, version))
+            return self._may(request, plan_restoration(change, version, along=False))
         except ValidationError:  # its page says why
             return self._may_write(request, KINDS[change.model])
 
@@ -165,12 +170,10 @@ class RestorePage(RecordedAdmin):
         return may(request.user, verb, override=is_override(restoration.target))
 
     def _may_along(self, request: Any, restoration: Restoration) -> bool:
-        for one in restoration.along:
-            state = one.before or {}
-            if not self._may_write(request, KINDS[one.model]):
+        for kind, override in {(one.model, one.override) for one in restoration.along}:
+            if not self._may_write(request, KINDS[kind]):
                 return False
-            override = bool(state.get("user") or state.get("subject"))
-            if KINDS[one.model] is RatePolicy and not may(request.user, "add", override=override):
+            if KINDS[kind] is RatePolicy and not may(request.user, "add", override=override):
                 return False
         return True
 
@@ -188,6 +191,12 @@ def _said(change: PolicyChange, version: str) -> str:
     """What the history says of the restoration."""
     before, after = gettext("restored version before %(date)s"), gettext("restored version of %(date)s")
     return (before if version == "before" else after) % {"date": moment(change.at)}
+
+
+def _texts(deletions: Sequence[Deletion]) -> list[str]:
+    """The deleted objects in words."""
+    found = PolicyChange.objects.in_bulk([one.pk for one in deletions])
+    return [found[one.pk].object_text for one in deletions if one.pk in found]
 
 
 def _difference(restoration: Restoration, empty: Any) -> str:

@@ -9,7 +9,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
-from django.db import router, transaction
+from django.db import transaction
 from django.http import Http404, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path
@@ -17,6 +17,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from .. import usage
+from ..databases import policy_alias
 from ..exceptions import StoreError
 from ..models import PolicyChange, RatePolicy
 from ..types import Bucket, BucketStatus
@@ -106,7 +107,7 @@ class ResetUsage(PolicyRights, RecordedAdmin):
         done = 0
         try:
             for policy in dict.fromkeys(counters.values()):
-                with transaction.atomic(using=router.db_for_write(PolicyChange)):
+                with transaction.atomic(using=policy_alias(PolicyChange)):
                     before = usage.reset((b for b, owner in counters.items() if owner == policy), reason)
                     self.log_change(request, policy, _logged(before))
                 done += len(before)

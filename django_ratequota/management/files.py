@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import IntegrityError
 
 from ..exceptions import InvalidFile
-from ..policyfile import FORMATS, MAX_BYTES, Comparison, bring, decode, export
+from ..policyfile import FORMATS, MAX_BYTES, Comparison, bring, decode, pieces
 
 
 def add_verbs(verbs: Any) -> None:
@@ -34,12 +33,14 @@ def add_verbs(verbs: Any) -> None:
 
 def export_file(command: BaseCommand, options: dict[str, Any]) -> None:
     """Run ``export``."""
-    text = export(options["format"], assignments=options["assignments"])
+    text = pieces(options["format"], assignments=options["assignments"])
     if not options["output"]:
-        command.stdout.write(text, ending="")
+        for piece in text:
+            command.stdout.write(piece, ending="")
         return
     try:
-        Path(options["output"]).write_text(text, encoding="utf-8", newline="\n")
+        with open(options["output"], "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(text)
     except OSError as error:
         raise CommandError(f"{options['output']} cannot be written: {error.strerror}") from error
 
@@ -48,14 +49,15 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> None:
     """Run ``import``."""
     name = "<stdin>" if options["file"] == "-" else options["file"]
     notes: list[str] = []
+    wanted = {key: options[key] for key in ("prune", "dry_run", "reason")}
     try:
         if options["from_drf_settings"]:
             from . import drf
 
             name, (text, notes) = drf.NAME, drf.file_of_settings()
+            comparison = bring(text, **wanted)
         else:
-            text = decode(_bytes(options["file"]))
-        comparison = bring(text, prune=options["prune"], dry_run=options["dry_run"], reason=options["reason"])
+            comparison = bring(decode(_bytes(options["file"])), **wanted)
     except InvalidFile as error:
         for number, path, message in error.problems:
             command.stderr.write(f"{name}:{number}: {path}: {message}" if path else f"{name}:{number}: {message}")

@@ -9,7 +9,7 @@ from django.core.exceptions import ValidationError
 from django.db import models, transaction
 
 from ..databases import policy_alias
-from ..recording import RecordingManager
+from ..recording import RecordingManager, deleting
 
 
 class RecordedModel(models.Model):
@@ -26,6 +26,14 @@ class RecordedModel(models.Model):
         """``Model.save`` in a transaction: outside one, Django would commit before the change is recorded."""
         with transaction.atomic(using=kwargs.get("using") or policy_alias(type(self), instance=self)):
             super().save(*args, **kwargs)
+
+    def delete(self, using: str | None = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
+        """``Model.delete``, recorded in batches with all that goes along."""
+        using = using or policy_alias(type(self), instance=self)
+        with deleting(using):
+            return super().delete(using=using, keep_parents=keep_parents)
+
+    delete.alters_data = True  # type: ignore[attr-defined]
 
     def clean_fields(self, exclude: Collection[str] | None = None) -> None:
         """``Model.clean_fields``, but related objects need not be on a replica yet, where Django looks for them."""

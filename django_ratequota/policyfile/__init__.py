@@ -7,7 +7,7 @@ one, ``changes`` brings the database to it.
 from __future__ import annotations
 
 from .changes import Comparison, bring
-from .sections import FORMATS, export
+from .sections import FORMATS, export, pieces
 from .text import MAX_BYTES, decode
 
-__all__ = ["FORMATS", "MAX_BYTES", "Comparison", "bring", "decode", "export"]
+__all__ = ["FORMATS", "MAX_BYTES", "Comparison", "bring", "decode", "export", "pieces"]

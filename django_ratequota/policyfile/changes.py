@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django.db import models, router, transaction
+from django.db import models, transaction
 
-from ..exceptions import InvalidFile
+from ..databases import policy_alias
 from ..models import Plan
-from ..recording import acting, record, stored
-from .reading import Item, judge
-from .sections import ENDPOINTS, PLANS, POLICIES, SECTIONS, Entry, Section, Stored, load
-from .text import moment, one_line, read
+from ..recording import acting, in_batches, record, stored
+from .reading import Groups, alike, judge, parse, put, sections_of
+from .sections import ENDPOINTS, PLANS, POLICIES, REFERENCES, SECTIONS, Entry, Item, Section, Stored, held, load
+from .text import moment, one_line
 
 #: Text is cut at this length where a change is shown.
 _SHOWN = 60
@@ -81,123 +81,165 @@ def bring(text: str, *, prune: bool = False, dry_run: bool = False, reason: str 
     What the file does not name stays, unless ``prune`` says otherwise. Raises ``InvalidFile`` with all that is
     wrong with the file; then nothing has changed.
     """
-    using = router.db_for_write(Plan)
+    using = policy_alias(Plan)
+    # Handed on, not held: once it is read, its memory is needed.
+    texts = [text]
+    del text
     if dry_run:
-        return _compare(text, prune, using)[0]
+        return _compare(texts, prune, using)[0]
     with transaction.atomic(using=using), acting(None, reason):
-        comparison, held = _compare(text, prune, using, lock=True)
-        _apply(comparison, held, using)
+        comparison, keys = _compare(texts, prune, using, lock=True)
+        _apply(comparison, keys, using)
     return comparison
 
 
-def _compare(text: str, prune: bool, using: str, lock: bool = False) -> tuple[Comparison, dict[str, list[Stored]]]:
-    root, problems = read(text)
-    wanted = tuple(section for section in SECTIONS if section.name in root.entries)
+def _compare(
+    texts: list[str], prune: bool, using: str, lock: bool = False
+) -> tuple[Comparison, dict[str, dict[str, Any]]]:
+    """What the file would change; and the primary keys of what can be referred to, by field and name."""
+    # Read first, so that an entry that the database holds as well is in memory once.
+    likely = [section for section in SECTIONS if section.name in texts[0]]
     # What is deleted takes along what refers to it.
-    held = load(SECTIONS if prune and PLANS in wanted else (*wanted, POLICIES), using, lock)
-    reading = judge(root, held, prune=prune, using=using)
-    problems += reading.problems
-    if problems:
-        raise InvalidFile(sorted(problems, key=lambda problem: problem.line))
+    there = load(SECTIONS if prune and PLANS in likely else (*likely, POLICIES), using, lock)
+    root, entries = parse(texts.pop(), there)
+    sections = sections_of(root, entries)
+    for section in sections:
+        if section.name not in there:  # its name is written with escapes
+            there[section.name] = load((section,), using, lock)[section.name]
+    reading = judge(sections, entries, there, prune=prune, using=using)
     comparison = Comparison()
+    keys = {
+        section.word: {section.getter(section.identity[0])(row.values): row.pk for row in there[section.name]}
+        for section in (PLANS, ENDPOINTS)
+    }
     gone: dict[str, set[str]] = {"plan": set(), "endpoint": set()}
     for section in SECTIONS:
-        if section.name not in held:
+        if section.name not in there:
             continue
-        items = reading.items.get(section.name)
-        pairs, extra, new = _match(section, held[section.name], items or [])
-        if items is not None and not prune:
+        groups = reading.items.pop(section.name, None)
+        pairs, extra, new = _match(section, there.pop(section.name), {} if groups is None else groups)
+        if groups is not None and not prune:
             comparison.left[section] = len(extra)
-        if items is None or not prune:
+        if groups is None or not prune:
             extra = [one for one in extra if any(one.entry.get(name) in names for name, names in gone.items())]
         if section in (PLANS, ENDPOINTS):
             gone[section.word] = {one.entry[section.identity[0]] for one in extra}
         comparison.changes += [Change(section, one, None) for one in extra]
-        comparison.changes += [Change(section, *pair) for pair in pairs if pair[0].entry != pair[1].entry]
+        comparison.changes += [Change(section, *pair) for pair in pairs]
         comparison.changes += [Change(section, None, item) for item in new]
-    return comparison, held
+    return comparison, {**keys, "user": reading.users}
 
 
 def _match(
-    section: Section, rows: list[Stored], items: list[Item]
+    section: Section, rows: list[Stored], groups: Groups
 ) -> tuple[list[tuple[Stored, Item]], list[Stored], list[Item]]:
-    """Which entry is about which row; the rows and the entries that are left.
+    """Which entry changes which row; the rows and the entries that are left.
 
     Of several rows of one identity those are kept that the file has as they are. They take the entries in the
     file's order, as of policies that are equal in rank the last one wins.
     """
-    by_who: dict[Any, tuple[list[Stored], list[Item]]] = {}
+    who = section.who()
+    changed: list[Stored] = []
     for row in rows:
-        by_who.setdefault(section.who(row.entry), ([], []))[0].append(row)
-    for item in items:
-        by_who.setdefault(section.who(item.entry), ([], []))[1].append(item)
-    pairs, extra, new = [], [], []
-    for there, wanted in by_who.values():
+        key = hash(who(row.values))
+        one = groups.get(key)
+        if isinstance(one, Item) and one.values == row.values:
+            del groups[key]
+        else:
+            put(groups, section, row)
+            changed.append(row)
+    pairs: list[tuple[Stored, Item]] = []
+    extra: list[Stored] = []
+    new: list[Item] = []
+    # In the order of the rows, then of the file.
+    mixed = [groups.pop(key) for key in dict.fromkeys(hash(who(row.values)) for row in changed)]
+    for group in (each for some in (mixed, groups.values()) for found in some for each in alike(section, found)):
+        there = [one for one in group if isinstance(one, Stored)]
+        wanted = [one for one in group if isinstance(one, Item)]
         if section is not POLICIES:  # the order of others means nothing
             there.sort(key=_order)
             wanted.sort(key=_order)
         unlike, lacking = list(there), 0
         for item in wanted:
-            twin = next((at for at, row in enumerate(unlike) if row.entry == item.entry), None)
+            twin = next((at for at, row in enumerate(unlike) if row.values == item.values), None)
             if twin is None:
                 lacking += 1
             else:
                 del unlike[twin]
-        gone = {row.instance.pk for row in unlike[lacking:]}
-        kept = [row for row in there if row.instance.pk not in gone]
-        pairs += list(zip(kept, wanted, strict=False))
-        extra += [row for row in there if row.instance.pk in gone]
+        gone = {row.pk for row in unlike[lacking:]}
+        kept = [row for row in there if row.pk not in gone]
+        pairs += [pair for pair in zip(kept, wanted, strict=False) if pair[0].values != pair[1].values]
+        extra += [row for row in there if row.pk in gone]
         new += wanted[len(kept) :]
     return pairs, extra, new
 
 
 def _order(one: Stored | Item) -> tuple[str, ...]:
-    return tuple(map(str, one.entry.values()))
+    return tuple(map(str, one.values))
 
 
-def _apply(comparison: Comparison, held: dict[str, list[Stored]], using: str) -> None:
+def _apply(comparison: Comparison, keys: dict[str, dict[str, Any]], using: str) -> None:
     """Deletions, changes, creations: so no step meets a constraint that the end does not."""
-    for change in reversed(comparison.deleted):
-        if change.before is not None:
-            change.before.instance.delete(using=using)
+    for section in reversed(SECTIONS):
+        gone = [one.before.pk for one in comparison.deleted if one.section is section and one.before is not None]
+        for pks in in_batches(gone):
+            section.model._base_manager.using(using).filter(pk__in=pks).delete()
     _save_plans([change for change in comparison.changed if change.section is PLANS], using)
-    for change in comparison.changed:
-        if change.section is not PLANS:
-            _save(change, using)
-    known = {
-        section.word: {one.entry[section.identity[0]]: one.instance for one in held[section.name]}
-        for section in (PLANS, ENDPOINTS)
-    }
-    for change in comparison.created:
-        if change.after is not None:
-            entry, instance = change.after.entry, change.after.instance
-            for name in known.keys() & entry.keys():
-                setattr(instance, name, known[name].get(entry[name]))
-            instance.save(using=using, force_insert=True)
-            if change.section.word in known:
-                known[change.section.word][entry[change.section.identity[0]]] = instance
+    for section in SECTIONS[1:]:
+        _change([one for one in comparison.changed if one.section is section], section, using)
+    for section in SECTIONS:
+        created = [one.after for one in comparison.created if one.section is section and one.after is not None]
+        for items in in_batches(created):
+            rows = [_new(item, keys) for item in items]
+            section.model._base_manager.using(using).bulk_create(rows)
+        if created and section in (PLANS, ENDPOINTS):
+            names = section.model._base_manager.using(using).values_list(section.identity[0], "pk")
+            keys[section.word] = dict(names)
+
+
+def _new(item: Item, keys: dict[str, dict[str, Any]]) -> models.Model:
+    """The object of an entry, not saved."""
+    given = {}
+    for name, value in item.entry.items():
+        if name not in REFERENCES:
+            given[name] = held(name, value)
+        elif value is not None:
+            given[f"{name}_id"] = keys[name][value]
+    return item.section.model(**given)
+
+
+def _change(changes: list[Change], section: Section, using: str) -> None:
+    """Update the objects, those together that change the same fields."""
+    alike: dict[tuple[str, ...], list[models.Model]] = {}
+    for change in changes:
+        if change.before is not None:
+            values = _values(change)
+            alike.setdefault(tuple(values), []).append(section.model(pk=change.before.pk, **values))
+    for names, rows in alike.items():
+        section.model._base_manager.using(using).bulk_update(rows, names)
 
 
 def _values(change: Change) -> dict[str, Any]:
-    """The fields that change, as the model holds them."""
+    """The fields that change, as the model holds them; none of them refers to another object."""
     if change.before is None or change.after is None:
         return {}
     old, new = change.before.entry, change.after.entry
-    return {name: getattr(change.after.instance, name) for name in change.section.fields if old[name] != new[name]}
+    return {name: held(name, new[name]) for name in change.section.fields if old[name] != new[name]}
 
 
 def _save(change: Change, using: str) -> None:
     if change.before is not None:
         values = _values(change)
+        row: Any = change.section.model._base_manager.using(using).get(pk=change.before.pk)
         for name, value in values.items():
-            setattr(change.before.instance, name, value)
-        change.before.instance.save(using=using, update_fields=list(values))
+            setattr(row, name, value)
+        row.save(using=using, update_fields=list(values))
 
 
 def _save_plans(changes: list[Change], using: str) -> None:
     """Save plans in an order in which each name is free when it is taken; where they swap, by a detour."""
     unrecorded: Any = models.QuerySet(Plan, using=using)
-    waiting = {change.before.instance.pk: change for change in changes if change.before is not None}
+    waiting = {change.before.pk: change for change in changes if change.before is not None}
     aside: list[tuple[Any, dict[str, Any]]] = []
     while waiting:
         taken = {(n, v): pk for pk, one in waiting.items() if one.before for n, v in one.before.entry.items() if v}

@@ -13,7 +13,7 @@ from django.core.exceptions import ValidationError
 from ..exceptions import FileProblem
 from ..models import RatePolicy
 from ..rates import show
-from .sections import LISTS, REFERENCES, Section
+from .sections import LISTS, POLICIES, REFERENCES, Item, Section
 from .text import Node
 
 _AUDIENCE = ("user", "subject", "plan")
@@ -77,26 +77,26 @@ def _shown(node: Node) -> str:
     return show(node.text) if node.text else node.kind
 
 
-def problems_of(section: Section, instance: Any, node: Node, bad: Collection[str] = ()) -> Iterator[FileProblem]:
-    """What the model says of the object, which it brings into canonical form; fields in ``bad`` excepted.
+def problems_of(item: Item, instance: Any, bad: Collection[str] = ()) -> Iterator[FileProblem]:
+    """What the model says of the item's object, which it brings into canonical form; fields in ``bad`` excepted.
 
     What only the database can tell, that one is unique, is not asked: the database has not got there yet.
     """
     wrong: dict[str, list[str]] = {}
-    references = set(section.fields) & set(REFERENCES)
+    references = set(item.section.fields) & set(REFERENCES)
     for check in (lambda: instance.clean_fields(exclude=references | set(bad)), instance.clean):
         try:
             check()
         except ValidationError as error:
             for name, errors in error.error_dict.items():
                 if name not in bad:
-                    wrong.setdefault(name, [_message(section, instance, name, one) for one in errors])
+                    wrong.setdefault(name, [_message(item.section, instance, name, one) for one in errors])
     for name, messages in wrong.items():
-        place = node.entries.get(name) or Node(node.line, f"{node.path}.{name}", "nothing")
-        yield from (place.problem(message) for message in messages)
-    if isinstance(instance, RatePolicy) and sum(bool(getattr(instance, name)) for name in _AUDIENCE) > 1:
+        yield from (item.problem(message, name) for message in messages)
+    audience = [name for name in _AUDIENCE if item.section is POLICIES and name not in bad and item.entry[name]]
+    if len(audience) > 1:
         rule = next(rule for rule in RatePolicy._meta.constraints if rule.name == "ratequota_policy_one_audience")
-        yield node.problem(rule.violation_error_message)
+        yield item.problem(rule.violation_error_message)
 
 
 def _message(section: Section, instance: Any, name: str, error: ValidationError) -> str:
