@@ -23,6 +23,8 @@ _LATE_COMMIT_SECONDS = 3600
 _MAX_GAPS = 100
 #: Actions of entries about what was counted: nothing that a process holds has changed.
 _COUNTED = ("reset", "grant")
+#: Changes that are read one by one whatever a snapshot holds.
+FEW = 2_000
 #: Models whose rows a snapshot holds, and the one whose rows are one user's own.
 PLAN, ENDPOINT, POLICY, _ASSIGNMENT = "plan", "endpoint", "ratepolicy", "planassignment"
 
@@ -76,7 +78,7 @@ class Seen:
         before = rows.filter(at__lt=late).values_list("pk", "at").last() or (0, None)
         return [], cls(*before).after(list(rows.filter(pk__gt=before[0]).values_list("pk", "at")))
 
-    def look(self, most: int) -> tuple[list[Change], Seen]:
+    def look(self, most: int = FEW) -> tuple[list[Change], Seen]:
         """Read the rows that were not seen: what they touch, and what has been seen then.
 
         More than ``most`` are not read one by one: they may touch anything.

@@ -20,7 +20,7 @@ from django.core.exceptions import ValidationError
 from django.db import Error as DatabaseError
 from django.utils import timezone
 
-from .changes import ENDPOINT, PLAN, POLICY, Seen
+from .changes import ENDPOINT, FEW, PLAN, POLICY, Seen
 from .conf import settings
 from .databases import in_transaction, reading_policies
 from .deltas import changed
@@ -43,9 +43,9 @@ from .publication import publication_pending
 
 logger = logging.getLogger("django_ratequota")
 
-#: Unseen changes that are applied row by row: up to the first number, and up to a quarter of the policies held if
-#: these are not more than the second. Reading everything takes less than more of them.
-_FEW, _MANY = 2_000, 10_000
+#: Unseen changes are applied row by row up to ``FEW``, or a quarter of the policies held, and to this number at most:
+#: reading everything takes less than more of them.
+_MANY = 10_000
 #: Primary keys in one query: some databases take a thousand parameters.
 _BATCH = 500
 #: Policies stay for a day after their end: what has ended is decided by the store's clock, not this one.
@@ -79,7 +79,7 @@ class Policies:
         # The newest revision that anybody has asked for.
         self._wanted = 0
         # How many unseen changes are applied row by row.
-        self._most = _FEW
+        self._most = FEW
         # Whether the last attempt to read policies succeeded.
         self._readable = True
         #: How often policies were read because some had changed, and how many seconds that took together.
@@ -181,7 +181,7 @@ class Policies:
             changes, seen = self._seen.look(self._most) if before is not None else Seen.of_history()
             if before is None or any(change.everything for change in changes):
                 snapshot = load_snapshot(revision, before)
-                self._most = min(_MANY, max(_FEW, sum(1 for _ in _held(snapshot)) // 4))
+                self._most = min(_MANY, max(FEW, sum(1 for _ in _held(snapshot)) // 4))
             else:
                 snapshot = update_snapshot(before, {change.row for change in changes if change.row})
         if snapshot is not before:

@@ -279,7 +279,7 @@ def test_rows_are_read_in_batches_that_every_database_takes(policies: Policies) 
 
 
 def test_more_changes_than_are_worth_it_are_read_at_once(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FEW", 10)
+    monkeypatch.setattr(module, "FEW", 10)
     subjects(20)
     policies.reload(newest())
     RatePolicy.objects.update(rates="6/s")

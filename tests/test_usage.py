@@ -328,7 +328,7 @@ def test_changes_beside_a_reset_are_still_read(operator: Client, alice: User) ->
     assert operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"}).status_code == 302
     RatePolicy.objects.filter(pk=override.pk).update(rates="6/hour")
     changes, _ = seen.look()
-    assert [(change.users, change.shared) for change in changes] == [({str(alice.pk)}, False)]
+    assert [(change.users, change.row, change.everything) for change in changes] == [({str(alice.pk)}, None, False)]
 
 
 def test_history_shows_what_was_reset(operator: Client, alice: User) -> None:
