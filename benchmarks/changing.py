@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median, quantiles
 from typing import Any
 
 #: Users that make requests, and threads that make theirs.
 WARM, THREADS = 1_000, 4
+#: Saves a second of another process, and requests a second meanwhile.
+SAVES, REQUESTS = 400, 200
 
 
 def request_of(user_id: int | None, address: str = "203.0.113.7") -> Any:
@@ -103,3 +110,68 @@ def under_change(seconds: float) -> list[Any]:
             rows.append((kind, dropped, len(before), 1e3 * max(reloads), *rates, 1e3 * load.slowest(begun)))
     policies.reload = reload  # type: ignore[method-assign]
     return rows
+
+
+def edits(times: int) -> list[float]:
+    """Median ms that this process needs after a save of one policy and after an update of a hundred."""
+    from django_ratequota.limiter import default_limiter
+    from django_ratequota.models import RatePolicy
+    from django_ratequota.snapshot import policies
+
+    subjects = RatePolicy.objects.filter(endpoint__isnull=True).exclude(subject="").order_by("pk")
+    found = []
+    for rows in (1, 100):
+        pks, spent = list(subjects.values_list("pk", flat=True)[:rows]), []
+        for number in range(times):
+            RatePolicy.objects.filter(pk__in=pks).update(rates=f"{100 + number}/min")
+            revision = default_limiter().stored_revision()
+            begun = time.perf_counter()
+            policies.reload(revision)
+            spent.append(1e3 * (time.perf_counter() - begun))
+        found.append(median(spent))
+    return found
+
+
+def burst(seconds: float, url: str) -> tuple[float, float, float]:
+    """(ms of the 99th percentile of requests while all is quiet, and while another process saves, saves a second)."""
+    _latencies(min(1.0, seconds))
+    quiet = _latencies(seconds)
+    with _saving(url) as reached:
+        busy = _latencies(seconds)
+    return (*(1e3 * quantiles(spent, n=100)[98] for spent in (quiet, busy)), reached[0])
+
+
+def _latencies(seconds: float) -> list[float]:
+    """Seconds of each request of one thread, at a steady pace."""
+    from django_ratequota import check_request
+
+    requests = [request_of(user_id) for user_id in range(1, 101)]
+    spent: list[float] = []
+    begun = time.perf_counter()
+    while (at := len(spent)) < seconds * REQUESTS:
+        time.sleep(max(0.0, begun + at / REQUESTS - time.perf_counter()))
+        request = requests[at % len(requests)]
+        asked = time.perf_counter()
+        check_request(request, scope="search")
+        spent.append(time.perf_counter() - asked)
+        del request.ratequota
+    return spent
+
+
+@contextmanager
+def _saving(url: str) -> Iterator[list[float]]:
+    """Another process saves meanwhile; afterwards the list holds how often a second it did."""
+    environment = {**os.environ, "DATABASE_URL": url}
+    command = [sys.executable, "-m", "benchmarks.saving", str(SAVES)]
+    reached: list[float] = []
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "editing\n"
+            yield reached
+        finally:
+            process.stdin.close()
+        reached.append(float(process.stdout.readline()))

@@ -47,6 +47,22 @@ def _policies() -> Iterator[RatePolicy]:
             yield RatePolicy(subject=f"tenant:t{number}", endpoint=search, rates="10/s")
 
 
+def add_subjects(number: int) -> None:
+    """Policies of tenants and single addresses for all endpoints, in SQL, for a hundred thousand of them."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < %s)"
+            " INSERT INTO django_ratequota_ratepolicy"
+            " (subject, counted_per, rates, algorithm, mode, on_error, reason)"
+            " SELECT CASE MOD(i, 2) WHEN 0 THEN 'tenant:s' || CAST(i AS VARCHAR(10)) ELSE 'ip:10.'"
+            " || CAST(i / 65536 AS VARCHAR(3)) || '.' || CAST(MOD(i / 256, 256) AS VARCHAR(3))"
+            " || '.' || CAST(MOD(i, 256) AS VARCHAR(3)) END,"
+            " 'caller', '50/min', 'token_bucket', 'enforce', '', '' FROM n",
+            [number - 1],
+        )
+        cursor.execute("ANALYZE")
+
+
 def add_users(users: int) -> None:
     """Users with the ids from 1 on, and what is their own; in SQL, for a million of them."""
     second = Plan.objects.order_by("pk")[1]

@@ -20,10 +20,12 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.changing import THREADS, WARM, request_of, under_change
+from benchmarks.changing import REQUESTS, SAVES, THREADS, WARM, burst, edits, request_of, under_change
 from benchmarks.measure import Result, Table, interleave, markdown
 
 SIZES, USERS = (10, 100, 1_000, 10_000), 1_000_000
+#: Policies of subjects that are there besides, for a second run of edits.
+SUBJECTS = 100_000
 
 
 def run(quick: bool = False) -> Result:
@@ -34,13 +36,13 @@ def run(quick: bool = False) -> Result:
         if given.startswith("postgres"):
             databases["PostgreSQL"] = given
         measured = {name: _in_a_process(url, quick) for name, url in databases.items()}
-    sizes, users, changes = (
+    sizes, users, changes, edited = (
         [(name, *row) for name, one in measured.items() for row in one[part]]
-        for part in ("sizes", "users", "changes")
+        for part in ("sizes", "users", "changes", "edits")
     )
     names = measured["SQLite"]["figures"]
     figures = {name: max(one["figures"][name] for one in measured.values()) for name in names}
-    return Result([_by_size(sizes), _by_user(users), _by_change(changes)], figures)
+    return Result([_by_size(sizes), _by_user(users), _by_change(changes), _by_edit(edited)], figures)
 
 
 def _by_size(rows: list[Any]) -> Table:
@@ -75,6 +77,24 @@ def _by_change(rows: list[Any]) -> Table:
     return Table("A change under load", (*columns, "slowest, ms"), rows, note)
 
 
+def _by_edit(rows: list[Any]) -> Table:
+    columns = (
+        "database",
+        "policies",
+        "an edit, ms",
+        "of 100 policies, ms",
+        "p99 quiet, ms",
+        "p99 in a burst, ms",
+        "edits/s",
+    )
+    note = (
+        "What a process needs to take in an edit of one policy, and one of a hundred, medians; and `check_request` "
+        f"by one thread, {REQUESTS} times a second, while all is quiet and while another process commits and "
+        f"publishes edits, {SAVES} times a second. SQLite has a write-ahead log."
+    )
+    return Table("Edits, one by one and in a burst", columns, rows, note)
+
+
 def _in_a_process(url: str, quick: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.resolver", "--measure", *(["--quick"] if quick else [])]
     environment = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "benchmarks.settings"}
@@ -91,6 +111,8 @@ def _empty_database() -> Iterator[None]:
 
     if connection.vendor == "sqlite":
         call_command("migrate", verbosity=0)
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA journal_mode = WAL")  # else whoever reads makes whoever saves wait
         yield
         return
     name = connection.settings_dict["NAME"]
@@ -126,7 +148,35 @@ def measure(quick: bool) -> dict[str, Any]:
     figures |= {"resolve_growth": warm[until][0] / warm[SIZES[0]][0], "resolve_us": warm[until][0] * 1e6}
     changes = under_change(0.5 if quick else 3)
     figures["dropped_users"] = changes[0][1]
-    return {"sizes": list(rows.values()), "users": cold, "changes": changes, "figures": figures}
+    edited = _edits(quick)
+    figures["edit_ms"] = edited[-1][1]
+    figures["burst_ms"] = max(busy - quiet for _size, _one, _many, quiet, busy, _saves in edited)
+    return {"sizes": list(rows.values()), "users": cold, "changes": changes, "edits": edited, "figures": figures}
+
+
+def _edits(quick: bool) -> list[Any]:
+    """Rows (policies, ms for an edit, and for one of 100 policies, p99 quiet, p99 in a burst, saves a second)."""
+    from benchmarks import population
+    from django_ratequota.models import RatePolicy
+    from django_ratequota.snapshot import policies
+
+    rows = []
+    for more in (0, 5_000 if quick else SUBJECTS):
+        if more:
+            population.add_subjects(more)
+        policies.forget()
+        policies.reload(time.time_ns() // 1000)
+        size = RatePolicy.objects.filter(user__isnull=True).count()
+        rows.append((size, *edits(20 if quick else 200), *burst(2 if quick else 20, _url())))
+    return rows
+
+
+def _url() -> str:
+    """The database of this process, for another one."""
+    from django.db import connection
+
+    url, name = os.environ["DATABASE_URL"], connection.settings_dict["NAME"]
+    return url if connection.vendor == "sqlite" else f"{url.rpartition('/')[0]}/{name}"
 
 
 def _load(times: int) -> tuple[Any, tuple[float, float]]:

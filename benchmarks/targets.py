@@ -74,6 +74,10 @@ TARGETS = (
     Target("warm resolve, 10,000 policies", "resolve_us", 5, "µs"),
     Target("cold user", "cold_queries", 2, "queries"),
     Target("entries dropped by a change that touches one user", "dropped_users", 1, "entries"),
+    Target("an edit of one policy, taken in by a process with 100,000 others", "edit_ms", 20, "ms"),
+    Target(
+        "p99 of requests while another process saves 400 times a second, over a quiet one's", "burst_ms", 10, "ms"
+    ),
     *(
         Target(f"Redis bytes per client, {name}: ours / best peer's", f"bytes_{name}", 1.0, why=_INTEGER)
         for name in ALGORITHMS

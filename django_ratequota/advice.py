@@ -19,8 +19,9 @@ from .binding import binds_first
 from .conf import settings
 from .facts import EndpointFacts, PolicyFacts, Snapshot, endpoint_facts, policy_facts
 from .models import Endpoint, Plan, PlanAssignment, RatePolicy
+from .precedence import precedence
 from .rates import Rate
-from .resolver import match_endpoints, precedence
+from .resolver import match_endpoints
 from .routes import known_routes, known_scopes
 from .scenarios import duration, number
 from .validation import visible
@@ -137,17 +138,18 @@ def _never_counts(policy: PolicyFacts, now_us: int) -> str:
 
 
 def _shadowed(policy: PolicyFacts, around: Surroundings) -> str:
-    """Whoever this policy is for, those for exactly the same audience are for as well.
+    """Policies with exactly the same audience, or with a network around this one's, apply to the same callers.
 
-    So it loses at every instant at which one of them is active that comes before it; when they cover all the time
-    that it has left, it never wins.
+    This policy loses whenever one of them is active that comes first. If they cover its whole remaining time, it
+    never wins. A wider network comes first only where it is blocked.
     """
     start = max(policy.starts_us or 0, around.now_us)
     end = _NEVER_US if policy.ends_us is None else policy.ends_us
     rivals = [
         rival
         for rival in around.others
-        if _place(rival) == _place(policy)
+        if _place(rival)[:2] == _place(policy)[:2]
+        and _includes(rival, policy)
         and rival.id != policy.id
         and rival.mode != "off"
         and rival.rates
@@ -160,9 +162,17 @@ def _shadowed(policy: PolicyFacts, around: Surroundings) -> str:
             covering.append(rival)
             start = until
         if start >= end:
-            text = _("It never wins: for the same audience %(others)s comes first. End that, or edit it instead.")
+            text = _("It never wins: for the same callers %(others)s comes first. End that, or edit it instead.")
             return text % {"others": ", ".join(_named(rival) for rival in covering)}
     return ""
+
+
+def _includes(rival: PolicyFacts, policy: PolicyFacts) -> bool:
+    """Whether every caller that ``policy`` is for is one that ``rival`` is for."""
+    wide, narrow = rival.network, policy.network
+    if wide is None or narrow is None:
+        return _place(rival)[2:] == _place(policy)[2:]
+    return wide.version == narrow.version and narrow.subnet_of(wide)  # type: ignore[arg-type]
 
 
 def _place(policy: PolicyFacts) -> tuple[object, ...]:

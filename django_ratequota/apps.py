@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
 
@@ -15,7 +16,8 @@ class RateQuotaConfig(AppConfig):
 
     def ready(self) -> None:
         """Connect the receivers and register the checks."""
-        from . import checks, signals
+        from . import checks, signals, unrecorded
 
         checks.connect()
         signals.connect()
+        post_migrate.connect(unrecorded.after_migrate, sender=self, dispatch_uid="ratequota_after_migrate")

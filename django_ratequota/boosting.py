@@ -19,6 +19,7 @@ from .enforcement import Explanation
 from .facts import Group, PolicyFacts, policy_facts
 from .limiter import default_limiter
 from .models import PolicyChange, RatePolicy
+from .precedence import never_outranked, specificity
 from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
 from .recording import record_grant
 from .resolver import Asked, resolve
@@ -37,8 +38,6 @@ class Outlook:
 
     #: What is in force now; None = nothing.
     now: PolicyFacts | None
-    #: Whether the boost is in force from its start on.
-    wins: bool
     #: What takes its place before it ends, and when (µs); None = nothing does.
     overtaken: tuple[PolicyFacts, int] | None
     #: What is in force once the boost has ended; None = nothing.
@@ -78,6 +77,8 @@ def why_no_boost(explanation: Explanation, policy: PolicyFacts) -> str:
         return _("It is unlimited already.")
     if policy.mode != "enforce":
         return _("It refuses nobody: it only logs.")
+    if never_outranked(policy):
+        return _("It blocks a user or a subject, and no other policy outranks that: end it, or give it an end.")
     if policy.user or subject.startswith("user:"):
         return ""
     try:
@@ -86,6 +87,9 @@ def why_no_boost(explanation: Explanation, policy: PolicyFacts) -> str:
         return " ".join(error.messages)
     if canonical != subject or len(subject) > (_SUBJECT_LENGTH or 0):
         return _("No policy can name this subject: it is too long, or begins or ends with a blank.")
+    if policy.network is None and _outranks(policy, subject):
+        names = {"winner": policy.subject, "subject": subject}
+        return _("It is for %(winner)s, which comes before any policy for %(subject)s: edit it instead.") % names
     return ""
 
 
@@ -106,26 +110,23 @@ def proposed(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
         mode=winner.mode,
         on_error=winner.on_error,
         # On the second: at work at once in every process, however their views of Redis' clock differ by milliseconds.
-        starts_at=instant(explanation.asked.now_us // _SECOND_US * _SECOND_US),
+        # Not before the winner: of two dated policies the one that started last counts.
+        starts_at=instant(max(explanation.asked.now_us // _SECOND_US * _SECOND_US, facts.starts_us or 0)),
     )
     subject = subject_of(explanation, facts) or ""
     kind, _colon, value = subject.partition(":")
     if facts.user or kind == "user":
         boost.user_id = facts.user or value
-    elif _is_narrower(facts, subject):
+    elif _outranks(facts, subject):
         boost.subject = facts.subject
     else:
         boost.subject = subject
     return boost
 
 
-def _is_narrower(winner: PolicyFacts, subject: str) -> bool:
-    """Whether the winner names less than what is counted as one client: a boost for the client would lose to it."""
-    own = policy_facts(RatePolicy(subject=subject, rates="1/s")).network
-    theirs = winner.network
-    if theirs is None:
-        return False
-    return theirs.num_addresses == 1 if own is None else theirs.prefixlen > own.prefixlen
+def _outranks(winner: PolicyFacts, subject: str) -> bool:
+    """Whether a boost for the subject would lose to the winner: for an address within one client's network, say."""
+    return specificity(winner) > specificity(policy_facts(RatePolicy(subject=subject, rates="1/s")))
 
 
 def doubled(rates: tuple[Rate, ...] | str, algorithm: str) -> str:
@@ -172,7 +173,6 @@ def outlook(asked: Asked, boost: RatePolicy) -> Outlook:
             overtaken = (winner, at_us) if winner is not None and winner is not facts else None
     return Outlook(
         now=_winner(asked, facts, asked.now_us),
-        wins=_winner(there, facts, asked.now_us) is facts,
         overtaken=overtaken,
         after=_winner(there, facts, end_us),
     )

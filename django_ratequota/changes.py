@@ -15,14 +15,16 @@ from django.apps import apps
 from django.db.models import Q
 from django.utils import timezone
 
+from .recording import is_seen
+
 #: Ids left out below the newest may still turn up, for this many seconds.
 _LATE_COMMIT_SECONDS = 3600
 #: So many runs of missing ids are told apart; older ones are taken together.
 _MAX_GAPS = 100
 #: Actions of entries about what was counted: nothing that a process holds has changed.
 _COUNTED = ("reset", "grant")
-#: More unseen changes than this are not read one by one: everything is loaded anew.
-_MAX_CHANGES = 2000
+#: Models whose rows a snapshot holds, and the one whose rows are one user's own.
+PLAN, ENDPOINT, POLICY, _ASSIGNMENT = "plan", "endpoint", "ratepolicy", "planassignment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +33,26 @@ class Change:
 
     #: Users whose entries it makes stale.
     users: frozenset[str] = frozenset()
-    #: Whether it touches what the snapshot holds.
-    shared: bool = False
+    #: (model, primary key) of the row that it touches among what the snapshot holds.
+    row: tuple[str, int] | None = None
     #: Whether it may touch anything at all.
     everything: bool = False
 
     @classmethod
-    def read(cls, model: str, touched_user: str, before: Any, after: Any) -> Change:
-        if model == "*":
-            return cls(shared=True, everything=True)
+    def read(cls, model: str, object_id: str, touched_user: str, before: Any, after: Any) -> Change:
+        if not is_seen(model, before, after):
+            return cls()
         if touched_user:
             return cls(frozenset([touched_user]))
-        users = {str(state["user"]) for state in (before, after) if state and state.get("user") is not None}
-        return cls(frozenset(users), shared=True)
+        users = frozenset(str(one["user"]) for one in (before, after) if one and one.get("user") is not None)
+        if model == _ASSIGNMENT and users:
+            return cls(users)
+        if model in (PLAN, ENDPOINT, POLICY) and object_id.isdecimal():
+            return cls(users, (model, int(object_id)))
+        return EVERYTHING
+
+
+EVERYTHING = Change(everything=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +76,23 @@ class Seen:
         before = rows.filter(at__lt=late).values_list("pk", "at").last() or (0, None)
         return [], cls(*before).after(list(rows.filter(pk__gt=before[0]).values_list("pk", "at")))
 
-    def look(self) -> tuple[list[Change], Seen]:
-        """Read the rows that were not seen: what they touch, and what has been seen then."""
+    def look(self, most: int) -> tuple[list[Change], Seen]:
+        """Read the rows that were not seen: what they touch, and what has been seen then.
+
+        More than ``most`` are not read one by one: they may touch anything.
+        """
         unseen = _rows().filter(self._unseen())
-        columns = ("pk", "at", "action", "model", "touched_user", "before", "after")
-        found = list(unseen.values_list(*columns)[: _MAX_CHANGES + 1])
-        everything = [Change(shared=True, everything=True)]
-        if len(found) > _MAX_CHANGES:
+        columns = ("pk", "at", "action", "model", "object_id", "touched_user", "before", "after")
+        found = list(unseen.values_list(*columns)[: most + 1])
+        if len(found) > most:
             ids = list(unseen.values_list("pk", "at"))
-            changes = everything
+            changes = [EVERYTHING]
         else:
             ids = [row[:2] for row in found]
             changes = [Change.read(*row[3:]) for row in found if row[0] != self.newest and row[2] not in _COUNTED]
         if self.newest and (self.newest, self.at) not in ids:
             # Another history than the one seen so far, from a backup say.
-            return everything, Seen.of_history()[1]
+            return [EVERYTHING], Seen.of_history()[1]
         return changes, self.after(ids)
 
     def _unseen(self) -> Q:

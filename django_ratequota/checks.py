@@ -10,20 +10,21 @@ from math import ceil
 from statistics import median
 from typing import Any
 
+import redis
 from django.conf import settings as django_settings
 from django.core import checks
 from django.db import Error as DatabaseError
-from django.db import router
 
-from . import conf
+from . import checks_views, conf
 from .connect import store_of_settings
+from .databases import policy_alias
 from .exceptions import ConfigurationError, StoreError
 from .info import server_version
 from .keys import bucket_key, revision_key
 from .limiter import default_limiter
 from .rates import Rate
 from .scripts import COMMANDS, DENIED
-from .store import run_script
+from .store import Call, run_script
 from .twin import drive
 from .types import Bucket
 
@@ -43,6 +44,8 @@ def connect() -> None:
     checks.register(check_exposed, deploy=True)
     checks.register(check_outcome, checks.Tags.database)
     checks.register(check_round_trip, checks.Tags.database)
+    checks.register(check_rates, checks.Tags.database)
+    checks_views.connect()
 
 
 def check_settings(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
@@ -59,19 +62,21 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[checks.CheckMessag
 def check_store(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
     """E002: no Redis is configured. E003: a server is too old. E004: CLUSTER does not say what it is.
 
-    E005: the user may not run what the scripts call. W004: a server may evict counters. One that cannot be reached
-    is no error at boot, for it is none later.
+    E005: the user may not run what the scripts call. E006: Redis refuses the login or the database. E007: the server
+    is no Redis. W004: a server may evict counters. W008: Redis cannot be reached, which is no error at boot, for it
+    is none later. Whatever it asks takes ``TIMEOUT`` at most, together, and writes nothing.
     """
     try:
         store = default_limiter().store
-        found = store.info()
+        call = Call(store, always=True)
+        found = store.info(call)
     except StoreError as error:
         if isinstance(error.__cause__, ConfigurationError):
             hint = "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a Redis URL."
             return [checks.Error(str(error), hint=hint, id="django_ratequota.E002")]
         if "cluster support disabled" in str(error):
             return [_cluster_error("CLUSTER is True, but the server is no node of a Cluster.", "False")]
-        return _denied() if error.reason == "noperm" else []
+        return _denied(call) if error.reason == "noperm" else [_unusable(error)]
     messages: list[checks.CheckMessage] = []
     for server, info in found.items():
         name, version = server_version(info)
@@ -88,14 +93,32 @@ def check_store(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
             text = f"The server at {server} evicts keys when its memory is full ({policy}): limits are forgotten."
             hint = "Set maxmemory-policy to noeviction, or give django-ratequota a server of its own."
             messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W004"))
-    return [*messages, *_denied()]
+    return [*messages, *_denied(call)]
 
 
-def _denied() -> list[checks.CheckMessage]:
+def _unusable(error: StoreError) -> checks.CheckMessage:
+    text = str(error).rstrip(".")
+    causes: list[BaseException | None] = [error.__cause__]
+    while causes[-1] is not None:
+        causes.append(causes[-1].__cause__)
+    if any(isinstance(cause, redis.InvalidResponse) for cause in causes):
+        hint = "Write host and port of a Redis; for one that speaks TLS, a rediss:// URL."
+        return checks.Error(f"The server is no Redis: {text}.", hint=hint, id="django_ratequota.E007")
+    # Whatever a login is refused with, the connection fails by it: no such database, for one.
+    if error.reason == "noauth" or (
+        error.reason == "connection" and any(type(cause) is redis.ResponseError for cause in causes)
+    ):
+        hint = "Correct user, password and database number in the CACHES alias, or in RATEQUOTA['REDIS_URL']."
+        return checks.Error(f"Redis refuses the login: {text}.", hint=hint, id="django_ratequota.E006")
+    hint = "Start it, or correct its address: meanwhile policies do what their on_error says."
+    return checks.Warning(f"Redis cannot be reached: {text}.", hint=hint, id="django_ratequota.W008")
+
+
+def _denied(call: Call) -> list[checks.CheckMessage]:
     limiter = default_limiter()
     try:
         key = bucket_key(limiter.prefix, Bucket("user:0", Rate.parse("1/s")))
-        denied = drive(run_script(DENIED, [key], COMMANDS), limiter.store.execute)
+        denied = drive(run_script(DENIED, [key], COMMANDS), call.do)
     except StoreError as error:
         if error.reason != "noperm":
             return []
@@ -130,7 +153,7 @@ def check_outcome(app_configs: Any = None, databases: Collection[str] | None = N
     """
     from .models import Endpoint
 
-    if _MIDDLEWARE in django_settings.MIDDLEWARE or router.db_for_read(Endpoint) not in (databases or ()):
+    if _MIDDLEWARE in django_settings.MIDDLEWARE or policy_alias(Endpoint) not in (databases or ()):
         return []
     try:
         names = list(Endpoint.objects.exclude(charged_statuses="").values_list("name", flat=True)[:10])
@@ -139,6 +162,20 @@ def check_outcome(app_configs: Any = None, databases: Collection[str] | None = N
     text = f"Some endpoints count only responses of some statuses ({', '.join(names)}), without the middleware."
     hint = f"Add {_MIDDLEWARE!r} to MIDDLEWARE: but for views under @ratequota, all requests count there."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W006")] if names else []
+
+
+def check_rates(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:
+    """W012, where the database is checked: policies have rates that this version cannot read."""
+    from .meanings import find_unreadable
+
+    if policy_alias() not in (databases or ()):
+        return []
+    try:
+        found = find_unreadable()
+    except DatabaseError:  # not migrated yet
+        return []
+    hint = "Edit them, or let a newer version that wrote them take this one's place."
+    return [checks.Warning(str(one), hint=hint, id="django_ratequota.W012") for one in found]
 
 
 def check_round_trip(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:

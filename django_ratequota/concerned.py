@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from ipaddress import ip_network
+from ipaddress import ip_address
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -13,10 +13,10 @@ from django.utils.translation import gettext as _
 from .collecting import bounded
 from .conf import settings
 from .exceptions import RateQuotaError
-from .facts import PolicyFacts, policy_facts
+from .facts import POLICY_COLUMNS, Group, PolicyFacts, policy_facts
 from .identity import UNKNOWN
 from .models import RatePolicy
-from .resolver import precedence
+from .precedence import precedence
 from .statistics import Attempts
 
 
@@ -29,7 +29,30 @@ def _told(kind: str) -> bool:
     return bool(settings.caller[0] == kind)
 
 
-def audience(policy: PolicyFacts) -> Callable[[Attempts], bool]:
+class Concerned:
+    """Picks the recorded attempts that a policy counts; raises ``NotEstimable`` where the records do not tell."""
+
+    def __init__(self, policy: PolicyFacts) -> None:
+        self._is_of_audience = _audience(policy)
+        #: ``untold``: how many policies come first, but for whom the records do not tell.
+        self._is_beaten, self.untold = _beaten_by_others(policy)
+        #: Callers left out so far because another policy comes first for them.
+        self.others: set[str] = set()
+
+    def among(self, records: Sequence[Attempts]) -> list[Attempts]:
+        """Those of the records that the policy counts."""
+        known: dict[tuple[str, str, int | None], bool] = {}
+        for record in records:
+            who = (record.caller, record.ip, record.plan_id)
+            if who not in known:
+                known[who] = self._is_of_audience(record)
+                if known[who] and self._is_beaten(record):
+                    known[who] = False
+                    self.others.add(record.caller)
+        return [record for record in records if known[record.caller, record.ip, record.plan_id]]
+
+
+def _audience(policy: PolicyFacts) -> Callable[[Attempts], bool]:
     """Whether a record is of the policy's audience."""
     if policy.user:
         return _is_caller("user", policy.user)
@@ -40,7 +63,7 @@ def audience(policy: PolicyFacts) -> Callable[[Attempts], bool]:
                 _("Cannot be estimated: of IPv6 addresses only the first %(bits)d bits are recorded.")
                 % {"bits": settings.ipv6_prefix}
             )
-        return lambda record: _within(record.ip, network)
+        return lambda record: (address := _address(record.ip)) is not None and address in network
     if policy.subject:
         kind, _colon, value = policy.subject.partition(":")
         return _is_caller(kind, value)
@@ -76,24 +99,30 @@ def subject_for(counted_per: str) -> Callable[[Attempts], str | None]:
     return lambda record: record.caller if record.caller.startswith(f"{counted_per}:") else None
 
 
-def beaten_by_others(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], int]:
-    """Whether a record's caller has a policy that wins over this one now; and how many such ones cannot be told."""
+def _beaten_by_others(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], int]:
+    """Whether a record's caller has a policy that comes before this one now; and how many such ones cannot be told.
+
+    Policies that share no caller with this one are left aside.
+    """
     same: dict[str, Any] = {"endpoint_id": policy.endpoint_id, "counted_per": policy.counted_per}
     rows = RatePolicy.objects.filter(**same).exclude(pk=policy.id).exclude(mode=RatePolicy.Mode.OFF).order_by()
     now_us = time.time_ns() // 1000
     callers: set[str] = set()
     plans: set[int] = set()
-    networks: list[Any] = []
+    networks: list[PolicyFacts] = []
     everyone, untold = False, 0
-    for rival in map(policy_facts, rows):
+    # Plain rows: there may be a policy for each of thousands of addresses.
+    for rival in map(policy_facts, rows.values_list(*POLICY_COLUMNS, named=True)):
         if not rival.rates or not rival.active(now_us) or precedence(rival) < precedence(policy):
+            continue
+        if _disjoint(rival, policy):
             continue
         kind, _colon, value = f"user:{rival.user}".partition(":") if rival.user else rival.subject.partition(":")
         if rival.network is not None:
             if rival.network.version == 6 and rival.network.prefixlen > settings.ipv6_prefix:
                 untold += 1
             else:
-                networks.append(rival.network)
+                networks.append(rival)
         elif kind and _told(kind):
             callers.add(bounded(f"{kind}:{value}"))
         elif kind:
@@ -102,24 +131,33 @@ def beaten_by_others(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], i
             plans.add(rival.plan_id)
         else:
             everyone = True
-    return (
-        lambda record: (
-            everyone
-            or record.caller in callers
-            or record.plan_id in plans
-            or any(_within(record.ip, network) for network in networks)
-        )
-    ), untold
+    by_address = Group(networks)
+
+    def beaten(record: Attempts) -> bool:
+        if everyone or record.caller in callers or record.plan_id in plans:
+            return True
+        address = _address(record.ip) if networks else None
+        return address is not None and next(by_address.containing(address), None) is not None
+
+    return beaten, untold
+
+
+def _disjoint(one: PolicyFacts, other: PolicyFacts) -> bool:
+    """Whether no request's caller is of both audiences: of users, plans, networks and values of a kind it has one."""
+    if one.network is not None and other.network is not None:
+        return one.network.version != other.network.version or not one.network.overlaps(other.network)
+    if one.user or other.user:
+        return bool(one.user and other.user) and one.user != other.user
+    if one.subject and other.subject:
+        same_kind = one.subject.partition(":")[0] == other.subject.partition(":")[0]
+        return same_kind and one.subject != other.subject
+    return None not in (one.plan_id, other.plan_id) and one.plan_id != other.plan_id
 
 
 @lru_cache(maxsize=100_000)
-def _network(ip: str) -> Any:
+def _address(ip: str) -> Any:
+    """The address that was recorded, the first one of a network that counts as one client; None = none was."""
     try:
-        return ip_network(ip.removeprefix("ip:"), strict=False)
-    except ValueError:  # none was recorded
+        return ip_address(ip.removeprefix("ip:").partition("/")[0])
+    except ValueError:
         return None
-
-
-def _within(ip: str, network: Any) -> bool:
-    own = _network(ip)
-    return own is not None and own.version == network.version and own.subnet_of(network)

@@ -23,7 +23,8 @@ Network = IPv4Network | IPv6Network
 #: What a policy may count per besides the names in IDENTIFIERS.
 COUNTED_PER = ("caller", "ip", "plan", "everyone")
 ON_ERROR = ("allow", "deny", "local")
-HEADER_SETS = ("ietf", "x-ratelimit")
+#: Wire forms of the response headers; ``headers.FORMS`` has a function for each.
+HEADER_FORMS = ("ietf", "ietf-11", "x-ratelimit")
 #: A trusted proxy that talks through a Unix socket has no address.
 UNIX = "unix"
 
@@ -68,12 +69,13 @@ class Settings:
     identifiers: Mapping[str, str] = field(default_factory=dict)
     #: Who the caller is: the first of these that answers.
     caller: tuple[str, ...] = ("user", "ip")
-    #: Dotted path of (request) -> plan slug or None, instead of plan assignments.
+    #: Dotted path of (request) -> plan slug, instead of plan assignments; None = the default plan.
     plan_resolver: str = ""
     #: The middleware enforces every view.
     enforce_all: bool = False
-    #: Response headers to send: ietf (RateLimit, RateLimit-Policy), x-ratelimit.
-    headers: tuple[str, ...] = HEADER_SETS
+    #: Response headers to send: ietf-11 (RateLimit and RateLimit-Policy as in the IETF's draft 11), ietf (the newest
+    #: known form of them, now ietf-11), x-ratelimit.
+    headers: tuple[str, ...] = ("ietf", "x-ratelimit")
     #: Time zone of calendar days, weeks and months; "" = Django's TIME_ZONE.
     time_zone_name: str = ""
     #: Users whose own policies and plan are held in memory.
@@ -253,7 +255,7 @@ _VALIDATORS: dict[str, Any] = {
     "caller": _names("caller"),
     "plan_resolver": _plan_resolver,
     "enforce_all": _flag("enforce_all"),
-    "headers": _names("headers", HEADER_SETS),
+    "headers": _names("headers", HEADER_FORMS),
     "time_zone_name": _time_zone,
     "user_cache_size": _number("user_cache_size", 1, 10_000_000, int),
 }

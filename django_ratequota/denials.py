@@ -190,7 +190,10 @@ def _later(status: BucketStatus, passed_us: int) -> BucketStatus:
         return status
     wait_us = wait_us and wait_us - passed_us
     reset_us = reset_us - passed_us if reset_us > passed_us else 0
-    return make_status(status.bucket, status.allowed, status.remaining, wait_us, reset_us, status.window_us)
+    # Once units came back, only Redis knows when the next ones do.
+    next_us = status.next_after_us
+    next_us = next_us - passed_us if next_us is not None and next_us > passed_us else None
+    return make_status(status.bucket, status.allowed, status.remaining, wait_us, reset_us, status.window_us, next_us)
 
 
 def _monotonic_us() -> int:

@@ -19,8 +19,8 @@ from django.utils.translation import gettext as _
 from .alerts import watch
 from .collecting import note
 from .conf import settings
-from .exceptions import InvalidCost, NewerRevision, StoreError
-from .facts import NOBODY, EndpointFacts, PlanFacts, Snapshot, UserEntry
+from .exceptions import InvalidCost, InvalidRate, NewerRevision, StoreError
+from .facts import NOBODY, EndpointFacts, Group, PlanFacts, Snapshot, UserEntry
 from .fallback import decide_without_store
 from .health import keep_reporting, note_degraded, note_problem
 from .identity import Caller
@@ -39,9 +39,6 @@ from .twin import adrive, drive
 from .types import Bucket, Decision, check_cost
 
 logger = logging.getLogger("django_ratequota")
-
-#: Reloads in one request, should operators publish faster than a process can read.
-_MAX_RELOADS = 20
 
 
 def check_request(request: Any, scope: str | None = None, cost: int | None = None) -> Decision:
@@ -167,14 +164,16 @@ def _decide(
     snapshot = policies.current()
     # A snapshot says that this thread's transaction, if any, has changed no policies.
     pending = None if snapshot is None else False
+    # Policies are read once a request at most, should operators publish faster than a process can read.
+    may_reload = snapshot is not None
     if snapshot is None or policies.overdue():
         try:
             snapshot = yield from _newer(limiter, snapshot)
         except DatabaseError as error:
             note_degraded("database", error)
             return decide_without_store((), "database", 1)
-    readable, user_known = True, False
-    for reloads in range(_MAX_RELOADS + 1):
+    user_known = False
+    while True:
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method)
         if not user_known:
             user_known = "user" in settings.caller or (yield from _asks_for_user(snapshot, endpoints, scope, pending))
@@ -194,18 +193,18 @@ def _decide(
             resolution = _for_admin(resolution)
         units = resolution.cost if cost is None else cost
         buckets, costs = (resolution.buckets, ()) if earlier is None else earlier.owed(resolution.buckets, units)
-        if earlier is not None and not buckets and not resolution.blocked_by:
+        if earlier is not None and not buckets and not resolution.blocked_by and not resolution.unreadable:
             return earlier.again
-        # Where newer policies cannot be read, or keep being published, the last that could be read decide.
-        revision = snapshot.revision if readable and reloads < _MAX_RELOADS else None
+        revision = snapshot.revision if may_reload else None
         try:
             decision = yield from _judge(limiter, resolution, "check", units, buckets, revision, costs)
             break
         except NewerRevision as newer:
+            may_reload = False
             try:
                 snapshot = yield partial(policies.reload, newer.revision)
             except DatabaseError:
-                readable = False
+                pass  # the last known policies go on
     if snapshot.by_outcome and decision.allowed:
         reserve(http, snapshot, decision)
     watch(decision)
@@ -222,7 +221,7 @@ def _asks_for_user(
 ) -> Generator[Step, Any, bool]:
     """Whether a policy at the endpoints is for users or plans, or some user has one of their own there."""
     for _endpoint, counted_per, _own, group in place_of(snapshot, endpoints, scope, NOBODY).groups:
-        if counted_per == "plan" or (group and (group.by_plan or "user" in group.kinds)):
+        if counted_per == "plan" or (group and ("user" in group.kinds or _has_plans(group))):
             return True
     own = policies.user_endpoints
     if own is None or pending is None:
@@ -231,6 +230,11 @@ def _asks_for_user(
         except DatabaseError:
             return True
     return not own.isdisjoint([None, *[endpoint.id for endpoint in endpoints]])
+
+
+def _has_plans(group: Group) -> bool:
+    """Whether a policy of the group is for a plan; ``by_plan`` has those for everyone under None."""
+    return len(group.by_plan) > (None in group.by_plan)
 
 
 def _for_admin(resolution: Resolution) -> Resolution:
@@ -249,6 +253,7 @@ def _for_admin(resolution: Resolution) -> Resolution:
         would_block=tuple(policy.id for policy in blocking if policy.mode == "log"),
         winners=winners,
         policy_ids=tuple(policy.id for policy in winners),
+        unreadable=tuple((name, policy) for name, policy in resolution.unreadable if policy.endpoint_id is not None),
     )
 
 
@@ -309,8 +314,9 @@ def _judge(
     """
     if len(buckets) > MAX_BUCKETS:
         buckets, costs = _first(buckets, costs)
+    denied_by = _denied_by(resolution)
     # A blocked request consumes nothing, but asks all the same: it, too, sees the edit that lifts the block.
-    asked = () if resolution.blocked_by else buckets
+    asked = () if resolution.blocked_by or denied_by else buckets
     times = (0, *costs) if costs and asked else (0,)
     try:
         if isinstance(limiter, StoreError):
@@ -320,11 +326,29 @@ def _judge(
     except StoreError as error:
         if mode != "peek":
             note_degraded(error.reason, error)
-        peek = mode == "peek"
-        return decide_without_store(buckets, error.reason, cost, resolution.blocked_by, peek=peek, costs=costs)
+        peek = mode == "peek" or bool(denied_by)
+        blocked = resolution.blocked_by
+        decision = decide_without_store(buckets, error.reason, cost, blocked, peek=peek, costs=costs)
+    if resolution.unreadable:
+        if mode != "peek":
+            note_degraded("rates", _cannot_be_read(resolution))
+        if denied_by:
+            names = (*decision.denied_by, *denied_by)
+            decision = replace(decision, allowed=False, denied_by=names, error=decision.error or "rates")
     if resolution.blocked_by:
         return replace(decision, allowed=False, blocked_by=resolution.blocked_by)
     return decision
+
+
+def _denied_by(resolution: Resolution) -> tuple[str, ...]:
+    """Names of the policies that refuse because nothing tells what their rates mean."""
+    on_error = settings.on_error
+    return tuple(name for name, policy in resolution.unreadable if (policy.on_error or on_error) == "deny")
+
+
+def _cannot_be_read(resolution: Resolution) -> InvalidRate:
+    ids = ", ".join(str(policy.id) for _name, policy in resolution.unreadable)
+    return InvalidRate("the rates of policy %(ids)s cannot be read", ids=ids)
 
 
 def _first(buckets: tuple[Bucket, ...], costs: tuple[int, ...]) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:

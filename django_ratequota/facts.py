@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from copy import copy
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_network
@@ -13,6 +14,7 @@ from typing import Any
 
 from .conf import Network
 from .exceptions import InvalidRate
+from .parted import Parted
 from .rates import Rate, parse_rates
 from .recent import Recent
 
@@ -20,8 +22,11 @@ from .recent import Recent
 _NEW_ID = 2**63
 #: What a snapshot remembers of late: matches of routes, places, resolutions (about 1 kB each).
 _MATCHES, _PLACES, _RESOLUTIONS = 4096, 4096, 8192
+#: Indexes of a group; the others are of networks of one size.
+_SUBJECTS, _PLANS = "subjects", "plans"
 
-logger = logging.getLogger("django_ratequota")
+#: ``PolicyFacts.rates`` where this version can read neither the text nor an earlier one: ``on_error`` decides.
+UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,8 @@ class PlanFacts:
     id: int
     name: str
     slug: str
+    #: Who is on it without an assignment: authenticated, anonymous, or "" for nobody.
+    default_for: str = ""
 
 
 # Told apart by identity, as users' entries are: they are parts of keys that every request looks up.
@@ -57,8 +64,9 @@ class PolicyFacts:
     subject: str
     plan_id: int | None
     counted_per: str
+    #: What ``rates`` were read from.
     text: str
-    #: The rates to count by, or the words unlimited and blocked.
+    #: The rates to count by, or the words unlimited and blocked; or ``UNREADABLE``.
     rates: tuple[Rate, ...] | str
     mode: str
     on_error: str
@@ -66,6 +74,8 @@ class PolicyFacts:
     ends_us: int | None
     #: The addresses that a subject ``ip:...`` stands for; None for other audiences.
     network: Network | None = None
+    #: The stored text, where this version cannot read it; None where it can.
+    unread: str | None = None
 
     @property
     def dated(self) -> bool:
@@ -86,6 +96,7 @@ class Assignment:
     plan_id: int
     starts_us: int
     ends_us: int | None
+    id: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,9 +107,9 @@ class UserEntry:
     assignments: tuple[Assignment, ...] = ()
 
     def plan_id(self, now_us: int) -> int | None:
-        """The plan assigned at ``now_us``: a dated assignment beats an open one, then the latest start."""
+        """The plan assigned at ``now_us``: a dated assignment first, then the latest start, then the highest id."""
         active = [a for a in self.assignments if a.starts_us <= now_us and (a.ends_us is None or now_us < a.ends_us)]
-        best = max(active, key=lambda a: (a.ends_us is not None, a.starts_us), default=None)
+        best = max(active, key=lambda a: (a.ends_us is not None, a.starts_us, a.id), default=None)
         return None if best is None else best.plan_id
 
 
@@ -106,35 +117,71 @@ NOBODY = UserEntry()
 
 
 class Group:
-    """The policies that compete for one endpoint and counted_per, indexed by audience; users' own left out."""
+    """The policies that compete for one endpoint and counted_per, indexed by audience; users' own left out.
 
-    __slots__ = ("by_network", "by_plan", "by_subject", "everyone", "kinds", "policies")
+    Immutable: ``changed`` makes another one.
+    """
+
+    __slots__ = ("by_id", "by_network", "by_plan", "by_subject", "everyone", "kinds")
 
     def __init__(self, policies: Iterable[PolicyFacts]) -> None:
-        #: All of them, those that are off included, for ``explain``.
-        self.policies = tuple(policies)
-        self.by_subject: dict[str, list[PolicyFacts]] = {}
-        #: Kinds of the subjects above.
-        self.kinds: tuple[str, ...] = ()
-        #: (bits of an address, bits of these that tell hosts apart) -> the other bits -> policies
-        self.by_network: dict[tuple[int, int], dict[int, list[PolicyFacts]]] = {}
-        self.by_plan: dict[int, list[PolicyFacts]] = {}
-        self.everyone: list[PolicyFacts] = []
-        for policy in self.policies:
-            if policy.mode == "off":
-                continue
-            network = policy.network
-            if network is not None:
-                hosts = network.max_prefixlen - network.prefixlen
-                alike = self.by_network.setdefault((network.max_prefixlen, hosts), {})
-                alike.setdefault(int(network.network_address) >> hosts, []).append(policy)
-            elif policy.subject:
-                self.by_subject.setdefault(policy.subject, []).append(policy)
-            elif policy.plan_id is not None:
-                self.by_plan.setdefault(policy.plan_id, []).append(policy)
-            else:
-                self.everyone.append(policy)
-        self.kinds = tuple({subject.partition(":")[0] for subject in self.by_subject})
+        #: All of them, those that are off included.
+        self.by_id: Parted[int, PolicyFacts] = Parted({})
+        self.by_subject: Parted[str, list[PolicyFacts]] = Parted({})
+        #: (address length in bits, host bits) -> network number -> policies
+        self.by_network: dict[tuple[int, int], Parted[int, list[PolicyFacts]]] = {}
+        #: Plan id -> policies; those for everyone under None.
+        self.by_plan: Parted[int | None, list[PolicyFacts]] = Parted({})
+        #: Kinds of the subjects above -> how many subjects.
+        self.kinds: Counter[str] = Counter()
+        self._fill(frozenset(), {policy.id: policy for policy in policies})
+
+    @property
+    def policies(self) -> Collection[PolicyFacts]:
+        """All policies of the group, those that are off included, for ``explain``."""
+        return self.by_id.values()
+
+    def changed(self, gone: Set[int], come: Mapping[int, PolicyFacts]) -> Group:
+        """Return a copy without the policies with the ids ``gone``, and with those that ``come``, by id."""
+        group = copy(self)
+        group._fill(gone, come)
+        return group
+
+    def _fill(self, gone: Set[int], come: Mapping[int, PolicyFacts]) -> None:
+        """``changed`` in place; replaces what a copy shares, and changes none of it."""
+        #: Index -> key -> the policies there are to be.
+        places: dict[Any, dict[Any, list[PolicyFacts]]] = {}
+        for policy in (self.by_id[pk] for pk in gone):
+            if policy.mode != "off":
+                index, key = _place(policy)
+                places.setdefault(index, {}).setdefault(key, [])
+        for policy in come.values():
+            if policy.mode != "off":
+                index, key = _place(policy)
+                places.setdefault(index, {}).setdefault(key, []).append(policy)
+        for index, rivals in places.items():
+            self._replace(index, rivals, gone)
+        self.by_id = self.by_id.changed(gone, come)
+        self.everyone = self.by_plan.get(None, [])
+
+    def _replace(self, index: Any, rivals: dict[Any, list[PolicyFacts]], gone: Set[int]) -> None:
+        indexes: dict[Any, Any] = {_SUBJECTS: self.by_subject, _PLANS: self.by_plan, **self.by_network}
+        known = indexes.get(index, Parted({}))
+        if known:
+            for key, own in rivals.items():
+                own[:0] = [policy for policy in known.get(key, ()) if policy.id not in gone]
+        filled = {key: own for key, own in rivals.items() if own}
+        changed = known.changed(rivals.keys() - filled.keys(), filled)
+        if index == _SUBJECTS:
+            kinds = Counter(self.kinds)
+            kinds.update(_kind(key) for key in filled if key not in known)
+            kinds.subtract(_kind(key) for key in rivals if key in known and key not in filled)
+            self.by_subject, self.kinds = changed, +kinds
+        elif index == _PLANS:
+            self.by_plan = changed
+        else:
+            networks = {**self.by_network, index: changed}
+            self.by_network = {size: one for size, one in networks.items() if one}
 
     def containing(self, address: IPv4Address | IPv6Address) -> Iterator[PolicyFacts]:
         """The policies for networks that the address is in."""
@@ -145,12 +192,15 @@ class Group:
 
 
 class Memo:
-    """What was worked out from one snapshot lately, by ``resolver``: bounded, and gone with the snapshot."""
+    """What was worked out from one snapshot lately, by ``resolver``: bounded, and gone with the snapshot.
+
+    ``matches`` depend on endpoints only: snapshots with the same endpoints share them.
+    """
 
     __slots__ = ("matches", "places", "resolutions")
 
-    def __init__(self) -> None:
-        self.matches: Recent[tuple[EndpointFacts, ...]] = Recent(_MATCHES)
+    def __init__(self, matches: Recent[tuple[EndpointFacts, ...]] | None = None) -> None:
+        self.matches: Recent[tuple[EndpointFacts, ...]] = Recent(_MATCHES) if matches is None else matches
         self.places: Recent[Any] = Recent(_PLACES)
         self.resolutions: Recent[Any] = Recent(_RESOLUTIONS)
 
@@ -183,9 +233,18 @@ class Snapshot:
 
     def at(self, revision: int) -> Snapshot:
         """The same, read at this revision as of now."""
-        same = replace(self, revision=revision, loaded_at=time.time())
-        object.__setattr__(same, "memo", self.memo)
-        return same
+        return self._with(revision=revision)
+
+    def with_groups(self, groups: Mapping[int | None, Mapping[str, Group]]) -> Snapshot:
+        """The same plans and endpoints with other policies; remembers which endpoints match a route."""
+        return self._with(groups=groups, memo=Memo(self.memo.matches))
+
+    def _with(self, **fields: Any) -> Snapshot:
+        # A copy: what ``__post_init__`` finds out about a thousand endpoints stays as it is.
+        other = copy(self)
+        for name, value in {"loaded_at": time.time(), **fields}.items():
+            object.__setattr__(other, name, value)
+        return other
 
     def plan_by_slug(self, slug: str) -> PlanFacts | None:
         """The plan that code calls ``slug``."""
@@ -224,6 +283,7 @@ POLICY_COLUMNS = (
 
 def policy_facts(policy: Any) -> PolicyFacts:
     """What a RatePolicy says, given as the object or as a row of ``POLICY_COLUMNS``."""
+    rates = read_rates(policy.rates, policy.algorithm)
     return PolicyFacts(
         id=_NEW_ID if policy.pk is None else policy.pk,
         endpoint_id=policy.endpoint_id,
@@ -232,13 +292,22 @@ def policy_facts(policy: Any) -> PolicyFacts:
         plan_id=policy.plan_id,
         counted_per=policy.counted_per,
         text=policy.rates,
-        rates=_read_rates(policy),
+        rates=UNREADABLE if rates is None else rates,
         mode=policy.mode,
         on_error=policy.on_error,
         starts_us=policy.starts_at and to_us(policy.starts_at),
         ends_us=policy.ends_at and to_us(policy.ends_at),
         network=_network(policy.subject),
+        unread=policy.rates if rates is None else None,
     )
+
+
+def read_rates(text: Any, algorithm: Any) -> tuple[Rate, ...] | str | None:
+    """The rates that a policy's text stands for; None where this version cannot read them."""
+    try:
+        return _parse(text, algorithm)
+    except InvalidRate:
+        return None
 
 
 def to_us(moment: datetime) -> int:
@@ -256,13 +325,17 @@ def _network(subject: str) -> Network | None:
         return None
 
 
-def _read_rates(policy: Any) -> tuple[Rate, ...] | str:
-    try:
-        return _parse(policy.rates, policy.algorithm)
-    except InvalidRate as error:
-        # Written past the model's validation; limiting nobody by it beats failing every request.
-        logger.error("policy %s is left out, its rates %r cannot be read: %s", policy.pk, policy.rates, error)
-        return ()
+def _place(policy: PolicyFacts) -> tuple[Any, Any]:
+    """The index of a group that the policy belongs to, and its key there."""
+    network = policy.network
+    if network is not None:
+        hosts = network.max_prefixlen - network.prefixlen
+        return (network.max_prefixlen, hosts), int(network.network_address) >> hosts
+    return (_SUBJECTS, policy.subject) if policy.subject else (_PLANS, policy.plan_id)
+
+
+def _kind(subject: str) -> str:
+    return subject.partition(":")[0]
 
 
 # Thousands of policies say a few dozen rates among them: parsed once, and held once.

@@ -8,14 +8,14 @@ from django.core.exceptions import ValidationError
 from django.db import models
 
 from .exceptions import InvalidRate
-from .rates import MAX_TEXT, normalize_rates
+from .rates import DEFAULT_ALGORITHM, MAX_TEXT, normalize_rates, parse_rates
 from .validation import rate_problem
 
 
 class RatesField(models.CharField):  # type: ignore[type-arg]
-    """Rates as text, such as ``10/s, 1000/hour burst 50``; cleaning stores the canonical text.
+    """Rates as text, such as ``10/s, 1000/hour burst 50``; cleaning and storing make the text canonical.
 
-    Cleaning raises ``ValidationError`` saying what was expected, at which character.
+    Both raise ``ValidationError`` saying what was expected, at which character.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -33,14 +33,31 @@ class RatesField(models.CharField):  # type: ignore[type-arg]
             raise ValidationError(rate_problem(error), code="invalid_rate") from error
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
-        """The canonical text, put on the object as well, so that it reads as it is stored."""
+        """The canonical text, put on the object as well, so that it reads as it is stored.
+
+        Raises ``ValidationError`` where the rates make no sense together, or with the object's own ``algorithm``.
+        """
         value = self.get_prep_value(super().pre_save(model_instance, add))
         setattr(model_instance, self.attname, value)
+        algorithm = getattr(model_instance, "algorithm", DEFAULT_ALGORITHM)
+        if value and isinstance(value, str) and isinstance(algorithm, str):  # no SQL expressions
+            try:
+                parse_rates(value, algorithm)
+            except InvalidRate as error:
+                raise ValidationError(rate_problem(error), code="invalid_rate") from error
         return value
 
     def get_prep_value(self, value: Any) -> Any:
-        """What the database stores. Unreadable text stays as it is, for ``full_clean`` to refuse."""
+        """The text to look for: text that cannot be read as it is, so that rows with it can be found."""
         try:
             return self.to_python(value)
         except ValidationError:
             return models.Field.get_prep_value(self, value)
+
+    def get_db_prep_save(self, value: Any, connection: Any) -> Any:
+        """The text to store, by saving, ``update`` and bulk writes alike; raises ``ValidationError``."""
+        if not hasattr(value, "as_sql"):  # what an SQL expression writes, only the database knows
+            value = self.to_python(value)
+            if value == "" and not self.blank:
+                raise ValidationError(self.error_messages["blank"], code="blank")
+        return super().get_db_prep_save(value, connection)

@@ -1,10 +1,12 @@
-"""A decision as response headers: the one place where they are rendered.
+"""Render a decision as response headers: one function per wire form that HEADERS may name.
 
-``RateLimit`` and ``RateLimit-Policy`` follow draft-ietf-httpapi-ratelimit-headers-10 (structured fields, RFC 9651).
+``ietf-11`` is draft-ietf-httpapi-ratelimit-headers-11 (structured fields, RFC 9651), which is no standard yet. A
+draft that renames parameters becomes one more function in ``FORMS``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -17,7 +19,7 @@ _SECOND = 10**6
 
 
 def decision_headers(decision: Decision) -> dict[str, str]:
-    """The headers that tell a client how it stands; a degraded decision has no numbers to tell."""
+    """Return the headers that describe a decision; a degraded one has no numbers."""
     headers: dict[str, str] = {}
     wait = retry_after_seconds(decision)
     if wait is not None:
@@ -27,20 +29,8 @@ def decision_headers(decision: Decision) -> dict[str, str]:
     enforced = [status for status in decision.statuses if status.bucket.mode == "enforce"]
     if decision.degraded or not enforced:
         return headers
-    if "ietf" in settings.headers:
-        # Lists join their members by ", ", and integers are written as they are: only the names need the library.
-        titles = [status.bucket.title for status in enforced]
-        headers["RateLimit-Policy"] = ", ".join(
-            [_policy(title, s.bucket.rate.limit, s.window_us) for title, s in zip(titles, enforced, strict=True)]
-        )
-        headers["RateLimit"] = ", ".join(
-            [_name(title) + _standing(s, decision) for title, s in zip(titles, enforced, strict=True)]
-        )
-    binding = decision.binding
-    if "x-ratelimit" in settings.headers and binding is not None:
-        headers["X-RateLimit-Limit"] = str(binding.limit)
-        headers["X-RateLimit-Remaining"] = str(binding.remaining)
-        headers["X-RateLimit-Reset"] = str(_ceil(decision.at_us + binding.reset_after_us))
+    for form in settings.headers:
+        headers |= FORMS[form](decision, enforced, wait)
     return headers
 
 
@@ -71,6 +61,40 @@ def retry_after_seconds(decision: Decision) -> int | None:
     return None if wait_us is None else max(1, _ceil(wait_us))
 
 
+def _ietf_11(decision: Decision, enforced: list[BucketStatus], wait: int | None) -> dict[str, str]:
+    """RateLimit-Policy and RateLimit: every enforced bucket.
+
+    ``qu`` is left out: buckets count requests, which is its default.
+    """
+    # Lists join their members by ", ", and integers are written as they are: only the names need the library.
+    titles = [status.bucket.title for status in enforced]
+    policies = [_policy(title, s.bucket.rate.limit, s.window_us) for title, s in zip(titles, enforced, strict=True)]
+    limits = [_name(title) + _limit(status, wait) for title, status in zip(titles, enforced, strict=True)]
+    return {"RateLimit-Policy": ", ".join(policies), "RateLimit": ", ".join(limits)}
+
+
+def _x_ratelimit(decision: Decision, enforced: list[BucketStatus], wait: int | None) -> dict[str, str]:
+    """X-RateLimit-*: the binding bucket."""
+    binding = decision.binding
+    return (
+        {}
+        if binding is None
+        else {
+            "X-RateLimit-Limit": str(binding.limit),
+            "X-RateLimit-Remaining": str(binding.remaining),
+            "X-RateLimit-Reset": str(_ceil(decision.at_us + binding.reset_after_us)),
+        }
+    )
+
+
+#: The wire forms by the names that HEADERS takes; each gets the decision, its enforced buckets and Retry-After (s).
+FORMS: dict[str, Callable[[Decision, list[BucketStatus], int | None], dict[str, str]]] = {
+    "ietf": _ietf_11,
+    "ietf-11": _ietf_11,
+    "x-ratelimit": _x_ratelimit,
+}
+
+
 @lru_cache(maxsize=4096)
 def _name(title: str) -> str:
     """The bucket's title as a String of structured fields."""
@@ -86,15 +110,12 @@ def _policy(title: str, limit: int, window_us: int) -> str:
     return f"{_name(title)};q={limit}{window}"
 
 
-def _standing(status: BucketStatus, decision: Decision) -> str:
+def _limit(status: BucketStatus, wait: int | None) -> str:
     """The parameters of a member of RateLimit."""
-    # On a refusal Retry-After must not be earlier than any t: only the refusing buckets have one, their wait.
-    if decision.allowed:
-        until_us: int | None = status.reset_after_us
-    else:
-        until_us = status.retry_after_us if status.refused else None
-    until = "" if until_us is None else f";t={_ceil(until_us)}"
-    return f";r={status.remaining}{until}"
+    until = 0 if status.next_after_us is None else _ceil(status.next_after_us)
+    # The draft: Retry-After should not be earlier than the end of any t.
+    shown = until and (wait is None or until <= wait)
+    return f";r={status.remaining};t={until}" if shown else f";r={status.remaining}"
 
 
 def _ceil(us: int) -> int:

@@ -62,7 +62,7 @@ class Health:
 
 _degraded: Counter[str] = Counter()
 #: Reasons that open no breaker: the server answers, or was never asked.
-NO_BREAKER = ANSWERS | {"configuration", "clock", "database", "uncovered"}
+NO_BREAKER = ANSWERS | {"configuration", "clock", "database", "uncovered", "rates"}
 _MINUTE = 60.0
 _MAX_MESSAGE = 300
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import blake2b
 from operator import itemgetter
@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from . import statistics
-from .concerned import NotEstimable, audience, beaten_by_others, subject_for
+from .concerned import Concerned, NotEstimable, subject_for
 from .facts import PolicyFacts, policy_facts
 from .models import RatePolicy
 from .rates import BLOCKED, Rate
@@ -57,9 +57,9 @@ class Impact:
     refused_requests: int
     really_refused_clients: int
     really_refused_requests: int
-    #: Callers left out because a more specific policy counts for them.
+    #: Callers left out because another policy comes first for them.
     others_clients: int
-    #: Policies that are more specific, but for whom the records do not tell.
+    #: Policies that come first, but for whom the records do not tell.
     untold_policies: int
 
 
@@ -91,46 +91,36 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
     """What the policy would have refused in the last so many hours, had it been enforced all that time.
 
     ``policy`` is clean and need not be saved. It is replayed by itself: what other policies refuse is not taken off
-    before. Callers for whom a more specific policy of the same endpoint and counted_per counts now are left out.
-    Raises ``NotEstimable`` and ``StoreError``.
+    before. Callers for whom another policy of the same endpoint and counted_per comes first now are left out. Once
+    the time is over, the callers looked at so far are the estimate. Raises ``NotEstimable`` and ``StoreError``.
     """
     until = time.monotonic() + seconds
-    facts = policy_facts(policy)
-    concerns, subject_of = audience(facts), subject_for(facts.counted_per)
-    beaten, untold = beaten_by_others(facts)
+    facts = replace(policy_facts(policy), mode="enforce")
+    subject_of, concerned = subject_for(facts.counted_per), Concerned(facts)
     recorded = statistics.usage(hours)
     if recorded.share < 1 and facts.counted_per in ("ip", "plan", "everyone"):
         raise NotEstimable(
             _("Cannot be estimated: its counters are shared, and only a part of the callers is recorded.")
         )
     subjects: dict[str, list[Attempts]] = {}
-    others: set[str] = set()
-    known: dict[tuple[str, str, int | None], str | None] = {}
     for record in recorded.attempts:
-        if facts.endpoint_id is not None and facts.endpoint_id not in record.endpoint_ids:
-            continue
-        who = (record.caller, record.ip, record.plan_id)
-        if who not in known:
-            known[who] = subject_of(record) if concerns(record) else None
-            if known[who] is not None and beaten(record):
-                known[who] = None
-                others.add(record.caller)
-        subject = known[who]
-        if subject is not None:
-            subjects.setdefault(subject, []).append(record)
+        if facts.endpoint_id is None or facts.endpoint_id in record.endpoint_ids:
+            subject = subject_of(record)
+            if subject is not None:
+                subjects.setdefault(subject, []).append(record)
     until = max(until, time.monotonic() + seconds / 4)
-    totals, replayed = _replay(facts, subjects, most, until)
+    totals, looked_at = _replay(facts, subjects, concerned, most, until)
     return Impact(
         since=recorded.since,
-        share=recorded.share * (replayed / len(subjects) if subjects else 1),
+        share=recorded.share * (looked_at / len(subjects) if subjects else 1),
         clients=len(totals.clients),
         refused_clients=len(totals.refused_clients),
         requests=totals.requests,
         refused_requests=totals.refused,
         really_refused_clients=len(totals.really_refused_clients),
         really_refused_requests=totals.really_refused,
-        others_clients=len(others),
-        untold_policies=untold,
+        others_clients=len(concerned.others),
+        untold_policies=concerned.untold,
     )
 
 
@@ -139,6 +129,7 @@ def sentences(impact: Impact, hours: int = 24) -> list[str]:
     if impact.since is None or not impact.requests:
         return [
             _("In the last %(hours)d h no request was recorded that the policy concerns.") % {"hours": hours},
+            *_part(impact),
             *_left_out(impact),
         ]
     told = [
@@ -163,26 +154,28 @@ def sentences(impact: Impact, hours: int = 24) -> list[str]:
             "refused": number(impact.really_refused_clients),
         },
     ]
-    if impact.share < 1:
-        told.append(
-            _("This is an estimate from %(percent)s of the callers.") % {"percent": _percent(impact.share, 1)},
-        )
-    return [*told, *_left_out(impact)]
+    return [*told, *_part(impact), *_left_out(impact)]
+
+
+def _part(impact: Impact) -> list[str]:
+    if impact.share == 1:
+        return []
+    return [_("This is an estimate from %(percent)s of the callers.") % {"percent": _percent(impact.share, 1)}]
 
 
 def _left_out(impact: Impact) -> list[str]:
     told = []
     if impact.others_clients:
         text = ngettext(
-            "Left out: %(count)s client for whom a more specific policy counts.",
-            "Left out: %(count)s clients for whom a more specific policy counts.",
+            "Left out: %(count)s client for whom another policy comes first.",
+            "Left out: %(count)s clients for whom another policy comes first.",
             impact.others_clients,
         )
         told.append(text % {"count": number(impact.others_clients)})
     if impact.untold_policies:
         text = ngettext(
-            "Not considered: %(count)s more specific policy, as the records do not tell whom it is for.",
-            "Not considered: %(count)s more specific policies, as the records do not tell whom they are for.",
+            "Not considered: %(count)s policy that comes first, as the records do not tell whom it is for.",
+            "Not considered: %(count)s policies that come first, as the records do not tell whom they are for.",
             impact.untold_policies,
         )
         told.append(text % {"count": number(impact.untold_policies)})
@@ -197,26 +190,31 @@ def _percent(part: float, whole: float) -> str:
     return f"> {number(99.9)} %" if 99.9 < percent < 100 else f"{number(percent)} %"
 
 
-def _replay(policy: PolicyFacts, subjects: dict[str, list[Attempts]], most: int, until: float) -> tuple[_Totals, int]:
-    """Count what would have been refused, and the subjects that was found for: all, or as many as the bounds allow.
+def _replay(
+    policy: PolicyFacts, subjects: dict[str, list[Attempts]], concerned: Concerned, most: int, until: float
+) -> tuple[_Totals, int]:
+    """Count what would have been refused, and the subjects looked at: all, or as many as the bounds allow.
 
     Which ones those are depends on their names' hashes only, so that the next estimate takes the same ones first.
     """
     totals = _Totals()
     rates: tuple[Rate, ...] = () if isinstance(policy.rates, str) else policy.rates
     waiting: deque[list[tuple[int, int, str]]] = deque()
-    replayed = 0
+    looked_at, full = 0, False
 
     def sequences() -> Iterator[list[tuple[int, int]]]:
-        nonlocal replayed
+        nonlocal looked_at, full
         left = most
         for subject in sorted(subjects, key=_hash):
-            records = subjects[subject]
+            if time.monotonic() > until:
+                return
+            records = concerned.among(subjects[subject])
             count = sum(record.admitted + record.refused for record in records)
             reaches = bool(rates) and not never_refused(rates, records)
-            if time.monotonic() > until or (reaches and count > left):
+            full = reaches and count > left
+            if full:
                 return
-            replayed += 1
+            looked_at += 1
             totals.add(records)
             if policy.rates == BLOCKED:
                 for record in records:
@@ -230,11 +228,11 @@ def _replay(policy: PolicyFacts, subjects: dict[str, list[Attempts]], most: int,
         for (_at_us, _cost, caller), admitted in zip(waiting.popleft(), outcome, strict=True):
             if not admitted:
                 totals.refuse(caller)
-    if subjects and not replayed:
+    if full and not totals.requests:
         raise NotEstimable(
             _("Cannot be estimated: more than %(most)s requests share one counter.") % {"most": number(most)}
         )
-    return totals, replayed
+    return totals, looked_at
 
 
 def spread(records: Sequence[Attempts]) -> list[tuple[int, int, str]]:

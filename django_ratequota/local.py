@@ -250,20 +250,26 @@ class LocalLimiter:
         return period * (2 - (limit - cost) / counter.units) - passed
 
     def _status(self, bucket: Bucket, counter: _Counter, wait: float, now: float) -> BucketStatus:
-        limit, period = self._scaled(bucket.rate)
+        most, period = self._scaled(bucket.rate)
         if bucket.rate.algorithm in _WINDOWS:
             passed = now - counter.since
-            room = limit - counter.units - counter.previous * max(0.0, 1 - passed / period)
+            room = most - counter.units - counter.previous * max(0.0, 1 - passed / period)
             reset = (2 if counter.units else 1) * period - passed if counter.units or counter.previous else 0.0
         else:
             level, drain = self._level(counter, bucket.rate, now)
-            room = self._meter(bucket.rate)[1] - level
+            most = self._meter(bucket.rate)[1]
+            room = most - level
             reset = level / drain
+        remaining = max(0, int(room))
+        next_us = None
+        if remaining + 1 <= most:  # units beyond the share fit into an empty counter only: they are no quota
+            next_us = max(1, ceil(self._exact_wait(counter, bucket.rate, remaining + 1, now) * 10**6))
         return BucketStatus(
             bucket=bucket,
             allowed=not wait,
-            remaining=max(0, int(room)),
+            remaining=remaining,
             retry_after_us=None if wait == _NEVER else ceil(wait * 10**6),
             reset_after_us=round(reset * 10**6),
             window_us=round(period * 10**6),
+            next_after_us=next_us,
         )

@@ -22,7 +22,7 @@ from .exceptions import ConfigurationError
 from .extras import require
 from .headers import add_headers, retry_after_seconds
 from .responses import problem, refusal_text, status_code
-from .routes import SCOPE_ATTRIBUTE
+from .routes import LIMITED_ATTRIBUTE, SCOPE_ATTRIBUTE
 from .types import Decision, check_cost
 
 if TYPE_CHECKING:
@@ -178,6 +178,8 @@ def _have_ours_checked() -> None:
     @functools.wraps(get_view)
     def get_marked_view(self: Any) -> Any:
         view, scope = get_view(self), _scope(self.operations)
+        if any(isinstance(one, QuotaThrottle) for each in self.operations for one in each.throttle_objects):
+            setattr(view, LIMITED_ATTRIBUTE, True)
         if scope is not None:
             # ENFORCE_ALL then leaves it alone, and operators find the scope.
             setattr(view, SCOPE_ATTRIBUTE, scope)

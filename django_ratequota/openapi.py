@@ -32,11 +32,16 @@ _RETRY = {
     "Retry-After": ("integer", "Whole seconds until the same request would be admitted; absent = waiting is no help.")
 }
 _REFUSED = {"X-RateLimit-Refusal": ("string", "Id of the refusal, for the API's operators.")}
+_IETF_11 = {
+    "RateLimit-Policy": ("string", 'Each limit: name, quota (q), window in seconds (w): "search/min";q=10;w=60.'),
+    "RateLimit": (
+        "string",
+        'Each limit: name, units left (r), seconds until there are more (t): "search/min";r=3;t=6.',
+    ),
+}
 _RATES = {
-    "ietf": {
-        "RateLimit-Policy": ("string", 'Each limit: name, quota (q), window in seconds (w): "search/min";q=10;w=60.'),
-        "RateLimit": ("string", 'Each limit: name, units left (r), seconds until more (t): "search/min";r=3;t=18.'),
-    },
+    "ietf": _IETF_11,
+    "ietf-11": _IETF_11,
     "x-ratelimit": {
         "X-RateLimit-Limit": ("integer", "The most units of the limit that is nearest."),
         "X-RateLimit-Remaining": ("integer", "Units of it that are left."),

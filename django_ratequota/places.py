@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from .facts import NOBODY, EndpointFacts, Group, PolicyFacts, Snapshot, UserEntry
 from .identity import Caller
+from .routes import spellings
 
 
 class Competition(NamedTuple):
@@ -40,8 +41,8 @@ def match_endpoints(
 ) -> tuple[EndpointFacts, ...]:
     """The endpoints that a request belongs to: the one named by its scope first, then those matched by route.
 
-    ``route`` is the resolved route with a leading slash, ``name`` the URL name with its namespaces. A scope
-    without an endpoint matches nothing.
+    ``route`` is the resolved route with a leading slash, ``name`` the URL name with its namespaces. A route with
+    DRF's format suffix matches with and without it. A scope without an endpoint matches nothing.
     """
     method = "GET" if method == "HEAD" else method
     # All that no endpoint names is alike, so that neither scopes nor methods made up by clients fill the memory.
@@ -88,10 +89,11 @@ def contenders(
 def _match(
     snapshot: Snapshot, scope: str | None, route: str | None, name: str | None, method: str
 ) -> tuple[EndpointFacts, ...]:
+    routes = () if route is None else spellings(route)
     matched = [
         endpoint
         for endpoint in snapshot.endpoints.values()
-        if (endpoint.name == scope or any(_matches(pattern, route, name) for pattern in endpoint.routes))
+        if (endpoint.name == scope or any(_matches(pattern, routes, name) for pattern in endpoint.routes))
         and (method in endpoint.methods if endpoint.methods else method != "OPTIONS")
     ]
     return tuple(sorted(matched, key=lambda endpoint: (endpoint.name != scope, endpoint.id)))
@@ -117,11 +119,15 @@ def _find_place(snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], named:
     )
 
 
-def _matches(pattern: str, route: str | None, name: str | None) -> bool:
-    """Whether a glob covers the route or the name. Only * is special: routes are full of brackets."""
-    text = route if pattern.startswith("/") else name
-    if text is None:
-        return False
+def _matches(pattern: str, routes: tuple[str, ...], name: str | None) -> bool:
+    """Whether a glob covers a spelling of the route, or the name."""
+    if pattern.startswith("/"):
+        return any(_covers(pattern, route) for route in routes)
+    return name is not None and _covers(pattern, name)
+
+
+def _covers(pattern: str, text: str) -> bool:
+    """Whether a glob covers a text. Only * is special: routes are full of brackets."""
     first, *parts = pattern.split("*")
     if not parts:
         return text == pattern

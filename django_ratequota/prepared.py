@@ -26,6 +26,8 @@ _KEPT = 2048
 _FOR_EVER = 2**63
 #: What is sent before the buckets' arguments.
 _HEADER = 5
+#: Numbers of a reply per bucket.
+_EACH = 5
 
 
 class Prepared:
@@ -96,7 +98,7 @@ def unpack_reply(reply: object) -> tuple[int, ...]:
 def read_reply(reply: object, buckets: int) -> tuple[int, ...]:
     """The numbers of a reply about so many buckets; raises ``StoreError`` where it is none."""
     numbers = unpack_reply(reply)
-    if len(numbers) != 4 + 4 * buckets * (numbers[:1] == (DECIDED,)):
+    if len(numbers) != 4 + _EACH * buckets * (numbers[:1] == (DECIDED,)):
         raise StoreError("response", f"not a decision: {reply!r:.100}")
     return numbers
 
@@ -114,7 +116,8 @@ def statuses_of(
             None if numbers[at + 2] < 0 else numbers[at + 2],
             numbers[at + 3],
             window_us,
+            numbers[at + 4] or None,
         )
-        for at, bucket, window_us in zip(range(4, len(numbers), 4), buckets, windows_us, strict=True)
+        for at, bucket, window_us in zip(range(4, len(numbers), _EACH), buckets, windows_us, strict=True)
     ]
     return tuple(statuses)

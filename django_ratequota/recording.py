@@ -6,38 +6,33 @@ sends no signal, from the managers' own queryset below.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-from weakref import WeakSet
 
 from django.apps import apps
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ObjectDoesNotExist
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
-from django.dispatch import Signal
 from django.utils.translation import gettext as _
 
-from .exceptions import StoreError
-from .limiter import default_limiter
-from .locks import ForkSafeLock
+from .databases import PrimaryQuerySet, policy_alias
+from .fixtures import write_loaded
+from .publication import publish_on_commit
 from .types import BucketStatus
 from .validation import visible
 
-logger = logging.getLogger("django_ratequota")
-
-#: Sent after a change was committed and published, in the process that made it. ``revision`` is the new
-#: revision, or None when Redis could not be reached: then processes find the change by themselves.
-policies_changed = Signal()
-
 _author: ContextVar[tuple[Any, str]] = ContextVar("ratequota_author", default=(None, ""))
 _BATCH = 500
-#: Connections whose transaction may hold changes that are not published yet.
-_writers: WeakSet[Any] = WeakSet()
-_writers_lock = ForkSafeLock()
+#: Model -> fields that are for operators only: no request can see them.
+_UNSEEN = {
+    "plan": ("description",),
+    "endpoint": ("description",),
+    "ratepolicy": ("reason",),
+    "planassignment": ("reason", "created_by", "created_at"),
+}
 
 
 @contextmanager
@@ -81,18 +76,24 @@ def stored(
     return found
 
 
-def record(before: models.Model | None, after: models.Model | None, using: str) -> None:
-    """Write one change, given as the stored object before and after, and see to it that the commit publishes it."""
+def record(before: models.Model | None, after: models.Model | None, using: str, raw: bool = False) -> None:
+    """Write one change, from the stored object ``before`` to ``after``, and publish it on commit.
+
+    ``raw`` is that of Django's signals: a fixture is loaded.
+    """
     change = _change(before, after)
-    if change is not None:
+    if change is not None and raw:
+        write_loaded(change, using)
+    elif change is not None:
         _write([change], using)
 
 
-def record_publication(reason: str, using: str = "default") -> None:
-    """Write a change that makes every process load everything anew, for edits by other means (raw SQL)."""
+def record_publication(reason: str, using: str | None = None) -> None:
+    """Write a change that makes every process read all policies again, for edits by other means (raw SQL)."""
     PolicyChange = _policy_change()
     actor = _author.get()[0]
-    _write([PolicyChange(model="*", action=PolicyChange.Action.PUBLISH, actor=actor, reason=reason)], using)
+    change = PolicyChange(model="*", action=PolicyChange.Action.PUBLISH, actor=actor, reason=reason[:200])
+    _write([change], using or policy_alias())
 
 
 def record_reset(subject: str, before: Sequence[BucketStatus], reason: str = "") -> None:
@@ -113,12 +114,13 @@ def _record_counters(
 ) -> None:
     """``given`` says how many units a counter gets back."""
     kind, _colon, user_id = subject.partition(":")
-    user = get_user_model()._base_manager.filter(pk=user_id).first() if kind == "user" else None
+    users: Any = get_user_model()
+    user = users._base_manager.using(policy_alias(users)).filter(pk=user_id).first() if kind == "user" else None
     actor, reason_given = _author.get()
     _policy_change().objects.create(
         model="counter",
         object_text=visible(subject if user is None else _("user %s") % user)[:300],
-        touched_user="" if user is None else user_id[:64],
+        touched_user="" if user is None else _fitting(user_id),
         action=action,
         actor=actor,
         reason=(reason or reason_given)[:200],
@@ -148,13 +150,26 @@ def _change(before: models.Model | None, after: models.Model | None) -> Any:
         model=(instance._meta.concrete_model or type(instance))._meta.model_name,
         object_id=str(instance.pk),
         object_text=_text(instance)[:300],
-        touched_user=users.pop()[:64] if len(users) == 1 else "",
+        touched_user=_fitting(users.pop()) if len(users) == 1 else "",
         action=action,
         actor=actor,
         reason=(reason or getattr(instance, "reason", ""))[:200],
         before=states[0],
         after=states[1],
     )
+
+
+def _fitting(user_id: str) -> str:
+    """The key as ``touched_user``; "" where it is too long: a part of it would be another user's."""
+    return user_id if len(user_id) <= _policy_change()._meta.get_field("touched_user").max_length else ""
+
+
+def is_seen(model: str, before: Any, after: Any) -> bool:
+    """Whether a request can see the change; ``before`` and ``after`` are the object's fields, None = no object."""
+    if not before or not after:
+        return True
+    unseen = _UNSEEN.get(model, ())
+    return any(before.get(name) != after.get(name) for name in {*before, *after} if name not in unseen)
 
 
 def _text(instance: models.Model) -> str:
@@ -165,43 +180,14 @@ def _text(instance: models.Model) -> str:
 
 
 def _write(changes: list[Any], using: str) -> None:
-    _policy_change().objects.using(using).bulk_create(changes, batch_size=_BATCH)
-    # One publication a transaction is enough, and a loop of saves should not cost a round trip each.
-    if not publication_pending(using):
-        transaction.on_commit(_publish, using=using)
-        with _writers_lock:
-            _writers.add(transaction.get_connection(using))
+    # In the caller's transaction if there is one: this one is for AUTOCOMMIT False and for calls outside of any.
+    with transaction.atomic(using=using, savepoint=False):
+        _policy_change().objects.using(using).bulk_create(changes, batch_size=_BATCH)
+        if any(is_seen(change.model, change.before, change.after) for change in changes):
+            publish_on_commit(using)
 
 
-def publication_pending(using: str = "default") -> bool:
-    """Whether this thread's open transaction holds policy changes of its own, visible to nobody else yet."""
-    # Every request asks, and to find the connection costs more than the answer: seldom does anybody write.
-    if not _writers:
-        return False
-    with _writers_lock:
-        for connection in list(_writers):
-            if not _holds_changes(connection):
-                _writers.discard(connection)
-    return _holds_changes(transaction.get_connection(using))
-
-
-def _holds_changes(connection: Any) -> bool:
-    return any(entry[1] is _publish for entry in connection.run_on_commit)
-
-
-def _publish() -> None:
-    revision = None
-    try:
-        revision = default_limiter().publish()
-    except StoreError as error:
-        logger.error(
-            "a policy change is saved but could not be published (%s); processes find it within POLL_SECONDS",
-            error,
-        )
-    policies_changed.send_robust(sender=None, revision=revision)
-
-
-class RecordingQuerySet(models.QuerySet[Any]):
+class RecordingQuerySet(PrimaryQuerySet):
     """A queryset whose mass changes are recorded and published like single ones."""
 
     def update(self, **kwargs: Any) -> int:

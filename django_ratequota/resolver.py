@@ -1,8 +1,7 @@
 """Which policies apply: (caller, endpoints, snapshot) -> buckets. Pure, and able to say why.
 
-Policies compete in groups of one endpoint (or all) and one counted_per. In each group the most specific audience
-wins: user > subject (longest prefix) > plan > everyone; among equals a dated policy beats an open one, then the
-latest start, then the highest id. All winners are enforced together.
+Policies compete in groups of one endpoint (or all) and one counted_per. In each group the one that comes first by
+``precedence`` wins. All winners are enforced together.
 
 A request is seldom the first of its kind: the snapshot remembers the endpoints of a route, the groups that compete
 there, and what applies to the callers of late, until a policy or an assignment starts or ends.
@@ -12,16 +11,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from django.utils.translation import gettext as _
 
-from .facts import EndpointFacts, PlanFacts, PolicyFacts, Snapshot, UserEntry
+from .conf import settings
+from .facts import UNREADABLE, EndpointFacts, PlanFacts, PolicyFacts, Snapshot, UserEntry
 from .identity import Caller
 from .places import Place, contenders, place_of
 from .places import match_endpoints as match_endpoints  # part of what callers need to ask
+from .precedence import precedence, strongest, why_beaten, why_first
 from .rates import BLOCKED
 from .types import Bucket
 
@@ -52,6 +53,8 @@ class Resolution:
     #: µs since the Unix epoch: it holds from the first, and before the second.
     since_us: int
     until_us: int
+    #: The enforced winners whose rates cannot be read, with the names that clients see: their ``on_error`` decides.
+    unreadable: tuple[tuple[str, PolicyFacts], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,16 +84,16 @@ class Asked:
 
 
 def plan_of(asked: Asked) -> PlanFacts | None:
-    """The caller's plan: PLAN_RESOLVER's answer, else the assignment active now, else the default."""
+    """The caller's plan: PLAN_RESOLVER's answer, or without one the assignment active now; else the default."""
     snapshot, caller = asked.snapshot, asked.caller
-    slug = caller.plan_slug
-    if slug is not None:
-        plan = snapshot.plan_by_slug(slug)
+    plan_id = None
+    if caller.plan_slug is not None:
+        plan = snapshot.plan_by_slug(caller.plan_slug)
         if plan is not None:
             return plan
-        logger.warning("PLAN_RESOLVER answered %r, but no plan has that slug; the default plan counts", slug[:100])
-        plan_id = None
-    else:
+        text = "PLAN_RESOLVER answered %r, but no plan has that slug; the default plan counts"
+        logger.warning(text, caller.plan_slug[:100])
+    elif not settings.plan_resolver:
         plan_id = asked.entry.plan_id(asked.now_us)
     if plan_id is None:
         plan_id = snapshot.defaults.get("authenticated" if caller.user_id is not None else "anonymous")
@@ -102,13 +105,18 @@ def why_plan(asked: Asked) -> str:
     slug = asked.caller.plan_slug
     if slug is not None and asked.snapshot.plan_by_slug(slug) is not None:
         return _("as PLAN_RESOLVER says")
-    if slug is None and asked.entry.plan_id(asked.now_us) is not None:
+    resolver = slug is not None or settings.plan_resolver
+    if not resolver and asked.entry.plan_id(asked.now_us) is not None:
         return _("assigned")
     if plan_of(asked) is None:
+        if resolver:
+            return _("PLAN_RESOLVER names none, and none is the default")
         return _("none is assigned, and none is the default")
-    if asked.caller.user_id is not None:
-        return _("the default for logged-in users without an assignment")
-    return _("the default for anonymous callers")
+    if asked.caller.user_id is None:
+        return _("the default for anonymous callers")
+    if resolver:
+        return _("the default for logged-in users, as PLAN_RESOLVER names none")
+    return _("the default for logged-in users without an assignment")
 
 
 def resolve(asked: Asked) -> Resolution:
@@ -135,6 +143,7 @@ def resolve_anew(asked: Asked) -> Resolution:
     blocked: list[str] = []
     blocking: dict[str, list[int]] = {"enforce": [], "log": []}
     winners: list[PolicyFacts] = []
+    unreadable: list[tuple[str, PolicyFacts]] = []
     moments = [moment for a in asked.entry.assignments for moment in (a.starts_us, a.ends_us)]
     for endpoint, counted_per, own, group in place.groups:
         subject = asked.caller.subject(counted_per, plan_id)
@@ -152,6 +161,8 @@ def resolve_anew(asked: Asked) -> Resolution:
             blocking[winner.mode].append(winner.id)
             if winner.mode == "enforce":
                 blocked.append(f"{endpoint.name if endpoint else 'all'}/blocked")
+        elif winner.mode == "enforce" and winner.rates == UNREADABLE:
+            unreadable.append((f"{endpoint.name if endpoint else 'all'}/unreadable", winner))
     since_us, until_us = _around(asked.now_us, moments) if moments else (-sys.maxsize, sys.maxsize)
     return Resolution(
         buckets=tuple(buckets),
@@ -165,6 +176,7 @@ def resolve_anew(asked: Asked) -> Resolution:
         cost=place.cost,
         since_us=since_us,
         until_us=until_us,
+        unreadable=tuple(unreadable),
     )
 
 
@@ -174,17 +186,20 @@ def explain(asked: Asked) -> tuple[Candidate, ...]:
     won = {policy.id: policy for policy in resolve(asked).winners}
     candidates: list[Candidate] = []
     for endpoint, counted_per, own, group in _place(asked).groups:
-        rivals = sorted((*(group.policies if group else ()), *own), key=precedence, reverse=True)
+        # By audience, blocks among the others: else all blocked addresses would stand before the caller's own.
+        rivals = sorted((*(group.policies if group else ()), *own), key=lambda one: precedence(one)[1:], reverse=True)
         subject = asked.caller.subject(counted_per, plan.id if plan else None)
         winner = next((policy for policy in rivals if policy.id in won), None)
         for policy in rivals:
             if policy is winner and subject is not None:
-                reason = _("wins: %(audience)s is the most specific audience here") % {"audience": _audience(policy)}
+                reason = _("wins: %(why)s") % {"why": why_first(policy)}
                 if endpoint and endpoint.charged_statuses:
                     statuses = {"statuses": ", ".join(sorted(endpoint.charged_statuses))}
                     # Not within an f-string: there gettext's own tools do not find what is to be translated.
                     only = _("only responses with status %(statuses)s stay charged") % statuses
                     reason = f"{reason}; {only}"
+                if policy.unread is not None:
+                    reason = f"{reason}; {_what_goes_on(policy)}"
                 candidates.append(
                     Candidate(
                         policy=policy,
@@ -197,12 +212,6 @@ def explain(asked: Asked) -> tuple[Candidate, ...]:
                 lost = _inapplicable(policy, asked, plan, subject) or _beaten(policy, winner)
                 candidates.append(Candidate(policy=policy, won=False, reason=_("lost: %(why)s") % {"why": lost}))
     return tuple(candidates)
-
-
-def strongest(rivals: Iterable[PolicyFacts], now_us: int) -> PolicyFacts | None:
-    """Of the policies that compete for one group, the one that counts; None when none of them does now."""
-    active = [p for p in rivals if p.rates and p.active(now_us)]
-    return max(active, key=precedence) if len(active) > 1 else active[0] if active else None
 
 
 def make_buckets(policy: PolicyFacts, endpoint: EndpointFacts | None, subject: str) -> tuple[Bucket, ...]:
@@ -227,18 +236,6 @@ def make_buckets(policy: PolicyFacts, endpoint: EndpointFacts | None, subject: s
     return tuple(buckets)
 
 
-def precedence(policy: PolicyFacts) -> tuple[int, int, bool, int, int]:
-    """Sorts the more specific after the less specific."""
-    if policy.user:
-        audience = 3
-    elif policy.subject:
-        audience = 2
-    else:
-        audience = 1 if policy.plan_id is not None else 0
-    prefix = policy.network.prefixlen if policy.network else 0
-    return audience, prefix, policy.dated, policy.starts_us or 0, policy.id
-
-
 def _place(asked: Asked) -> Place:
     return place_of(asked.snapshot, asked.endpoints, asked.scope, asked.entry)
 
@@ -254,8 +251,6 @@ def _inapplicable(policy: PolicyFacts, asked: Asked, plan: PlanFacts | None, sub
     """Why the policy does not concern this caller now; "" when it does."""
     if policy.mode == "off":
         return _("it is switched off")
-    if not policy.rates:
-        return _("its rates %(text)r cannot be read") % {"text": policy.text}
     if not policy.active(asked.now_us):
         return _("it has not started yet") if (policy.starts_us or 0) > asked.now_us else _("it has ended")
     if policy.network is not None:
@@ -274,21 +269,16 @@ def _inapplicable(policy: PolicyFacts, asked: Asked, plan: PlanFacts | None, sub
     return ""
 
 
+def _what_goes_on(policy: PolicyFacts) -> str:
+    """What counts in place of rates that cannot be read."""
+    names = {"unread": policy.unread, "text": policy.text}
+    if policy.rates == UNREADABLE:
+        return _("its rates %(unread)r cannot be read: on_error decides") % names
+    return _("its rates %(unread)r cannot be read: the last readable ones, %(text)s, go on") % names
+
+
 def _beaten(policy: PolicyFacts, winner: PolicyFacts | None) -> str:
-    if winner is None:
-        return _("nothing applies here")
-    names = {"id": winner.id, "audience": _audience(winner)}
-    if precedence(policy)[:2] < precedence(winner)[:2]:
-        return _("policy %(id)s for %(audience)s is more specific") % names
-    if winner.dated and not policy.dated:
-        return _("policy %(id)s for the same audience is dated") % names
-    return _("policy %(id)s for the same audience is newer") % names
-
-
-def _audience(policy: PolicyFacts) -> str:
-    if policy.user:
-        return _("the user")
-    return policy.subject or (_("the plan") if policy.plan_id is not None else _("everyone"))
+    return _("nothing applies here") if winner is None else why_beaten(policy, winner)
 
 
 def _in_network(policy: PolicyFacts, caller: Caller) -> bool:

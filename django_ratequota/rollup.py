@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from .collecting import HOUR, KEPT_SECONDS, OUTCOMES
 from .conf import settings
+from .databases import policy_alias
 from .models import UsageCount
 from .statistics import counted_quarters
 
@@ -43,7 +44,7 @@ def roll_up(keep_hours: int = KEEP_HOURS, keep_days: int = KEEP_DAYS) -> RolledU
         if second // HOUR * HOUR >= now - KEPT_SECONDS and second // HOUR < now // HOUR:
             starts_at = datetime.fromtimestamp(second // HOUR * HOUR, UTC)
             hours.setdefault((starts_at, place), [0, 0, 0])[outcome] += times
-    with transaction.atomic():
+    with transaction.atomic(using=policy_alias(UsageCount)):
         written = _raise(UsageCount.Length.HOUR, hours)
         days = _raise(UsageCount.Length.DAY, _days({starts_at for starts_at, _ in hours}))
         deleted = 0

@@ -9,12 +9,19 @@ from functools import lru_cache
 from typing import Any
 
 from django.apps import apps
+from django.conf import settings as django_settings
 from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
 
 logger = logging.getLogger("django_ratequota")
 
 #: Set by ``@ratequota`` on the views it decorates: the scope, "" = none.
 SCOPE_ATTRIBUTE = "ratequota_scope"
+#: What DRF's ``format_suffix_patterns`` puts in place of a route's last slash, in regular expressions and in paths.
+_FORMAT_SUFFIX = re.compile(
+    r"(?:\\\.\(\?P<(?P<regex>\w+)>(?:[^()]|\([^()]*\))+\)/\?|<drf_format_suffix[^:>]*:(?P<path>\w+)>)\Z"
+)
+#: Set on Django Ninja's views of which some operation has a ``QuotaThrottle``.
+LIMITED_ATTRIBUTE = "ratequota_limited"
 
 
 @lru_cache(maxsize=4096)
@@ -26,6 +33,25 @@ def readable(route: str) -> str:
     plain = re.sub(r"(^|/)\^", r"\1", route)
     plain = re.sub(r"(\$|\\Z|\\z)$", "", plain)
     return plain if plain.startswith("/") else f"/{plain}"
+
+
+def spellings(route: str) -> tuple[str, ...]:
+    """The route, and where it ends with DRF's format suffix the route without, with and without its last slash.
+
+    ``/api/reports\\.(?P<format>[a-z0-9]+)/?`` is ``/api/reports`` and ``/api/reports/`` as well.
+    """
+    suffix = _FORMAT_SUFFIX.search(route)
+    if suffix is None or (suffix["regex"] or suffix["path"]) != _format_kwarg():
+        return (route,)
+    plain = route[: suffix.start()]
+    return (route, plain) if plain.endswith("/") else (route, plain, f"{plain}/")
+
+
+def _format_kwarg() -> str | None:
+    # Read from Django's settings: a project without DRF must not import it here.
+    rest: dict[str, Any] = getattr(django_settings, "REST_FRAMEWORK", None) or {}
+    kwarg: str | None = rest.get("FORMAT_SUFFIX_KWARG", "format")
+    return kwarg
 
 
 def resolved(match: ResolverMatch | None) -> tuple[str | None, str | None]:
@@ -97,6 +123,16 @@ def _is_ours(throttle: Any) -> bool:
     )
 
 
+def limits_itself(view: Any) -> bool:
+    """Whether anything of this package limits the view, the drop-ins for other packages included."""
+    if str(getattr(view, "__module__", "")).startswith("django_ratequota."):
+        return False  # the usage endpoint is marked, and has no limits
+    throttles = _class_attribute(view, "throttle_classes") or ()
+    bases = [base for throttle in throttles for base in getattr(throttle, "__mro__", ())]
+    ours = any(base.__module__.startswith("django_ratequota.") for base in bases)
+    return ours or hasattr(view, LIMITED_ATTRIBUTE) or enforces_itself(view)
+
+
 def _view_class(view: Any) -> Any:
     return getattr(view, "cls", None) or getattr(view, "view_class", None)
 
@@ -113,6 +149,14 @@ def known_routes(*, admin: bool = False) -> list[tuple[str, str]]:
         (readable(route), "" if name.endswith(":") else name)
         for route, name, _ in _walk(get_resolver().url_patterns, "", "")
         if admin or not name.startswith("admin:")
+    ]
+
+
+def known_views() -> list[tuple[str, str, Any]]:
+    """(route, URL name or "", view) of every view in the URLconf, in its order."""
+    return [
+        (readable(route), "" if name.endswith(":") else name, view)
+        for route, name, view in _walk(get_resolver().url_patterns, "", "")
     ]
 
 

@@ -10,7 +10,9 @@ from django.dispatch import Signal
 
 from .alerts import quota_threshold
 from .breaker import store_state_changed
-from .recording import policies_changed, record, stored
+from .fixtures import make_way
+from .publication import policies_changed
+from .recording import record, stored
 
 __all__ = ["policies_changed", "quota_threshold", "request_refused", "store_state_changed"]
 
@@ -25,8 +27,8 @@ def _remember(sender: Any, instance: Any, using: str, **_: Any) -> None:
     setattr(instance, _BEFORE, _stored(sender, instance.pk, using, lock=True))
 
 
-def _saved(sender: Any, instance: Any, using: str, **_: Any) -> None:
-    record(instance.__dict__.pop(_BEFORE, None), _stored(sender, instance.pk, using), using)
+def _saved(sender: Any, instance: Any, using: str, raw: bool, **_: Any) -> None:
+    record(instance.__dict__.pop(_BEFORE, None), _stored(sender, instance.pk, using), using, raw)
 
 
 def _to_be_deleted(sender: Any, instance: Any, using: str, **_: Any) -> None:
@@ -39,10 +41,16 @@ def _stored(model: Any, pk: Any, using: str, lock: bool = False) -> Any:
     return None if pk is None else stored(model, [pk], using, lock).get(pk)
 
 
+def _history_loaded(sender: Any, instance: Any, using: str, raw: bool, **_: Any) -> None:
+    if raw:
+        make_way(sender, instance.pk, using)
+
+
 def connect() -> None:
     """Listen to the models that decide what is enforced, a project's proxies of them too; called once at start."""
-    from .models import RecordedModel
+    from .models import PolicyChange, RecordedModel
 
+    pre_save.connect(_history_loaded, sender=PolicyChange, dispatch_uid="ratequota_history_loaded")
     for model in apps.get_models():
         if issubclass(model, RecordedModel):
             for signal, receiver in (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -18,10 +18,13 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db import Error as DatabaseError
+from django.db import transaction
 from django.utils import timezone
 
-from .changes import Seen
+from .changes import ENDPOINT, PLAN, POLICY, Seen
 from .conf import settings
+from .databases import policy_alias, reading_policies
+from .deltas import changed
 from .facts import (
     NOBODY,
     POLICY_COLUMNS,
@@ -36,9 +39,20 @@ from .facts import (
     to_us,
 )
 from .locks import ForkSafeLock
-from .recording import publication_pending
+from .meanings import understand
+from .publication import publication_pending
 
 logger = logging.getLogger("django_ratequota")
+
+#: Unseen changes that are applied row by row: up to the first number, and up to a quarter of the policies held if
+#: these are not more than the second. Reading everything takes less than more of them.
+_FEW, _MANY = 2_000, 10_000
+#: Primary keys in one query: some databases take a thousand parameters.
+_BATCH = 500
+#: Policies stay for a day after their end: what has ended is decided by the store's clock, not this one.
+_KEPT = timedelta(days=1)
+#: Seconds between two looks for policies that ended long ago.
+_TIDY_SECONDS = 3600
 
 
 class Policies:
@@ -62,11 +76,23 @@ class Policies:
         # Grows whenever users are dropped: an entry read before that is used once and not kept.
         self._drops = 0
         self._seen = Seen()
-        self._polled = 0.0
+        self._polled = self._tidied = 0.0
+        # The newest revision that anybody has asked for.
+        self._wanted = 0
+        # How many unseen changes are applied row by row.
+        self._most = _FEW
         # Whether the last attempt to read policies succeeded.
         self._readable = True
-        #: How often all policies were read since the process began, and how many seconds that took together.
+        #: How often policies were read because some had changed, and how many seconds that took together.
         self.reloads, self.reload_seconds = 0, 0.0
+
+    def expire(self) -> None:
+        """Let the next request read everything again, after changes that were not recorded."""
+        with self._lock, self._users_lock:
+            self._snapshot = None
+            self._users.clear()
+            self.user_endpoints = None
+            self._drops += 1
 
     def current(self) -> Snapshot | None:
         """The snapshot in force; None before the first ``reload``.
@@ -86,6 +112,8 @@ class Policies:
         One thread reads the database, others wait for it. Raises ``django.db.Error`` when it cannot; the last
         snapshot stays in force.
         """
+        # All that wait for one thread's look are served by it: each revision is published after its commit.
+        self._wanted = max(self._wanted, revision)
         with self._lock:
             if publication_pending():
                 with self._reading():
@@ -93,7 +121,9 @@ class Policies:
             snapshot = self._snapshot
             if snapshot is not None and snapshot.revision >= revision:
                 return snapshot
-            return self._refresh(revision)
+            # What a transaction of the request's own sees may be older than what others wait for.
+            alone = transaction.get_connection(policy_alias()).in_atomic_block
+            return self._refresh(revision if alone else max(revision, self._wanted))
 
     def poll(self) -> Snapshot | None:
         """Look for unseen changes without a new revision; returns at once while another thread looks."""
@@ -145,28 +175,34 @@ class Policies:
         return found
 
     def _refresh(self, revision: int) -> Snapshot:
-        self._polled = time.monotonic()
-        snapshot = self._snapshot
+        self._polled = begun = time.monotonic()
+        before = self._snapshot
         # Changes are read before the data they announce: one that commits in between is read twice, never missed.
         with self._reading():
-            changes, seen = self._seen.look() if snapshot is not None else Seen.of_history()
-            stale = snapshot is None or any(change.shared for change in changes)
-            if snapshot is None or stale:
-                begun = time.monotonic()
-                snapshot = load_snapshot(revision)
-                self.reloads += 1
-                self.reload_seconds += time.monotonic() - begun
+            changes, seen = self._seen.look(self._most) if before is not None else Seen.of_history()
+            if before is None or any(change.everything for change in changes):
+                snapshot = load_snapshot(revision, before)
+                self._most = min(_MANY, max(_FEW, sum(1 for _ in _held(snapshot)) // 4))
+            else:
+                snapshot = update_snapshot(before, {change.row for change in changes if change.row})
+        if snapshot is not before:
+            self.reloads += 1
+            self.reload_seconds += time.monotonic() - begun
+        if begun - self._tidied >= _TIDY_SECONDS:
+            self._tidied = begun
+            snapshot = _without_ended(snapshot)
         if snapshot.revision != revision:
-            snapshot = snapshot.at(revision)  # as of now, though nothing of it has changed
+            snapshot = snapshot.at(revision)
         with self._users_lock:
-            if changes:
+            users = {user for change in changes for user in change.users}
+            everything = any(change.everything for change in changes)
+            if users or everything:
                 self._drops += 1
                 self.user_endpoints = None
-            if any(change.everything for change in changes):
+            if everything:
                 self._users.clear()
-            for change in changes:
-                for user in change.users:
-                    self._users.pop(user, None)
+            for user in users:
+                self._users.pop(user, None)
         self._snapshot, self._seen = snapshot, seen
         return snapshot
 
@@ -174,7 +210,8 @@ class Policies:
     def _reading(self) -> Iterator[None]:
         """Wraps reads of the database; logs once when they begin to fail, and once when they succeed again."""
         try:
-            yield
+            with reading_policies():
+                yield
         except DatabaseError as error:
             if self._readable:
                 self._readable = False
@@ -186,17 +223,73 @@ class Policies:
             logger.warning("the policies can be read again")
 
 
-def load_snapshot(revision: int) -> Snapshot:
-    """Read all shared policies from the database (three queries); raises ``django.db.Error``."""
-    from .models import Endpoint, Plan, RatePolicy
+def load_snapshot(revision: int, before: Snapshot | None = None) -> Snapshot:
+    """Read all shared policies from the database (three queries); raises ``django.db.Error``.
 
-    plans = {plan.pk: plan for plan in Plan.objects.order_by()}
+    ``before`` is the snapshot that this one replaces: it remembers what unreadable rates meant.
+    """
+    from .models import Endpoint, Plan
+
+    plans = [_plan_facts(plan) for plan in Plan.objects.order_by()]
     return Snapshot(
         revision=revision,
-        plans={pk: PlanFacts(id=pk, name=plan.name, slug=plan.slug) for pk, plan in plans.items()},
-        defaults={plan.default_for: pk for pk, plan in plans.items() if plan.default_for},
+        plans={plan.id: plan for plan in plans},
+        defaults={plan.default_for: plan.id for plan in plans if plan.default_for},
         endpoints={endpoint.pk: endpoint_facts(endpoint) for endpoint in Endpoint.objects.order_by()},
-        groups=group_policies(_active_facts(RatePolicy.objects.filter(user__isnull=True))),
+        groups=group_policies(_active_facts(_shared(), _remembered(before))),
+    )
+
+
+def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snapshot:
+    """Read these rows, (model, primary key) each, and return the snapshot with them; raises ``django.db.Error``."""
+    from .models import Endpoint, Plan
+
+    ids: dict[str, list[int]] = {PLAN: [], ENDPOINT: [], POLICY: []}
+    for model, pk in rows:
+        ids[model].append(pk)
+    plans = [_plan_facts(plan) for plan in _found(Plan.objects.order_by(), ids[PLAN])]
+    endpoints = [endpoint_facts(endpoint) for endpoint in _found(Endpoint.objects.order_by(), ids[ENDPOINT])]
+    policies = _active_facts(_shared(), _remembered(snapshot), ids[POLICY])
+    return changed(
+        snapshot,
+        plans=dict.fromkeys(ids[PLAN]) | {plan.id: plan for plan in plans},
+        endpoints=dict.fromkeys(ids[ENDPOINT]) | {endpoint.id: endpoint for endpoint in endpoints},
+        policies=dict.fromkeys(ids[POLICY]) | {policy.id: policy for policy in policies},
+    )
+
+
+def _held(snapshot: Snapshot) -> Iterator[PolicyFacts]:
+    return (policy for groups in snapshot.groups.values() for group in groups.values() for policy in group.policies)
+
+
+def _without_ended(snapshot: Snapshot) -> Snapshot:
+    """The snapshot as it would be loaded now: changes bring policies in, and no change tells of their end."""
+    ended = to_us(timezone.now() - _KEPT)
+    gone = [policy.id for policy in _held(snapshot) if policy.ends_us is not None and policy.ends_us < ended]
+    return changed(snapshot, plans={}, endpoints={}, policies=dict.fromkeys(gone))
+
+
+def _plan_facts(plan: Any) -> PlanFacts:
+    return PlanFacts(id=plan.pk, name=plan.name, slug=plan.slug, default_for=plan.default_for)
+
+
+def _shared() -> Any:
+    from .models import RatePolicy
+
+    return RatePolicy.objects.filter(user__isnull=True)
+
+
+def _found(rows: Any, ids: Sequence[int]) -> Iterator[Any]:
+    """The rows with these primary keys, in as many queries as parameters allow."""
+    for at in range(0, len(ids), _BATCH):
+        yield from rows.filter(pk__in=ids[at : at + _BATCH])
+
+
+def _remembered(snapshot: Snapshot | None) -> Callable[[int], PolicyFacts | None]:
+    """Finds a policy of the snapshot by its id."""
+    groups = {} if snapshot is None else snapshot.groups
+    return lambda pk: next(
+        (group.by_id[pk] for rivals in groups.values() for group in rivals.values() if pk in group.by_id), None
     )
 
 
@@ -213,23 +306,26 @@ def _load_user(user_id: str) -> UserEntry:
     if str(value) != user_id:  # "010" reads as 10, and is not that user
         return NOBODY
     assignments = PlanAssignment.objects.filter(user_id=user_id).order_by()
-    rows = assignments.values_list("plan_id", "starts_at", "ends_at")
+    rows = assignments.values_list("pk", "plan_id", "starts_at", "ends_at")
     return UserEntry(
         policies=tuple(_active_facts(RatePolicy.objects.filter(user_id=user_id))),
         assignments=tuple(
-            Assignment(plan_id=plan_id, starts_us=to_us(starts_at), ends_us=ends_at and to_us(ends_at))
-            for plan_id, starts_at, ends_at in rows
+            Assignment(id=pk, plan_id=plan_id, starts_us=to_us(starts_at), ends_us=ends_at and to_us(ends_at))
+            for pk, plan_id, starts_at, ends_at in rows
         ),
     )
 
 
-def _active_facts(policies: Any) -> Iterator[PolicyFacts]:
-    # Ended ones are left out, with a day's margin: what has ended is decided by the store's clock, not this one.
-    ended = timezone.now() - timedelta(days=1)
-    rows = policies.exclude(ends_at__lt=ended).order_by()
+def _active_facts(
+    policies: Any,
+    remembered: Callable[[int], PolicyFacts | None] = lambda pk: None,
+    ids: Sequence[int] | None = None,
+) -> list[PolicyFacts]:
+    """What these policies say, or those of them with these ids; what ended long ago is left out."""
+    rows = policies.exclude(ends_at__lt=timezone.now() - _KEPT).order_by()
     # Plain rows: to make model objects of thousands of policies would double what loading takes.
-    for row in rows.values_list(*POLICY_COLUMNS, named=True):
-        yield policy_facts(row)
+    plain = rows.values_list(*POLICY_COLUMNS, named=True)
+    return understand([policy_facts(row) for row in (plain if ids is None else _found(plain, ids))], remembered)
 
 
 #: The policies of this process.

@@ -65,10 +65,13 @@ class Store:
         with self._breaker.passage(call.always):
             return await call.astep(Send(self._server, command))
 
-    def info(self) -> dict[str, dict[str, str]]:
-        """What each server that decides says of itself (INFO), by name (host:port); raises ``StoreError``."""
+    def info(self, call: Call | None = None) -> dict[str, dict[str, str]]:
+        """What each server that decides says of itself (INFO), by name (host:port); raises ``StoreError``.
+
+        As part of ``call``, else within a time of its own.
+        """
         # All of it: before Redis 7, two sections were a syntax error.
-        replies = drive(self._survey_steps(("INFO",)), Call(self, always=True).step)
+        replies = drive(self._survey_steps(("INFO",)), (call or Call(self, always=True)).step)
         return {name: server_info(reply) for name, reply in replies.items()}
 
     def _survey_steps(self, command: Command) -> Steps:

@@ -77,6 +77,9 @@ class BucketStatus:
     reset_after_us: int
     #: µs that the bucket's window lasts: the calendar month's own length, else the rate's period.
     window_us: int
+    #: µs until ``remaining`` next grows, if nobody asks: 1,000,000 for ``60/min``, to the window's end for a fixed
+    #: window; None when the bucket is full, or when it is not known.
+    next_after_us: int | None = None
 
     @property
     def limit(self) -> int:
@@ -97,6 +100,11 @@ class BucketStatus:
     def reset_after(self) -> float:
         """Seconds until the bucket is back to full."""
         return self.reset_after_us / _SECOND
+
+    @property
+    def next_after(self) -> float | None:
+        """Seconds until ``remaining`` next grows; None when the bucket is full, or when it is not known."""
+        return None if self.next_after_us is None else self.next_after_us / _SECOND
 
     @property
     def refused(self) -> bool:

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from .conf import settings
 from .enforcement import explain_caller
-from .facts import PolicyFacts, endpoint_facts, policy_facts
+from .facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
 from .identity import UNKNOWN, Caller, NamedCaller, client_text
 from .limiter import default_limiter
 from .models import PolicyChange, RatePolicy
@@ -125,7 +125,7 @@ def _unreadable(policy: PolicyFacts) -> bool:
 def _why_none(policy: PolicyFacts, subject: str | None) -> str:
     if policy.rates in ("unlimited", "blocked"):
         return _("It counts nothing.")
-    if not policy.rates:
+    if policy.rates == UNREADABLE:
         return _("Its rates cannot be read.")
     if subject is None and not policy.user and not policy.subject:
         return _("It is no override: many callers are counted by it.")

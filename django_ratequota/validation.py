@@ -30,9 +30,15 @@ def rate_problem(error: InvalidRate) -> str:
 
 
 def canonical_subject(text: str) -> str:
-    """``kind:value`` with an address or network in its usual spelling; raises ``ValidationError``."""
-    kind, colon, value = text.strip().partition(":")
+    """``kind:value`` with an address or network in its usual spelling; raises ``ValidationError``.
+
+    An address or network alone is taken as ``ip:``.
+    """
+    text = text.strip()
+    kind, colon, value = text.partition(":")
     known = ("ip", *settings.identifiers)
+    if kind not in known and _is_network(text):
+        kind, colon, value = "ip", ":", text
     if not colon or not value or kind not in known:
         raise ValidationError(
             _("Write kind:value, where kind is one of %(known)s, such as ip:203.0.113.7."),
@@ -50,6 +56,15 @@ def canonical_subject(text: str) -> str:
             params={"error": str(error)[:100]},
         ) from error
     return f"ip:{network if '/' in value else network.network_address}"
+
+
+def _is_network(text: str) -> bool:
+    try:
+        # With its host bits set it is one as well: what is wrong with it is said as of ``ip:``.
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _unmapped(network: Any) -> Any:

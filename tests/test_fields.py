@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import Case, Value, When
 
 from django_ratequota.fields import RatesField
@@ -136,8 +136,47 @@ def test_a_lookup_takes_any_spelling() -> None:
 
 
 @pytest.mark.django_db
-def test_text_that_cannot_be_read_is_stored_as_it_is_for_cleaning_to_refuse() -> None:
-    policy = RatePolicy.objects.create(rates="ten a day")
-    assert stored() == ["ten a day"]
-    with pytest.raises(ValidationError, match="at character 1"):
-        policy.full_clean()
+@pytest.mark.parametrize(
+    "write", [_save, _save_again, _update, _update_by_case, _bulk_create, _bulk_update, _update_or_create]
+)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("ten a minute", "at character 1"), ("", "cannot be blank"), ("10/min burst", "at character 13")],
+)
+def test_text_that_cannot_be_read_is_refused_however_it_is_written(
+    write: Callable[[str], None], text: str, message: str
+) -> None:
+    """It was stored, and limited nobody."""
+    with pytest.raises(ValidationError, match=message), transaction.atomic():
+        write(text)
+    assert stored() in ([], ["1/s"])
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "write", [RatePolicy.objects.create, lambda **f: RatePolicy.objects.bulk_create([RatePolicy(**f)])]
+)
+@pytest.mark.parametrize(
+    ("rates", "algorithm", "message"),
+    [
+        ("10/min burst 5", "fixed_window", "drop 'burst 5'"),
+        ("1/min, 2/min gcra", "gcra", "same algorithm and period"),
+    ],
+)
+def test_rates_are_refused_with_an_algorithm_that_they_make_no_sense_with(
+    write: Callable[..., Any], rates: str, algorithm: str, message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message), transaction.atomic():
+        write(rates=rates, algorithm=algorithm)
+    assert stored() == []
+
+
+@pytest.mark.django_db
+def test_a_row_that_cannot_be_read_is_found_by_its_text() -> None:
+    policy = RatePolicy.objects.create(rates="1/s")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'ten a day'")
+    assert RatePolicy.objects.get(rates="ten a day") == policy
+    RatePolicy.objects.filter(rates="ten a day").update(mode="off")
+    policy.refresh_from_db()
+    assert (policy.mode, policy.rates) == ("off", "ten a day")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import http_sf
@@ -11,10 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, BucketStatus, Decision, Limiter, Rate
-from django_ratequota.headers import add_headers, decision_headers, retry_after_seconds
+from django_ratequota.conf import HEADER_FORMS
+from django_ratequota.headers import FORMS, add_headers, decision_headers, retry_after_seconds
+from django_ratequota.rates import ALGORITHMS, BURST_ALGORITHMS
 from tests.conftest import NOON_US, Clock
 
 SECOND = 10**6
+DOCS = Path(__file__).parent.parent / "docs"
 RATES = ("100/min", "10/s burst 3", "5/hour gcra", "7/month", "9/day fixed_window")
 
 
@@ -25,6 +30,7 @@ def standing(
     remaining: int = 5,
     retry_us: int | None = 0,
     reset_us: int = 30 * SECOND,
+    next_us: int | None = 2 * SECOND,
     **bucket: Any,
 ) -> BucketStatus:
     parsed = Rate.parse(rate)
@@ -35,6 +41,7 @@ def standing(
         retry_after_us=retry_us,
         reset_after_us=reset_us,
         window_us=parsed.period_us,
+        next_after_us=next_us,
     )
 
 
@@ -52,7 +59,7 @@ def test_an_admitted_request(limiter: Limiter) -> None:
     headers = decision_headers(limiter.check(buckets, cost=3))
     assert headers == {
         "RateLimit-Policy": '"search/min";q=100;w=60, "all/day";q=1000;w=86400',
-        "RateLimit": '"search/min";r=97;t=2, "all/day";r=997;t=260',
+        "RateLimit": '"search/min";r=97;t=1, "all/day";r=997;t=87',
         "X-RateLimit-Limit": "100",
         "X-RateLimit-Remaining": "97",
         "X-RateLimit-Reset": str(ceil(NOON_US / SECOND + 1.8)),
@@ -61,7 +68,7 @@ def test_an_admitted_request(limiter: Limiter) -> None:
         ("search/min", {"q": 100, "w": 60}),
         ("all/day", {"q": 1000, "w": 86_400}),
     ]
-    assert parsed(headers["RateLimit"]) == [("search/min", {"r": 97, "t": 2}), ("all/day", {"r": 997, "t": 260})]
+    assert parsed(headers["RateLimit"]) == [("search/min", {"r": 97, "t": 1}), ("all/day", {"r": 997, "t": 87})]
 
 
 def test_a_refused_request(limiter: Limiter, clock: Clock) -> None:
@@ -103,6 +110,7 @@ def test_retry_after_is_the_longest_wait_and_nothing_when_one_bucket_never_passe
             st.one_of(st.none(), st.integers(1, 2**53)),
             st.integers(0, 10**12),
             st.integers(0, 2**53),
+            st.one_of(st.none(), st.integers(1, 2**53)),
             st.sampled_from(["enforce", "log"]),
         ),
         max_size=6,
@@ -111,8 +119,10 @@ def test_retry_after_is_the_longest_wait_and_nothing_when_one_bucket_never_passe
 @settings(max_examples=200, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_header_can_be_read_back_and_no_t_is_later_than_retry_after(drawn: list[Any]) -> None:
     statuses = tuple(
-        standing(rate, passed=ok, remaining=units, retry_us=0 if ok else wait, reset_us=reset, mode=mode)
-        for rate, ok, wait, units, reset, mode in drawn
+        standing(
+            rate, passed=ok, remaining=units, retry_us=0 if ok else wait, reset_us=reset, next_us=more, mode=mode
+        )
+        for rate, ok, wait, units, reset, more, mode in drawn
     )
     allowed = not any(status.refused for status in statuses)
     headers = decision_headers(Decision(allowed=allowed, statuses=statuses, at_us=NOON_US))
@@ -125,8 +135,10 @@ def test_every_header_can_be_read_back_and_no_t_is_later_than_retry_after(drawn:
         rows = parsed(headers["RateLimit"])
         assert [name for name, _ in rows] == [name for name, _ in parsed(headers["RateLimit-Policy"])]
         assert [parameters["r"] for _, parameters in rows] == [status.remaining for status in enforced]
-        if "Retry-After" in headers:
-            assert int(headers["Retry-After"]) >= max(parameters.get("t", 0) for _, parameters in rows)
+        bound = int(headers.get("Retry-After", 2**53))
+        told = [-(-s.next_after_us // SECOND) if s.next_after_us else None for s in enforced]
+        assert [parameters.get("t") for _, parameters in rows] == [t if t and t <= bound else None for t in told]
+        assert "qu" not in headers["RateLimit-Policy"]
 
 
 @pytest.mark.parametrize(
@@ -178,6 +190,88 @@ def test_windows(limiter: Limiter, rate: Rate, policy: str) -> None:
     assert decision_headers(limiter.check([Bucket("user:1", rate)]))["RateLimit-Policy"] == policy
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("rate", ["60/min", "12/min", "10/10s", "30/hour"])
+def test_a_client_that_obeys_r_and_t_is_never_refused_and_reaches_the_full_rate(
+    limiter: Limiter, clock: Clock, algorithm: str, rate: str
+) -> None:
+    """It sends the r units it has left at once, then waits for t; another one asks as often as it can."""
+    patient, greedy = (Bucket(user, Rate.parse(f"{rate} {algorithm}")) for user in ("user:1", "user:2"))
+    period_us = patient.rate.period_us
+    step_us = period_us // patient.rate.limit // 4
+    # Not at the edge of a window, where a second's rounding up would be the same for all.
+    clock.advance(us=period_us // 3)
+    begun, sent, taken = clock.now_us, 0, 0
+    end = begun + 4 * period_us
+    while clock.now_us < end:
+        rows = parsed(decision_headers(limiter.peek([patient]))["RateLimit"])
+        units = rows[0][1]["r"]
+        for _ in range(units):
+            decision = limiter.check([patient])
+            assert decision.allowed
+            rows = parsed(decision_headers(decision)["RateLimit"])
+        sent += units
+        [(_, parameters)] = rows
+        assert parameters["r"] == 0
+        assert parameters["t"] <= 2 * period_us // SECOND
+        until = clock.now_us + parameters["t"] * SECOND
+        while clock.now_us < min(until, end):
+            while limiter.check([greedy]).allowed:
+                taken += 1
+            clock.now_us = min(until, end, clock.now_us + step_us)
+    # What came back within the last t, which is rounded up, is not sent yet.
+    waiting = patient.rate.limit * SECOND // period_us + 1
+    assert taken - waiting <= sent <= taken + waiting
+    if algorithm in BURST_ALGORITHMS:
+        assert sent >= 5 * patient.rate.limit - waiting
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_after_t_there_is_more_quota_and_not_before(limiter: Limiter, clock: Clock, algorithm: str) -> None:
+    """Told the time until the limit is full, a client at 60/min with 5 left waited 55 s for the next unit."""
+    clock.advance(20)
+    asked = [Bucket("user:1", Rate.parse(f"60/min {algorithm}"))]
+    limiter.check(asked, cost=50)
+    [(_, told)] = parsed(decision_headers(limiter.check(asked, cost=5))["RateLimit"])
+    expected = {"fixed_window": 40, "sliding_window_log": 60, "sliding_window_counter": 40 + 2}
+    assert told == {"r": 5, "t": expected.get(algorithm, 1)}
+    for seconds, more in ((told["t"] - 1, False), (1, True)):
+        clock.advance(seconds)
+        assert (limiter.peek(asked).statuses[0].remaining > 5) == more
+
+
+def test_a_full_limit_says_no_t(limiter: Limiter) -> None:
+    assert decision_headers(limiter.peek([Bucket("user:1", Rate.parse("60/min"))]))["RateLimit"] == '"all/min";r=60'
+
+
+def test_a_debt_that_a_free_request_waits_for_says_no_t_beyond_retry_after(limiter: Limiter) -> None:
+    asked = [Bucket("user:1", Rate.parse("6/min"))]
+    limiter.charge(asked, 9)
+    headers = decision_headers(limiter.check(asked, cost=0))
+    assert (headers["Retry-After"], headers["RateLimit"]) == ("30", '"all/min";r=0')
+    assert decision_headers(limiter.check(asked))["RateLimit"] == '"all/min";r=0;t=40'
+
+
+def test_the_forms_are_those_that_the_setting_takes() -> None:
+    assert tuple(FORMS) == HEADER_FORMS
+    assert FORMS["ietf"] is FORMS["ietf-11"]
+
+
+def test_the_page_exposes_to_scripts_what_is_sent(settings: Any) -> None:
+    settings.RATEQUOTA = {"HEADERS": ["ietf-11", "x-ratelimit"]}
+    page = (DOCS / "reference/headers.md").read_text()
+    exposed = re.search(r"CORS_EXPOSE_HEADERS = \[(.*?)\]", page, re.DOTALL)
+    assert exposed
+    decision = Decision(
+        allowed=False, statuses=(standing(passed=False, retry_us=SECOND),), at_us=NOON_US, refusal_id="x"
+    )
+    sent = set(decision_headers(decision))
+    assert set(re.findall(r'"(.+?)"', exposed[1])) == sent
+    assert {
+        name for line in re.findall(r"^\| `[^|]+", page, re.MULTILINE) for name in re.findall(r"`(.+?)`", line)
+    } >= sent
+
+
 def test_log_mode_is_invisible(limiter: Limiter) -> None:
     logged = Bucket("user:1", Rate.parse("1/min"), scope="trial", mode="log")
     enforced = Bucket("user:1", Rate.parse("9/min"), scope="search")
@@ -192,6 +286,8 @@ def test_log_mode_is_invisible(limiter: Limiter) -> None:
     ("chosen", "expected"),
     [
         (["ietf"], {"RateLimit", "RateLimit-Policy"}),
+        (["ietf-11"], {"RateLimit", "RateLimit-Policy"}),
+        (["ietf", "ietf-11"], {"RateLimit", "RateLimit-Policy"}),
         (["x-ratelimit"], {"X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"}),
         ([], set()),
     ],

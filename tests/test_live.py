@@ -714,7 +714,9 @@ def test_the_page_costs_as_many_queries_and_commands_for_many_as_for_few(
     few = [count(client) for client in (operator, granter)]
     fill(2, 60)
     assert [count(client) for client in (operator, granter)] == few
-    assert few[0] == (6, 3), "session, user, endpoints, policies, users and last change; revision, workers and INFO"
+    assert few[0] == (7, 3), (
+        "session, user, endpoints, policies, texts, users, last change; revision, workers and INFO"
+    )
 
 
 @pytest.mark.parametrize("query", [{}, {"span": "week"}, {"endpoint": "1"}, {"policy": "1"}])

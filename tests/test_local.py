@@ -99,6 +99,34 @@ def test_a_month_is_thirty_one_days(seconds: Seconds) -> None:
     assert admitted(limiter, asked) == 24
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@given(
+    history=st.lists(st.tuples(st.integers(0, 150), st.integers(0, 12)), min_size=1, max_size=8),
+    limit=st.integers(1, 40),
+    share=st.integers(1, 8),
+)
+@examples(max_examples=150, derandomize=True, database=None, deadline=None)
+def test_no_unit_comes_back_before_next_after_and_one_does_at_it(
+    algorithm: str, history: list[tuple[int, int]], limit: int, share: int
+) -> None:
+    clock = Seconds()
+    limiter = LocalLimiter(share, clock=clock)
+    asked = bucket(f"{limit}/min {algorithm}")
+    for pause, units in history:
+        clock.now += pause
+        limiter.check([asked], units)
+    status = peek(limiter, asked)
+    if status.next_after is None:
+        # Nothing is used, or less than the part of a unit that the share has beyond whole ones.
+        assert status.remaining == max(1, limit // share)
+        return
+    now = clock.now
+    clock.now = now + status.next_after - 3e-6
+    assert peek(limiter, asked).remaining <= status.remaining
+    clock.now = now + status.next_after + 3e-6
+    assert peek(limiter, asked).remaining > status.remaining
+
+
 WALK = st.lists(
     st.tuples(
         # Some of the gaps lead right to where something ends.

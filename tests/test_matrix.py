@@ -18,7 +18,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_ratequota import check_request
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from tests.operators import client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -178,11 +178,28 @@ def test_cells_say_what_requests_meet(operator: Client, free: Plan, search: Endp
     assert len(seen) > 6, "the winners changed often"
 
 
-def test_rates_that_cannot_be_read_count_nowhere(operator: Client, free: Plan) -> None:
+def test_a_plan_s_rates_stand_where_everyone_is_blocked(operator: Client, free: Plan, search: Endpoint) -> None:
+    """A gated feature: blocked for everyone, open for a plan, and closed to a blocked address whatever its plan."""
+    RatePolicy.objects.create(endpoint=search, rates="blocked")
+    RatePolicy.objects.create(endpoint=search, plan=free, rates="5/s")
+    RatePolicy.objects.create(endpoint=search, subject="ip:203.0.113.0/24", rates="blocked")
+    page = cells(operator.get(MATRIX))
+    assert [words(page["search", plan]) for plan in ("everyone", "Free")] == ["blocked", "5/s"]
+    allowed = {
+        address: check_request(RequestFactory().get("/", REMOTE_ADDR=address), scope="search").allowed
+        for address in ("203.0.113.7", "198.51.100.7")
+    }
+    assert allowed == {"203.0.113.7": False, "198.51.100.7": True}
+
+
+def test_rates_that_cannot_be_read_say_what_counts(operator: Client, free: Plan) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s")
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'garbage'")
-    assert words(cells(operator.get(MATRIX))["all endpoints", "Free"]) == "+ 1 not in force"
+    cell = words(cells(operator.get(MATRIX))["all endpoints", "Free"])
+    assert cell == "1/s in place of garbage, which cannot be read"
+    PolicyChange.objects.all().delete()
+    assert words(cells(operator.get(MATRIX))["all endpoints", "Free"]) == "garbage cannot be read: on error decides"
 
 
 def test_overrides_are_counted_and_listed(operator: Client, search: Endpoint) -> None:
@@ -192,10 +209,16 @@ def test_overrides_are_counted_and_listed(operator: Client, search: Endpoint) ->
     RatePolicy.objects.create(user=alice, endpoint=search, rates="73/s", ends_at=timezone.now() - DAY)
     RatePolicy.objects.create(user=alice, rates="74/s")
     RatePolicy.objects.create(endpoint=search, rates="75/s")
+    RatePolicy.objects.create(subject="ip:::2", endpoint=search, rates="blocked", mode="log")
+    RatePolicy.objects.create(subject="ip:::3", endpoint=search, rates="blocked", mode="off")
     page = text(operator.get(MATRIX))
+    assert not re.findall(r"(\d+ blocked)", page)
+    RatePolicy.objects.filter(rates="blocked").update(mode="enforce")
+    page = text(operator.get(MATRIX))
+    assert re.findall(r"</a>, (\d+ blocked)</small>", page) == ["2 blocked"]
     found = re.findall(r'<a href="([^"]*)">(\d+ overrides?)</a>', page)
-    assert [count for _link, count in found] == ["1 override", "2 overrides"]
-    for (link, _count), rates in zip(found, [{"74/s"}, {"71/s", "72/s"}], strict=True):
+    assert [count for _link, count in found] == ["1 override", "4 overrides"]
+    for (link, _count), rates in zip(found, [{"74/s"}, {"71/s", "72/s", "blocked"}], strict=True):
         listed = operator.get(html.unescape(link)).context["cl"].queryset
         assert {policy.rates for policy in listed} == rates
     assert "71/s" not in page

@@ -137,8 +137,8 @@ class Walk(RuleBasedStateMachine):
             if status.allowed:
                 rate, claim = status.bucket.rate, next(claims)
                 model.give_back(rate, now, units, Charged(decision.at_us, status.reset_after_us))
-                remaining, reset = model.status(rate, now, claim=claim)
-                expected.append(Outcome(True, remaining, 0, reset))
+                remaining, reset, more = model.status(rate, now, claim=claim)
+                expected.append(Outcome(True, remaining, 0, reset, more))
         assert [Outcome.of(status) for status in refunded.statuses] == expected
         charged = [(status.bucket, model) for model, status in found if status.allowed]
         self.outlive([bucket for bucket, _ in charged], [model for _, model in charged], [True] * len(charged))
@@ -227,6 +227,7 @@ class Walk(RuleBasedStateMachine):
             period_us = self.buckets[pick].rate.period_us
             named = [(now // period_us + 1) * period_us, now + outcome.reset_after_us]
             named += [now + outcome.retry_after_us] * 3 if outcome.retry_after_us else []
+            named += [now + outcome.next_after_us] if outcome.next_after_us else []
             self.targets += [(target, pick) for target in named]
         self.targets = [entry for entry in self.targets[-30:] if entry[0] > now]
 
@@ -241,7 +242,7 @@ class Walk(RuleBasedStateMachine):
             if not write or self.rewinds:
                 continue
             # A refund leaves the state one of the rate that it was charged under.
-            _remaining, state_us = model.status(model.rate or bucket.rate, self.clock.now_us)
+            state_us = model.status(model.rate or bucket.rate, self.clock.now_us)[1]
             if (uncut := getattr(model, "uncut", None)) and uncut.rate:
                 state_us = max(state_us, uncut.status(uncut.rate, self.clock.now_us)[1])
             if not state_us:

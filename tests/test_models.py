@@ -244,6 +244,12 @@ def test_endpoint_names_are_slugs_as_headers_carry_them(name: str) -> None:
         ("ip:0.0.0.0/0", "ip:0.0.0.0/0"),
         ("ip:2001:DB8:0:0::1", "ip:2001:db8::1"),
         ("ip:2001:0db8::/32", "ip:2001:db8::/32"),
+        # an address or network alone
+        ("203.0.113.0/24", "ip:203.0.113.0/24"),
+        (" 203.0.113.7 ", "ip:203.0.113.7"),
+        ("2001:DB8::/32", "ip:2001:db8::/32"),
+        ("::ffff:203.0.113.0/120", "ip:203.0.113.0/24"),
+        ("::1", "ip:::1"),
     ],
 )
 def test_subjects_are_stored_in_their_usual_spelling(text: str, stored: str) -> None:
@@ -257,6 +263,8 @@ def test_subjects_are_stored_in_their_usual_spelling(text: str, stored: str) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("203.0.113.7/24", "203.0.113.7/24 has host bits set; write an address such as 203.0.113.7 or a network"),
+        ("203.0.113.0/33", "Write kind:value"),
         ("acme", "Write kind:value, where kind is one of ip, tenant, such as ip:203.0.113.7."),
         ("tenant:", "Write kind:value"),
         (":acme", "Write kind:value"),

@@ -415,7 +415,7 @@ class TestStored:
         login = Client().get
         assert [login("/decorated/").status_code for _ in range(2)] == [200, 200]
         endpoint = Endpoint.objects.get()
-        assert (endpoint.charged_statuses, endpoint.methods) == ("401, 403", "POST")
+        assert (endpoint.charged_statuses, endpoint.methods) == ("400", "POST")
 
     def test_djangos_own_login_view(self, settings: Any) -> None:
         """It answers 200 to a wrong password and 302 to the right one."""

@@ -6,11 +6,20 @@ from typing import Any
 
 import pytest
 from django.test import Client
-from django.urls import Resolver404, resolve
+from django.urls import Resolver404, include, path, re_path, resolve
 from django.views.decorators.cache import never_cache
+from rest_framework.urlpatterns import format_suffix_patterns
 
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.routes import enforces_itself, known_routes, known_scopes, readable, resolved, scope_of
+from django_ratequota.routes import (
+    enforces_itself,
+    known_routes,
+    known_scopes,
+    readable,
+    resolved,
+    scope_of,
+    spellings,
+)
 from tests import views
 
 PK = "(?P<pk>[^/.]+)"
@@ -59,6 +68,48 @@ def test_resolved(path: str, route: str, name: str) -> None:
     assert resolved(resolve(path)) == (route, name)
 
 
+def reports(request: Any, **kwargs: Any) -> None:
+    """Any view."""
+
+
+@pytest.mark.parametrize("kwarg", ["format", "kind"])
+@pytest.mark.parametrize("allowed", [None, ["json"], ["json", "html"]])
+@pytest.mark.parametrize(
+    "pattern", [re_path("^reports/$", reports), re_path("^reports$", reports), path("reports/", reports)]
+)
+def test_a_format_suffix_is_one_spelling_of_its_route(
+    settings: Any, pattern: Any, allowed: list[str] | None, kwarg: str
+) -> None:
+    """As DRF writes them, for regular expressions and for paths."""
+    settings.REST_FRAMEWORK = {"FORMAT_SUFFIX_KWARG": kwarg}
+    plain, suffixed = format_suffix_patterns([path("api/", include([pattern]))], allowed=allowed)[0].url_patterns
+    assert spellings(readable(f"api/{plain.pattern}")) == (readable(f"api/{plain.pattern}"),)
+    route = readable(f"api/{suffixed.pattern}")
+    assert spellings(route) == (route, "/api/reports", "/api/reports/")
+    settings.REST_FRAMEWORK = {"FORMAT_SUFFIX_KWARG": "other"}
+    assert spellings(route) == (route,)
+
+
+@pytest.mark.parametrize("root", [re_path("^$", reports), path("", reports)])
+def test_a_root_with_a_format_suffix_is_the_root(root: Any) -> None:
+    _plain, suffixed = format_suffix_patterns([root])
+    route = readable(f"api/{suffixed.pattern}")
+    assert spellings(route) == (route, "/api/")
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        "/files/(?P<name>[^/]+)/",
+        r"/files\.(?P<ext>[a-z0-9]+)/?",
+        r"/files/\.(?P<format>[a-z0-9]+)/x/",
+        "/files/<str:format>",
+    ],
+)
+def test_other_routes_have_one_spelling(route: str) -> None:
+    assert spellings(route) == (route,)
+
+
 def test_what_was_not_resolved_has_no_route() -> None:
     assert resolved(None) == (None, None)
     with pytest.raises(Resolver404):
@@ -83,7 +134,14 @@ def test_what_was_not_resolved_has_no_route() -> None:
             ["/plain/", "/plain/?next=/v1/items/7/", "/plain/?/v1/items/7/"],
         ),
         (FILES, ["/files/", "/files", "/FILES", "/fIlEs/"], ["/plain/"]),
-        ("/api/reports/*", ["/api/reports/7/", "/api/reports/7.json", "/api/reports/"], ["/api/"]),
+        (
+            "/api/reports/*",
+            ["/api/reports/7/", "/api/reports/7.json", "/api/reports/", "/api/reports.json"],
+            ["/api/", "/api/.json"],
+        ),
+        ("/api/reports/", ["/api/reports/", "/api/reports.json", "/api/reports.json/"], ["/api/", "/api/reports/7/"]),
+        (f"/api/reports/{PK}/", ["/api/reports/7/", "/api/reports/7.json"], ["/api/reports/", "/api/reports.json"]),
+        (f"/api/reports{FORMAT}", ["/api/reports.json"], ["/api/reports/", "/api/reports/7.json"]),
         ("report-*", ["/api/reports/7/", "/api/reports/7.json", "/api/reports/"], ["/api/"]),
         ("v1:*", ["/v1/items/7/"], ["/plain/", "/nameless/"]),
     ],

@@ -121,7 +121,17 @@ def test_a_wrong_number_of_arguments_is_refused(
 
 
 def test_good_arguments_are_taken(limiter: Limiter) -> None:
-    assert unpack_reply(run(limiter, DECIDE, ["rqtest:1"], GOOD)) == (1, 1, NOON_US, -1, 1, 9, 0, 6_000_000)
+    assert unpack_reply(run(limiter, DECIDE, ["rqtest:1"], GOOD)) == (
+        1,
+        1,
+        NOON_US,
+        -1,
+        1,
+        9,
+        0,
+        6_000_000,
+        6_000_000,
+    )
 
 
 # --- How long a key lives. ---

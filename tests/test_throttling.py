@@ -43,7 +43,7 @@ def test_a_view_is_held_to_its_scope(client: Client, search: Endpoint, path: str
     admitted = client.get(path)
     assert (admitted.status_code, admitted.json()) == (200, {"ran": True})
     assert admitted["RateLimit-Policy"] == '"all/hour";q=100;w=3600, "search/hour";q=5;w=3600'
-    assert admitted["RateLimit"] == '"all/hour";r=98;t=72, "search/hour";r=3;t=1440'
+    assert admitted["RateLimit"] == '"all/hour";r=98;t=36, "search/hour";r=3;t=720'
     assert (admitted["X-RateLimit-Limit"], admitted["X-RateLimit-Remaining"]) == ("5", "3")
     assert "Retry-After" not in admitted
     client.get(path)

@@ -143,10 +143,10 @@ api_search.cls.throttle_scope = "search"  # what DRF's decorator throttle_scope 
 
 
 class Reports(ViewSet):
-    def list(self, request: Any) -> Response:
+    def list(self, request: Any, format: str | None = None) -> Response:
         return Response([])
 
-    def retrieve(self, request: Any, pk: str) -> Response:
+    def retrieve(self, request: Any, pk: str, format: str | None = None) -> Response:
         return Response({"id": pk})
 
     @action(detail=False, throttle_classes=[])

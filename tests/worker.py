@@ -16,7 +16,7 @@ from tests.faults import poll
 
 
 def main() -> None:
-    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     import django
 
     django.setup()

@@ -22,6 +22,8 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..conf import settings
+from ..publication import when_unpublished
 from ..recording import acting
 from ..validation import visible
 
@@ -52,8 +54,16 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return f"{url}?{urlencode(query)}" if query else url
 
     def _recorded(self, view: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+        def warn() -> None:
+            text = _(
+                "The change is saved, but Redis could not be reached: workers learn of it within %(seconds)s seconds "
+                "(POLL_SECONDS)."
+            )
+            params = {"seconds": f"{settings.poll_seconds:g}"}
+            self.message_user(request, text % params, messages.WARNING, fail_silently=True)
+
         try:
-            with acting(request.user):
+            with acting(request.user), when_unpublished(warn):
                 return view(request, *args, **kwargs)
         except IntegrityError:
             # Valid when it was looked at, refused when it was written.

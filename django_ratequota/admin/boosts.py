@@ -259,12 +259,7 @@ class Boosts(Explain):
         outlook = boosting.outlook(explanation.asked, boost)
         end: Any = boost.ends_at
         warnings = []
-        if not outlook.wins:
-            warnings.append(
-                gettext("It would not be in force: policy %(id)s is more specific.")
-                % {"id": outlook.now.id if outlook.now else ""}
-            )
-        elif outlook.now is not None and (outlook.now.user or outlook.now.subject):
+        if outlook.now is not None and (outlook.now.user or outlook.now.subject):
             words = {"id": outlook.now.id, "rates": shown(outlook.now.text)}
             text = gettext("It takes the place of the override %(rates)s (policy %(id)s) while it lasts.")
             warnings.append(text % words)

@@ -22,6 +22,7 @@ from django.utils.translation import gettext_lazy as _
 from .. import health, statistics
 from ..exceptions import StoreError
 from ..limiter import default_limiter
+from ..meanings import find_unreadable
 from ..models import PolicyChange
 from ..statistics import Counts, Refusal, Span, Timeline, Top
 from . import figures, workers
@@ -90,6 +91,7 @@ class LiveUsage(PolicyRights):
             "refusals_error": refusals_error,
             **_store(),
             **_reports(),
+            "unreadable": _unreadable(names),
             "title": title,
             "original": title,  # the end of the breadcrumbs
             "opts": self.opts,
@@ -204,6 +206,18 @@ def _counted(timeline: Timeline | None, chosen: Chosen, names: Names) -> dict[st
 
 def _row(name: str, counts: Counts, query: str, url: str) -> dict[str, Any]:
     return {"name": name, "cells": cells(counts), "query": query, "url": url}
+
+
+def _unreadable(names: Names) -> list[str]:
+    """A sentence for each text of rates that cannot be read, of policies that the operator may see."""
+    goes_on = _("Policy %(id)s: the rates %(rates)s cannot be read. The last readable ones count: %(text)s. Edit it.")
+    decides = _("Policy %(id)s: the rates %(rates)s cannot be read. Its “on error” decides. Edit it.")
+    return [
+        (goes_on if one.goes_on else decides)
+        % {"id": one.policy.pk, "rates": shown(repr(one.policy.rates)), "text": one.goes_on}
+        for one in find_unreadable()
+        if names.may_choose(one.policy.pk)
+    ]
 
 
 def _store() -> dict[str, Any]:

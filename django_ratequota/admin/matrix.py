@@ -18,10 +18,11 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..facts import Group, PolicyFacts, policy_facts
+from ..facts import UNREADABLE, Group, PolicyFacts
+from ..meanings import last_meaning
 from ..models import Endpoint, Plan, RatePolicy
+from ..precedence import strongest
 from ..rates import BLOCKED, UNLIMITED
-from ..resolver import strongest
 from .base import RecordedAdmin, moment, shown, when
 from .rights import OVERRIDES, may
 
@@ -115,14 +116,15 @@ class MatrixPage(RecordedAdmin):
         endpoint: Endpoint | None,
         columns: list[tuple[Plan | None, str]],
         cells: _Cells,
-        overrides: dict[int | None, int],
+        overrides: dict[int | None, tuple[int, int]],
     ) -> dict[str, Any]:
         name = gettext("all endpoints") if endpoint is None else shown(endpoint.name)
         return {
             "endpoint": name,
             "statuses": endpoint.charged_statuses if endpoint else "",
             "link": self._endpoint_link(request, endpoint, cells),
-            "overrides": overrides.get(_key(endpoint), 0),
+            "overrides": overrides.get(_key(endpoint), (0, 0))[0],
+            "blocks": overrides.get(_key(endpoint), (0, 0))[1],
             "overrides_link": cells.listed({"audience": "override", "time": "active"}, endpoint),
             "cells": [
                 cells.cell(endpoint, plan, cells.label % {"plan": plan_name, "endpoint": name})
@@ -159,10 +161,10 @@ class _Cells:
         own = _of(rows) & ~OVERRIDES & _not_ended()
         found: dict[int | None, dict[str, list[PolicyFacts]]] = {}
         for policy in RatePolicy.objects.filter(own).order_by("pk"):
-            facts = policy_facts(policy)
+            facts = last_meaning(policy)
             found.setdefault(facts.endpoint_id, {}).setdefault(facts.counted_per, []).append(facts)
             self.own[facts.endpoint_id, facts.plan_id] += 1
-            self.remarks[facts.id] = tuple(_remarks(policy))
+            self.remarks[facts.id] = tuple(_remarks(policy, facts))
         for endpoint_id, groups in found.items():
             self.groups[endpoint_id] = {per: Group(policies) for per, policies in groups.items()}
 
@@ -243,15 +245,21 @@ def _not_ended() -> Q:
     return Q(ends_at__isnull=True) | Q(ends_at__gt=timezone.now())
 
 
-def _overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, int]:
-    """How many overrides each endpoint of the page has in their dates, as the list they lead to shows them."""
+def _overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, tuple[int, int]]:
+    """(overrides, those that block) of each endpoint of the page in their dates, as the list that they link to."""
     now = timezone.now()
     started = Q(starts_at__isnull=True) | Q(starts_at__lte=now)
     counted = RatePolicy.objects.filter(_of(rows) & OVERRIDES & started & _not_ended()).order_by()
-    return dict(counted.values("endpoint").annotate(count=Count("pk")).values_list("endpoint", "count"))
+    blocks = Count("pk", filter=Q(rates=BLOCKED, mode=RatePolicy.Mode.ENFORCE))
+    each = counted.values("endpoint").annotate(count=Count("pk"), blocks=blocks)
+    return {row["endpoint"]: (row["count"], row["blocks"]) for row in each}
 
 
-def _remarks(policy: RatePolicy) -> Iterator[str]:
+def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:
+    if facts.rates == UNREADABLE:
+        yield gettext("cannot be read: on error decides")
+    elif facts.unread is not None:
+        yield gettext("in place of %(text)s, which cannot be read") % {"text": shown(facts.unread)}
     if policy.mode == RatePolicy.Mode.LOG:
         yield gettext("log only")
     if policy.starts_at and not policy.ends_at:

@@ -9,8 +9,9 @@
 --         then, of a refund whose charge is known, one a bucket: how long after the charge it was full again (µs);
 --         or, of a check or peek whose buckets differ in it, each bucket's own cost (units).
 -- Returns whole numbers as one string, 8 bytes each, big-endian: a list would cost the caller more than the call.
---         {1, allowed, now, revision, then four a bucket: passed, remaining, retry after, reset after}
---         (µs; retry after is 0 when passed, -1 when waiting cannot help; for acquire it is the booked wait),
+--         {1, allowed, now, revision, then five a bucket: passed, remaining, retry after, reset after, next after}
+--         (µs; retry after is 0 when passed, -1 when waiting cannot help; for acquire it is the booked wait; next
+--         after is when remaining first grows, 0 when the bucket is full),
 --         {2, 0, now, revision}  a newer revision is stored: reload and ask again,
 --         {3, 0, now, revision}  now lies outside a caller's window: compute it anew from now.
 -- Never   writes before every argument is read and every bucket is judged; a refusal writes nothing, nor does a
@@ -70,7 +71,7 @@ if first == 1 and values[1] ~= ARGV[3] then
 end
 
 -- Room for three buckets from the start.
-local reply = {1, 1, now, revision, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}
+local reply = {1, 1, now, revision, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}
 local outside, name, check, settle = false, nil, nil, nil
 for i = 1, count do
   local at = HEADER + STRIDE * (i - 1)
@@ -113,13 +114,13 @@ for i = 1, count do
     reply[2] = 0
   end
   values[first + i] = b
-  reply[4 * i + 1] = passed and 1 or 0
+  reply[5 * i] = passed and 1 or 0
   local wait = passed and 0 or -1
   if retry_at then
     wait = retry_at - now
     wait = wait < 0 and 0 or wait > MAX_US and MAX_US or wait
   end
-  reply[4 * i + 3] = wait
+  reply[5 * i + 2] = wait
 end
 if stored < revision then
   -- The server lost data, maybe a publication that nobody has read yet: publish anew, so that all look.
@@ -133,11 +134,11 @@ end
 local charging = reply[2] == 1 and mode ~= 'peek' and cost > 0
 for i = 1, count do
   local b, units = values[first + i], nil
-  if charging and reply[4 * i + 1] == 1 then
+  if charging and reply[5 * i] == 1 then
     units = refunding and -cost or b.units or cost
     units = units ~= 0 and units or nil
   end
-  local remaining, full_at, value, finish, same_finish = b.settle(b, units, now)
+  local remaining, full_at, more_at, value, finish, same_finish = b.settle(b, units, now)
   if units and full_at == 0 then
     call('DEL', KEYS[first + i])
   elseif units and same_finish and by_server then
@@ -155,8 +156,11 @@ for i = 1, count do
       call('PEXPIRE', KEYS[first + i], ttl)
     end
   end
-  local reset = full_at - now
-  reply[4 * i + 2] = remaining > 0 and remaining or 0
-  reply[4 * i + 4] = reset < 0 and 0 or reset > MAX_US and MAX_US or reset
+  local reset, more = full_at - now, more_at - now
+  reset = reset < 0 and 0 or reset > MAX_US and MAX_US or reset
+  reply[5 * i + 1] = remaining > 0 and remaining or 0
+  reply[5 * i + 3] = reset
+  -- Of a full bucket, and beyond 2^53, more_at may be any number, or none.
+  reply[5 * i + 4] = more > 0 and more < reset and more or reset
 end
 return packed(reply)

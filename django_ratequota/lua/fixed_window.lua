@@ -47,7 +47,8 @@ local function settle(b, units)
     end
     value = b.calendar and struct.pack('>ddd', b.start, count, finish) or struct.pack('>dd', b.start, count)
   end
-  return b.limit - count, count > 0 and finish or 0, value, finish, b.count and not b.moved
+  local full_at = count > 0 and finish or 0
+  return b.limit - count, full_at, full_at, value, finish, b.count and not b.moved
 end
 
 return check, settle

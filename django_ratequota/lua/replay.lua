@@ -76,7 +76,7 @@ local function admit(cost)
   end
   if cost > 0 then
     for _, b in ipairs(buckets) do
-      local _, _, value = b.settle(b, cost, now)
+      local _, _, _, value = b.settle(b, cost, now)
       b.value = value
     end
   end

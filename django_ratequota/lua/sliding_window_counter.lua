@@ -8,9 +8,9 @@
 -- Source  https://blog.cloudflare.com/counting-things-a-lot-of-different-things/
 
 -- The first instant at which the formula admits this cost, if nobody else asks.
-local function admitted_at(b, cost, current)
+local function admitted_at(b, cost, current, previous)
   local limit, period = b.limit, b.period
-  local later, early = 1, (limit - current - cost) * period / b.previous
+  local later, early = 1, (limit - current - cost) * period / previous
   if current + cost > limit then
     later, early = 2, (limit - cost) * period / current
   end
@@ -38,7 +38,7 @@ local function check(b, value, now, cost)
   elseif cost > b.limit then
     return false
   end
-  return false, admitted_at(b, cost, current)
+  return false, admitted_at(b, cost, current, previous)
 end
 
 local function settle(b, units, now)
@@ -60,8 +60,9 @@ local function settle(b, units, now)
   end
   local elapsed = now > start and now - start or 0
   local free = (b.limit * period - (previous * (period - elapsed) + current * period)) / period
+  free = free > 0 and free - free % 1 or 0
   local full_at = current > 0 and start + 2 * period or previous > 0 and start + period or 0
-  return free - free % 1, full_at, value, start + 2 * period, b.current ~= nil
+  return free, full_at, admitted_at(b, free + 1, current, previous), value, start + 2 * period, b.current ~= nil
 end
 
 return check, settle

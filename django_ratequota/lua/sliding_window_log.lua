@@ -32,34 +32,36 @@ local function bisect(b, figure, low, bound)
   return low
 end
 
--- How many pairs have expired at the edge (µs), and the total of the last of them. The newest pair has not.
+-- How many pairs have expired at the edge (µs), the total of the last of them, and the time of the first that has not.
+-- The newest pair has not.
 local function expired_at(b, edge)
   local front = redis.call('LRANGE', b.key, 0, 3)
   -- Mostly none has, or the one that was left in front.
-  if tonumber(front[1]) > edge then
-    return 0, 0
-  elseif tonumber(front[3]) > edge then
-    return 1, tonumber(front[2])
+  local oldest, second = tonumber(front[1]), tonumber(front[3])
+  if oldest > edge then
+    return 0, 0, oldest
+  elseif second > edge then
+    return 1, tonumber(front[2]), second
   end
   local expired = bisect(b, pair_time, 2, edge + 1)
-  return expired, pair_total(b, expired - 1)
+  return expired, pair_total(b, expired - 1), pair_time(b, expired)
 end
 
 local function check(b, _, now, cost, key)
   local length = redis.call('LLEN', key)
-  local at, newest, expired, base, total = now, 0, 0, 0, 0
+  local at, newest, expired, base, total, oldest = now, 0, 0, 0, 0, nil
   b.key, b.pairs = key, (length - length % 2) / 2
   if b.pairs > 0 then
     local last = redis.call('LRANGE', key, 2 * b.pairs - 2, 2 * b.pairs - 1)
     newest, total = tonumber(last[1]), tonumber(last[2])
     at = newest > now and newest or now
     if newest > at - b.period then
-      expired, base = expired_at(b, at - b.period)
+      expired, base, oldest = expired_at(b, at - b.period)
     else
       expired, base = b.pairs, total
     end
   end
-  b.at, b.newest, b.expired, b.base, b.total = at, newest, expired, base, total
+  b.at, b.newest, b.oldest, b.expired, b.base, b.total = at, newest, oldest, expired, base, total
   local excess = total - base + cost - b.limit
   if excess <= 0 then
     return true
@@ -72,11 +74,12 @@ end
 local function add(b, units)
   if b.total == b.base then
     redis.call('DEL', b.key)
-    b.base, b.total = 0, 0
+    b.base, b.total, b.oldest, b.expired, b.pairs = 0, 0, b.at, 0, 0
   elseif b.expired > 1 then
     redis.call('LTRIM', b.key, 2 * (b.expired - 1), -1)
+    b.expired, b.pairs = 1, b.pairs - b.expired + 1
   end
-  b.total, b.newest = b.total + units, b.at
+  b.total, b.newest, b.pairs = b.total + units, b.at, b.pairs + 1
   redis.call('RPUSH', b.key, b.newest, b.total)
 end
 
@@ -114,7 +117,7 @@ local function take_from(b, time, units)
   for i = 1, #kept, 1000 do
     redis.call('RPUSH', b.key, unpack(kept, i, math.min(i + 999, #kept)))
   end
-  b.total, b.newest = total, newest
+  b.total, b.newest, b.pairs, b.oldest = total, newest, first + #kept / 2, nil
 end
 
 local function give_back(b, units)
@@ -125,7 +128,7 @@ local function give_back(b, units)
   local last = bisect(b, pair_total, b.expired, b.total)
   redis.call('LTRIM', b.key, 0, 2 * last + 1)
   redis.call('LSET', b.key, -1, b.total)
-  b.newest = pair_time(b, last)
+  b.newest, b.pairs = pair_time(b, last), last + 1
 end
 
 local function settle(b, units)
@@ -138,8 +141,13 @@ local function settle(b, units)
       give_back(b, -units)
     end
   end
-  local used, full_at = b.total - b.base, b.newest + b.period
-  return b.limit - used, used > 0 and full_at or 0, nil, full_at
+  local used, full_at, leaving = b.total - b.base, b.newest + b.period, b.oldest
+  if used == 0 then
+    return b.limit, 0, 0, nil, full_at
+  elseif used > b.limit then
+    leaving = pair_time(b, bisect(b, pair_total, b.expired, b.base + used - b.limit + 1))
+  end
+  return b.limit - used, full_at, (leaving or pair_time(b, b.expired)) + b.period, nil, full_at
 end
 
 return check, settle

@@ -129,8 +129,10 @@ local function settle(b, units)
     end
   end
   local free, time = (burst * period - used) / period, used / drain
-  local full_at = at + (time + -time % 1)
-  return free - free % 1, used > 0 and full_at or 0, value, finish and finish > full_at and finish or full_at
+  free = free > 0 and free - free % 1 or 0
+  local full_at, more = at + (time + -time % 1), (used - (burst - free - 1) * period) / drain
+  finish = finish and finish > full_at and finish or full_at
+  return free, used > 0 and full_at or 0, at + (more + -more % 1), value, finish
 end
 
 return check, settle

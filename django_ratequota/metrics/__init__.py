@@ -109,14 +109,14 @@ METRICS = (
     Metric(
         name="policies_reloads",
         kind="counter",
-        help="How often all policies were read from the database.",
+        help="How often policies were read from the database, all of them or those that changed.",
         unit="{reload}",
         read=lambda: [((), policies.reloads)],
     ),
     Metric(
         name="policies_reload_seconds",
         kind="counter",
-        help="Seconds that reading all policies from the database took, together.",
+        help="Seconds that reading policies from the database took, together.",
         unit="s",
         read=lambda: [((), policies.reload_seconds)],
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -31,7 +32,7 @@ class Tally:
         # Those no longer there are remembered: what they decided may come to be counted just after.
         self._endpoint_names: dict[int, str] = {}
         self._policy_names: dict[int, tuple[str, str]] = {}
-        self._named: object = None
+        self._named: tuple[object, ...] = ()
 
     def by_endpoint(self) -> Iterable[tuple[tuple[str, ...], float]]:
         """((endpoint, outcome), requests)"""
@@ -64,15 +65,18 @@ class Tally:
 
     def _learn_names(self) -> None:
         snapshot = policies.current()
-        if snapshot is None or snapshot.groups is self._named:
+        if snapshot is None:
             return
-        self._named = snapshot.groups
+        named = (snapshot.plans, snapshot.endpoints, snapshot.groups)
+        if len(self._named) == len(named) and all(map(operator.is_, named, self._named)):
+            return
+        self._named = named
         self._endpoint_names |= {endpoint.id: endpoint.name for endpoint in snapshot.endpoints.values()}
         for endpoint_id, groups in snapshot.groups.items():
             endpoint = "all" if endpoint_id is None else self._endpoint_names.get(endpoint_id, OTHER)
-            for policy in (policy for group in groups.values() for policy in group.policies):
-                # A policy for one subject would tell of that subject.
-                if not policy.subject:
+            # A policy for one subject would tell of that subject, and there may be very many.
+            for rivals in (rivals for group in groups.values() for rivals in group.by_plan.values()):
+                for policy in rivals:
                     plan = None if policy.plan_id is None else snapshot.plans.get(policy.plan_id)
                     self._policy_names[policy.id] = (endpoint, f"{plan.slug if plan else 'everyone'}-{policy.id}")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db import models, router, transaction
+from django.db import models, transaction
 
+from ..databases import policy_alias
 from ..recording import RecordingManager
 
 
@@ -21,5 +22,5 @@ class RecordedModel(models.Model):
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """``Model.save`` in a transaction: outside one, Django would commit before the change is recorded."""
-        with transaction.atomic(using=kwargs.get("using") or router.db_for_write(type(self), instance=self)):
+        with transaction.atomic(using=kwargs.get("using") or policy_alias(type(self), instance=self)):
             super().save(*args, **kwargs)

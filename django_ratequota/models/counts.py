@@ -5,6 +5,8 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..databases import PrimaryQuerySet
+
 
 class UsageCount(models.Model):
     """Requests of one hour or day at one place, kept by ``ratequota rollup`` when Redis lets them go."""
@@ -25,6 +27,8 @@ class UsageCount(models.Model):
     would_refuse = models.PositiveBigIntegerField(
         _("would be refused"), help_text=_("Requests let through that a policy in log mode would have refused.")
     )
+
+    objects = models.Manager.from_queryset(PrimaryQuerySet)()
 
     class Meta:
         verbose_name = _("usage count")

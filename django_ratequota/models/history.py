@@ -6,6 +6,7 @@ from django.conf import settings as django_settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..databases import PrimaryQuerySet
 from ..validation import visible
 
 
@@ -48,6 +49,8 @@ class PolicyChange(models.Model):
     before = models.JSONField(_("before"), null=True, help_text=_("The fields before the change."))
     after = models.JSONField(_("after"), null=True, help_text=_("The fields after the change."))
     at = models.DateTimeField(_("at"), auto_now_add=True, db_index=True, help_text=_("When the change was made."))
+
+    objects = models.Manager.from_queryset(PrimaryQuerySet)()
 
     class Meta:
         verbose_name = _("policy change")

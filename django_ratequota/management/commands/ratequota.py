@@ -10,7 +10,6 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
-from django.db import transaction
 
 from ... import statistics
 from ...conf import settings
@@ -21,6 +20,7 @@ from ...histogram import merged, quantile
 from ...info import server_version
 from ...limiter import default_limiter
 from ...looking import Question
+from ...meanings import find_unreadable
 from ...models import Plan, PolicyChange
 from ...recording import record_publication
 from ...rollup import KEEP_DAYS, KEEP_HOURS, roll_up
@@ -110,8 +110,7 @@ class Command(BaseCommand):
 
     def _publish(self, options: dict[str, Any]) -> None:
         before = default_limiter().stored_revision()
-        with transaction.atomic():
-            record_publication(options["reason"])
+        record_publication(options["reason"])
         revision = default_limiter().stored_revision()
         if revision <= before:
             raise CommandError("The publication is recorded, but Redis has no new revision; see the log")
@@ -137,6 +136,8 @@ class Command(BaseCommand):
         self.stdout.write(f"revision     {revision or 'none published yet'}")
         change = f"{newest.at:%Y-%m-%d %H:%M:%S %Z} {newest}" if newest else "none"
         self.stdout.write(f"last change  {change}")
+        for unreadable in find_unreadable():
+            self.stdout.write(f"unreadable   {unreadable}")
         for line in _workers(reports(), revision):
             self.stdout.write(line)
 
@@ -198,13 +199,13 @@ def _question(options: dict[str, Any]) -> Question:
     if slug and not Plan.objects.filter(slug=slug).exists():
         slugs = ", ".join(Plan.objects.values_list("slug", flat=True)) or "none yet"
         raise CommandError(f"There is no plan {slug!r}; there are: {slugs}")
-    if settings.plan_resolver and not slug:
-        raise CommandError("PLAN_RESOLVER says the plan, and it needs a request: give --plan SLUG")
+    if settings.plan_resolver and slug is None:
+        raise CommandError("PLAN_RESOLVER says the plan, and it needs a request: give --plan SLUG, or '' for none")
     return Question(
         user_id=user_id,
         ip=options["ip"] or "",
         identifiers=identifiers,
-        plan_slug=slug,
+        plan_slug=slug or None,
         endpoint=options["endpoint"] or "",
         path=options["path"] or "",
         method=options["method"],

@@ -1,0 +1,115 @@
+"""Which statuses a view answers, as far as its code says so: for the check of charging on outcome.
+
+Nothing is run. A view names a status where its code holds the number, or the name of a response or of an exception
+that becomes one; so does the project's code that it calls. Frameworks answer more than they name, so a view whose
+code names no failure is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.http import Http404
+from django.shortcuts import get_list_or_404, get_object_or_404
+
+#: Answers of any view.
+_ALWAYS = frozenset([*range(100, 400), *range(500, 600)])
+#: Answers of any view that say nothing about how it fails: a refused method, a refusal.
+_ANY_VIEW = frozenset([405, 429])
+#: Views of frameworks whose failures are all known.
+_KNOWN = {
+    "django.contrib.auth.views.LoginView": frozenset[int](),
+    "rest_framework.authtoken.views.ObtainAuthToken": frozenset([400, 415]),
+}
+#: Answers of REST framework for its views.
+_REST = frozenset([400, 401, 403, 404, 406, 415])
+_RAISED = {Http404: 404, PermissionDenied: 403, BadRequest: 400, SuspiciousOperation: 400}
+_CALLED = {get_object_or_404: 404, get_list_or_404: 404}
+_STATUSES = frozenset(map(int, HTTPStatus))
+_FRAMEWORKS = frozenset({"asgiref", "django", "django_ratequota", "ninja", "rest_framework"})
+#: Functions looked into for one view; a view with more is unknown.
+_MOST = 300
+_EMPTY = CellType()
+
+
+def never_answers(view: Any, statuses: frozenset[str]) -> bool:
+    """Whether it is sure that the view answers none of the ``statuses``, such as ``401`` and ``5xx``."""
+    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    bases = getattr(cls, "__mro__", ())
+    paths = [f"{base.__module__}.{base.__qualname__}" for base in bases]
+    known = next((_KNOWN[path] for path in paths if path in _KNOWN), None)
+    members = [member for base in bases if not _of_framework(base) for member in vars(base).values()]
+    functions = _functions([view, *members])
+    named = {status for function in functions for status in _named(function)} - _ANY_VIEW
+    if len(functions) > _MOST or (known is None and named <= _ALWAYS):
+        return False
+    if known is None:
+        known = _REST if "rest_framework.views.APIView" in paths else frozenset()
+    answered = {str(status) for status in _ALWAYS | named | known}
+    classes = {f"{status[0]}xx" for status in answered}
+    return statuses.isdisjoint(answered | classes | {str(status) for status in _ANY_VIEW})
+
+
+def _functions(begin: list[Any]) -> list[FunctionType]:
+    """The project's functions that these call or hold, decorators and all."""
+    waiting, seen = begin, set()
+    found: list[FunctionType] = []
+    while waiting and len(found) <= _MOST:
+        one = waiting.pop()
+        if isinstance(one, staticmethod | classmethod | MethodType):
+            one = one.__func__
+        if type(one) not in (FunctionType, type) or one in seen:
+            continue
+        seen.add(one)
+        if isinstance(one, FunctionType):
+            waiting += [cell.cell_contents for cell in one.__closure__ or () if cell != _EMPTY]
+        if _of_framework(one):
+            continue
+        if isinstance(one, FunctionType):
+            found.append(one)
+            waiting += _values(one)
+        else:
+            waiting += vars(one).values()
+    return found
+
+
+def _named(function: FunctionType) -> Iterator[int]:
+    """The statuses that a function names by itself."""
+    for code in _codes(function.__code__):
+        yield from (const for const in code.co_consts if type(const) is int and const in _STATUSES)
+        for name in code.co_names:
+            if found := re.match(r"HTTP_(\d{3})_", name):
+                yield int(found[1])
+            elif name in HTTPStatus.__members__:
+                yield int(HTTPStatus[name])
+    for value in _values(function):
+        if isinstance(value, type):
+            yield from (status for kind, status in _RAISED.items() if issubclass(value, kind))
+            if isinstance(status := getattr(value, "status_code", None), int):
+                yield status
+        elif isinstance(value, FunctionType) and value in _CALLED:
+            yield _CALLED[value]
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _codes(const)
+
+
+def _values(function: FunctionType) -> list[Any]:
+    """The functions, classes and modules that a function's code names, those in modules included."""
+    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    values = [function.__globals__[name] for name in names if name in function.__globals__]
+    modules = [value for value in values if isinstance(value, ModuleType)]
+    return values + [vars(module)[name] for module in modules for name in names if name in vars(module)]
+
+
+def _of_framework(one: Any) -> bool:
+    return str(one.__module__).partition(".")[0] in _FRAMEWORKS

@@ -1,0 +1,112 @@
+"""System checks of the project: whether anything enforces policies, and whether its views answer what they count."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection
+from importlib import import_module
+from types import FunctionType
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core import checks
+from django.db import Error as DatabaseError
+from django.db import connections, router
+from django.db.migrations.loader import MigrationLoader
+
+from . import conf
+from .advice import matched_routes
+from .answers import never_answers
+from .facts import endpoint_facts
+from .routes import known_views, limits_itself, scope_of
+
+#: Modules that define what limits requests, drop-ins included; and modules that are not the project's own.
+_LIMITING = re.compile(r"django_ratequota\.(compat|decorators|enforcement|limiter|ninja|throttling)\b")
+_NOT_THEIRS = ("django.", "django_ratequota.")
+
+
+def connect() -> None:
+    """Register the checks."""
+    checks.register(check_enforced)
+    checks.register(check_migrated, checks.Tags.database)
+    checks.register(check_statuses, checks.Tags.database)
+
+
+def check_enforced(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
+    """W010: no view, and no code beside the views, asks for a decision."""
+    if conf.settings.enforce_all:
+        return []
+    try:
+        views = [view for _, name, view in known_views() if not name.startswith("admin:")]
+    except Exception:  # Django's own check says what is wrong with the URLconf
+        return []
+    modules = {str(getattr(view, "__module__", "")) for view in views}
+    modules |= {path.rpartition(".")[0] for path in django_settings.MIDDLEWARE}
+    others = {name for name in modules if name and not name.startswith(_NOT_THEIRS)}
+    if any(map(limits_itself, views)) or any(map(_limits, others)) or (not others and _limits_by_default()):
+        return []
+    hint = "Add QuotaThrottle to DEFAULT_THROTTLE_CLASSES or to a view, @ratequota to a view, or set ENFORCE_ALL."
+    text = "Nothing enforces policies: no throttle, no decorator, and ENFORCE_ALL is off."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W010")]
+
+
+def _limits(name: str) -> bool:
+    """Whether a module of the project holds a function or a class that limits."""
+    try:
+        held = vars(import_module(name)).values()
+    except Exception:  # its own error, told when it is used
+        return False
+    # Exact types: what stands in for another object may do anything when it is looked at.
+    return any(type(one) in (FunctionType, type) and _LIMITING.match(str(one.__module__)) for one in held)
+
+
+def _limits_by_default() -> bool:
+    """Whether views will be limited, once there are some."""
+    rest = getattr(django_settings, "REST_FRAMEWORK", None) or {}
+    return any("django_ratequota" in str(one) for one in rest.get("DEFAULT_THROTTLE_CLASSES") or ())
+
+
+def check_migrated(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:
+    """W009, where the database is checked: a migration of this app is not applied."""
+    from .models import RatePolicy
+
+    alias = router.db_for_write(RatePolicy)
+    # ``migrate`` checks first, and then applies them.
+    if alias not in (databases or ()) or sys.argv[1:2] == ["migrate"]:
+        return []
+    try:
+        loader = MigrationLoader(connections[alias])
+    except DatabaseError:  # Django's own checks say so
+        return []
+    label = RatePolicy._meta.app_label
+    missing = sorted(
+        name for app, name in set(loader.disk_migrations) - set(loader.applied_migrations) if app == label
+    )
+    text = f"Migrations of {label} are not applied to {alias!r}: {', '.join(missing)}."
+    hint = "Run manage.py migrate: until then policies cannot be read."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W009")] if missing else []
+
+
+def check_statuses(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:
+    """W011, where the database is checked: an endpoint counts statuses that its views never answer."""
+    from .models import Endpoint
+
+    if router.db_for_read(Endpoint) not in (databases or ()):
+        return []
+    try:
+        endpoints = list(Endpoint.objects.exclude(charged_statuses=""))
+    except DatabaseError:  # not migrated yet
+        return []
+    views = known_views() if endpoints else []
+    messages = []
+    for endpoint in endpoints:
+        matched = set(matched_routes(endpoint, [(route, name) for route, name, _ in views]))
+        its = [view for route, name, view in views if (route, name) in matched or scope_of(view) == endpoint.name]
+        statuses = endpoint_facts(endpoint).charged_statuses
+        if its and all(never_answers(view, statuses) for view in its):
+            counted = f"The endpoint {endpoint.name!r} counts responses with status {endpoint.charged_statuses} only"
+            text = f"{counted}, and none of its views answers that: no request counts there."
+            hint = "Set its charged statuses to what its views answer to a failure, in the admin."
+            messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W011"))
+    return messages

@@ -1,0 +1,43 @@
+"""Which database holds the policies, and how to read there inside a request's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.apps import apps
+from django.db import models, router, transaction
+
+
+def policy_alias(model: type[models.Model] | None = None, **hints: Any) -> str:
+    """Return the database alias that policies are written to.
+
+    Whatever judges or records policies reads there as well: a replica may lag behind a publication. ``model`` and
+    ``hints`` are those of ``router.db_for_write``; None = the model of the policies.
+    """
+    alias: str = router.db_for_write(model or apps.get_model("django_ratequota", "RatePolicy"), **hints)
+    return alias
+
+
+@contextmanager
+def reading_policies() -> Iterator[None]:
+    """Put reads of policies into a savepoint where a transaction is open.
+
+    On PostgreSQL a failed query fails all later ones of its transaction, which may be the view's (ATOMIC_REQUESTS).
+    """
+    alias = policy_alias()
+    if transaction.get_connection(alias).get_autocommit():
+        yield
+    else:
+        with transaction.atomic(using=alias):
+            yield
+
+
+class PrimaryQuerySet(models.QuerySet[Any]):
+    """A queryset that reads from the alias that its model is written to, unless ``using`` names another."""
+
+    @property
+    def db(self) -> str:
+        """The alias of the next query."""
+        return self._db or policy_alias(self.model, **self._hints)  # type: ignore[attr-defined]

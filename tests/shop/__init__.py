@@ -1,0 +1,1 @@
+"""A project's app whose migration writes policies by historical models."""
