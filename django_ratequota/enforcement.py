@@ -14,12 +14,13 @@ from functools import partial
 from typing import Any
 
 from django.db import Error as DatabaseError
+from django.utils.translation import gettext as _
 
 from .alerts import watch
 from .collecting import note
 from .conf import settings
 from .exceptions import InvalidCost, InvalidRate, NewerRevision, StoreError
-from .facts import NOBODY, EndpointFacts, PlanFacts, Snapshot, UserEntry
+from .facts import NOBODY, EndpointFacts, Group, PlanFacts, Snapshot, UserEntry
 from .fallback import decide_without_store
 from .health import keep_reporting, note_degraded, note_problem
 from .identity import Caller
@@ -92,13 +93,16 @@ def explain_caller(
         snapshot, entry = newest(caller)
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method)
         asked = _ask(limiter, caller, entry, snapshot, endpoints, scope)
-        resolution = resolve(asked)
+        resolution, candidates = resolve(asked), explain(asked)
+        if is_admin_page(name):
+            resolution = _for_admin(resolution)
+            candidates = tuple(_spared(one) if one.policy.endpoint_id is None else one for one in candidates)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
         decision = yield from _judge(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
         return Explanation(
             plan=plan_of(asked),
-            candidates=explain(asked),
+            candidates=candidates,
             resolution=resolution,
             decision=decision,
             plan_source=why_plan(asked),
@@ -155,8 +159,7 @@ def _decide(
 ) -> Generator[Step, Any, Decision]:
     """The decision about what ``earlier`` checks have not charged; ``earlier.again`` where that is nothing."""
     keep_reporting()
-    match = getattr(http, "resolver_match", None)
-    route, name = resolved(match)
+    route, name = resolved(getattr(http, "resolver_match", None))
     method = http.method or "GET"
     snapshot = policies.current()
     # A snapshot says that this thread's transaction, if any, has changed no policies.
@@ -186,7 +189,7 @@ def _decide(
         except DatabaseError as error:  # one of the project's own functions asked it
             note_degraded("database", error)
             return decide_without_store((), "database", 1)
-        if is_admin_page(match):
+        if is_admin_page(name):
             resolution = _for_admin(resolution)
         units = resolution.cost if cost is None else cost
         buckets, costs = (resolution.buckets, ()) if earlier is None else earlier.owed(resolution.buckets, units)
@@ -217,8 +220,8 @@ def _asks_for_user(
     snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, pending: bool | None
 ) -> Generator[Step, Any, bool]:
     """Whether a policy at the endpoints is for users or plans, or some user has one of their own there."""
-    for _, counted_per, _, group in place_of(snapshot, endpoints, scope, NOBODY).groups:
-        if counted_per == "plan" or (group and (group.by_plan or "user" in group.kinds)):
+    for _endpoint, counted_per, _own, group in place_of(snapshot, endpoints, scope, NOBODY).groups:
+        if counted_per == "plan" or (group and ("user" in group.kinds or _has_plans(group))):
             return True
     own = policies.user_endpoints
     if own is None or pending is None:
@@ -227,6 +230,11 @@ def _asks_for_user(
         except DatabaseError:
             return True
     return not own.isdisjoint([None, *[endpoint.id for endpoint in endpoints]])
+
+
+def _has_plans(group: Group) -> bool:
+    """Whether a policy of the group is for a plan; ``by_plan`` has those for everyone under None."""
+    return len(group.by_plan) > (None in group.by_plan)
 
 
 def _for_admin(resolution: Resolution) -> Resolution:
@@ -247,6 +255,11 @@ def _for_admin(resolution: Resolution) -> Resolution:
         policy_ids=tuple(policy.id for policy in winners),
         unreadable=tuple((name, policy) for name, policy in resolution.unreadable if policy.endpoint_id is not None),
     )
+
+
+def _spared(candidate: Candidate) -> Candidate:
+    why = _("policies for all endpoints spare the pages of the admin")
+    return replace(candidate, won=False, buckets=(), reason=_("lost: %(why)s") % {"why": why})
 
 
 def _newer(limiter: Limiter | StoreError, snapshot: Snapshot | None) -> Generator[Step, Any, Snapshot]:

@@ -61,13 +61,14 @@ def resolved(match: ResolverMatch | None) -> tuple[str | None, str | None]:
     return readable(match.route or ""), match.view_name or None
 
 
-def is_admin_page(match: ResolverMatch | None) -> bool:
-    """Whether one of Django's admin sites answers what was resolved."""
-    if match is None or "admin" not in match.app_names or not apps.is_installed("django.contrib.admin"):
+@lru_cache(maxsize=4096)
+def is_admin_page(name: str | None) -> bool:
+    """Whether the URL name, its namespaces included, is one of Django's admin sites."""
+    if name is None or ":" not in name or not apps.is_installed("django.contrib.admin"):
         return False
     from django.contrib.admin.sites import all_sites
 
-    return any(site.name in match.namespaces for site in all_sites)
+    return not {site.name for site in all_sites}.isdisjoint(name.split(":")[:-1])
 
 
 def scope_of(view: Any) -> str | None:

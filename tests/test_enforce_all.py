@@ -16,6 +16,8 @@ from rest_framework.routers import DefaultRouter
 from rest_framework.throttling import BaseThrottle
 
 from django_ratequota import check_request
+from django_ratequota.enforcement import explain_caller
+from django_ratequota.identity import NamedCaller
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.throttling import QuotaThrottle
 from tests import views
@@ -224,6 +226,18 @@ class TestTheAdmin:
         assert [response.status_code for response in responses] == statuses
         if rates == "blocked":
             assert responses[0].json()["violated-policies"] == ["login/blocked"]
+
+    def test_explain_says_so(self) -> None:
+        login = Endpoint.objects.create(name="login", routes="admin:login")
+        RatePolicy.objects.create(rates="blocked")
+        RatePolicy.objects.create(rates="5/hour", counted_per="ip")
+        RatePolicy.objects.create(endpoint=login, rates="7/hour")
+        caller = NamedCaller(user_id=None, address="203.0.113.7")
+        found = explain_caller(caller, scope=None, route="/admin/login/", name="admin:login")
+        assert [one.won for one in found.candidates] == [False, False, True]
+        assert found.candidates[0].reason == "lost: policies for all endpoints spare the pages of the admin"
+        assert (found.decision.allowed, left(found.decision)) == (True, [7])
+        assert not explain_caller(caller, scope=None, route="/plain/", name="plain").decision.allowed
 
     def test_nor_does_redis(self, browse: Get, settings: Any) -> None:
         RatePolicy.objects.create(rates="9/hour", on_error="deny")

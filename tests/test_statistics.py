@@ -112,7 +112,7 @@ def test_blocked_requests_are_refused_by_that_policy(search: Endpoint) -> None:
 def test_a_request_at_two_endpoints_counts_once_in_all(search: Endpoint) -> None:
     other = Endpoint.objects.create(name="reading", methods="GET", routes="*")
     request = request_from()
-    request.resolver_match = type("Match", (), {"route": "a/", "view_name": "a", "app_names": [], "namespaces": []})()
+    request.resolver_match = type("Match", (), {"route": "a/", "view_name": "a", "namespaces": []})()
     check_request(request, scope="search")
     collector.flush()
     line = timeline("hour")
