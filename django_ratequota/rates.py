@@ -147,6 +147,7 @@ class Rate:
         return _format(self.limit, self.period, self.burst, named)
 
 
+@lru_cache(maxsize=1024)
 def parse_rates(text: str, algorithm: str = DEFAULT_ALGORITHM) -> tuple[Rate, ...] | Literal["unlimited", "blocked"]:
     """Read a policy's rates: a tuple in the order written, or the words ``unlimited`` and ``blocked``.
 
@@ -165,6 +166,7 @@ def parse_rates(text: str, algorithm: str = DEFAULT_ALGORITHM) -> tuple[Rate, ..
     return rates
 
 
+@lru_cache(maxsize=1024)
 def normalize_rates(text: str) -> str:
     """The canonical text of a policy's rates: ``1000 / 60sec`` becomes ``1000/min``.
 
