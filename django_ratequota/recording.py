@@ -96,6 +96,7 @@ def record(before: models.Model | None, after: models.Model | None, using: str, 
     """
     change = _change(before, after)
     if change is not None and raw:
+        _refuse_twins([change], using)
         write_loaded(change, using)
     elif change is not None:
         _write([change], using)
@@ -240,11 +241,15 @@ def _text(instance: models.Model) -> str:
 def _write(changes: list[Any], using: str) -> None:
     # In the caller's transaction if there is one: this one is for AUTOCOMMIT False and for calls outside of any.
     with transaction.atomic(using=using, savepoint=False):
-        for name in {change.model for change in changes if change.after is not None}:
-            refuse_twins(apps.get_model("django_ratequota", name), using)
+        _refuse_twins(changes, using)
         _policy_change().objects.using(using).bulk_create(changes, batch_size=BATCH)
         if any(is_seen(change.model, change.before, change.after) for change in changes):
             publish_on_commit(using)
+
+
+def _refuse_twins(changes: list[Any], using: str) -> None:
+    for name in {change.model for change in changes if change.after is not None}:
+        refuse_twins(apps.get_model("django_ratequota", name), using)
 
 
 class RecordingQuerySet(PrimaryQuerySet):

@@ -143,5 +143,5 @@ def test_few_queries_make_way(dumped: Path, django_assert_max_num_queries: Any) 
     call_command("flush", interactive=False, verbosity=0)
     objects = [row for row in json.loads(dumped.read_text()) if row["model"] != HISTORY]
     dumped.write_text(json.dumps([*objects, *many]))
-    with django_assert_max_num_queries(2 * 400 + 150):
+    with django_assert_max_num_queries(2 * 400 + 200):
         call_command("loaddata", str(dumped), verbosity=0)
