@@ -135,6 +135,8 @@ class Earlier:
 
 def _since_refund(refused: BucketStatus, later: BucketStatus) -> BucketStatus:
     """A bucket of a refusal as it stands after a refund; its wait is for what was asked then."""
+    if later.bucket.rate != refused.bucket.rate:
+        return refused  # edited between the checks: what is left of the one rate says nothing of the other
     return replace(
         refused,
         remaining=later.remaining,

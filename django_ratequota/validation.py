@@ -80,7 +80,7 @@ def refuse_unreadable(before: Any, after: Any) -> None:
 
     The field judges its text alone; what ``algorithm`` makes of it, or an SQL expression wrote, shows in the row.
     """
-    written = (getattr(after, "rates", None), getattr(after, "algorithm", None))
+    written: tuple[Any, Any] = (getattr(after, "rates", None), getattr(after, "algorithm", None))
     if None in written or (before is not None and written == (before.rates, before.algorithm)):
         return
     try:

@@ -235,6 +235,16 @@ class TestARefusalChargesNowhere:
         check(request, None, 5)
         assert check(request, None, 51).retry_after is None
 
+    def test_a_limit_lowered_between_the_checks_has_no_more_left_than_it_holds(self, check: Check) -> None:
+        policy = RatePolicy.objects.create(rates="50/hour")
+        request = request_from()
+        check(request, None, 40)
+        policy.rates = "20/hour"
+        policy.save()
+        refused = check(request, None, 45)
+        assert (refused.allowed, refused.limit, refused.remaining) == (False, 20, 0)
+        assert free() == [20]
+
     def test_a_request_that_was_refused_may_ask_again_at_its_full_cost(self, check: Check) -> None:
         policy = RatePolicy.objects.create(rates="50/hour")
         request = request_from()
