@@ -180,7 +180,9 @@ def _place(bucket: Bucket) -> object:
 def _repeated(denial: _Denial, passed_us: int, revision: int, settler: Settler) -> Decision:
     """The refusal some time later."""
     statuses = tuple([_later(status, passed_us) for status in denial.statuses])
-    return make_decision(False, statuses, denial.at_us + passed_us, (), (), "", revision, "", settler, 0, None, None)
+    return make_decision(
+        False, statuses, denial.at_us + passed_us, (), (), "", revision, "", settler, 0, None, None, None
+    )
 
 
 def _later(status: BucketStatus, passed_us: int) -> BucketStatus:

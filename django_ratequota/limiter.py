@@ -295,7 +295,7 @@ class Limiter:
                 if len(times) > 1 and mode == "check":
                     charges = charge_each(statuses, units, now_us, costs=times[1:])
                 return make_decision(
-                    allowed == 1, statuses, now_us, (), (), "", revision or 0, "", settler, units, charges, None
+                    allowed == 1, statuses, now_us, (), (), "", revision or 0, "", settler, units, charges, None, None
                 )
             if outcome == NEWER:
                 raise NewerRevision(stored)

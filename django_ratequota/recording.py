@@ -25,7 +25,7 @@ from .databases import PrimaryQuerySet, policy_alias
 from .fixtures import write_loaded
 from .publication import publish_on_commit
 from .types import BucketStatus
-from .validation import refuse_twins, visible
+from .validation import refuse_twins, refuse_unreadable, visible
 
 _Item = TypeVar("_Item")
 
@@ -99,6 +99,7 @@ def record(before: models.Model | None, after: models.Model | None, using: str, 
         _refuse_twins([change], using)
         write_loaded(change, using)
     elif change is not None:
+        refuse_unreadable(before, after)
         _write([change], using)
 
 
@@ -265,6 +266,8 @@ class RecordingQuerySet(PrimaryQuerySet):
                 before = stored(self.model, batch, self.db, lock=True)
                 count += super(RecordingQuerySet, rows.filter(pk__in=list(before))).update(**kwargs)
                 after = stored(self.model, before, self.db)
+                for pk, row in before.items():
+                    refuse_unreadable(row, after.get(pk))
                 self._record((before[pk], after.get(pk)) for pk in before)
         return count
 

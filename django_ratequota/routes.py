@@ -99,20 +99,37 @@ def chooses_throttles(view: Any) -> bool:
 
 
 def throttles_itself(view: Any, request: Any, args: Any, kwargs: Any) -> bool:
-    """Whether our throttle is among those that the view's class picks for the request.
-
-    ``get_throttles`` is asked on another instance, made as ``as_view`` makes the one that answers.
-    """
+    """Whether our throttle is among those that the view's class picks for the request."""
     try:
-        asked = view.cls(**(getattr(view, "initkwargs", None) or {}))
-        actions = getattr(view, "actions", None) or {}
-        asked.action_map = {"head": actions.get("get"), **actions}
-        asked.setup(request, *args, **kwargs)
-        asked.request = asked.initialize_request(request, *args, **kwargs)
-        return any(_is_ours(type(throttle)) for throttle in asked.get_throttles())
-    except Exception:
-        logger.exception("get_throttles of %s failed; ENFORCE_ALL enforces the view", view)
+        return any(_is_ours(type(throttle)) for throttle in _twin(view, request, args, kwargs).get_throttles())
+    except Exception as error:
+        # What is the client's fault (a version that is none, a wrong token), the view itself will say.
+        if getattr(error, "status_code", 500) >= 500:
+            logger.exception("get_throttles of %s failed; ENFORCE_ALL enforces the view", view)
         return False
+
+
+def _twin(view: Any, request: Any, args: Any, kwargs: Any) -> Any:
+    """Another instance like the one that answers, as REST framework has it when it asks for the throttles."""
+    twin = view.cls(**(getattr(view, "initkwargs", None) or {}))
+    actions = getattr(view, "actions", None) or {}
+    twin.action_map = {"head": actions.get("get"), **actions}
+    twin.setup(request, *args, **kwargs)
+    asked = twin.request = twin.initialize_request(request, *args, **kwargs)
+    load = asked._load_stream
+
+    def load_and_keep() -> None:
+        # Else ``request.data`` would leave nothing for the view to parse; of forms Django keeps the fields.
+        if request.content_type != "multipart/form-data":
+            _ = request.body
+        load()
+
+    asked._load_stream = load_and_keep
+    twin.headers = twin.default_response_headers
+    twin.format_kwarg = twin.get_format_suffix(**kwargs)
+    asked.accepted_renderer, asked.accepted_media_type = twin.perform_content_negotiation(asked)
+    asked.version, asked.versioning_scheme = twin.determine_version(asked, *args, **kwargs)
+    return twin
 
 
 def _is_ours(throttle: Any) -> bool:

@@ -67,6 +67,8 @@ class Earlier:
         self._request, self._decisions = request, decisions
         #: The decision of a check that has nothing more to charge, and so nothing to give back.
         self.again = replace(decisions[-1], cost=0, _charges=[])
+        #: The counters of this check's buckets: what is charged by hand after it is charged there.
+        self._own: frozenset[object] = frozenset()
 
     @classmethod
     def of(cls, request: Any) -> Earlier | None:
@@ -81,6 +83,8 @@ class Earlier:
 
     def owed(self, buckets: tuple[Bucket, ...], cost: int) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
         """The buckets to ask now, and the units to charge each of them; the units empty = ``cost`` in each."""
+        self._own = frozenset(bucket.counter for bucket in buckets)
+        self.again = replace(self.again, _own=self._own)
         paid: dict[object, int] = {}
         for charge in self._charges():
             paid[charge.bucket.counter] = paid.get(charge.bucket.counter, 0) + charge.units
@@ -107,7 +111,7 @@ class Earlier:
         if last.degraded != decision.degraded:
             return decision
         statuses = {status.bucket.counter: status for status in (*last.statuses, *decision.statuses)}
-        return replace(decision, statuses=tuple(statuses.values()), _charges=charges_of(decision))
+        return replace(decision, statuses=tuple(statuses.values()), _charges=charges_of(decision), _own=self._own)
 
     def give_back(self, refused: Decision) -> Generator[Step, Any, Decision]:
         """Give back all that these checks charged; returns the refused decision as things stand then."""
@@ -120,15 +124,25 @@ class Earlier:
                     now |= {status.bucket.counter: status for status in given.statuses}
         vars(self._request).pop(EARLIER, None)
         statuses = [
-            replace(status, remaining=later.remaining, reset_after_us=later.reset_after_us)
-            if (later := now.get(status.bucket.counter))
-            else status
+            status if (later := now.get(status.bucket.counter)) is None else _since_refund(status, later)
             for status in refused.statuses
         ]
         return replace(refused, statuses=tuple(statuses))
 
     def _charges(self) -> list[Charge]:
         return [charge for one in self._decisions for charge in charges_of(one) if not charge.settled]
+
+
+def _since_refund(refused: BucketStatus, later: BucketStatus) -> BucketStatus:
+    """A bucket of a refusal as it stands after a refund; its wait is for what was asked then."""
+    if later.bucket.rate != refused.bucket.rate:
+        return refused  # edited between the checks: what is left of the one rate says nothing of the other
+    return replace(
+        refused,
+        remaining=later.remaining,
+        reset_after_us=later.reset_after_us,
+        next_after_us=later.next_after_us,
+    )
 
 
 def _refund(decision: Decision, refund: Refund) -> Generator[Step, Any, Decision]:

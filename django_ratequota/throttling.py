@@ -84,7 +84,7 @@ def _computed(cost: Any, request: Any, view: Any) -> Any:
     if len(parameters) != 2:
         return cost(request, view)
     # A function of (request, view) that was set on the class has become a method: only its names tell.
-    return cost(request) if parameters[0] == "self" else function(request, view)
+    return cost(request) if parameters[0] in ("self", "cls") else function(request, view)
 
 
 @lru_cache(maxsize=1024)

@@ -149,6 +149,8 @@ class Decision:
     cost: int = 0
     # What was charged and not given back; made by ``charges_of`` when it is first needed, as few decisions settle.
     _charges: list[Charge] | None = field(default=None, repr=False, compare=False)
+    # The counters of its own check, where earlier checks of the request add statuses; None = those of all statuses.
+    _own: frozenset[object] | None = field(default=None, repr=False, compare=False)
     # As response headers, once they were rendered; a copy with other fields has others.
     _headers: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -214,7 +216,9 @@ class Decision:
     @property
     def _charged(self) -> tuple[Bucket, ...]:
         """Without log-mode buckets that had no room; none where the request was refused."""
-        return tuple(status.bucket for status in self.statuses if status.allowed) if self.allowed else ()
+        buckets = tuple(status.bucket for status in self.statuses if status.allowed) if self.allowed else ()
+        own = self._own
+        return buckets if own is None else tuple(bucket for bucket in buckets if bucket.counter in own)
 
     def charge(self, cost: int) -> Decision:
         """Charge the buckets that were charged ``cost`` units more; never refuses, and may go into debt.
@@ -266,7 +270,7 @@ class Decision:
             return self
         now = {status.bucket.counter: status for one in given for status in one.statuses}
         statuses = tuple(now.get(status.bucket.counter, status) for status in self.statuses if status.allowed)
-        return replace(given[-1], statuses=statuses if now else (), _charges=charges_of(self))
+        return replace(given[-1], statuses=statuses if now else (), _charges=charges_of(self), _own=self._own)
 
 
 #: Make these of their fields, in order.

@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .conf import settings
 from .exceptions import InvalidRate
+from .rates import parse_rates
 
 #: Characters that turn around whatever text stands next to them.
 _DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")
@@ -72,6 +73,20 @@ def _unmapped(network: Any) -> Any:
     """``::ffff:203.0.113.0/120`` as 203.0.113.0/24: requests are told by their IPv4 address."""
     mapped = network.network_address.ipv4_mapped if network.version == 6 and network.prefixlen >= 96 else None
     return network if mapped is None else ipaddress.ip_network((mapped, network.prefixlen - 96))
+
+
+def refuse_unreadable(before: Any, after: Any) -> None:
+    """Raise ``ValidationError`` where a write has left rates in a row that cannot be read.
+
+    The field judges its text alone; what ``algorithm`` makes of it, or an SQL expression wrote, shows in the row.
+    """
+    written: tuple[Any, Any] = (getattr(after, "rates", None), getattr(after, "algorithm", None))
+    if None in written or (before is not None and written == (before.rates, before.algorithm)):
+        return
+    try:
+        parse_rates(*written)
+    except InvalidRate as error:
+        raise ValidationError(rate_problem(error), code="invalid_rate") from error
 
 
 def check_dates(starts_at: Any, ends_at: Any) -> None:

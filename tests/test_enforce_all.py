@@ -12,8 +12,12 @@ from django.db import connection, transaction
 from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import include, path
+from rest_framework.parsers import BaseParser, JSONParser, MultiPartParser
+from rest_framework.response import Response
 from rest_framework.routers import DefaultRouter
 from rest_framework.throttling import BaseThrottle
+from rest_framework.versioning import QueryParameterVersioning
+from rest_framework.views import APIView
 
 from django_ratequota import check_request
 from django_ratequota.enforcement import explain_caller
@@ -59,6 +63,33 @@ class Failing(views.Search):
         raise LookupError("no throttles")
 
 
+class TextParser(BaseParser):
+    media_type = "text/plain"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> str:
+        return str(stream.read().decode())
+
+
+class Versions(QueryParameterVersioning):
+    allowed_versions = ("1", "2")
+
+
+class Knowing(APIView):
+    """Picks its throttles by what REST framework finds out before it asks for them."""
+
+    authentication_classes = [views.NameAuthentication]
+    parser_classes = [TextParser, JSONParser, MultiPartParser]
+    versioning_class = Versions
+
+    def get_throttles(self) -> list[BaseThrottle]:
+        known = (self.request.version, self.request.accepted_renderer.format, self.format_kwarg)
+        limited = known == ("2", "json", None) and "Allow" in self.headers and "heavy" in self.request.data
+        return [QuotaThrottle()] if limited else []
+
+    def post(self, request: Any) -> Response:
+        return Response({"got": request.data})
+
+
 router = DefaultRouter()
 router.register("reports", ByAction, basename="report")
 
@@ -71,6 +102,7 @@ urlpatterns = [
     path("picking/", Picking.as_view()),
     path("dropping/", Dropping.as_view()),
     path("failing/", Failing.as_view()),
+    path("knowing/", Knowing.as_view()),
     path("api/", include(router.urls)),
     path("plain/", views.plain, name="plain"),
     path("aplain/", views.aplain, name="aplain"),
@@ -115,6 +147,32 @@ class TestViewsThatPickTheirThrottles:
         client = Client()
         assert [client.head("/api/reports/8/").status_code for _ in range(3)] == [200, 200, 429]
         assert left(check_request(request_from(address="127.0.0.1"), cost=0)) == [0]
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"data": "heavy", "content_type": "text/plain"},
+            {"data": {"heavy": "1"}, "content_type": "application/json"},
+            {"data": {"heavy": "1"}},
+        ],
+    )
+    def test_they_may_depend_on_all_that_the_view_knows_then(self, alice: User, body: Any, caplog: Any) -> None:
+        """The address was charged as well, and a body that was read is one that the view has nothing of."""
+        RatePolicy.objects.create(rates="2/hour")
+        client = Client()
+        answers = [client.post("/knowing/?version=2", headers=TOKEN, **body) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert answers[0].json()["got"] == body["data"]
+        assert left(check_request(request_from(address="127.0.0.1"), cost=0)) == [2]
+        assert "get_throttles" not in caplog.text
+
+    @pytest.mark.parametrize("fault", [{"headers": {"Accept": "image/png"}}, {"query_params": {"version": "9"}}])
+    def test_what_the_view_refuses_by_itself_is_enforced(self, fault: Any, caplog: Any) -> None:
+        RatePolicy.objects.create(rates="2/hour")
+        client = Client()
+        statuses = [client.post("/knowing/", **fault).status_code for _ in range(3)]
+        assert statuses in ([406, 406, 429], [404, 404, 429])
+        assert "get_throttles" not in caplog.text
 
     def test_one_that_fails_is_enforced(self, caplog: Any) -> None:
         RatePolicy.objects.create(rates="2/hour")

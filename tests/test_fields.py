@@ -9,12 +9,15 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.db.models import Case, Value, When
+from django.db.models.functions import Concat
 
 from django_ratequota.fields import RatesField
-from django_ratequota.models import RatePolicy
+from django_ratequota.models import PolicyChange, RatePolicy
 from django_ratequota.rates import MAX_TEXT
 
 WRITTEN, CANONICAL = " 1_000 / 60 sec BURST 50 , 5/2Weeks GCRA", "1000/min burst 50, 5/2week gcra"
+#: They share algorithm and period where the policy's algorithm is gcra.
+TWO_RATES = "10/min gcra, 20/min"
 
 
 def stored() -> list[str]:
@@ -108,6 +111,52 @@ def _bulk_update(written: str) -> None:
 def _update_or_create(written: str) -> None:
     RatePolicy.objects.create(rates="1/s")
     RatePolicy.objects.update_or_create(counted_per="caller", defaults={"rates": written})
+
+
+def _save_the_algorithm() -> None:
+    policy = RatePolicy.objects.create(rates=TWO_RATES)
+    policy.algorithm = "gcra"
+    policy.save(update_fields=["algorithm"])
+
+
+def _update_the_algorithm() -> None:
+    RatePolicy.objects.create(rates=TWO_RATES)
+    RatePolicy.objects.update(algorithm="gcra")
+
+
+def _update_the_rates() -> None:
+    RatePolicy.objects.create(rates="1/s", algorithm="gcra")
+    RatePolicy.objects.update(rates=TWO_RATES)
+
+
+def _update_the_rates_in_bulk() -> None:
+    policy = RatePolicy.objects.create(rates="1/s", algorithm="gcra")
+    policy.rates = TWO_RATES
+    RatePolicy.objects.bulk_update([policy], ["rates"])
+
+
+def _update_by_an_expression() -> None:
+    RatePolicy.objects.create(rates="1/s")
+    RatePolicy.objects.update(rates=Concat("rates", Value(" or so")))
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "write",
+    [
+        _save_the_algorithm,
+        _update_the_algorithm,
+        _update_the_rates,
+        _update_the_rates_in_bulk,
+        _update_by_an_expression,
+    ],
+)
+def test_what_cannot_be_read_in_its_row_is_refused(write: Callable[[], None]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        write()
+    assert caught.value.code == "invalid_rate"
+    assert stored() in ([TWO_RATES], ["1/s"])
+    assert PolicyChange.objects.count() == 1
 
 
 @pytest.mark.django_db

@@ -144,6 +144,20 @@ class TestLaterChecks:
         assert left(settle(again, "charge", 50)) == [949]
         assert left(settle(again, "refund", 80)) == [999]
 
+    def test_what_a_view_charges_by_hand_is_charged_where_it_asked(
+        self, check: Check, settle: Settle, completions: Endpoint
+    ) -> None:
+        """A limit on requests that only the decorator asked about paid the tokens as well."""
+        RatePolicy.objects.create(endpoint=completions, rates="1000/hour")
+        RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="door"), rates="60/hour")
+        request = request_from()
+        check(request, "door")
+        for _ in range(2):
+            completed = check(request, "completions", 100)
+            settled = settle(completed, "charge", 50)
+            settle(settle(settled, "refund", 50), "charge", 50)
+        assert (free("door"), free("completions")) == ([59], [800])
+
     def test_what_was_given_back_is_charged_again(self, check: Check, settle: Settle) -> None:
         RatePolicy.objects.create(rates="1000/hour")
         request = request_from()
@@ -205,11 +219,31 @@ class TestARefusalChargesNowhere:
         assert refused.retry_after == pytest.approx(5 * 72, abs=5)
         assert free() == [40]
 
+    def test_a_limit_that_is_full_again_promises_no_more_units(self, check: Check, completions: Endpoint) -> None:
+        """It said ``r=60;t=1``."""
+        RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="door"), rates="60/min")
+        RatePolicy.objects.create(endpoint=completions, rates="1/min")
+        check(request_from(), "completions")
+        request = request_from()
+        check(request, "door")
+        spared, _refusing = check(request, "completions").statuses
+        assert (spared.remaining, spared.reset_after, spared.next_after) == (60, 0, None)
+
     def test_what_can_never_be_admitted_has_no_wait(self, check: Check) -> None:
         RatePolicy.objects.create(rates="50/hour")
         request = request_from()
         check(request, None, 5)
         assert check(request, None, 51).retry_after is None
+
+    def test_a_limit_lowered_between_the_checks_has_no_more_left_than_it_holds(self, check: Check) -> None:
+        policy = RatePolicy.objects.create(rates="50/hour")
+        request = request_from()
+        check(request, None, 40)
+        policy.rates = "20/hour"
+        policy.save()
+        refused = check(request, None, 45)
+        assert (refused.allowed, refused.limit, refused.remaining) == (False, 20, 0)
+        assert free() == [20]
 
     def test_a_request_that_was_refused_may_ask_again_at_its_full_cost(self, check: Check) -> None:
         policy = RatePolicy.objects.create(rates="50/hour")

@@ -118,6 +118,11 @@ def method_of_request(self: Any, request: Any) -> int:
     return int(request.query_params["units"])
 
 
+def class_method_of_request(cls: Any, request: Any) -> int:
+    assert issubclass(cls, Search)
+    return int(request.query_params["units"])
+
+
 class Callable:
     def __call__(self, request: Any, view: Any) -> int:
         return of_request_and_view(request, view)
@@ -145,6 +150,7 @@ def remaining(cost: Any, scope: Any = "search") -> int:
         (of_request_and_view, 3),
         (staticmethod(of_request_and_view), 3),
         (lambda request, view: 7, 3),
+        (classmethod(class_method_of_request), 3),
         (staticmethod(functools.partial(of_request_and_view)), 3),
         (Callable(), 3),
     ],
