@@ -1,4 +1,4 @@
-"""Which statuses a view answers, as far as its code says so: for the check of charging on outcome.
+"""What views do, as far as their code says so: which statuses they answer, and which functions they call.
 
 Nothing is run. A view names a status where its code holds the number, or the name of a response or of an exception
 that becomes one; so does the project's code that it calls. Frameworks answer more than they name, so a view whose
@@ -43,8 +43,7 @@ def never_answers(view: Any, statuses: frozenset[str]) -> bool:
     bases = getattr(cls, "__mro__", ())
     paths = [f"{base.__module__}.{base.__qualname__}" for base in bases]
     known = next((_KNOWN[path] for path in paths if path in _KNOWN), None)
-    members = [member for base in bases if not _of_framework(base) for member in vars(base).values()]
-    functions = _functions([view, *members])
+    functions = project_functions([view], _MOST)
     named = {status for function in functions for status in _named(function)} - _ANY_VIEW
     if len(functions) > _MOST or (known is None and named <= _ALWAYS):
         return False
@@ -55,11 +54,20 @@ def never_answers(view: Any, statuses: frozenset[str]) -> bool:
     return statuses.isdisjoint(answered | classes | {str(status) for status in _ANY_VIEW})
 
 
-def _functions(begin: list[Any]) -> list[FunctionType]:
-    """The project's functions that these call or hold, decorators and all."""
-    waiting, seen = begin, set()
+def project_functions(views: list[Any], most: int) -> list[FunctionType]:
+    """The project's functions that the views call or hold, decorators and all; no more than ``most`` and one."""
+    begin: list[Any] = []
+    for view in views:
+        cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
+        bases = [base for base in getattr(cls, "__mro__", ()) if not _of_framework(base)]
+        cells = [cell.cell_contents for cell in getattr(view, "__closure__", None) or () if cell != _EMPTY]
+        paths = [held for held in cells if type(held).__module__ == "ninja.operation"]
+        operations = [operation for held in paths for operation in getattr(held, "operations", ())]
+        begin += [view, *(operation.view_func for operation in operations)]
+        begin += [member for base in bases for member in vars(base).values()]
+    waiting, seen = begin, set[Any]()
     found: list[FunctionType] = []
-    while waiting and len(found) <= _MOST:
+    while waiting and len(found) <= most:
         one = waiting.pop()
         if isinstance(one, staticmethod | classmethod | MethodType):
             one = one.__func__
@@ -72,7 +80,7 @@ def _functions(begin: list[Any]) -> list[FunctionType]:
             continue
         if isinstance(one, FunctionType):
             found.append(one)
-            waiting += _values(one)
+            waiting += named_values(one)
         else:
             waiting += vars(one).values()
     return found
@@ -80,20 +88,25 @@ def _functions(begin: list[Any]) -> list[FunctionType]:
 
 def _named(function: FunctionType) -> Iterator[int]:
     """The statuses that a function names by itself."""
-    for code in _codes(function.__code__):
+    for code in codes_of(function):
         yield from (const for const in code.co_consts if type(const) is int and const in _STATUSES)
         for name in code.co_names:
             if found := re.match(r"HTTP_(\d{3})_", name):
                 yield int(found[1])
             elif name in HTTPStatus.__members__:
                 yield int(HTTPStatus[name])
-    for value in _values(function):
+    for value in named_values(function):
         if isinstance(value, type):
             yield from (status for kind, status in _RAISED.items() if issubclass(value, kind))
             if isinstance(status := getattr(value, "status_code", None), int):
                 yield status
         elif isinstance(value, FunctionType) and value in _CALLED:
             yield _CALLED[value]
+
+
+def codes_of(function: FunctionType) -> Iterator[CodeType]:
+    """The code of the function, and of those that it defines."""
+    return _codes(function.__code__)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -103,9 +116,9 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(const)
 
 
-def _values(function: FunctionType) -> list[Any]:
+def named_values(function: FunctionType) -> list[Any]:
     """The functions, classes and modules that a function's code names, those in modules included."""
-    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    names = {name for code in codes_of(function) for name in code.co_names}
     values = [function.__globals__[name] for name in names if name in function.__globals__]
     modules = [value for value in values if isinstance(value, ModuleType)]
     return values + [vars(module)[name] for module in modules for name in names if name in vars(module)]

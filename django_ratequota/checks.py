@@ -111,8 +111,9 @@ def _unusable(error: StoreError) -> checks.CheckMessage:
     if error.reason == "noauth" or (
         error.reason == "connection" and any(type(cause) is redis.ResponseError for cause in causes)
     ):
+        what = "has no database of that number" if "DB index" in text else "refuses the login"
         hint = "Correct user, password and database number in the CACHES alias, or in RATEQUOTA['REDIS_URL']."
-        return checks.Error(f"Redis refuses the login: {text}.", hint=hint, id="django_ratequota.E006")
+        return checks.Error(f"Redis {what}: {text}.", hint=hint, id="django_ratequota.E006")
     hint = "Start it, or correct its address: meanwhile policies do what their on_error says."
     return checks.Warning(f"Redis cannot be reached: {text}.", hint=hint, id="django_ratequota.W008")
 

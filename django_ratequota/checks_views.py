@@ -15,7 +15,7 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from . import conf
-from .answers import never_answers
+from .answers import codes_of, named_values, never_answers, project_functions
 from .databases import policy_alias
 from .facts import endpoint_facts
 from .routes import known_views, limits_itself, scope_of
@@ -23,6 +23,8 @@ from .routes import known_views, limits_itself, scope_of
 #: Modules that define what limits requests, drop-ins included; and modules that are not the project's own.
 _LIMITING = re.compile(r"django_ratequota\.(compat|decorators|enforcement|limiter|ninja|throttling)\b")
 _NOT_THEIRS = ("django.", "django_ratequota.")
+#: Functions looked into; of a project with more it is unknown what they call.
+_MOST = 10_000
 
 
 def connect() -> None:
@@ -33,7 +35,7 @@ def connect() -> None:
 
 
 def check_enforced(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
-    """W010: no view, and no code beside the views, asks for a decision."""
+    """W010: no view, no middleware and no code of the project that these call asks for a decision."""
     if conf.settings.enforce_all:
         return []
     try:
@@ -45,8 +47,16 @@ def check_enforced(app_configs: Any = None, **_: Any) -> list[checks.CheckMessag
     others = {name for name in modules if name and not name.startswith(_NOT_THEIRS)}
     if any(map(limits_itself, views)) or any(map(_limits, others)) or (not others and _limits_by_default()):
         return []
+    functions = project_functions([*views, *_middleware()], _MOST)
+    if len(functions) > _MOST or any(map(_asks, functions)):
+        return []
+    text = "Nothing enforces policies: no view has a throttle or a decorator of django-ratequota, ENFORCE_ALL is off."
     hint = "Add QuotaThrottle to DEFAULT_THROTTLE_CLASSES or to a view, @ratequota to a view, or set ENFORCE_ALL."
-    text = "Nothing enforces policies: no throttle, no decorator, and ENFORCE_ALL is off."
+    if _limits_by_default():
+        hint = (
+            "DEFAULT_THROTTLE_CLASSES has QuotaThrottle, but no view is one of REST framework's that uses it. "
+            "Add @ratequota to a view, or set ENFORCE_ALL."
+        )
     return [checks.Warning(text, hint=hint, id="django_ratequota.W010")]
 
 
@@ -56,8 +66,34 @@ def _limits(name: str) -> bool:
         held = vars(import_module(name)).values()
     except Exception:  # Django raises the same when it uses the module
         return False
+    return any(map(_is_limiting, held))
+
+
+def _is_limiting(value: Any) -> bool:
+    """Whether it is a function, a class or an object of a module that limits, or of a class based on one of these."""
     # Exact types: what stands in for another object may do anything when it is looked at.
-    return any(type(one) in (FunctionType, type) and _LIMITING.match(str(one.__module__)) for one in held)
+    if type(value) is FunctionType:
+        return bool(_LIMITING.match(str(value.__module__)))
+    kind = value if type(value) is type else type(value)
+    return any(_LIMITING.match(str(base.__module__)) for base in kind.__mro__)
+
+
+def _asks(function: FunctionType) -> bool:
+    """Whether the function's code names what limits, or imports it."""
+    imported = {name for code in codes_of(function) for name in code.co_names}
+    names = any(name == "django_ratequota" or _LIMITING.match(name) for name in imported)
+    return names or any(map(_is_limiting, named_values(function)))
+
+
+def _middleware() -> list[Any]:
+    """The project's middleware: its functions, and the methods of its classes."""
+    found: list[Any] = []
+    for path in django_settings.MIDDLEWARE:
+        module, _, name = path.rpartition(".")
+        if not path.startswith(_NOT_THEIRS) and module in sys.modules:  # imported before, where it can be
+            held = getattr(sys.modules[module], name, None)
+            found += vars(held).values() if type(held) is type else [held]
+    return found
 
 
 def _limits_by_default() -> bool:

@@ -126,8 +126,9 @@ def _alias_pool(alias: str) -> Any:
     except Exception as error:  # whatever its backend raises, its settings are to blame
         raise ConfigurationError(f"CACHES has no alias {alias!r} that works: {error}") from error
     if not isinstance(cache, RedisCache):
+        kind = type(cache)  # Django's own is called RedisCache as well
         raise ConfigurationError(
-            f"CACHES[{alias!r}] is {type(cache).__name__}, not django_redis.cache.RedisCache; "
+            f"CACHES[{alias!r}] is {kind.__module__}.{kind.__qualname__}, not django_redis.cache.RedisCache; "
             "set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL']"
         )
     try:

@@ -1,4 +1,4 @@
-"""A model field that holds rate text in its canonical form."""
+"""Model fields that store rates and subjects in their canonical form, whoever writes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.db import models
 
 from .exceptions import InvalidRate
 from .rates import DEFAULT_ALGORITHM, MAX_TEXT, normalize_rates, parse_rates
-from .validation import rate_problem
+from .validation import canonical_subject, rate_problem
 
 
 class RatesField(models.CharField):  # type: ignore[type-arg]
@@ -61,3 +61,34 @@ class RatesField(models.CharField):  # type: ignore[type-arg]
             if value == "" and not self.blank:
                 raise ValidationError(self.error_messages["blank"], code="blank")
         return super().get_db_prep_save(value, connection)
+
+
+class SubjectField(models.CharField):  # type: ignore[type-arg]
+    """A subject such as ``ip:203.0.113.0/24``; saving, ``update`` and bulk writes store its usual spelling.
+
+    A subject that cannot be read is stored as it is: its kind may be missing in IDENTIFIERS for now. Forms refuse it.
+    """
+
+    def deconstruct(self) -> Any:
+        """The field as migrations know it: its column is that of a CharField."""
+        name, _, args, kwargs = super().deconstruct()
+        return name, "django.db.models.CharField", args, kwargs
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
+        """The usual spelling, put on the object as well, so that it reads as it is stored."""
+        value = _usual_spelling(super().pre_save(model_instance, add))
+        setattr(model_instance, self.attname, value)
+        return value
+
+    def get_db_prep_save(self, value: Any, connection: Any) -> Any:
+        """The text to store, by saving, ``update`` and bulk writes alike."""
+        return super().get_db_prep_save(_usual_spelling(value), connection)
+
+
+def _usual_spelling(value: Any) -> Any:
+    if not value or not isinstance(value, str):
+        return value
+    try:
+        return canonical_subject(value)
+    except ValidationError:
+        return value

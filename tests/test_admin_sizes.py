@@ -280,6 +280,14 @@ def test_a_filter_is_chosen_by_autocomplete_and_keeps_the_others(operator: Clien
     assert "select2.full" in page.content.decode()
 
 
+@pytest.mark.parametrize(
+    ("path", "texts"), [("ratepolicy", ["no plan", "all endpoints"]), ("policychange", ["none"])]
+)
+def test_a_filter_names_what_an_empty_field_means(operator: Client, path: str, texts: list[str]) -> None:
+    page = operator.get(f"{BASE}/{path}/").content.decode()
+    assert re.findall(r'__isnull=True">\s*(.+?)\s*</a>', page) == texts
+
+
 def test_a_filter_without_a_choice_filters_nothing(operator: Client, free: Plan) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s")
     page = operator.get(f"{BASE}/ratepolicy/?endpoint__id__exact=&plan__id__exact=")

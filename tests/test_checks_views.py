@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import redis
 from django.contrib import admin
 from django.contrib.auth.views import LoginView
 from django.core import checks
@@ -29,7 +30,7 @@ from rest_framework.response import Response
 from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
-from django_ratequota import check_request
+from django_ratequota import Limiter, check_request
 from django_ratequota.answers import never_answers
 from django_ratequota.api import UsageView
 from django_ratequota.checks_views import check_enforced, check_migrated, check_statuses
@@ -141,13 +142,61 @@ def test_a_middleware_of_the_project_that_asks_enforces(project: Any, settings: 
     assert check_enforced() == []
 
 
+def service(**named: Any) -> ModuleType:
+    """A module of the project that its views call."""
+    module = ModuleType("project_service")
+    vars(module).update(named)
+    exec(  # functions have the globals of the module that defines them
+        "def complete(request):\n    return check_request(request)\n\n"
+        "def lazily(request):\n    from django_ratequota import check_request\n    return check_request(request)\n\n"
+        "def engine(request):\n    return limiter.check([])\n\n"
+        "def models(request):\n    from django_ratequota.models import RatePolicy\n    return RatePolicy\n",
+        vars(module),
+    )
+    return module
+
+
+@pytest.mark.parametrize(
+    ("called", "enforced"), [("complete", True), ("lazily", True), ("engine", True), ("models", False)]
+)
+def test_code_that_views_call_enforces(project: Any, called: str, enforced: bool) -> None:
+    module = service(check_request=check_request, limiter=Limiter(client=redis.Redis()))
+    space: dict[str, Any] = {"__name__": "project_views", "service": module}
+    exec(f"def view(request):\n    return service.{called}(request)", space)
+    project(space["view"])
+    assert ids(check_enforced()) == ([] if enforced else ["W010"])
+
+
+def test_an_operation_of_ninja_that_asks_enforces(project: Any) -> None:
+    from ninja import NinjaAPI
+
+    api = NinjaAPI(urls_namespace="checked-by-hand")
+    api.get("/reports")(service(check_request=check_request).complete)
+    project()
+    sys.modules["project_urls"].urlpatterns.append(path("api/", api.urls))
+    assert check_enforced() == []
+
+
+def test_a_middleware_whose_code_asks_enforces(project: Any, settings: Any, monkeypatch: Any) -> None:
+    project(plain)
+    space: dict[str, Any] = {"__name__": "project_middleware", "service": service(check_request=check_request)}
+    exec("class Limits:\n    def __call__(self, request):\n        return service.complete(request)", space)
+    module = ModuleType("project_middleware")
+    vars(module)["Limits"] = space["Limits"]
+    monkeypatch.setitem(sys.modules, "project_middleware", module)
+    settings.MIDDLEWARE = ["project_middleware.Limits"]
+    assert check_enforced() == []
+
+
 def test_a_project_without_views_is_asked_for_its_settings(project: Any, settings: Any) -> None:
     project()
     settings.REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"]}
     assert check_enforced() == []
     project(plain)
     settings.REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"]}
-    assert ids(check_enforced()) == ["W010"]
+    [warning] = check_enforced()
+    assert ids([warning]) == ["W010"]
+    assert warning.hint.startswith("DEFAULT_THROTTLE_CLASSES has QuotaThrottle, but no view")
 
 
 @pytest.mark.parametrize("limited", [False, True])

@@ -1,4 +1,4 @@
-"""RatesField: rate text is stored in its canonical form, whichever way it is written."""
+"""Rates and subjects are stored in their canonical form, whichever way they are written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.db.models import Case, Value, When
 from django.db.models.functions import Concat
+from django.test import RequestFactory
 
+from django_ratequota import check_request
 from django_ratequota.fields import RatesField
 from django_ratequota.models import PolicyChange, RatePolicy
 from django_ratequota.rates import MAX_TEXT
@@ -229,3 +231,35 @@ def test_a_row_that_cannot_be_read_is_found_by_its_text() -> None:
     RatePolicy.objects.filter(rates="ten a day").update(mode="off")
     policy.refresh_from_db()
     assert (policy.mode, policy.rates) == ("off", "ten a day")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("written", ["203.0.113.0/24", " ip:203.0.113.0/24 ", "ip:::ffff:203.0.113.0/120"])
+@pytest.mark.parametrize("write", ["create", "bulk_create", "update", "bulk_update"])
+def test_every_write_stores_a_subject_in_its_usual_spelling(written: str, write: str) -> None:
+    policy = RatePolicy(subject=written if "create" in write else "ip:198.51.100.7", rates="blocked")
+    if write == "bulk_create":
+        RatePolicy.objects.bulk_create([policy])
+    else:
+        policy.save()
+    if write == "update":
+        RatePolicy.objects.update(subject=written)
+    if write == "bulk_update":
+        policy.subject = written
+        RatePolicy.objects.bulk_update([policy], ["subject"])
+    assert RatePolicy.objects.values_list("subject", flat=True).get() == "ip:203.0.113.0/24"
+    if write in ("create", "bulk_create"):
+        assert policy.subject == "ip:203.0.113.0/24"
+
+
+@pytest.mark.django_db
+def test_a_blocked_network_written_without_its_kind_is_blocked(fresh_policies: None) -> None:
+    RatePolicy.objects.create(subject="203.0.113.0/24", rates="blocked")
+    request = RequestFactory().get("/", REMOTE_ADDR="203.0.113.7")
+    assert check_request(request).blocked_by == ("all/blocked",)
+
+
+@pytest.mark.django_db
+def test_a_subject_of_a_kind_that_is_not_known_is_stored_as_it_is() -> None:
+    assert RatePolicy.objects.create(subject="customer:7", rates="1/min").subject == "customer:7"
+    assert RatePolicy.objects.filter(subject__startswith="cust").exists()

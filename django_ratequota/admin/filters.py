@@ -13,6 +13,8 @@ from .base import PatientSelect, shown
 
 #: Most objects of a select; an operator who may not search them cannot choose the others.
 _MOST_CHOICES = 100
+#: What an empty field means, by its name.
+_EMPTY = {"endpoint": _("all endpoints"), "plan": _("no plan")}
 
 
 class RelatedFilter(admin.RelatedFieldListFilter):
@@ -61,7 +63,7 @@ class RelatedFilter(admin.RelatedFieldListFilter):
             yield {
                 "selected": bool(self.lookup_val_isnull),
                 "query_string": changelist.get_query_string({self.lookup_kwarg_isnull: "True"}, [self.lookup_kwarg]),
-                "display": self.empty_value_display,
+                "display": _EMPTY.get(self.field.name, _("none")),
             }
 
     def _used(self, request: Any, model_admin: Any) -> list[tuple[Any, str]]:

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import COUNTED_PER, settings
 from ..exceptions import InvalidRate
-from ..fields import RatesField
+from ..fields import RatesField, SubjectField
 from ..rates import ALGORITHMS, DEFAULT_ALGORITHM, parse_rates
 from ..validation import canonical_subject, check_dates, rate_problem, visible
 from .base import RecordedModel
@@ -53,7 +53,7 @@ class RatePolicy(RecordedModel):
         verbose_name=_("user"),
         help_text=_("An override for this user; replaces what the plan or everyone's policy says here."),
     )
-    subject = models.CharField(
+    subject = SubjectField(
         _("subject"),
         max_length=200,
         blank=True,

@@ -108,6 +108,16 @@ def test_a_plan_of_many_policies_is_edited_and_leads_to_the_others(desk: Desks, 
     expect(page.get_by_role("combobox", name=re.compile("^plan .*Pro$"))).to_be_visible()
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_reason_stands_in_line_with_the_other_fields(desk: Desks, scene: Scene, width: int) -> None:
+    page = desk().open(PAGES["plan"].path(scene))
+    page.set_viewport_size({"width": width, "height": 800})
+    name, reason = (page.get_by_label(label).bounding_box() for label in ("Name", "Reason for this change"))
+    assert name is not None
+    assert reason is not None
+    assert reason["x"] == name["x"]
+
+
 def test_a_policy_is_written_and_finds_its_audience(desk: Desks, scene: Scene) -> None:
     own = desk()
     page = own.open(PAGES["add policy"].path(scene))
