@@ -28,6 +28,8 @@ def main(built: str, listed: Path) -> None:
             CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.connection_url}},
             TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],
             INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"],
+            MIDDLEWARE=["django_ratequota.middleware.RateQuotaMiddleware"],
+            RATEQUOTA={"ENFORCE_ALL": True},
         )
         django.setup()
         import django_ratequota
