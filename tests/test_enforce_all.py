@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from django.db import connection, transaction
 from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import include, path
+from django.utils import timezone
 from rest_framework.parsers import BaseParser, JSONParser, MultiPartParser
 from rest_framework.response import Response
 from rest_framework.routers import DefaultRouter
@@ -238,6 +240,14 @@ class TestTheUser:
         assert reads("/other/")
         policy.delete()
         assert not reads()
+
+    def test_an_override_that_ended_long_ago_asks_for_nobody(self, reads: Any, alice: User) -> None:
+        """Responses stayed out of shared caches until somebody deleted the row."""
+        ended = timezone.now() - timedelta(days=2)
+        RatePolicy.objects.create(user=alice, rates="7/hour", ends_at=ended)
+        assert not reads()
+        RatePolicy.objects.update(ends_at=ended + timedelta(days=3))
+        assert reads()
 
     def test_an_override_binds_in_the_transaction_that_writes_it(self, alice: User) -> None:
         RatePolicy.objects.create(rates="100/hour")
