@@ -52,6 +52,8 @@ _SLICE = 200
 #: Usage is packed for so long before it is sent: equal attempts, and equal names, are then written once.
 _USAGE_SECONDS = 10.0
 _MAX_NAME = 200
+#: Noted as the plan of callers whose user nobody asked for, as no policy there did.
+UNTOLD_PLAN = 0
 
 
 class Note(NamedTuple):
@@ -100,7 +102,7 @@ class Collector:
             (decision.at_us or time.time_ns() // 1000) // 10**6,
             name if len(name) <= _MAX_NAME and name.isascii() else bounded(name),
             "" if ip is None else f"ip:{ip}",
-            resolution.plan.id if resolution.plan else None,
+            _plan_id(asked, resolution),
             resolution.endpoint_ids,
             cost,
             resolution.policy_ids,
@@ -300,6 +302,12 @@ def _bucket(status: BucketStatus) -> dict[str, Any]:
         "retry_after": status.retry_after,
         "reset_after": status.reset_after,
     }
+
+
+def _plan_id(asked: Asked, resolution: Resolution) -> int | None:
+    if not asked.caller.user_read and not settings.plan_resolver:
+        return UNTOLD_PLAN
+    return resolution.plan.id if resolution.plan else None
 
 
 def _digest(text: str) -> str:

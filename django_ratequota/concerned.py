@@ -10,7 +10,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from .collecting import bounded
+from .collecting import UNTOLD_PLAN, bounded
 from .conf import settings
 from .exceptions import RateQuotaError
 from .facts import POLICY_COLUMNS, Group, PolicyFacts, policy_facts
@@ -35,7 +35,8 @@ class Concerned:
     def __init__(self, policy: PolicyFacts) -> None:
         self._is_of_audience = _audience(policy)
         #: ``untold``: how many policies come first, but for whom the records do not tell.
-        self._is_beaten, self.untold = _beaten_by_others(policy)
+        self._is_beaten, self.untold, plans = _beaten_by_others(policy)
+        self._asks_for_plans = plans or policy.plan_id is not None or policy.counted_per == "plan"
         #: Callers left out so far because another policy comes first for them.
         self.others: set[str] = set()
 
@@ -45,6 +46,8 @@ class Concerned:
         for record in records:
             who = (record.caller, record.ip, record.plan_id)
             if who not in known:
+                if self._asks_for_plans and record.plan_id == UNTOLD_PLAN:
+                    raise _not_told("plan")
                 known[who] = self._is_of_audience(record)
                 if known[who] and self._is_beaten(record):
                     known[who] = False
@@ -72,6 +75,11 @@ def _audience(policy: PolicyFacts) -> Callable[[Attempts], bool]:
     return lambda _record: True
 
 
+def _not_told(kind: str) -> NotEstimable:
+    text = _("Cannot be estimated: the records do not tell every caller's %(kind)s.")
+    return NotEstimable(text % {"kind": kind})
+
+
 def _is_caller(kind: str, value: str) -> Callable[[Attempts], bool]:
     if not _told(kind):
         raise NotEstimable(
@@ -93,14 +101,13 @@ def subject_for(counted_per: str) -> Callable[[Attempts], str | None]:
     if counted_per == "everyone":
         return lambda _record: "everyone"
     if not _told(counted_per):
-        raise NotEstimable(
-            _("Cannot be estimated: the records do not tell every caller's %(kind)s.") % {"kind": counted_per}
-        )
+        raise _not_told(counted_per)
     return lambda record: record.caller if record.caller.startswith(f"{counted_per}:") else None
 
 
-def _beaten_by_others(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], int]:
-    """Whether a record's caller has a policy that comes before this one now; and how many such ones cannot be told.
+def _beaten_by_others(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], int, bool]:
+    """Whether a record's caller has a policy that comes before this one now; how many such ones cannot be told; and
+    whether some of them are for plans.
 
     Policies that share no caller with this one are left aside.
     """
@@ -139,7 +146,7 @@ def _beaten_by_others(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], 
         address = _address(record.ip) if networks else None
         return address is not None and next(by_address.containing(address), None) is not None
 
-    return beaten, untold
+    return beaten, untold, bool(plans)
 
 
 def _disjoint(one: PolicyFacts, other: PolicyFacts) -> bool:

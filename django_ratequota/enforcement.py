@@ -180,7 +180,8 @@ def _decide(
             # Reading it may block; in a thread the caller does so by itself.
             caller = Caller(request, (yield Ask.USER) if user_known and awaited else None)
             if not user_known:
-                caller.user_id = None  # reading it may take queries, and adds ``Vary: Cookie`` to the response
+                # Reading it may take queries, and adds ``Vary: Cookie`` to the response.
+                caller.user_id, caller.user_read = None, False
         user_id = caller.user_id
         entry = NOBODY if user_id is None else policies.user(user_id, pending) or (yield from _load(user_id))
         try:

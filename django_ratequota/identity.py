@@ -35,6 +35,9 @@ class Located(NamedTuple):
 class Caller:
     """The caller of one request; what is asked of it is worked out once, and only when asked."""
 
+    #: Whether ``user_id`` says who is logged in; False = nobody had to know, and it is None.
+    user_read = True
+
     def __init__(self, request: Any, user: Any = None) -> None:
         """``user`` when it is known already (async code awaits it), else ``request.user`` is read."""
         self._request = request

@@ -41,7 +41,7 @@ _mine = _Thread()
 class _Publication:
     """The publication of one transaction's changes."""
 
-    __slots__ = ("__weakref__", "_failed", "_revision", "loaded", "published", "using")
+    __slots__ = ("__weakref__", "_failed", "_revision", "_told", "loaded", "published", "using")
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -50,6 +50,7 @@ class _Publication:
         #: Ids of the history's rows that were written beside a fixture.
         self.loaded: set[int] = set()
         self._revision: int | None = None
+        self._told = False
         self._failed = _unpublished.get()
 
     def publish(self) -> None:
@@ -69,18 +70,22 @@ class _Publication:
                 self._failed()
 
     def run(self) -> None:
-        """Publish, and send ``policies_changed``."""
+        """Publish, and send ``policies_changed``; the hook of each change."""
         self.publish()
-        policies_changed.send_robust(sender=None, revision=self._revision)
+        if not self._told:
+            self._told = True
+            policies_changed.send_robust(sender=None, revision=self._revision)
 
 
 def publish_on_commit(using: str) -> None:
     """Publish when the alias' open transaction is committed: once, however many changes it holds."""
-    if _open_publication(using) is None:
+    publication = _open_publication(using)
+    if publication is None:
         _publish_at_commit(transaction.get_connection(using))
         publication = _Publication(using)
-        transaction.on_commit(publication.run, using=using, robust=True)
-        _mine.publications.add(publication)
+    # With each change: tests that capture hooks run those registered since, and a savepoint's go with it.
+    transaction.on_commit(publication.run, using=using, robust=True)
+    _mine.publications.add(publication)
 
 
 def publication_pending() -> bool:

@@ -269,6 +269,9 @@ class RecordingQuerySet(PrimaryQuerySet):
                 for pk, row in before.items():
                     refuse_unreadable(row, after.get(pk))
                 self._record((before[pk], after.get(pk)) for pk in before)
+                if len(after) < len(before):
+                    # Keys were written over: the rows are there under others, which the database does not say.
+                    record_publication(f"new keys of {self.model._meta.verbose_name_plural}", self.db)
         return count
 
     update.alters_data = True  # type: ignore[attr-defined]

@@ -166,7 +166,7 @@ class Policies:
 
         drops = self._drops
         with self._reading():
-            own = RatePolicy.objects.filter(user__isnull=False).exclude(mode="off")
+            own = _not_ended(RatePolicy.objects.filter(user__isnull=False).exclude(mode="off"))
             found = frozenset(own.order_by().values_list("endpoint_id", flat=True).distinct())
         with self._users_lock:
             if drops == self._drops and not publication_pending():
@@ -268,6 +268,11 @@ def _without_ended(snapshot: Snapshot) -> Snapshot:
     return changed(snapshot, plans={}, endpoints={}, policies=dict.fromkeys(gone))
 
 
+def _not_ended(policies: Any) -> Any:
+    """Those of the policies (a queryset) that may count yet."""
+    return policies.exclude(ends_at__lt=timezone.now() - _KEPT)
+
+
 def _plan_facts(plan: Any) -> PlanFacts:
     return PlanFacts(id=plan.pk, name=plan.name, slug=plan.slug, default_for=plan.default_for)
 
@@ -321,7 +326,7 @@ def _active_facts(
     ids: Sequence[int] | None = None,
 ) -> list[PolicyFacts]:
     """What these policies say, or those of them with these ids; what ended long ago is left out."""
-    rows = policies.exclude(ends_at__lt=timezone.now() - _KEPT).order_by()
+    rows = _not_ended(policies).order_by()
     # Plain rows: to make model objects of thousands of policies would double what loading takes.
     plain = rows.values_list(*POLICY_COLUMNS, named=True)
     return understand([policy_facts(row) for row in (plain if ids is None else _found(plain, ids))], remembered)

@@ -307,6 +307,16 @@ def test_what_a_change_does_not_touch_is_shared(policies: Policies) -> None:
     assert policies.reload(newest()).memo.matches is not before.memo.matches
 
 
+def test_rows_that_are_given_other_keys_are_held_under_these(policies: Policies) -> None:
+    """The history told of a deletion alone: nobody was limited by them."""
+    policy = RatePolicy.objects.create(rates="5/s")
+    policies.reload(newest())
+    RatePolicy.objects.update(id=policy.pk + 1000)
+    snapshot = policies.reload(newest())
+    assert picture(snapshot) == picture(load_snapshot(snapshot.revision))
+    assert [held.id for held in snapshot.groups[None]["caller"].policies] == [policy.pk + 1000]
+
+
 def test_a_change_that_leaves_what_the_snapshot_holds_keeps_what_it_remembers(policies: Policies) -> None:
     subjects(2)
     before = policies.reload(newest())

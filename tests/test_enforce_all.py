@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from django.db import connection, transaction
 from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import include, path
+from django.utils import timezone
 from rest_framework.parsers import BaseParser, JSONParser, MultiPartParser
 from rest_framework.response import Response
 from rest_framework.routers import DefaultRouter
@@ -20,6 +22,7 @@ from rest_framework.versioning import QueryParameterVersioning
 from rest_framework.views import APIView
 
 from django_ratequota import check_request
+from django_ratequota.collecting import UNTOLD_PLAN, Note, collector
 from django_ratequota.enforcement import explain_caller
 from django_ratequota.identity import NamedCaller
 from django_ratequota.models import Endpoint, Plan, RatePolicy
@@ -238,6 +241,28 @@ class TestTheUser:
         assert reads("/other/")
         policy.delete()
         assert not reads()
+
+    def test_statistics_put_nobody_on_a_plan_that_nobody_asked_for(self, alice: User, settings: Any) -> None:
+        """Who is logged in was noted on the plan of anonymous callers."""
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 60}
+        Plan.objects.create(name="Guests", slug="guests", default_for="anonymous")
+        free = Plan.objects.create(name="Free", slug="free", default_for="authenticated")
+        RatePolicy.objects.create(rates="100/hour")
+        try:
+            check_request(request_from(alice))
+            RatePolicy.objects.create(plan=free, rates="100/hour")
+            check_request(request_from(alice))
+            assert [Note._make(noted).plan_id for noted in collector._noted] == [UNTOLD_PLAN, free.pk]
+        finally:
+            collector.forget()
+
+    def test_an_override_that_ended_long_ago_asks_for_nobody(self, reads: Any, alice: User) -> None:
+        """Responses stayed out of shared caches until somebody deleted the row."""
+        ended = timezone.now() - timedelta(days=2)
+        RatePolicy.objects.create(user=alice, rates="7/hour", ends_at=ended)
+        assert not reads()
+        RatePolicy.objects.update(ends_at=ended + timedelta(days=3))
+        assert reads()
 
     def test_an_override_binds_in_the_transaction_that_writes_it(self, alice: User) -> None:
         RatePolicy.objects.create(rates="100/hour")

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate, check_request, collecting, impact, statistics
+from django_ratequota.collecting import UNTOLD_PLAN
 from django_ratequota.concerned import Concerned, NotEstimable
 from django_ratequota.exceptions import StoreError
 from django_ratequota.impact import Impact, estimate, never_refused, sentences, spread
@@ -257,6 +258,21 @@ def test_what_the_records_do_not_tell_is_not_estimated(
     recorded(record(), share=share)
     with pytest.raises(NotEstimable, match=why):
         estimate(RatePolicy(rates="1/s", **fields))
+
+
+@pytest.mark.parametrize("asks", ["plan", "counted per plan", "rival"])
+def test_callers_whose_plan_nobody_asked_for_are_not_estimated(recorded: Any, asks: str) -> None:
+    """They were recorded on the plan of anonymous callers, and counted as these."""
+    recorded(record(plan_id=UNTOLD_PLAN))
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    policy = RatePolicy(rates="1/s", plan=plan if asks == "plan" else None)
+    assert estimate(RatePolicy(rates="1/s")).clients == 1
+    if asks == "counted per plan":
+        policy.counted_per = "plan"
+    if asks == "rival":
+        RatePolicy.objects.create(plan=plan, rates="5/s")
+    with pytest.raises(NotEstimable, match="do not tell every caller's plan"):
+        estimate(policy)
 
 
 def test_an_identifier_that_callers_are_named_by_is_told(recorded: Any, settings: Any) -> None:

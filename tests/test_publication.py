@@ -167,6 +167,20 @@ def test_captured_hooks_publish_each_time() -> None:
     assert not publication_pending()
 
 
+def test_captured_hooks_publish_though_an_edit_came_before(heard: list[int | None]) -> None:
+    """A test's ``setUpTestData`` makes policies that no hook has published: those captured later were silent."""
+    with transaction.atomic():
+        free = Plan.objects.create(name="Free", slug="free")
+        before = stored()
+        with TestCase.captureOnCommitCallbacks(execute=True):
+            free.slug = "gratis"
+            free.save()
+            free.delete()
+        assert (stored() > before, heard) == (True, [stored()])
+        transaction.set_rollback(True)
+    assert not publication_pending()
+
+
 @pytest.fixture
 def manual(environment: dict[str, str]) -> Iterator[Process]:  # noqa: F811
     """A process whose transactions the project manages: AUTOCOMMIT is False."""
