@@ -450,3 +450,8 @@ def test_names_in_words(alice: User, free: Plan, search: Endpoint) -> None:
     assert str(PolicyChange(action="create", object_text="Free")) == "created: Free"
     assert str(PolicyChange(action="update", object_text="Free")) == "changed: Free"
     assert str(PolicyChange(action="delete", object_text="Free")) == "deleted: Free"
+
+
+def test_a_publication_is_named_without_an_object() -> None:
+    assert str(PolicyChange(action="publish")) == "published"
+    assert str(PolicyChange(action="create", object_text="Free")) == "created: Free"

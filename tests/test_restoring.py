@@ -268,7 +268,7 @@ def deleted_plan(free: Plan) -> Plan:
 def test_what_was_deleted_along_stays_deleted_unless_asked_for(operator: Client, deleted_plan: Plan) -> None:
     change = last("delete", model="plan")
     page = text(operator.get(url(change, "before")))
-    assert "It is created anew under its old id" in page
+    assert "It is created again under its old id" in page
     listed = re.search(r"Deleted along with it</h2>\s*<ul>(.*?)</ul>", page, re.S)
     assert listed is not None
     assert sorted(re.findall(r"<bdi>(.*?)</bdi>", listed[1])) == [

@@ -135,7 +135,7 @@ class Boosts(Explain):
         words = {
             "title": _("Reset what was counted"),
             "lead": _(
-                "These counters start anew at nothing used. The limits stay as they are, and what others have "
+                "These counters are reset to zero. The limits stay as they are, and what others have "
                 "counted stays too."
             ),
             "yes": _("Yes, reset them"),

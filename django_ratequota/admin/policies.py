@@ -126,7 +126,7 @@ class StoredRows(forms.BaseModelFormSet):  # type: ignore[type-arg]
         super().clean()
         if any(form.instance.pk is None for form in self.initial_forms):
             raise ValidationError(
-                _("A policy on this page has been deleted meanwhile. Open the page anew, then edit again.")
+                _("A policy on this page has been deleted meanwhile. Open the page again, then repeat the edit.")
             )
 
 

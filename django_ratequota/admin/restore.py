@@ -86,7 +86,7 @@ class RestorePage(RecordedAdmin):
                 raise PermissionDenied
             if form is not None and form.is_valid():
                 if form.cleaned_data["seen"] != restoration.seen:
-                    errors.append(gettext("It was edited meanwhile. Compare it anew, then restore."))
+                    errors.append(gettext("It was edited meanwhile. Compare again, then restore."))
                 elif restoration.differing:
                     try:
                         with transaction.atomic(using=policy_alias(KINDS[change.model])):

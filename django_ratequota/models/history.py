@@ -62,4 +62,5 @@ class PolicyChange(models.Model):
         required_db_features = ["supports_json_field"]
 
     def __str__(self) -> str:
-        return f"{self.get_action_display()}: {visible(self.object_text)}"
+        action, name = str(self.get_action_display()), visible(self.object_text)
+        return f"{action}: {name}" if name else action  # a publication is of no object

@@ -103,7 +103,7 @@ def test_a_plan_of_many_policies_is_edited_and_leads_to_the_others(desk: Desks, 
     assert PolicyChange.objects.filter(reason="Ticket 4712").count() == 21
     expect(page.get_by_text("These are 100 of 142 policies.")).to_be_visible()
     own.look(once=True)
-    page.get_by_role("link", name="Edit the others in the list of policies.").click()
+    page.get_by_role("link", name="The others are in the list of policies.").click()
     expect(page.locator("#changelist-form")).to_contain_text("142 rate policies")
     expect(page.get_by_role("combobox", name=re.compile("^plan .*Pro$"))).to_be_visible()
 
