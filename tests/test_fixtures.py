@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,20 @@ def test_objects_deserialized_by_hand_can_be_edited_afterwards(dumped: Path) -> 
             loaded.save()
     RatePolicy.objects.update(rates="99/hour")
     assert PolicyChange.objects.filter(after__rates="99/hour").count() == 3
+
+
+def test_a_time_of_less_than_a_millisecond_is_no_change(tmp_path: Path) -> None:
+    """JSON has milliseconds; "12:00:00.000Z" is written for 12:00:00.0004, and "12:00:00Z" once that was loaded."""
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    plan = Plan.objects.create(name="Free", slug="free")
+    user = User.objects.create(username="alice")
+    PlanAssignment.objects.create(user=user, plan=plan, starts_at=noon.replace(microsecond=400))
+    file = tmp_path / "dump.json"
+    call_command("dumpdata", "django_ratequota.planassignment", output=str(file), verbosity=0)
+    count = len(rows())
+    call_command("loaddata", str(file), verbosity=0)
+    assert PlanAssignment.objects.get().starts_at == noon
+    assert len(rows()) == count
 
 
 def test_few_queries_make_way(dumped: Path, django_assert_max_num_queries: Any) -> None:
