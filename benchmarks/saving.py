@@ -1,4 +1,4 @@
-"""Another process that edits policies, as often a second as it is told: ``python -m benchmarks.saving 400``.
+"""Another process that edits policies, at a given rate per second: ``python -m benchmarks.saving 400``.
 
 Each edit is a transaction of its own, recorded and published as a save is. It is written in two statements: a save's
 own work would take the processor from the requests that are measured. Prints a line once it has edited, and how many

@@ -1,4 +1,4 @@
-"""Model fields that store rates and subjects in their canonical form, whoever writes them."""
+"""Model fields that store rates and subjects in their canonical form, however they are written."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Doer:
 async def _auser(request: Any) -> Any:
     """The request's user, found without blocking the event loop.
 
-    ``request.auser`` comes second: it is the session's user, whoever a later middleware has put in its place.
+    ``request.auser`` comes second: it is the session's user, which a later middleware may have replaced.
     """
     user = vars(request).get("user")
     if user is None and not hasattr(type(request), "user"):

@@ -1,4 +1,4 @@
-"""Rates that this version cannot read: the last readable ones go on, or ``on_error`` decides; operators are told."""
+"""Rates that this version cannot read: the last readable ones go on, or ``on_error`` decides; operators see which."""
 
 from __future__ import annotations
 
