@@ -158,13 +158,15 @@ def test_however_the_time_is_spent(proxy: Proxy, limiter_of: Make, ask: Ask, fau
     else:
         ask(limiter)
         if fault == "slow reply":
-            proxy.delay = 0.3
+            proxy.delay = 5.0
         else:
             proxy.trickle = 0.05
     took, outcome = seconds_of(ask, limiter)
     print(f"\n{fault}: {took * 1000:.0f} ms of {timeout * 1000:.0f}")
-    assert outcome == "timeout"
-    assert 0.9 * timeout < took < timeout * 3
+    assert 0.9 * timeout < took < timeout * NOISE
+    # Longer: the machine kept this process from running, and a reply that had arrived by then counts.
+    if took < 2 * timeout:
+        assert outcome == "timeout"
 
 
 @BOTH
@@ -186,8 +188,10 @@ def test_loading_the_script_counts_into_the_time(node: Node, proxy: Proxy, limit
         node.command("SCRIPT", "FLUSH")
         proxy.delay = 0.25
         took, outcome = seconds_of(ask, limiter)
-    assert outcome == "timeout"
-    assert 0.9 * timeout < took < timeout * 3
+    assert 0.9 * timeout < took < timeout * NOISE
+    # Longer: the machine kept this process from running, and a reply that had arrived by then counts.
+    if took < 2 * timeout:
+        assert outcome == "timeout"
 
 
 def test_a_hung_server_is_probed_by_one_request_at_a_time(proxy: Proxy, limiter_of: Make) -> None:
