@@ -6,9 +6,11 @@ venv=.venv-browser
 
 # Arguments may leave one of the runs without a test; all others must have some.
 pytest() {
-  local status=0
-  "$venv/bin/python" -m pytest "$@" || status=$?
-  [ "$status" = 0 ] || { [ "$status" = 5 ] && [ "$#" -gt 2 ]; }
+  local status=0 settings=$1 paths=$2
+  shift 2
+  # shellcheck disable=SC2086 # several words
+  "$venv/bin/python" -m pytest --ds="$settings" $paths "$@" || status=$?
+  [ "$status" = 0 ] || { [ "$status" = 5 ] && [ "$#" -gt 0 ]; }
 }
 
 if [ ! "$venv/.made" -nt pyproject.toml ]; then
@@ -20,11 +22,11 @@ if [ ! "$venv/.made" -nt pyproject.toml ]; then
 fi
 
 echo "== plain admin: $("$venv/bin/python" -c 'import django, sys; print("Python", sys.version.split()[0] + ", Django", django.__version__)')"
-pytest --ds=tests.browser.settings tests/browser "$@"
+pytest tests.browser.settings "tests/browser --ignore=tests/browser/unfold" "$@"
 
 if unfold=$("$venv/bin/python" -c 'from importlib.metadata import version; print(version("django-unfold"))' 2>/dev/null); then
   echo "== django-unfold $unfold"
-  pytest --ds=tests.browser.settings_unfold tests/browser/unfold "$@"
+  pytest tests.browser.settings_unfold tests/browser/unfold "$@"
 else
   echo "== django-unfold: not run, it needs Python 3.12 or later and the newest here is $("$venv/bin/python" --version)"
 fi
