@@ -34,7 +34,7 @@ from .routes import is_admin_page, resolved
 from .settling import Earlier, StoreSettler
 from .signals import request_refused
 from .snapshot import policies
-from .steps import Ask, Doer, Step
+from .steps import Ask, Doer, Step, limiter_or_error
 from .twin import adrive, drive
 from .types import Bucket, Decision, check_cost
 
@@ -50,13 +50,13 @@ def check_request(request: Any, scope: str | None = None, cost: int | None = Non
     The decision is kept as ``request.ratequota``, unless there was nothing more to charge. Raises ``InvalidCost``;
     failures of Redis and of the database are decided by the policies' ``on_error``.
     """
-    limiter = _limiter()
+    limiter = limiter_or_error()
     return drive(_check_steps(request, scope, cost, limiter), Doer(limiter).do)
 
 
 async def acheck_request(request: Any, scope: str | None = None, cost: int | None = None) -> Decision:
     """``check_request``, awaited."""
-    limiter = _limiter()
+    limiter = limiter_or_error()
     return await adrive(_check_steps(request, scope, cost, limiter, awaited=True), Doer(limiter, request).ado)
 
 
@@ -109,7 +109,7 @@ def explain_caller(
             asked=asked,
         )
 
-    limiter = _limiter()
+    limiter = limiter_or_error()
     return drive(steps(), Doer(limiter).do)
 
 
@@ -373,11 +373,3 @@ def usable_cost(cost: object, of: str) -> int | None:
 def _may_block() -> bool:
     """Whether resolving calls the project's own functions, which may read the database."""
     return bool(settings.identifiers or settings.plan_resolver)
-
-
-def _limiter() -> Limiter | StoreError:
-    """The limiter that decides, or why there is none; looked up once a request."""
-    try:
-        return default_limiter()
-    except StoreError as error:
-        return error

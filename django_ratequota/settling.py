@@ -14,8 +14,8 @@ from typing import Any
 from .charges import Charge, Refund, charges_of, take
 from .exceptions import StoreError
 from .health import note_degraded
-from .limiter import Limiter, default_limiter
-from .steps import Doer, Step
+from .limiter import Limiter
+from .steps import Doer, Step, limiter_or_error
 from .twin import adrive, drive
 from .types import Bucket, BucketStatus, Decision
 
@@ -54,10 +54,7 @@ class StoreSettler:
 
 def _doer() -> Doer:
     # By the settings in force now, in this process: it may have been forked since the decision.
-    try:
-        return Doer(default_limiter())
-    except StoreError as error:
-        return Doer(error)
+    return Doer(limiter_or_error())
 
 
 class Earlier:

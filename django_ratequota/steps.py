@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 from django.utils.functional import LazyObject
 
 from .exceptions import StoreError
-from .limiter import Limiter
+from .limiter import Limiter, default_limiter
 from .scripts import Command
 from .store import Call
 
@@ -26,6 +26,14 @@ class Ask(Enum):
 
 #: A command for Redis, a function that reads the database, or a question about the request.
 Step = Command | Callable[[], Any] | Ask
+
+
+def limiter_or_error() -> Limiter | StoreError:
+    """Return the limiter of the settings in force, or the error that says why there is none."""
+    try:
+        return default_limiter()
+    except StoreError as error:
+        return error
 
 
 class Doer:

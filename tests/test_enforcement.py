@@ -30,6 +30,7 @@ from django_ratequota import (
     headers,
     limiter,
     snapshot,
+    steps,
     usage,
 )
 from django_ratequota.boosting import grant
@@ -482,7 +483,7 @@ class TestDates:
     def now(self, limiter: Limiter, clock: Clock, monkeypatch: Any) -> datetime:
         """The present, on a clock moved by hand that stands for the store's."""
         clock.now_us = time.time_ns() // 10**9 * 10**6
-        monkeypatch.setattr(enforcement, "default_limiter", lambda: limiter)
+        monkeypatch.setattr(steps, "default_limiter", lambda: limiter)
         return datetime.fromtimestamp(clock.now_us / 10**6, UTC)
 
     def test_policies_start_and_end_on_time_without_any_change(

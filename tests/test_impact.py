@@ -380,7 +380,7 @@ def test_rivals_that_share_no_caller_cost_no_caller_anything(recorded: Any) -> N
 
 
 def test_the_search_for_callers_stops_at_the_budget(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what is known by then. The clock here is told how long each look at a caller takes."""
+    """With what is known by then. The clock here is advanced by how long each look at a caller takes."""
     now = 0.0
     monkeypatch.setattr(impact, "time", SimpleNamespace(monotonic=lambda: now))
     among = Concerned.among

@@ -73,7 +73,7 @@ def users(count: int) -> list[User]:
 
 
 def crowded(count: int) -> Plan:
-    """A plan with two policies and so many assignments."""
+    """A plan with two policies and ``count`` assignments."""
     plan = Plan.objects.create(name="Free", slug="free")
     RatePolicy.objects.create(plan=plan, rates="1/s")
     RatePolicy.objects.create(plan=plan, rates="2/s", counted_per="ip")

@@ -699,7 +699,7 @@ def agree(random: Random, kinds: list[str]) -> int:
     for rivals in competing.values():
         for one in rivals:
             if one.rates == "blocked" and one.mode == "enforce" and (one.user or one.subject):
-                assert resolution.blocked_by, "whoever is blocked gets nowhere"
+                assert resolution.blocked_by, "a blocked caller gets nowhere"
     return sum(len(rivals) > 1 for rivals in competing.values())
 
 

@@ -338,7 +338,7 @@ def test_each_is_led_to_the_pages_that_open(operator: str, links: list[str]) -> 
 def test_the_preview_tells_nothing_of_a_policy_that_its_page_would_not(
     path: str, permissions: tuple[str, ...], override: bool, policy: bool
 ) -> None:
-    """Whoever might add a policy for a plan was shown the rates of every override."""
+    """Staff who may add a policy for a plan were shown the rates of every override."""
     scene = Scene("nobody")
     client = operators.client_of(*permissions, name="asker")
     other = RatePolicy.objects.create(subject="ip:203.0.113.7", rates="77/hour")
