@@ -50,7 +50,7 @@ PARTS = {
         test_copying test_rollup test_publication test_fixtures""",
     "users": """test_enforcement test_throttling test_decorators test_middleware test_identity
         test_boosting test_rights test_explain test_live test_usage test_preview test_impact test_matrix test_admin
-        test_locale test_security test_command test_fallback test_advice test_policyfile
+        test_locale security/test_promises test_command test_fallback test_advice test_policyfile
         test_compat_drf test_compat_ratelimit test_from_drf_settings""",
 }
 

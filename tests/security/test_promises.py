@@ -41,7 +41,7 @@ from tests.conftest import Clock
 from tests.faults.cluster import Cluster
 from tests.faults.servers import Node
 
-DOCS = (Path(__file__).parent.parent / "docs" / "security.md").read_text()
+DOCS = (Path(__file__).parent.parent.parent / "docs" / "security.md").read_text()
 database = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 

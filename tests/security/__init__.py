@@ -1,0 +1,1 @@
+"""Attacks on the request side, each as the attacker would do it."""
