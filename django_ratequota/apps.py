@@ -16,8 +16,9 @@ class RateQuotaConfig(AppConfig):
 
     def ready(self) -> None:
         """Connect the receivers and register the checks."""
-        from . import checks, signals, unrecorded
+        from . import checks, request_log, signals, unrecorded
 
         checks.connect()
         signals.connect()
+        request_log.connect()
         post_migrate.connect(unrecorded.after_migrate, sender=self, dispatch_uid="ratequota_after_migrate")
