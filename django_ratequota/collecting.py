@@ -17,6 +17,7 @@ from base64 import b32encode
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
+from ipaddress import ip_network
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -36,8 +37,10 @@ from .types import BucketStatus, Decision
 
 #: Decisions noted and not counted yet; those beyond it go uncounted.
 MAX_NOTED = 20_000
-#: Refusals told apart in one minute; those beyond it have no id.
-MAX_REFUSALS = 300
+#: Refusals told apart in one minute, of all clients and of one network (/24, IPv6 /48); those beyond have no id.
+MAX_REFUSALS, MAX_OF_NETWORK = 300, 30
+#: A network's first refusals of a minute, which stay in Redis when there are too many and its others go.
+_FIRST_OF_NETWORK = 3
 #: Bounds of what Redis keeps: fields of each hash of counts, callers of an hour and outcome, bytes of an hour's
 #: usage, refusals.
 MAX_FIELDS, MAX_CALLERS, MAX_USAGE_BYTES, MAX_KEPT_REFUSALS = 20_000, 1_000, 2**19, 10_000
@@ -46,7 +49,8 @@ MINUTE, QUARTER, HOUR, DAY = 60, 900, 3600, 86_400
 #: How counts by the minute and by the quarter of an hour are kept: seconds of a slot, seconds of a key.
 MINUTES, QUARTERS = (MINUTE, HOUR), (QUARTER, DAY)
 OUTCOMES = ("admitted", "refused", "would_refuse")
-_MINUTES_TTL, _TTL = 3 * HOUR, KEPT_SECONDS + DAY
+#: Seconds from the last count of a key, which holds an hour or a day, until it goes.
+_MINUTES_TTL, _TTL = 3 * HOUR, KEPT_SECONDS
 #: One call to Redis takes so many different notes: it answers nobody else meanwhile.
 _SLICE = 200
 #: Usage is packed for so long before it is sent: equal attempts, and equal names, are then written once.
@@ -77,8 +81,10 @@ class Collector:
     def __init__(self) -> None:
         #: Notes as plain tuples: these cost less to make, and the garbage collector passes them over.
         self._noted: deque[tuple[Any, ...]] = deque()
-        #: id -> [minute, how many since the last flush, description]
+        #: id -> [minute, how many since the last flush, description, network, whether others of it came before]
         self._refusals: dict[str, list[Any]] = {}
+        #: Network -> its refusals among these.
+        self._networks: Counter[str] = Counter()
         #: The first six fields of a note -> [how many were admitted, and refused]
         self._usage: dict[tuple[Any, ...], list[int]] = {}
         self._usage_sent = time.monotonic()
@@ -123,10 +129,14 @@ class Collector:
             known = self._refusals.get(refusal_id)
             if known is not None:
                 known[1] += 1
-            elif len(self._refusals) < MAX_REFUSALS:
-                self._refusals[refusal_id] = [minute, 1, _describe(noted, scope, route, method, decision)]
-            else:
+                return refusal_id
+            network = _network(noted.ip)
+            earlier = self._networks[network]
+            if len(self._refusals) >= MAX_REFUSALS or earlier >= MAX_OF_NETWORK:
                 return ""
+            text = _describe(noted, scope, route, method, decision)
+            self._refusals[refusal_id] = [minute, 1, text, network, earlier >= _FIRST_OF_NETWORK]
+            self._networks[network] += 1
         return refusal_id
 
     def flush(self) -> None:
@@ -157,7 +167,7 @@ class Collector:
         at = hour * HOUR
         names = [f"minutes:{at // MINUTES[1]}", f"quarters:{at // QUARTERS[1]}"]
         names += [f"{outcome}:{hour}" for outcome in OUTCOMES]
-        names += [f"usage:{hour}", f"level:{hour}", "refusals", "refused_at"]
+        names += [f"usage:{hour}", f"level:{hour}", "refusals", "refused_at", "refused_more"]
         args = [json.dumps(payload), chunk, self._level_for(hour)]
         args += [MAX_FIELDS, MAX_CALLERS, MAX_USAGE_BYTES, MAX_KEPT_REFUSALS]
         args += [_MINUTES_TTL, _TTL, at - KEPT_SECONDS]
@@ -192,13 +202,20 @@ class Collector:
         return {hour: zlib.compress(json.dumps(rows, separators=(",", ":")).encode()) for hour, rows in hours.items()}
 
     def _take_refusals(self) -> list[list[Any]]:
-        """Those to send, as [id, when (Unix time), how many, description]; those of past minutes are let go."""
+        """Those to send, as [id, when (Unix time), how many, description, 1 = others of its network came before].
+
+        Those of past minutes are let go.
+        """
         with self._lock:
-            current = max((minute for minute, _, _ in self._refusals.values()), default=0)
-            taken = [[name, minute * MINUTE, times, text] for name, (minute, times, text) in self._refusals.items()]
+            current = max((minute for minute, *_ in self._refusals.values()), default=0)
+            taken = [
+                [name, minute * MINUTE, times, text, int(more)]
+                for name, (minute, times, text, _, more) in self._refusals.items()
+            ]
             self._refusals = {
-                name: [minute, 0, text] for name, (minute, _, text) in self._refusals.items() if minute == current
+                name: [minute, 0, *rest] for name, (minute, _, *rest) in self._refusals.items() if minute == current
             }
+            self._networks = Counter(network for _, _, _, network, _ in self._refusals.values())
         return [entry for entry in taken if entry[2]]
 
     def end(self) -> None:
@@ -214,6 +231,7 @@ class Collector:
         """As if nothing had been noted."""
         self._noted.clear()
         self._refusals.clear()
+        self._networks.clear()
         self._usage.clear()
         self._level = (0, 0)
 
@@ -302,6 +320,14 @@ def _bucket(status: BucketStatus) -> dict[str, Any]:
         "retry_after": status.retry_after,
         "reset_after": status.reset_after,
     }
+
+
+def _network(ip: str) -> str:
+    """The network that shares a number of refusal ids: /24, of IPv6 /48; "" without an address."""
+    text = ip.removeprefix("ip:").partition("/")[0]
+    if not text:
+        return ""
+    return str(ip_network((text, 48 if ":" in text else 24), strict=False))
 
 
 def _plan_id(asked: Asked, resolution: Resolution) -> int | None:

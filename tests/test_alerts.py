@@ -131,11 +131,18 @@ def test_without_listeners_nothing_is_noted(limiter: Limiter) -> None:
 
 
 def test_memory_is_bounded(limiter: Limiter, told: Told, monkeypatch: Any) -> None:
-    monkeypatch.setattr(alerts, "_MAX_WAITING", 5)
+    monkeypatch.setattr(alerts, "_MAX_OF_ONE", 5)
     monkeypatch.setattr(alerts, "_MAX_TOLD", 3)
     for number in range(10):
         spend(limiter, Bucket(f"user:{number}", Rate.parse("1/day")), 1)
-    assert (len(alerts._waiting), len(alerts._told)) == (5, 3)
+    assert ([len(own) for own in alerts._waiting.values()], len(alerts._told)) == ([5], 3)
+    assert alerts._suppressed == alerts._unlogged == {"all/day": 15}
+    monkeypatch.setattr(alerts, "_MAX_WAITING", 7)
+    for number in range(30):
+        spend(limiter, Bucket("user:1", Rate.parse("1/day"), policy_id=number, scope=f"s{number}"), 1)
+    # A limit has one crossing wait beyond the bound, up to twice the bound in all; names are counted up to it.
+    assert sum(map(len, alerts._waiting.values())) == 14
+    assert len(alerts._suppressed) == 7
 
 
 def test_where_redis_cannot_say_it_is_told_all_the_same(limiter: Limiter, told: Told, settings: Any) -> None:

@@ -260,11 +260,27 @@ def test_refusals_are_bounded_in_redis_the_oldest_go(monkeypatch: Any, redis_cli
     ids = []
     for ago in (5, 4, 3, 2, 1):
         decision = check_request(request_from())
-        collector._refusals.clear()
+        collector.forget()
         ids.append(collector._note_refusal(noted(now - ago * 60, f"user:{ago}"), "", "", "GET", decision))
         collector.flush()
     assert [find_refusal(one) is not None for one in ids] == [False, False, True, True, True]
     assert redis_client.hlen(statistics_key("rqtest", "refusals")) == 6
+
+
+def test_refusals_go_after_48_hours_whatever_is_decided_then(search: Endpoint, redis_client: redis.Redis) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="blocked")
+    decision = check_request(request_from(), scope="search")
+    collector.forget()
+    old = collector._note_refusal(noted(int(time.time()) - 50 * HOUR), "", "", "GET", decision)
+    collector.flush()
+    assert find_refusal(old) is None
+    young = collector._note_refusal(noted(int(time.time()) - 47 * HOUR), "", "", "GET", decision)
+    collector.flush()
+    assert find_refusal(young) is not None
+    redis_client.zadd(statistics_key("rqtest", "refused_at"), {young: time.time() - 50 * HOUR})
+    check_request(request_from())
+    collector.flush()
+    assert find_refusal(young) is None
 
 
 # --- Usage. ---
@@ -407,7 +423,7 @@ def test_every_key_goes_away(redis_client: redis.Redis) -> None:
     keys = list(redis_client.scan_iter("rqtest:{statistics}*"))
     assert len(keys) == 8
     for key in keys:
-        assert 0 < redis_client.ttl(key) <= 72 * HOUR, key
+        assert 0 < redis_client.ttl(key) <= 48 * HOUR, key
 
 
 def test_a_process_holds_no_more_than_its_bound(monkeypatch: Any) -> None:

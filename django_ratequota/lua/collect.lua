@@ -3,7 +3,9 @@
 --
 -- KEYS    [1] counts by the minute   [2] counts by the quarter of an hour   [3] [4] [5] callers admitted, refused, and
 --         refused in log mode   [6] recorded usage   [7] how much of it is kept   [8] refusals   [9] refusals by time
--- ARGV    [1] JSON: minutes, quarters {field, n ...}; callers {{member, n ...} x 3}; refusals {{id, time, n, text} ...}
+--         [10] those of a network that had some before within a minute, by time
+-- ARGV    [1] JSON: minutes, quarters {field, n ...}; callers {{member, n ...} x 3}; refusals {{id, time, n, text,
+--         1 = others of its network came before} ...}
 --         [2] a chunk of usage ("" = none)           [3] the level at which to begin the hour
 --         [4] most fields of counts   [5] most callers   [6] most bytes of usage   [7] most refusals
 --         [8] [9] TTL of minutes, of all else (s)    [10] the oldest refusals worth keeping (s)
@@ -68,24 +70,34 @@ if chunk ~= '' then
 end
 
 for _, refusal in ipairs(noted.refusals) do
-  local id, at, count, text = unpack(refusal)
+  local id, at, count, text, more = unpack(refusal)
   redis.call('HSETNX', KEYS[8], id, text)
   redis.call('HINCRBY', KEYS[8], id .. ':count', count)
   redis.call('ZADD', KEYS[9], 'NX', at, id)
+  if more == 1 then
+    redis.call('ZADD', KEYS[10], 'NX', at, id)
+  end
 end
 if #noted.refusals > 0 then
-  local gone = redis.call('ZRANGEBYSCORE', KEYS[9], '-inf', oldest)
-  local excess = redis.call('ZCARD', KEYS[9]) - #gone - most_refusals
-  if excess > 0 then
-    for _, id in ipairs(redis.call('ZRANGE', KEYS[9], #gone, #gone + excess - 1)) do
-      gone[#gone + 1] = id
-    end
+  for key = 8, 10 do
+    redis.call('EXPIRE', KEYS[key], long_ttl)
   end
-  for _, id in ipairs(gone) do
+end
+
+local function drop(ids)
+  for _, id in ipairs(ids) do
     redis.call('ZREM', KEYS[9], id)
+    redis.call('ZREM', KEYS[10], id)
     redis.call('HDEL', KEYS[8], id, id .. ':count')
   end
-  redis.call('EXPIRE', KEYS[8], long_ttl)
-  redis.call('EXPIRE', KEYS[9], long_ttl)
+end
+
+drop(redis.call('ZRANGEBYSCORE', KEYS[9], '-inf', oldest))
+-- Where there are too many, those go first of which a network had others in the same minute: no network fills it all.
+for _, key in ipairs({ KEYS[10], KEYS[9] }) do
+  local excess = redis.call('ZCARD', KEYS[9]) - most_refusals
+  if excess > 0 then
+    drop(redis.call('ZRANGE', key, 0, excess - 1))
+  end
 end
 return level

@@ -76,7 +76,7 @@ class Scene:
                 if self._told.get(key, 0) <= decision.at_us:
                     self._told[key] = decision.at_us + told_us(status)
                     at = datetime.fromtimestamp(decision.at_us / 10**6, UTC)
-                    quota_threshold.send_robust(sender=None, level=level, status=status, at=at)
+                    quota_threshold.send_robust(sender=None, level=level, status=status, at=at, suppressed=0)
 
     def enter(self, all_threads: bool) -> None:
         """Be in force in this context, or in all threads of the process."""

@@ -1,0 +1,171 @@
+"""Many subjects at once: neither a flood of signals, nor everybody else's signals and refusal ids gone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.test import Client
+
+from django_ratequota import alerts, collecting
+from django_ratequota.collecting import collector
+from django_ratequota.keys import statistics_key
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.signals import quota_threshold
+from django_ratequota.statistics import find_refusal
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+
+class Told(list[Any]):
+    """(name of the limit, subject, suppressed) of every signal, in order."""
+
+    def __call__(self, sender: Any, status: Any, suppressed: int, **_: Any) -> None:
+        self.append((status.bucket.title, status.bucket.subject, suppressed))
+
+
+@pytest.fixture
+def told(monkeypatch: Any) -> Iterator[Told]:
+    """What receivers get; crossings are sent when the test says so."""
+    monkeypatch.setattr(alerts._background, "keep", lambda: None)
+    alerts._forget()
+    told = Told()
+    quota_threshold.connect(told)
+    yield told
+    quota_threshold.disconnect(told)
+    alerts._forget()
+
+
+@pytest.fixture
+def noted(settings: Any, monkeypatch: Any) -> Iterator[None]:
+    """Refusals get ids, and are handed over when the test says so."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1.0}
+    monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    collector.forget()
+    yield
+    collector.forget()
+
+
+@pytest.fixture
+def search() -> Endpoint:
+    return Endpoint.objects.create(name="search")
+
+
+def ask(address: str, path: str = "/decorated/") -> Any:
+    return Client().get(path, REMOTE_ADDR=address)
+
+
+# --- Signals. ---
+
+SUBJECTS = 400
+
+
+def flood(number: int = SUBJECTS) -> None:
+    """One request per address, each of which uses its own limit up."""
+    for at in range(number):
+        ask(f"10.0.{at // 250}.{at % 250}")
+
+
+def lines(caplog: Any) -> list[str]:
+    """What the app has logged."""
+    return [record.getMessage() for record in caplog.records if record.name == "django_ratequota"]
+
+
+def test_a_flood_of_subjects_sends_ten_signals_a_second(told: Told, search: Endpoint, caplog: Any) -> None:
+    RatePolicy.objects.create(endpoint=search, counted_per="ip", rates="1/day")
+    flood()
+    alerts.tell()
+    assert len(told) == 10
+    assert told[0] == ("search/day per ip", "ip:10.0.0.0", 700)
+    while alerts._waiting:
+        sent = len(told)
+        alerts.tell()
+        assert len(told) <= sent + 10
+    # Each subject crosses 80 % and 100 %; what was not sent is counted, for receivers and in one line of the log.
+    assert len(told) == 100
+    assert sum(suppressed for _, _, suppressed in told) == 2 * SUBJECTS - 100
+    assert lines(caplog) == [
+        "quota_threshold: 700 crossings were not sent, too many at once (search/day per ip: 700)"
+    ]
+
+
+def test_what_was_left_out_is_counted_once_a_minute(
+    told: Told, search: Endpoint, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(alerts, "_AGAIN_US", 3600 * 10**6)  # however slow this machine is
+    RatePolicy.objects.create(endpoint=search, counted_per="ip", rates="1/day")
+    flood()
+    flood()  # the same subjects, now refused
+    alerts.tell()
+    flood()
+    alerts.tell()
+    assert len(lines(caplog)) == 1
+    assert told[0][2] == 700
+
+
+def test_one_noisy_policy_hides_no_other(told: Told, search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, counted_per="ip", rates="1/day")
+    RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates=f"{SUBJECTS}/day")
+    flood()
+    alerts.tell()
+    limits = Counter(title for title, _, _ in told)
+    # The shared bucket stood at 80 % after 320 requests, when crossings of single addresses filled their share.
+    assert limits == {"search/day per ip": 8, "search/day per everyone": 2}
+
+
+# --- Refusal ids. ---
+
+
+def refusal_id(address: str) -> str:
+    return str(ask(address).get("X-RateLimit-Refusal", ""))
+
+
+def networks(number: int) -> list[str]:
+    """Addresses of one /48, each in a /64 of its own."""
+    return [f"2001:db8:1:{at:x}::1" for at in range(number)]
+
+
+@pytest.mark.usefixtures("noted")
+@pytest.mark.parametrize(
+    "attackers", [networks(620), [f"198.51.100.{at}" for at in range(250)]], ids=["one /48", "one /24"]
+)
+def test_one_network_takes_its_share_of_refusal_ids(search: Endpoint, attackers: list[str]) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="blocked")
+    given = [name for name in map(refusal_id, attackers) if name]
+    assert len(given) == collecting.MAX_OF_NETWORK < collecting.MAX_REFUSALS / 2
+    others = [refusal_id(address) for address in ("203.0.113.7", "2001:db8:2::1", "198.51.101.1")]
+    assert all(others)
+    collector.flush()
+    assert all(find_refusal(name) is not None for name in others)
+    # Within the minute neither a flush nor another request opens a second share.
+    assert [name for name in map(refusal_id, reversed(attackers)) if name] == given[::-1]
+
+
+@pytest.mark.usefixtures("noted")
+def test_callers_without_an_address_share_one_network(search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="blocked")
+    assert refusal_id("")
+    assert refusal_id("garbage") == refusal_id("")
+
+
+@pytest.mark.usefixtures("noted")
+def test_a_network_that_goes_on_for_long_pushes_its_own_refusals_out(
+    search: Endpoint, monkeypatch: Any, redis_client: redis.Redis
+) -> None:
+    monkeypatch.setattr(collecting, "MAX_KEPT_REFUSALS", 50)
+    RatePolicy.objects.create(endpoint=search, rates="blocked")
+    victim = refusal_id("203.0.113.7")
+    collector.flush()
+    for minute in range(5):
+        given = [refusal_id(address) for address in networks(100)[minute * 20 :][:30]]
+        assert all(given)
+        collector.flush()
+        collector.forget()  # the next minute
+    assert find_refusal(victim) is not None
+    kept = {name: redis_client.zcard(statistics_key("rqtest", name)) for name in ("refused_at", "refused_more")}
+    assert kept["refused_at"] == 50
+    assert kept["refused_more"] <= 50
+    assert redis_client.hlen(statistics_key("rqtest", "refusals")) == 100
