@@ -127,7 +127,9 @@ def read(raw: object) -> tuple[Settings, list[Problem]]:
         try:
             values |= _VALIDATORS[name](value)
         except (ConfigurationError, InvalidBucket) as error:
-            problems.append(Problem(key, f"RATEQUOTA[{key!r}] = {value!r:.80} cannot be used.", str(error)))
+            # A URL holds a password, and may stand where an alias belongs.
+            shown = "" if name in ("cache", "redis_url") else f" = {value!r:.80}"
+            problems.append(Problem(key, f"RATEQUOTA[{key!r}]{shown} cannot be used.", str(error)))
     settings = Settings(**values)
     known = {"user", "ip", *settings.identifiers}
     unknown = [name for name in settings.caller if name not in known]

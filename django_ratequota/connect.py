@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 import redis
 import redis.asyncio
@@ -12,6 +12,7 @@ import redis.cluster
 
 from .cluster import ClusterStore
 from .exceptions import ConfigurationError
+from .handshake import option_names
 from .sentinel import SentinelStore
 from .server import Server
 from .store import FAILURES, Store
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 Client = redis.Redis | redis.asyncio.Redis | redis.cluster.RedisCluster | redis.asyncio.cluster.RedisCluster
 
 _SENTINEL_URL = "redis+sentinel://[user:password@]host:port[,host:port ...]/service[/db]"
+#: No error quotes a URL that cannot be read: any part of it may be a part of the password.
+_UNREADABLE = (
+    "its host, port or number of the database cannot be read; "
+    "in a password write / as %2F, # as %23, ? as %3F, @ as %40 and % as %25"
+)
+#: What else may stand after a ? in a URL: options of pools, and what django-redis takes for Sentinel.
+_OPTIONS = frozenset({"max_connections", "timeout", "is_master"})
 
 
 def store_of(client: Client, timeout: float) -> Store:
@@ -37,17 +45,14 @@ def store_of_url(url: str, timeout: float, failures: int = FAILURES, cluster: bo
     ``cluster`` takes it as any node of a Redis Cluster. Raises ``ConfigurationError``.
     """
     try:
+        _check_readable(url)
         if url.partition("://")[0] in ("redis+sentinel", "rediss+sentinel"):
             if cluster:
                 raise ConfigurationError("a Cluster is not watched by Sentinel; write the URL of any of its nodes")
             return _sentinels_at(url, timeout, failures)
         pool = redis.ConnectionPool.from_url(url)
     except ValueError as error:
-        # Other errors quote what they cannot read, which may be the beginning of a password.
-        text = "its host, port or database cannot be read; in a password, write / as %2F"
-        if str(error).startswith(("Redis URL must", "write ")):
-            text = str(error)
-        raise ConfigurationError(f"REDIS_URL cannot be used: {text}") from None
+        raise ConfigurationError(f"REDIS_URL cannot be used: {_safe(error)}") from None
     if not cluster:
         return _store_of_pool(pool, timeout, failures)
     kwargs = pool.connection_kwargs
@@ -55,6 +60,38 @@ def store_of_url(url: str, timeout: float, failures: int = FAILURES, cluster: bo
         raise ConfigurationError("a Cluster has database 0 only, and no Unix socket; write redis://host:port")
     address = (kwargs.get("host", "localhost"), int(kwargs.get("port", 6379)))
     return ClusterStore([address], pool.connection_class, kwargs, timeout, failures)
+
+
+def _check_readable(url: str) -> None:
+    """Raise ``ValueError`` for a URL that redis-py would read in part only, and take the rest for something else.
+
+    ``redis://user:12#34@host`` once was port 12 of a host ``user``, and ``redis://host/abc`` database 0.
+    """
+    if "://" not in url:
+        raise ValueError("Redis URL must specify one of the following schemes (redis://, rediss://, unix://)")
+    parts = urlsplit(url)
+    readable = not parts.fragment and _options_are_known(parts.query)
+    if parts.scheme in ("redis", "rediss"):
+        readable = readable and not parts.path.strip("/").strip("0123456789")
+    elif parts.scheme == "unix":
+        readable = readable and (not parts.netloc or (parts.netloc.endswith("@") and "@" not in parts.path))
+    elif parts.scheme.endswith("+sentinel"):
+        readable = readable and "@" not in parts.path
+    if not readable:
+        raise ValueError(_UNREADABLE)
+
+
+def _options_are_known(query: str) -> bool:
+    known = _OPTIONS | option_names()
+    pairs = parse_qsl(query, keep_blank_values=True)
+    return all(name in known or name.startswith("sentinel_") for name, _ in pairs)
+
+
+def _safe(error: Exception) -> str:
+    """What the error says where it quotes nothing of a URL, else that this cannot be read."""
+    text = str(error)
+    ours = text.startswith(("Redis URL must", f"write {_SENTINEL_URL}")) or text == _UNREADABLE
+    return text if ours else _UNREADABLE
 
 
 def store_of_settings(settings: Settings) -> Store:
@@ -118,13 +155,19 @@ _LOGIN = ("username", "password", "credential_provider", "protocol", "client_nam
 
 
 def _alias_pool(alias: str) -> Any:
-    from django.core.cache import caches
+    from django.core.cache import InvalidCacheBackendError, caches
+    from django.core.exceptions import ImproperlyConfigured
     from django_redis.cache import RedisCache
 
+    # Other errors may quote a LOCATION, with its password.
+    known = (InvalidCacheBackendError, ImproperlyConfigured, ImportError)
+    if "://" in alias:
+        raise ConfigurationError("CACHE is the name of an alias in CACHES; a URL belongs to RATEQUOTA['REDIS_URL']")
     try:
         cache = caches[alias]
     except Exception as error:  # whatever its backend raises, its settings are to blame
-        raise ConfigurationError(f"CACHES has no alias {alias!r} that works: {error}") from error
+        text = str(error) if isinstance(error, known) else type(error).__name__
+        raise ConfigurationError(f"CACHES has no alias {alias!r} that works: {text}") from None
     if not isinstance(cache, RedisCache):
         kind = type(cache)  # Django's own is called RedisCache as well
         raise ConfigurationError(
@@ -132,6 +175,17 @@ def _alias_pool(alias: str) -> Any:
             "set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL']"
         )
     try:
+        for url in _locations(cache):
+            _check_readable(url)
         return cache.client.get_client(write=True).connection_pool
+    except ValueError as error:
+        raise ConfigurationError(f"CACHES[{alias!r}] cannot be used: LOCATION: {_safe(error)}") from None
     except Exception as error:
-        raise ConfigurationError(f"CACHES[{alias!r}] cannot be used: {error!r}") from error
+        text = str(error) if isinstance(error, known) else type(error).__name__
+        raise ConfigurationError(f"CACHES[{alias!r}] cannot be used: {text}") from None
+
+
+def _locations(cache: Any) -> list[str]:
+    """The URLs of an alias, as django-redis takes them apart: with commas between, or as a list."""
+    urls = getattr(cache, "_server", None) or ()
+    return urls.split(",") if isinstance(urls, str) else [url for url in urls if isinstance(url, str)]

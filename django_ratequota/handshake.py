@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import ssl
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import redis
@@ -234,6 +234,12 @@ async def _acredentials(provider: Any) -> tuple[str, ...] | None:
         return await provider.get_credentials_async()  # type: ignore[no-any-return]
     except Exception as error:
         raise redis.ConnectionError(f"no credentials: {error}") from error
+
+
+@cache
+def option_names() -> frozenset[str]:
+    """The names of all options that connections of any kind take."""
+    return frozenset(name for kind in _CLASSES for name in _parameters(kind))
 
 
 def _parameters(cls: type) -> set[str]:
