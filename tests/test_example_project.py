@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -209,14 +210,17 @@ def test_demo_serves_until_ctrl_c_and_leaves_nothing(place: Place) -> None:
     status, output = place.run("demo", "--port", str(demo.port))
     assert (status, f"Port {demo.port} is taken" in output, "PORT=" in output) == (1, True, True)
 
-    port = re.search(r"^port (\d+)$", place.find("*/valkey.conf").read_text(), re.MULTILINE)
-    assert port
-    with redis.Redis(port=int(port[1])) as valkey:
-        assert valkey.ping()
+    configured = place.find("*/valkey.conf").read_text()
+    path = Path(re.findall(r"^unixsocket (.+)$", configured, re.MULTILINE)[0])
+    # No port, and a folder that only this user may enter: nobody else on this machine can flush the counters.
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)] == [0o700, 0o700]
+    with redis.Redis(unix_socket_path=str(path), decode_responses=True) as valkey:
+        assert valkey.config_get("port") == {"port": "0"}
         status, output = demo.stop(by=signal.SIGINT, everyone=True)
         assert (status, output) == (0, "\nStopped; nothing is left behind.\n")
         with pytest.raises(redis.ConnectionError):
             valkey.ping()
+    assert not path.parent.exists()
     assert place.left_behind() == []
 
 

