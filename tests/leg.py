@@ -45,7 +45,8 @@ PARTS = {
         test_edited_rates test_refunds faults/test_script_flush faults/test_connecting faults/test_distance""",
     "requests": """test_enforcement test_throttling test_decorators test_middleware test_headers test_responses
         test_checks test_package test_admin test_matrix test_locale test_health test_compat_drf
-        test_compat_ratelimit""",
+        test_compat_ratelimit security/test_mails_of_refusals security/test_forwarded_headers
+        security/test_passwords""",
     "database": """test_models test_migrations test_snapshot test_deltas test_meanings test_recording test_restoring
         test_copying test_rollup test_publication test_fixtures""",
     "users": """test_enforcement test_throttling test_decorators test_middleware test_identity
