@@ -10,6 +10,7 @@ import socket
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from .background import Background
@@ -28,6 +29,11 @@ logger = logging.getLogger("django_ratequota")
 
 #: Seconds that a report is worth reading; those of processes that ended go after it.
 REPORT_TTL = 60
+#: 2020, in seconds: what is older is a counter of revisions, no time.
+_PLAUSIBLE = 1_577_836_800
+_DAY = 86_400
+#: Seconds by which a worker's clock may be ahead of Redis', and an edit may take to be seen (Redis Cluster).
+_SLACK = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +164,35 @@ def reports() -> list[Health]:
     keys = [workers_key(limiter.prefix, name.decode()) for name in names]
     found = map(_read, limiter.store.execute(("MGET", *keys)))
     return sorted((one for one in found if one is not None), key=lambda one: one.process)
+
+
+def published_at(revision: int) -> datetime | None:
+    """When the revision was published, which its number tells; None where it is no time."""
+    seconds = revision / 10**6
+    return datetime.fromtimestamp(seconds, UTC) if _PLAUSIBLE < seconds < time.time() + _DAY else None
+
+
+def state_of(worker: Health, revision: int) -> str:
+    """live, idle, behind, fresh or silent.
+
+    An idle one has decided nothing since the revision was published, so it judges nothing by its older one.
+    """
+    if time.time() - worker.at > 10 + 3 * settings.report_seconds:
+        return "silent"
+    if not worker.revision:
+        return "fresh"
+    # A newer one than Redis has was published before Redis lost it; the next decision brings it back.
+    if worker.revision >= revision:
+        return "live"
+    return "behind" if _decided_since(worker, published_at(revision)) else "idle"
+
+
+def _decided_since(worker: Health, published: datetime | None) -> bool:
+    if worker.idle is None:
+        return False
+    if published is None:
+        return worker.decisions > 0
+    return worker.at - worker.idle > published.timestamp() + _SLACK
 
 
 def _read(report: Any) -> Health | None:

@@ -167,6 +167,7 @@ def test_status_shows_what_the_store_says_of_itself(redis_client: redis.Redis) -
 
 
 def test_status_shows_what_each_process_reported(alice: User) -> None:
+    default_limiter().store.execute(("SET", "rqtest:revision", default_limiter().stored_revision() - 60 * 10**6))
     revision = default_limiter().stored_revision()
     fast, slow = bisect_left(BOUNDS, 0.001), bisect_left(BOUNDS, 0.1)
     latency = [0] * (len(BOUNDS) + 1)
@@ -179,10 +180,15 @@ def test_status_shows_what_each_process_reported(alice: User) -> None:
         latency=latency,
         down={"10.0.0.7:6379": "timeout", "10.0.0.8:6379": "oom"},
         degraded={"timeout": 12, "oom": 3},
+        idle=1.0,
     )
+    # A newer one than Redis has was published before Redis lost it.
+    reported("web-4:9", revision=revision + 1)
+    reported("web-5:9", revision=revision - 1, idle=300.0)
     reported("web-3:9", revision=0, errors={"wrongtype": "WRONGTYPE at gcra.lua:7", "response": "none"})
     text = run("status")
-    assert "processes    3; 1 at this revision; breaker closed in 2; errors in 1\n" in text
+    states = "2 at this revision, 1 without a decision since, 1 behind, 1 without policies yet"
+    assert f"processes    5; {states}; breaker closed in 4; errors in 1\n" in text
     ms = [f"{BOUNDS[place] * 1000:.2f} ms" for place in (fast, slow)]
     assert f"latency      110 decisions, p50 {ms[0]}, p99 {ms[1]} in the last minute\n" in text
     assert text.endswith(
@@ -200,6 +206,14 @@ def test_status_shows_what_each_process_reported(alice: User) -> None:
              breaker closed
              error in the last minute: response: none
              error in the last minute: wrongtype: WRONGTYPE at gcra.lua:7
+             decided without Redis: none
+  web-4:9
+             revision {revision + 1}, no decisions
+             breaker closed
+             decided without Redis: none
+  web-5:9
+             revision {revision - 1}, no decisions
+             breaker closed
              decided without Redis: none
 """
     )

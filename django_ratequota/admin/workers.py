@@ -13,7 +13,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
-from ..health import Health
+from ..health import Health, published_at, state_of
 from ..histogram import merged, quantile
 from ..info import server_version
 from .base import shown
@@ -29,19 +29,8 @@ _STATES = {
 }
 #: States in which a worker judges nothing by older policies.
 _SOUND = frozenset({"live", "idle"})
-#: 2020, in seconds: what is older is a counter of revisions, no time.
-_PLAUSIBLE = 1_577_836_800
-_DAY = 86_400
-#: Seconds by which a worker's clock may be ahead of Redis', and an edit may take to be seen (Redis Cluster).
-_SLACK = 5
 #: Workers of the table; what is more is counted.
 _SHOWN = 50
-
-
-def published_at(revision: int) -> datetime | None:
-    """When the revision was published, which its number tells; None where it is no time."""
-    seconds = revision / 10**6
-    return datetime.fromtimestamp(seconds, UTC) if _PLAUSIBLE < seconds < time.time() + _DAY else None
 
 
 def propagation(revision: int, workers: Sequence[Health]) -> dict[str, Any]:
@@ -58,29 +47,6 @@ def propagation(revision: int, workers: Sequence[Health]) -> dict[str, Any]:
         "workers": rows,
         "workers_more": len(workers) - len(rows),
     }
-
-
-def state_of(worker: Health, revision: int) -> str:
-    """live, idle, behind, fresh or silent.
-
-    An idle one has decided nothing since the revision was published, so it judges nothing by its older one.
-    """
-    if time.time() - worker.at > 10 + 3 * settings.report_seconds:
-        return "silent"
-    if not worker.revision:
-        return "fresh"
-    # A newer one than Redis has was published before Redis lost it; the next decision brings it back.
-    if worker.revision >= revision:
-        return "live"
-    return "behind" if _decided_since(worker, published_at(revision)) else "idle"
-
-
-def _decided_since(worker: Health, published: datetime | None) -> bool:
-    if worker.idle is None:
-        return False
-    if published is None:
-        return worker.decisions > 0
-    return worker.at - worker.idle > published.timestamp() + _SLACK
 
 
 def _proof(revision: int, workers: Sequence[Health], states: Sequence[str]) -> str:
@@ -244,6 +210,6 @@ def _whole(value: Any) -> int | None:
 
 
 def _uptime(seconds: int) -> str:
-    days, rest = divmod(seconds, _DAY)
+    days, rest = divmod(seconds, 86_400)
     clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
     return ngettext("%(days)d day, %(clock)s", "%(days)d days, %(clock)s", days) % {"days": days, "clock": clock}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from ... import statistics
 from ...conf import settings
 from ...enforcement import Explanation
 from ...exceptions import StoreError
-from ...health import Health, reports
+from ...health import Health, reports, state_of
 from ...histogram import merged, quantile
 from ...info import server_version
 from ...limiter import default_limiter
@@ -148,17 +149,28 @@ class Command(BaseCommand):
         files.import_file(self, options)
 
 
+#: What a process is by ``state_of``; one that has decided nothing since the revision judges by no older one.
+_STATES = {
+    "live": "at this revision",
+    "idle": "without a decision since",
+    "behind": "behind",
+    "fresh": "without policies yet",
+    "silent": "silent",
+}
+
+
 def _workers(workers: list[Health], revision: int) -> Iterator[str]:
     """What the processes reported in the last minute."""
     if not workers:
         yield "processes    none has reported in the last minute"
         return
-    live = sum(worker.revision == revision for worker in workers)
+    found = Counter(state_of(worker, revision) for worker in workers)
+    states = ", ".join(f"{found[state]} {text}" for state, text in _STATES.items() if found[state] or state == "live")
     closed = sum(not worker.down for worker in workers)
     latency = merged(worker.latency for worker in workers)
     failing = sum(bool(worker.errors) for worker in workers)
     errors = f"; errors in {failing}" if failing else ""
-    yield f"processes    {len(workers)}; {live} at this revision; breaker closed in {closed}{errors}"
+    yield f"processes    {len(workers)}; {states}; breaker closed in {closed}{errors}"
     yield f"latency      {_latency(latency)} in the last minute"
     for worker in workers:
         yield f"  {worker.process}"
