@@ -92,7 +92,7 @@ class Question:
         path = self.path.strip()
         if path:
             route, name, view = _resolve(path)
-            where |= {"route": route, "name": name, "scope": scope or scope_of(view)}
+            where |= {"route": route, "name": name, "scope": scope or scope_of(view), "view": view}
         return where
 
     def explain(self) -> Explanation:

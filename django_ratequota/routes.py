@@ -73,28 +73,28 @@ def is_admin_page(name: str | None) -> bool:
 
 def scope_of(view: Any) -> str | None:
     """The scope that a view names for itself, by decorator or as ``throttle_scope``; None when it names none."""
-    holder = _view_class(view)
+    holder = view_class(view)
     decorated = getattr(view, SCOPE_ATTRIBUTE, "") or getattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE, "")
-    scope = decorated or _class_attribute(view, "throttle_scope")
+    scope = decorated or class_attribute(view, "throttle_scope")
     return scope if isinstance(scope, str) and scope else None
 
 
 def enforces_itself(view: Any) -> bool:
     """Whether the view is decorated or has our throttle: it knows its scope and cost, and who authenticated."""
     return is_decorated(view) or any(
-        _is_ours(throttle) for throttle in _class_attribute(view, "throttle_classes") or ()
+        _is_ours(throttle) for throttle in class_attribute(view, "throttle_classes") or ()
     )
 
 
 def is_decorated(view: Any) -> bool:
     """Whether ``@ratequota`` decorates the view, or its class' dispatch."""
-    holder = _view_class(view)
+    holder = view_class(view)
     return hasattr(view, SCOPE_ATTRIBUTE) or hasattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE)
 
 
 def chooses_throttles(view: Any) -> bool:
     """Whether the view's class picks its throttles for each request, by a ``get_throttles`` of its own."""
-    method = getattr(_view_class(view), "get_throttles", None)
+    method = getattr(view_class(view), "get_throttles", None)
     return method is not None and getattr(method, "__module__", "") != "rest_framework.views"
 
 
@@ -144,20 +144,21 @@ def limits_itself(view: Any) -> bool:
     """Whether anything of this package limits the view, the drop-ins for other packages included."""
     if str(getattr(view, "__module__", "")).startswith("django_ratequota."):
         return False  # the usage endpoint is marked, and has no limits
-    throttles = _class_attribute(view, "throttle_classes") or ()
+    throttles = class_attribute(view, "throttle_classes") or ()
     bases = [base for throttle in throttles for base in getattr(throttle, "__mro__", ())]
     ours = any(base.__module__.startswith("django_ratequota.") for base in bases)
     return ours or hasattr(view, LIMITED_ATTRIBUTE) or enforces_itself(view)
 
 
-def _view_class(view: Any) -> Any:
+def view_class(view: Any) -> Any:
+    """The class that ``as_view`` made the view from; None of other views."""
     return getattr(view, "cls", None) or getattr(view, "view_class", None)
 
 
-def _class_attribute(view: Any, name: str) -> Any:
+def class_attribute(view: Any, name: str) -> Any:
     """What the view's instances have under that name: what ``as_view`` was given, else the class's own."""
     given = getattr(view, "initkwargs", None) or getattr(view, "view_initkwargs", None) or {}
-    return given[name] if name in given else getattr(_view_class(view), name, None)
+    return given[name] if name in given else getattr(view_class(view), name, None)
 
 
 def known_routes(*, admin: bool = False) -> list[tuple[str, str]]:
