@@ -163,7 +163,7 @@ def _decide(
 ) -> Generator[Step, Any, Decision]:
     """The decision about what ``earlier`` checks have not charged; ``earlier.again`` where that is nothing."""
     keep_reporting()
-    route, name = resolved(getattr(http, "resolver_match", None))
+    route, name = resolved(getattr(http, "resolver_match", None), getattr(http, "urlconf", None))
     method = http.method or "GET"
     how = how_heard(request, http, method)
     snapshot = policies.current()

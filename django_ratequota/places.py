@@ -42,9 +42,9 @@ def match_endpoints(
 ) -> tuple[EndpointFacts, ...]:
     """The endpoints that a request belongs to: the one named by its scope first, then those matched by route.
 
-    ``route`` is the resolved route with a leading slash, ``name`` the URL name with its namespaces. A route with
-    DRF's format suffix matches with and without it. A scope without an endpoint matches nothing. ``how`` says what
-    the view does with the method.
+    ``route`` is the resolved route with a leading slash in the default language, ``name`` the URL name with its
+    namespaces. A route with DRF's format suffix matches with and without it, a route that depends on the language in
+    each. A scope without an endpoint matches nothing. ``how`` says what the view does with the method.
     """
     method = "GET" if method == "HEAD" else method
     # All that no endpoint names is alike, so that neither scopes nor methods made up by clients fill the memory.
