@@ -15,7 +15,7 @@ from .conf import settings
 from .enforcement import Explanation, explain_caller
 from .identity import UNKNOWN, NamedCaller, client_text, unmap
 from .models import Endpoint, Plan
-from .routes import find_route, resolve_path, resolved, scope_of
+from .routes import find_route, known_views, resolve_path, resolved, scope_of
 from .statistics import Refusal
 from .validation import visible
 
@@ -93,6 +93,9 @@ class Question:
         if path:
             route, name, view = _resolve(path)
             where |= {"route": route, "name": name, "scope": scope or scope_of(view), "view": view}
+        elif scope and where["method"] not in ("GET", "HEAD"):
+            views = [view for _, _, view in known_views() if scope_of(view) == scope]
+            where["view"] = views[0] if len(views) == 1 else None
         return where
 
     def explain(self) -> Explanation:

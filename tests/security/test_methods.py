@@ -402,6 +402,15 @@ def test_explain_says_what_requests_see(client: Client, where: str, methods: str
     assert told == counted(client, f"/{where}")
 
 
+@pytest.mark.parametrize("method", ["OPTIONS", "PUT", "GET"])
+def test_explain_knows_the_view_by_its_scope(settings: Any, method: str) -> None:
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("rest/", Rest.as_view())]})
+    limit(rates="blocked")
+    assert Question(ip="127.0.0.1", endpoint="login", method=method).explain().decision.allowed is (
+        method == "OPTIONS"
+    )
+
+
 # --- The warning. ---
 
 
