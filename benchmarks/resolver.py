@@ -204,6 +204,7 @@ def _held(make: Callable[[], Any]) -> tuple[int, Any]:
 
 def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
     """Resolves what the caller may do at the request's route, as ``enforcement`` does."""
+    from django_ratequota.methods import how_heard
     from django_ratequota.resolver import Asked, match_endpoints, resolve
     from django_ratequota.routes import resolved
 
@@ -211,7 +212,8 @@ def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
 
     def ask(caller: Any) -> Any:
         route, name = resolved(request.resolver_match)
-        endpoints = match_endpoints(snapshot, scope="search", route=route, name=name, method="GET")
+        how = how_heard(request, request, "GET")
+        endpoints = match_endpoints(snapshot, scope="search", route=route, name=name, method="GET", how=how)
         asked = Asked(
             caller=caller, entry=entry, endpoints=endpoints, scope="search", snapshot=snapshot, now_us=now_us
         )

@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from django.conf import settings as django_settings
 from django.db.models import Q
-from django.utils import timezone, translation
+from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from .binding import binds_first
@@ -65,12 +64,12 @@ def about_policy(policy: PolicyFacts, around: Surroundings) -> list[str]:
 def about_endpoint(endpoint: Endpoint) -> list[str]:
     """Sentences on an endpoint.
 
-    A view's scope and the routes are read from the URLconf, the admin's and those of other languages included. Code
-    may name a scope where that does not show (on a method of a view, say), so the sentence says what it depends on.
+    A view's scope and the routes are read from the URLconf, the admin's included. Code may name a scope where that
+    does not show (on a method of a view, say), so the sentence says what it depends on.
     """
     if endpoint.name in known_scopes():
         return []
-    if endpoint.routes and any(matched_routes(endpoint, routes) for routes in _routes_of_each_language()):
+    if endpoint.routes and matched_routes(endpoint, known_routes(admin=True)):
         return []
     text = _(
         "As far as the URLconf tells, nothing uses “%(name)s”: no view has it as its scope, and no route matches. "
@@ -268,11 +267,3 @@ def _condition(how: str) -> str:
 
 def _named(policy: PolicyFacts) -> str:
     return _("policy %(id)s (%(rates)s)") % {"id": policy.id, "rates": policy.text}
-
-
-def _routes_of_each_language() -> Iterator[list[tuple[str, str]]]:
-    """The project's routes, the admin's too; then those of every language, as some may be translated."""
-    yield known_routes(admin=True)
-    for code, _name in django_settings.LANGUAGES if django_settings.USE_I18N else ():
-        with translation.override(code):
-            yield known_routes(admin=True)

@@ -31,7 +31,7 @@ _REST = frozenset([400, 401, 403, 404, 406, 415])
 _RAISED = {Http404: 404, PermissionDenied: 403, BadRequest: 400, SuspiciousOperation: 400}
 _CALLED = {get_object_or_404: 404, get_list_or_404: 404}
 _STATUSES = frozenset(map(int, HTTPStatus))
-_FRAMEWORKS = frozenset({"asgiref", "django", "django_ratequota", "ninja", "rest_framework"})
+FRAMEWORKS = frozenset({"asgiref", "django", "django_ratequota", "ninja", "rest_framework"})
 #: Functions looked into for one view; a view with more is unknown.
 _MOST = 300
 _EMPTY = CellType()
@@ -125,4 +125,4 @@ def named_values(function: FunctionType) -> list[Any]:
 
 
 def _of_framework(one: Any) -> bool:
-    return str(one.__module__).partition(".")[0] in _FRAMEWORKS
+    return str(one.__module__).partition(".")[0] in FRAMEWORKS

@@ -18,13 +18,16 @@ from . import conf
 from .answers import codes_of, named_values, never_answers, project_functions
 from .databases import policy_alias
 from .facts import endpoint_facts
-from .routes import known_views, limits_itself, scope_of
+from .methods import takes_any_method
+from .routes import known_views, limits_itself, scope_of, view_class
 
 #: Modules that define what limits requests, drop-ins included; and modules that are not the project's own.
 _LIMITING = re.compile(r"django_ratequota\.(compat|decorators|enforcement|limiter|ninja|throttling)\b")
 _NOT_THEIRS = ("django.", "django_ratequota.")
 #: Functions looked into; of a project with more it is unknown what they call.
 _MOST = 10_000
+#: Views that a message names.
+_SHOWN = 5
 
 
 def connect() -> None:
@@ -32,6 +35,7 @@ def connect() -> None:
     checks.register(check_enforced)
     checks.register(check_migrated, checks.Tags.database)
     checks.register(check_statuses, checks.Tags.database)
+    checks.register(check_methods, checks.Tags.database)
 
 
 def check_enforced(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
@@ -127,24 +131,60 @@ def check_migrated(app_configs: Any = None, databases: Collection[str] | None = 
 
 def check_statuses(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:
     """W011, where the database is checked: an endpoint counts statuses that its views never answer."""
+    messages = []
+    for endpoint, views in _endpoints(databases, charged_statuses=""):
+        statuses = endpoint_facts(endpoint).charged_statuses
+        if views and all(never_answers(view, statuses) for _route, view in views):
+            counted = f"The endpoint {endpoint.name!r} counts responses with status {endpoint.charged_statuses} only"
+            text = f"{counted}, and none of its views answers that: no request counts there."
+            hint = "Set its charged statuses to what its views answer to a failure, in the admin."
+            messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W011"))
+    return messages
+
+
+def check_methods(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:
+    """W013, where the database is checked: an endpoint counts some methods, and a view there takes any."""
+    messages = []
+    for endpoint, views in _endpoints(databases, methods=""):
+        loose = [f"{_named(view)} at {route}" for route, view in views if takes_any_method(view)]
+        if loose:
+            more = f" and {len(loose) - _SHOWN} more" if len(loose) > _SHOWN else ""
+            counted = f"The endpoint {endpoint.name!r} counts {endpoint.methods}, but these views take any method"
+            text = f"{counted}: {', '.join(loose[:_SHOWN])}{more}. Other methods than GET count there as well."
+            listed = ", ".join(f'"{method}"' for method in endpoint.methods.split())
+            hint = (
+                f"Decorate functions with @require_http_methods([{listed}]), and what else they are to answer; give "
+                "classes methods instead of a dispatch of their own, and http_method_names. Or empty the endpoint's "
+                "methods, in the admin."
+            )
+            messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W013"))
+    return messages
+
+
+def _endpoints(databases: Collection[str] | None, **without: str) -> list[tuple[Any, list[tuple[str, Any]]]]:
+    """Endpoints but those with these fields, each with (route, view) of its views; none without a database."""
     from .advice import matched_routes  # web processes need none of it
     from .models import Endpoint
 
     if policy_alias(Endpoint) not in (databases or ()):
         return []
     try:
-        endpoints = list(Endpoint.objects.exclude(charged_statuses=""))
+        endpoints = list(Endpoint.objects.exclude(**without))
     except DatabaseError:  # not migrated yet
         return []
     views = known_views() if endpoints else []
-    messages = []
+    found = []
     for endpoint in endpoints:
         matched = set(matched_routes(endpoint, [(route, name) for route, name, _ in views]))
-        its = [view for route, name, view in views if (route, name) in matched or scope_of(view) == endpoint.name]
-        statuses = endpoint_facts(endpoint).charged_statuses
-        if its and all(never_answers(view, statuses) for view in its):
-            counted = f"The endpoint {endpoint.name!r} counts responses with status {endpoint.charged_statuses} only"
-            text = f"{counted}, and none of its views answers that: no request counts there."
-            hint = "Set its charged statuses to what its views answer to a failure, in the admin."
-            messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W011"))
-    return messages
+        its = [
+            (route, view)
+            for route, name, view in views
+            if (route, name) in matched or scope_of(view) == endpoint.name
+        ]
+        found.append((endpoint, its))
+    return found
+
+
+def _named(view: Any) -> str:
+    named = view_class(view) or view
+    return f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}"

@@ -25,6 +25,7 @@ from .fallback import decide_without_store
 from .health import keep_reporting, note_degraded, note_problem
 from .identity import Caller
 from .limiter import LOOK_SHARE, Limiter, default_limiter
+from .methods import how_explained, how_heard
 from .outcome import reserve
 from .places import place_of
 from .prepared import MAX_BUCKETS
@@ -82,16 +83,19 @@ def explain_caller(
     route: str | None = None,
     name: str | None = None,
     method: str = "GET",
+    view: Any = None,
     cost: int | None = None,
 ) -> Explanation:
     """Say what applies to the caller, to a request of so many units; None = the endpoint's own cost.
 
-    Raises ``django.db.Error``; a failing store shows in the decision.
+    ``view`` is what the URLconf has for the route, None = unknown. Raises ``django.db.Error``; a failing store shows
+    in the decision.
     """
 
     def steps() -> Generator[Step, Any, Explanation]:
         snapshot, entry = newest(caller)
-        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method)
+        how = how_explained(view, method)
+        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, how=how)
         asked = _ask(limiter, caller, entry, snapshot, endpoints, scope)
         resolution, candidates = resolve(asked), explain(asked)
         if is_admin_page(name):
@@ -159,8 +163,9 @@ def _decide(
 ) -> Generator[Step, Any, Decision]:
     """The decision about what ``earlier`` checks have not charged; ``earlier.again`` where that is nothing."""
     keep_reporting()
-    route, name = resolved(getattr(http, "resolver_match", None))
+    route, name = resolved(getattr(http, "resolver_match", None), getattr(http, "urlconf", None))
     method = http.method or "GET"
+    how = how_heard(request, http, method)
     snapshot = policies.current()
     # A snapshot says that this thread's transaction, if any, has changed no policies.
     pending = None if snapshot is None else False
@@ -174,7 +179,7 @@ def _decide(
             return decide_without_store((), "database", 1)
     user_known = False
     while True:
-        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method)
+        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, how=how)
         if not user_known:
             user_known = "user" in settings.caller or (yield from _asks_for_user(snapshot, endpoints, scope, pending))
             # Reading it may block; in a thread the caller does so by itself.

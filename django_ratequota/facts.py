@@ -43,7 +43,7 @@ class PlanFacts:
 # Told apart by identity, as users' entries are: they are parts of keys that every request looks up.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EndpointFacts:
-    """An endpoint as the resolver needs it; ``methods`` empty = all but OPTIONS."""
+    """An endpoint as the resolver needs it; ``methods`` empty = all."""
 
     id: int
     name: str
@@ -229,7 +229,7 @@ class Snapshot:
         endpoints = self.endpoints.values()
         object.__setattr__(self, "by_outcome", any(endpoint.charged_statuses for endpoint in endpoints))
         object.__setattr__(self, "names", frozenset(endpoint.name for endpoint in endpoints))
-        object.__setattr__(self, "methods", frozenset(["OPTIONS"]).union(*[one.methods for one in endpoints]))
+        object.__setattr__(self, "methods", frozenset[str]().union(*[one.methods for one in endpoints]))
 
     def at(self, revision: int) -> Snapshot:
         """The same, read at this revision as of now."""

@@ -8,14 +8,14 @@ from ipaddress import ip_address, ip_network
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.urls import Resolver404, resolve
+from django.urls import Resolver404
 from django.utils.translation import gettext as _
 
 from .conf import settings
 from .enforcement import Explanation, explain_caller
 from .identity import UNKNOWN, NamedCaller, client_text, unmap
 from .models import Endpoint, Plan
-from .routes import find_route, resolved, scope_of
+from .routes import find_route, known_views, resolve_path, resolved, scope_of
 from .statistics import Refusal
 from .validation import visible
 
@@ -92,7 +92,10 @@ class Question:
         path = self.path.strip()
         if path:
             route, name, view = _resolve(path)
-            where |= {"route": route, "name": name, "scope": scope or scope_of(view)}
+            where |= {"route": route, "name": name, "scope": scope or scope_of(view), "view": view}
+        elif scope and where["method"] not in ("GET", "HEAD"):
+            views = [view for _, _, view in known_views() if scope_of(view) == scope]
+            where["view"] = views[0] if len(views) == 1 else None
         return where
 
     def explain(self) -> Explanation:
@@ -121,12 +124,12 @@ def _address(text: str) -> str | None:
 
 
 def _resolve(path: str) -> tuple[str | None, str | None, Any]:
-    """(route, URL name, view) of a path, or of a route as endpoints list it."""
+    """(route, URL name, view) of a path, or of a route as endpoints list it, in whichever language."""
     found = find_route(path)
     if found is not None:
         return found
     try:
-        match = resolve(path.partition("?")[0])
+        match = resolve_path(path.partition("?")[0])
     except Resolver404 as error:
         text = _("No route matches %(path)r; write a path such as /api/reports/") % {"path": path[:100]}
         raise ValidationError({"path": text}) from error

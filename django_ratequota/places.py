@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from .facts import NOBODY, EndpointFacts, Group, PolicyFacts, Snapshot, UserEntry
 from .identity import Caller
+from .methods import How, counts
 from .routes import spellings
 
 
@@ -37,16 +38,19 @@ class Place:
 
 
 def match_endpoints(
-    snapshot: Snapshot, *, scope: str | None, route: str | None, name: str | None, method: str
+    snapshot: Snapshot, *, scope: str | None, route: str | None, name: str | None, method: str, how: How = "any"
 ) -> tuple[EndpointFacts, ...]:
     """The endpoints that a request belongs to: the one named by its scope first, then those matched by route.
 
-    ``route`` is the resolved route with a leading slash, ``name`` the URL name with its namespaces. A route with
-    DRF's format suffix matches with and without it. A scope without an endpoint matches nothing.
+    ``route`` is the resolved route with a leading slash in the default language, ``name`` the URL name with its
+    namespaces. A route with DRF's format suffix matches with and without it, a route that depends on the language in
+    each. A scope without an endpoint matches nothing. ``how`` says what the view does with the method.
     """
     method = "GET" if method == "HEAD" else method
     # All that no endpoint names is alike, so that neither scopes nor methods made up by clients fill the memory.
-    key = (scope if scope in snapshot.names else None, route, name, method if method in snapshot.methods else "")
+    if method == "GET" and how == "any":
+        how = "own"  # the form of a view that takes posts, most often
+    key = (scope if scope in snapshot.names else None, route, name, method if method in snapshot.methods else "", how)
     matches = snapshot.memo.matches
     matched = matches.get(key)
     if matched is None:
@@ -87,16 +91,16 @@ def contenders(
 
 
 def _match(
-    snapshot: Snapshot, scope: str | None, route: str | None, name: str | None, method: str
+    snapshot: Snapshot, scope: str | None, route: str | None, name: str | None, method: str, how: How
 ) -> tuple[EndpointFacts, ...]:
     routes = () if route is None else spellings(route)
     matched = [
         endpoint
         for endpoint in snapshot.endpoints.values()
-        if (endpoint.name == scope or any(_matches(pattern, routes, name) for pattern in endpoint.routes))
-        and (method in endpoint.methods if endpoint.methods else method != "OPTIONS")
+        if endpoint.name == scope or any(_matches(pattern, routes, name) for pattern in endpoint.routes)
     ]
-    return tuple(sorted(matched, key=lambda endpoint: (endpoint.name != scope, endpoint.id)))
+    counted = [endpoint for endpoint in matched if counts(endpoint, method, how, matched)]
+    return tuple(sorted(counted, key=lambda endpoint: (endpoint.name != scope, endpoint.id)))
 
 
 def _find_place(snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], named: bool, entry: UserEntry) -> Place:

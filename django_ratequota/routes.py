@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 from django.apps import apps
 from django.conf import settings as django_settings
-from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
+from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
+from django.utils import translation
+
+from .languages import canonical, each_language, languages_of, spell, walk
+from .languages import readable as readable  # what the routes here are
 
 logger = logging.getLogger("django_ratequota")
 
@@ -24,22 +27,15 @@ _FORMAT_SUFFIX = re.compile(
 LIMITED_ATTRIBUTE = "ratequota_limited"
 
 
-@lru_cache(maxsize=4096)
-def readable(route: str) -> str:
-    """A resolved route with a leading slash and without the anchors of regular expressions.
-
-    ``api/^reports/(?P<pk>[^/.]+)/$`` (a DRF router's) becomes ``/api/reports/(?P<pk>[^/.]+)/``.
-    """
-    plain = re.sub(r"(^|/)\^", r"\1", route)
-    plain = re.sub(r"(\$|\\Z|\\z)$", "", plain)
-    return plain if plain.startswith("/") else f"/{plain}"
-
-
 def spellings(route: str) -> tuple[str, ...]:
-    """The route, and where it ends with DRF's format suffix the route without, with and without its last slash.
+    """The route in each language; where it ends with DRF's format suffix also without, with and without last slash.
 
     ``/api/reports\\.(?P<format>[a-z0-9]+)/?`` is ``/api/reports`` and ``/api/reports/`` as well.
     """
+    return tuple(text for own in each_language(route) for text in _unsuffixed(own))
+
+
+def _unsuffixed(route: str) -> tuple[str, ...]:
     suffix = _FORMAT_SUFFIX.search(route)
     if suffix is None or (suffix["regex"] or suffix["path"]) != _format_kwarg():
         return (route,)
@@ -54,11 +50,14 @@ def _format_kwarg() -> str | None:
     return kwarg
 
 
-def resolved(match: ResolverMatch | None) -> tuple[str | None, str | None]:
-    """(route, URL name with namespaces) of what Django resolved a request to; Nones where it did not."""
+def resolved(match: ResolverMatch | None, urlconf: Any = None) -> tuple[str | None, str | None]:
+    """(route, URL name with namespaces) of what Django resolved a request to; Nones where it did not.
+
+    The route is that of the default language. ``urlconf`` is the request's own, None = ``ROOT_URLCONF``.
+    """
     if match is None:
         return None, None
-    return readable(match.route or ""), match.view_name or None
+    return canonical(match.route or "", urlconf), match.view_name or None
 
 
 @lru_cache(maxsize=4096)
@@ -73,28 +72,28 @@ def is_admin_page(name: str | None) -> bool:
 
 def scope_of(view: Any) -> str | None:
     """The scope that a view names for itself, by decorator or as ``throttle_scope``; None when it names none."""
-    holder = _view_class(view)
+    holder = view_class(view)
     decorated = getattr(view, SCOPE_ATTRIBUTE, "") or getattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE, "")
-    scope = decorated or _class_attribute(view, "throttle_scope")
+    scope = decorated or class_attribute(view, "throttle_scope")
     return scope if isinstance(scope, str) and scope else None
 
 
 def enforces_itself(view: Any) -> bool:
     """Whether the view is decorated or has our throttle: it knows its scope and cost, and who authenticated."""
     return is_decorated(view) or any(
-        _is_ours(throttle) for throttle in _class_attribute(view, "throttle_classes") or ()
+        _is_ours(throttle) for throttle in class_attribute(view, "throttle_classes") or ()
     )
 
 
 def is_decorated(view: Any) -> bool:
     """Whether ``@ratequota`` decorates the view, or its class' dispatch."""
-    holder = _view_class(view)
+    holder = view_class(view)
     return hasattr(view, SCOPE_ATTRIBUTE) or hasattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE)
 
 
 def chooses_throttles(view: Any) -> bool:
     """Whether the view's class picks its throttles for each request, by a ``get_throttles`` of its own."""
-    method = getattr(_view_class(view), "get_throttles", None)
+    method = getattr(view_class(view), "get_throttles", None)
     return method is not None and getattr(method, "__module__", "") != "rest_framework.views"
 
 
@@ -144,59 +143,62 @@ def limits_itself(view: Any) -> bool:
     """Whether anything of this package limits the view, the drop-ins for other packages included."""
     if str(getattr(view, "__module__", "")).startswith("django_ratequota."):
         return False  # the usage endpoint is marked, and has no limits
-    throttles = _class_attribute(view, "throttle_classes") or ()
+    throttles = class_attribute(view, "throttle_classes") or ()
     bases = [base for throttle in throttles for base in getattr(throttle, "__mro__", ())]
     ours = any(base.__module__.startswith("django_ratequota.") for base in bases)
     return ours or hasattr(view, LIMITED_ATTRIBUTE) or enforces_itself(view)
 
 
-def _view_class(view: Any) -> Any:
+def view_class(view: Any) -> Any:
+    """The class that ``as_view`` made the view from; None of other views."""
     return getattr(view, "cls", None) or getattr(view, "view_class", None)
 
 
-def _class_attribute(view: Any, name: str) -> Any:
+def class_attribute(view: Any, name: str) -> Any:
     """What the view's instances have under that name: what ``as_view`` was given, else the class's own."""
     given = getattr(view, "initkwargs", None) or getattr(view, "view_initkwargs", None) or {}
-    return given[name] if name in given else getattr(_view_class(view), name, None)
+    return given[name] if name in given else getattr(view_class(view), name, None)
 
 
 def known_routes(*, admin: bool = False) -> list[tuple[str, str]]:
     """(route, URL name or "") of every view in the URLconf, in its order; the admin's only where asked for."""
-    return [
-        (readable(route), "" if name.endswith(":") else name)
-        for route, name, _ in _walk(get_resolver().url_patterns, "", "")
-        if admin or not name.startswith("admin:")
-    ]
+    return [(route, _whole(name)) for route, name, _ in _views() if admin or not name.startswith("admin:")]
 
 
 def known_views() -> list[tuple[str, str, Any]]:
-    """(route, URL name or "", view) of every view in the URLconf, in its order."""
-    return [
-        (readable(route), "" if name.endswith(":") else name, view)
-        for route, name, view in _walk(get_resolver().url_patterns, "", "")
-    ]
+    """(route in the default language, URL name or "", view) of every view in the URLconf, in its order."""
+    return [(route, _whole(name), view) for route, name, view in _views()]
+
+
+def _views() -> list[tuple[str, str, Any]]:
+    with translation.override(django_settings.LANGUAGE_CODE):
+        return [(spell(parts), name, view) for parts, name, view in walk(get_resolver().url_patterns)]
+
+
+def _whole(name: str) -> str:
+    """The URL name; "" where there are namespaces alone."""
+    return "" if name.endswith(":") else name
 
 
 def find_route(route: str) -> tuple[str, str | None, Any] | None:
-    """(route, URL name, view) of the pattern that ``readable`` writes like this; None when there is none."""
-    for pattern, name, view in _walk(get_resolver().url_patterns, "", ""):
-        if readable(pattern) == route:
-            return route, None if name.endswith(":") else name or None, view
-    return None
+    """(route, URL name, view) of the pattern that some language spells like this; None when there is none."""
+    views = ((found, name or None, view) for found, name, view in known_views() if route in each_language(found))
+    return next(views, None)
+
+
+def resolve_path(path: str) -> ResolverMatch:
+    """What Django resolves a path to in its own language, whatever language is active. Raises ``Resolver404``."""
+    first = translation.get_language_from_path(path) or django_settings.LANGUAGE_CODE
+    for code in dict.fromkeys([first, *languages_of(get_resolver()).paths_in]):
+        with translation.override(code):
+            try:
+                return resolve(path)
+            except Resolver404 as error:
+                failed = error
+    raise failed
 
 
 def known_scopes() -> list[str]:
     """Every scope that a view in the URLconf names for itself, sorted."""
-    scopes = {scope_of(view) for _, _, view in _walk(get_resolver().url_patterns, "", "")}
+    scopes = {scope_of(view) for _, _, view in known_views()}
     return sorted(scope for scope in scopes if scope)
-
-
-def _walk(patterns: Any, prefix: str, namespace: str) -> Iterator[tuple[str, str, Any]]:
-    """(route, name with namespaces, view) of every pattern; without a name, the namespaces alone."""
-    for pattern in patterns:
-        route = prefix + str(pattern.pattern)
-        if isinstance(pattern, URLResolver):
-            inner = f"{namespace}{pattern.namespace}:" if pattern.namespace else namespace
-            yield from _walk(pattern.url_patterns, route, inner)
-        elif isinstance(pattern, URLPattern):
-            yield route, f"{namespace}{pattern.name or ''}", pattern.callback

@@ -466,26 +466,29 @@ def test_endpoints_match_routes_and_names(routes: str, matched: bool) -> None:
 @pytest.mark.parametrize(
     ("methods", "method", "matched"),
     [
-        ("", "GET", True),
-        ("", "HEAD", True),
-        ("", "POST", True),
-        ("", "BREW", True),
-        ("", "OPTIONS", False),
-        ("GET", "GET", True),
-        ("GET", "HEAD", True),
-        ("GET", "POST", False),
-        ("GET POST", "POST", True),
-        ("POST", "HEAD", False),
-        ("OPTIONS", "OPTIONS", True),
-        ("OPTIONS", "GET", False),
-        ("GET OPTIONS", "OPTIONS", True),
+        ("", "GET", "own any every"),
+        ("", "HEAD", "own any every"),
+        ("", "POST", "own any every"),
+        ("", "BREW", "own any every"),
+        ("", "OPTIONS", "own any every"),
+        ("GET", "GET", "free own any every"),
+        ("GET", "HEAD", "free own any every"),
+        ("GET", "POST", "any every"),
+        ("GET POST", "POST", "free own any every"),
+        ("POST", "GET", "every"),
+        ("POST", "HEAD", "every"),
+        ("POST", "OPTIONS", "any every"),
+        ("OPTIONS", "OPTIONS", "free own any every"),
+        ("OPTIONS", "GET", "every"),
+        ("GET OPTIONS", "OPTIONS", "free own any every"),
     ],
 )
 @pytest.mark.parametrize("scope", [None, "x"])
-def test_endpoints_match_methods(methods: str, method: str, matched: bool, scope: str | None) -> None:
+def test_endpoints_match_methods_by_what_views_do(methods: str, method: str, matched: str, scope: str | None) -> None:
     endpoint = EndpointFacts(id=1, name="x", routes=("*",), methods=frozenset(methods.split()), cost=1)
-    found = match_endpoints(picture([endpoint]), scope=scope, route="/", name="home", method=method)
-    assert bool(found) is matched
+    where = {"scope": scope, "route": "/", "name": "home", "method": method}
+    hows = ("free", "own", "any", "every")
+    assert {how for how in hows if match_endpoints(picture([endpoint]), **where, how=how)} == set(matched.split())
 
 
 def test_the_endpoint_named_by_the_scope_comes_first_and_sets_the_cost() -> None:

@@ -15,8 +15,9 @@ from django.utils.translation import gettext_lazy as _
 
 from .. import statistics
 from ..facts import Snapshot, endpoint_facts
+from ..methods import how_explained
 from ..resolver import match_endpoints
-from ..routes import known_routes
+from ..routes import known_views
 from ..statistics import Counts, Refusal, Span, Timeline, Top
 from .plots import Plot, Series, number_text, plot
 
@@ -151,12 +152,17 @@ def refusals(chosen: Chosen, endpoints: Mapping[int, Any], most: int) -> list[Re
         ]
     facts = {pk: endpoint_facts(endpoint) for pk, endpoint in endpoints.items()}
     snapshot = Snapshot(revision=0, plans={}, defaults={}, endpoints=facts, groups={})
-    routes = dict(known_routes())
+    views = {route: (name or None, view) for route, name, view in known_views()}
     belonging = []
     for one in found:
-        name = routes.get(one.route) or None
+        name, view = views.get(one.route, (None, None))
         matched = match_endpoints(
-            snapshot, scope=one.scope or None, route=one.route or None, name=name, method=one.method
+            snapshot,
+            scope=one.scope or None,
+            route=one.route or None,
+            name=name,
+            method=one.method,
+            how=how_explained(view, one.method),
         )
         if chosen.endpoint_id in ([endpoint.id for endpoint in matched] or [0]):
             belonging.append(one)

@@ -42,7 +42,9 @@ class Endpoint(RecordedModel):
         max_length=100,
         blank=True,
         help_text=_(
-            "HTTP methods separated by spaces, such as GET POST; empty = all but OPTIONS. HEAD counts as GET."
+            "HTTP methods separated by spaces, such as GET POST; empty = all. HEAD counts as GET. Methods that a "
+            "view does not tell from these count as well. OPTIONS answered by an options handler counts only "
+            "where it is named."
         ),
     )
     cost = models.PositiveBigIntegerField(
