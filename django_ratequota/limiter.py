@@ -28,6 +28,7 @@ from .keys import check_prefix, revision_key
 from .prepared import DECIDED, NEWER, NO_REVISION, bucket_keys, prepare, read_reply, statuses_of
 from .rates import show
 from .scripts import PUBLISH, Command
+from .shielding import shielded
 from .store import run_script
 from .subjects import ask_each
 from .twin import adrive, drive
@@ -149,12 +150,12 @@ class Limiter:
         return await self._arun(self.steps("peek", buckets, cost))
 
     async def acharge(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
-        """``charge``, awaited."""
-        return await self._arun(self.steps("charge", buckets, cost))
+        """``charge``, awaited; it reaches Redis although the awaiting task is cancelled."""
+        return await shielded(self._arun(self.steps("charge", buckets, cost)))
 
     async def arefund(self, buckets: Iterable[Bucket], cost: int = 1, *, charged: tuple[int, ...] = ()) -> Decision:
-        """``refund``, awaited."""
-        return await self._arun(self.steps("refund", buckets, cost, times=charged or _NO_TIMES))
+        """``refund``, awaited; it reaches Redis although the awaiting task is cancelled."""
+        return await shielded(self._arun(self.steps("refund", buckets, cost, times=charged or _NO_TIMES)))
 
     async def aacquire(self, bucket: Bucket, timeout: float, cost: int = 1) -> Decision:  # noqa: ASYNC109 - a bound on the slot
         """``acquire``, awaited: the call to Redis, not the slot."""
