@@ -28,6 +28,7 @@ from .keys import check_prefix, revision_key
 from .prepared import DECIDED, NEWER, NO_REVISION, bucket_keys, prepare, read_reply, statuses_of
 from .rates import show
 from .scripts import PUBLISH, Command
+from .shielding import shielded
 from .store import run_script
 from .subjects import ask_each
 from .twin import adrive, drive
@@ -149,12 +150,12 @@ class Limiter:
         return await self._arun(self.steps("peek", buckets, cost))
 
     async def acharge(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
-        """``charge``, awaited."""
-        return await self._arun(self.steps("charge", buckets, cost))
+        """``charge``, awaited; it reaches Redis although the awaiting task is cancelled."""
+        return await shielded(self._arun(self.steps("charge", buckets, cost)))
 
     async def arefund(self, buckets: Iterable[Bucket], cost: int = 1, *, charged: tuple[int, ...] = ()) -> Decision:
-        """``refund``, awaited."""
-        return await self._arun(self.steps("refund", buckets, cost, times=charged or _NO_TIMES))
+        """``refund``, awaited; it reaches Redis although the awaiting task is cancelled."""
+        return await shielded(self._arun(self.steps("refund", buckets, cost, times=charged or _NO_TIMES)))
 
     async def aacquire(self, bucket: Bucket, timeout: float, cost: int = 1) -> Decision:  # noqa: ASYNC109 - a bound on the slot
         """``acquire``, awaited: the call to Redis, not the slot."""
@@ -277,9 +278,10 @@ class Limiter:
         """One atomic call."""
         prepared = prepare(self.prefix, self.time_zone, buckets)
         now_us = self.now_us
+        known = NO_REVISION if revision is None else min(revision, _MAX_US)
         for _ in range(3):
             clock_us = self._read_clock() if self._clock else 0
-            asked = (mode, clock_us, NO_REVISION if revision is None else revision, cost, *times)
+            asked = (mode, clock_us, known, cost, *times)
             command, windows_us = prepared.command(asked, now_us)
             reply = yield command if share == 1.0 else command.within(share)
             numbers = read_reply(reply, len(buckets))
@@ -298,7 +300,7 @@ class Limiter:
                     allowed == 1, statuses, now_us, (), (), "", revision or 0, "", settler, units, charges, None, None
                 )
             if outcome == NEWER:
-                raise NewerRevision(stored)
+                raise NewerRevision(stored, instead_of=revision if stored < known else None)
         raise StoreError("clock", "the store's clock left three calendar windows in a row")
 
     def _acquire_steps(self, bucket: Bucket, timeout: float, cost: int) -> Steps:

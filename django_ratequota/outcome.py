@@ -15,6 +15,7 @@ from django.http.multipartparser import MultiPartParserError
 
 from .charges import Charge, Refund, charges_of, take
 from .facts import Snapshot
+from .shielding import shielded
 from .types import Decision, Settler
 
 #: What is reserved for a request hangs on it (Django's, not DRF's) under this name; most requests have none.
@@ -57,10 +58,15 @@ def settle(request: Any, outcome: object) -> None:
 
 
 async def asettle(request: Any, outcome: object) -> None:
-    """``settle``, awaited."""
-    for one in _due(request, outcome):
-        for buckets, units, charged in one.take():
-            await one.settler.arefund(buckets, cost=units, charged=charged)
+    """``settle``, awaited; units go back although the request's task is cancelled, as its outcome is known."""
+    due = [(one.settler, refund) for one in _due(request, outcome) for refund in one.take()]
+    if due:
+        await shielded(_agive_back(due))
+
+
+async def _agive_back(due: list[tuple[Settler, Refund]]) -> None:
+    for settler, (buckets, units, charged) in due:
+        await settler.arefund(buckets, cost=units, charged=charged)
 
 
 def _due(request: Any, outcome: object) -> list[Reservation]:

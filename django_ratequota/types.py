@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from .charges import Charge, Refund, charges_of, take
 from .exceptions import InvalidCost
 from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format_period
+from .shielding import shielded
 from .values import maker
 
 _SECOND = 10**6
@@ -241,17 +242,23 @@ class Decision:
         return self._after([settler.refund(of, cost=units, charged=at) for of, units, at in self._take(cost)])
 
     async def acharge(self, cost: int) -> Decision:
-        """``charge``, awaited."""
+        """``charge``, awaited; it reaches the store although the awaiting task is cancelled."""
         if not self.settler or not self._charged:
             return self
-        return self._note(await self.settler.acharge(self._charged, cost=cost))
+        return await shielded(self._acharge(self.settler, cost))
 
     async def arefund(self, cost: int) -> Decision:
-        """``refund``, awaited."""
+        """``refund``, awaited; it reaches the store although the awaiting task is cancelled."""
         if not self.settler or not self._charged:
             return self
-        settler = self.settler
-        return self._after([await settler.arefund(of, cost=units, charged=at) for of, units, at in self._take(cost)])
+        refunds = self._take(cost)
+        return await shielded(self._arefund(self.settler, refunds)) if refunds else self
+
+    async def _acharge(self, settler: Settler, cost: int) -> Decision:
+        return self._note(await settler.acharge(self._charged, cost=cost))
+
+    async def _arefund(self, settler: Settler, refunds: list[Refund]) -> Decision:
+        return self._after([await settler.arefund(of, cost=units, charged=at) for of, units, at in refunds])
 
     def _note(self, charged: Decision) -> Decision:
         """Remember what was charged; what is returned settles the same units."""

@@ -46,7 +46,7 @@ def drive(address: str) -> Generator[str, None, None]:
     yield f"login and search: 200, cost 5, RateLimit {searched.headers['RateLimit']}"
     answered = Browser(address).get("/api/completions/")
     _expect("completions", (answered.status, '"remaining": 90' in answered.text), (200, True))
-    yield "completions: 200, one unit at the door and nine settled afterwards: 90 of 100 left"
+    yield "completions: 200, twenty units reserved, and ten given back: 90 of 100 left"
 
 
 def _use_up_and_raise(address: str, admin: Browser, policy: str) -> Generator[str, None, None]:

@@ -75,10 +75,10 @@ def status(request: HttpRequest) -> JsonResponse:
 
 
 async def completions(request: HttpRequest) -> Any:
-    """An async view that knows its cost only afterwards: one unit a word of the answer."""
-    decision = await acheck_request(request, scope="completions")
+    """An async view that knows its cost afterwards: one unit per word, 20 where a client hangs up."""
+    decision = await acheck_request(request, scope="completions", cost=20)
     if not decision.allowed:
         return refusal_response(request, decision)
     answer = "as many words as there are units to pay for"
-    settled = await decision.acharge(len(answer.split()) - 1)
+    settled = await decision.arefund(20 - len(answer.split()))
     return JsonResponse({"answer": answer, "remaining": settled.binding.remaining if settled.binding else None})

@@ -67,7 +67,7 @@ def test_snippets_limit_a_new_project(redis_client: object, tmp_path: Path) -> N
     assert result.stdout.splitlines() == [
         "[200, 200, 429] 2",
         '[200, 429] "exports/hour";q=1;w=3600',
-        "{'remaining': 399} {'remaining': 49} 429",
+        "{'remaining': 250} {'remaining': 100} 429",
     ], result.stderr
 
 

@@ -1,0 +1,274 @@
+"""Clients that hang up: an ASGI server cancels their request's task; what they used must be charged all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import socket
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.http import HttpResponse
+
+from django_ratequota import Bucket, Limiter, Rate, check_request, shielding
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.outcome import asettle
+from tests.faults import poll
+from tests.faults.proxy import Proxy
+from tests.faults.test_http_servers import SECONDS, editor, environment, serving
+from tests.test_propagation import Process
+from tests.views import request_from
+
+__all__ = ["editor", "environment"]
+
+# --- A real server. ---
+
+UVICORN = "uvicorn --port 0 --lifespan off --factory tests.security.hanging:served"
+LEFT = (
+    "from django_ratequota import check_request; from tests.views import request_from; "
+    "answer = check_request(request_from(address='127.0.0.1'), 'completions', 0).remaining"
+)
+
+
+class Model:
+    """The views of ``hanging``, and an attacker who asks them."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def counts(self) -> dict[str, int]:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=SECONDS)
+        try:
+            connection.request("GET", "/asked/")
+            found: dict[str, int] = json.loads(connection.getresponse().read())
+            return found
+        finally:
+            connection.close()
+
+    def attack(self, path: str, times: int, until: Callable[[bytes], object] = lambda came: True) -> dict[str, int]:
+        """Ask, and hang up once the model was asked and ``until`` holds of what came, or the request was refused."""
+        for _ in range(times):
+            before = self.counts()["asked"]
+            with socket.create_connection(("127.0.0.1", self._port), timeout=SECONDS) as client:
+                client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                client.setblocking(False)
+                came = bytearray()
+
+                def ready(client: socket.socket = client, came: bytearray = came, before: int = before) -> bool:
+                    try:
+                        came.extend(client.recv(65536))
+                    except BlockingIOError:
+                        pass
+                    return b" 429 " in came or (self.counts()["asked"] > before and bool(until(bytes(came))))
+
+                poll(ready, SECONDS, "the model is asked, or the client refused")
+        return self.counts()
+
+
+@pytest.fixture
+def model(editor: Process, environment: dict[str, str], tmp_path: Path) -> Iterator[Model]:
+    editor.run(
+        "completions = Endpoint.objects.create(name='completions');"
+        "failing = Endpoint.objects.create(name='failing', routes='/failing/', charged_statuses='401');"
+        "RatePolicy.objects.create(endpoint=completions, rates='1000/3650day fixed_window');"
+        "RatePolicy.objects.create(endpoint=failing, rates='3/3650day fixed_window')"
+    )
+    with serving(UVICORN, environment, tmp_path / "log") as port:
+        yield Model(port)
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_a_model_is_asked_no_more_often_than_its_budget_allows(model: Model, editor: Process) -> None:
+    """A charge at the end never came: 60 calls of a model where 10 were allowed."""
+    assert model.attack("/complete/", 20)["asked"] == 10
+    assert editor.run(LEFT) == 0
+
+
+def test_what_was_streamed_until_then_is_charged(model: Model, editor: Process) -> None:
+    found = model.attack("/stream/", 4, lambda came: came.count(b"word") == 5)
+    assert found == {"asked": 4, "said": 20}
+    poll(lambda: editor.run(LEFT) == 1000 - 20, SECONDS, "20 words are charged")
+
+
+def test_units_that_only_failures_cost_are_not_given_back(model: Model) -> None:
+    """What its response would have been is not known: guesses would be free."""
+    assert model.attack("/failing/", 10)["asked"] == 3
+
+
+# --- Cancelled at any moment. ---
+
+TOKENS = Bucket("user:1", Rate.parse("1000/day"))
+
+
+async def while_it_waits(call: Any) -> None:
+    """Cancel it once it waits for a connection, or for Redis' reply."""
+    task = asyncio.ensure_future(call)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def before_it_begins(call: Any) -> None:
+    """Cancel it while its task does something else, so that its first wait ends it."""
+
+    async def late() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await call
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(late())
+
+
+@pytest.fixture(params=[while_it_waits, before_it_begins])
+def cancelled(request: Any) -> Any:
+    return request.param
+
+
+@pytest.fixture(params=["cold", "warm"])
+def used(request: Any, redis_client: redis.Redis) -> Iterator[Any]:
+    """Runs a story in a loop, with or without a connection in it, and returns the units used once it holds still."""
+    limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5)
+
+    def run(story: Callable[[Limiter], Any]) -> int:
+        async def loop() -> int:
+            if request.param == "warm":
+                await limiter.apeek([TOKENS])
+            await story(limiter)
+            await settled()
+            return (await limiter.apeek([TOKENS])).statuses[0].used
+
+        return asyncio.run(loop())
+
+    yield run
+    limiter.store.close()
+
+
+async def settled() -> None:
+    """Wait for all that goes on without a caller; garbage collection takes none of it."""
+    gc.collect()
+    async with asyncio.timeout(SECONDS):
+        while shielding._alone:
+            await asyncio.wait(shielding._alone)
+            await asyncio.sleep(0)
+
+
+def test_a_charge_reaches_redis(used: Any, cancelled: Any) -> None:
+    async def story(limiter: Limiter) -> None:
+        decision = limiter.check([TOKENS])
+        await cancelled(decision.acharge(349))
+
+    assert used(story) == 350
+
+
+def test_the_engine_s_own_verbs_do_as_well(used: Any, cancelled: Any) -> None:
+    async def story(limiter: Limiter) -> None:
+        await cancelled(limiter.acharge([TOKENS], 300))
+        await cancelled(limiter.arefund([TOKENS], 100))
+
+    assert used(story) == 200
+
+
+def test_a_refund_of_several_charges_is_done_to_the_end(used: Any, cancelled: Any) -> None:
+    async def story(limiter: Limiter) -> None:
+        decision = limiter.check([TOKENS], 100)
+        decision = await decision.acharge(200)
+        await cancelled(decision.arefund(250))
+
+    assert used(story) == 50
+
+
+def test_what_was_charged_so_may_be_refunded(used: Any, cancelled: Any) -> None:
+    async def story(limiter: Limiter) -> None:
+        decision = limiter.check([TOKENS], 100)
+        await cancelled(decision.acharge(200))
+        await settled()
+        await decision.arefund(250)
+
+    assert used(story) == 50
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+def test_an_outcome_that_is_known_gives_its_units_back(cancelled: Any) -> None:
+    """The middleware's way: the response is there, and the client hangs up before it is settled."""
+    login = Endpoint.objects.create(name="login", charged_statuses="401")
+    RatePolicy.objects.create(endpoint=login, rates="10/hour")
+
+    async def story() -> None:
+        await cancelled(asettle(request, HttpResponse(status=200)))
+        await settled()
+
+    request = request_from()
+    assert check_request(request, "login", 3).remaining == 7
+    asyncio.run(story())
+    assert check_request(request_from(), "login", 0).remaining == 10
+
+
+def test_a_cancelled_caller_does_not_wait_for_redis(redis_client: redis.Redis) -> None:
+    """Nor does what goes on without it outlive the decision's deadline."""
+    kwargs = redis_client.connection_pool.connection_kwargs
+    proxy = Proxy(kwargs["host"], kwargs["port"])
+    limiter = Limiter(client=redis.Redis(host=proxy.host, port=proxy.port), prefix="rqtest", timeout=0.2)
+
+    async def story() -> list[str]:
+        decision = await limiter.acheck([TOKENS])
+        proxy.freeze()
+        await while_it_waits(decision.acharge(5))
+        alone = list(shielding._alone)
+        assert not alone[0].done()
+        errors = await asyncio.wait_for(asyncio.gather(*alone, return_exceptions=True), SECONDS)
+        return [error.reason for error in errors]
+
+    try:
+        assert asyncio.run(story()) == ["timeout"]
+    finally:
+        proxy.close()
+        limiter.store.close()
+    assert not shielding._alone
+
+
+def test_no_more_than_a_number_goes_on_alone(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shielding, "MOST", 2)
+    ended: list[int] = []
+
+    async def story() -> None:
+        go_on = asyncio.Event()
+
+        async def call(number: int) -> None:
+            await go_on.wait()
+            ended.append(number)
+
+        for number in range(3):
+            await while_it_waits(shielding.shielded(call(number)))
+        assert len(shielding._alone) == 2
+        go_on.set()
+        await settled()
+
+    asyncio.run(story())
+    assert ended == [0, 1]
+
+
+def test_a_loop_that_ends_takes_them_along() -> None:
+    async def story() -> None:
+        await while_it_waits(shielding.shielded(asyncio.Event().wait()))
+        assert len(shielding._alone) == 1
+
+    asyncio.run(story())
+    assert not shielding._alone
+
+
+def test_errors_reach_a_caller_that_is_there(limiter: Limiter) -> None:
+    async def fail() -> None:
+        raise ValueError("as asked")
+
+    with pytest.raises(ValueError, match="as asked"):
+        async_to_sync(shielding.shielded)(fail())
