@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -41,9 +42,10 @@ def told(monkeypatch: Any) -> Iterator[Told]:
 
 @pytest.fixture
 def noted(settings: Any, monkeypatch: Any) -> Iterator[None]:
-    """Refusals get ids, and are handed over when the test says so."""
+    """Refusals get ids, and are handed over when the test says so; the minute does not end meanwhile."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1.0}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    monkeypatch.setattr(collecting, "MINUTE", int(time.time()))
     collector.forget()
     yield
     collector.forget()
