@@ -72,5 +72,5 @@ def _enforces_itself(request: Any, view: Any, args: Any, kwargs: Any) -> bool:
 def _finish(request: Any, response: Any) -> Any:
     decision = getattr(request, "ratequota", None)
     if decision is not None:
-        add_headers(response, decision)
+        add_headers(response, decision, request)
     return response

@@ -97,7 +97,7 @@ def _response(request: Any, decision: Decision, media_type: str) -> HttpResponse
         media_type += "; charset=utf-8"
     response = HttpResponse(content, status=status_code(decision), content_type=media_type)
     response["Vary"] = "Accept"
-    add_headers(response, decision)
+    add_headers(response, decision, request)
     return response
 
 
