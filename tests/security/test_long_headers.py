@@ -17,6 +17,7 @@ from django_ratequota.compat.drf import SimpleRateThrottle
 from django_ratequota.compat.ratelimit import get_usage
 from django_ratequota.enforcement import explain_caller
 from django_ratequota.identity import NamedCaller
+from django_ratequota.keys import short
 from django_ratequota.limiter import Limiter
 from django_ratequota.models import RatePolicy
 from django_ratequota.throttling import QuotaThrottle
@@ -213,6 +214,8 @@ def test_a_long_api_key_takes_no_memory(settings: Any, subjects: list[str]) -> N
     assert f"api_key:{'k' * 200}" in subjects, "what a policy can name stays as it is"
     found = explain_caller(NamedCaller(user_id=None, address=None, identifiers={"api_key": keys[0]}), scope=None)
     assert not found.decision.allowed, "operators find it by the whole key"
+    RatePolicy.objects.create(subject=f"api_key:{short(keys[0])}", rates="unlimited")
+    assert Client().get("/bare/", headers={"X-Api-Key": keys[0]}).status_code == 200, "and make it an override"
 
 
 def test_nor_does_one_by_a_drop_in(subjects: list[str]) -> None:
