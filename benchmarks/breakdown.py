@@ -64,7 +64,7 @@ def _parts() -> dict[str, Callable[[], object]]:
         "— — Limiter.check, 3 buckets": lambda: default_limiter().check(buckets),
         "— — — redis-py, evalsha `return 1`": lambda: client.evalsha(sha, 1, "breakdown"),
         "— headers, rendered": lambda: decision_headers(decision),
-        "— headers, rendered and set on a new response": lambda: add_headers(HttpResponse(), decision),
+        "— headers, rendered and set on a new response": lambda: add_headers(HttpResponse(), decision, request),
     }
 
 

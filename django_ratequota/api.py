@@ -18,9 +18,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from .identity import Caller, NamedCaller
-from .routes import SCOPE_ATTRIBUTE
+from .routes import USAGE_ATTRIBUTE
 from .standing import Standing, standing
-from .throttling import StoreUnavailable
+from .throttling import QuotaThrottle, StoreUnavailable
 from .types import Bucket, BucketStatus, Decision
 
 #: Staff with one of these may ask about other users: those who may look at some policies in the admin.
@@ -58,41 +58,40 @@ class QuotaUsageSerializer(serializers.Serializer[Any]):
         child=serializers.CharField(), help_text="Names of the policies that refuse every request there."
     )
     available = serializers.BooleanField(help_text="False while counts are unavailable.")
-    truncated = serializers.BooleanField(help_text="Whether there are more limits than are shown.")
+    truncated = serializers.BooleanField(help_text="Whether there are more limits than are shown; then ask by scope.")
 
 
 class UsageView(APIView):
-    """Each limit that applies to the caller; looking consumes nothing.
+    """Each limit that applies to the caller; looking consumes nothing of these.
 
     ``?scope=`` asks about one endpoint (else about all that have limits), ``?user=``, a primary key or a name, about
     another user.
     """
 
-    # A client that has used its quota up must be able to see that.
-    throttle_classes = ()
-    throttle_scope: str | None = None
+    # Policies of the endpoint ``usage`` hold; those for all endpoints spare it (see ``sparing``), as a client that
+    # has used its quota up must be able to see that.
+    throttle_classes = (QuotaThrottle,)
+    throttle_scope: str | None = "usage"
     serializer_class = QuotaUsageSerializer
-
-    @classmethod
-    def as_view(cls, **initkwargs: Any) -> Any:
-        """The view, which ENFORCE_ALL leaves alone."""
-        view = super().as_view(**initkwargs)
-        setattr(view, SCOPE_ATTRIBUTE, "")
-        return view
 
     def get(self, request: Request) -> Response:
         """How the caller stands now."""
         scope, user = request.query_params.get("scope"), request.query_params.get("user")
         caller = Caller(request) if user is None else _other(request, user)
         try:
-            found = standing(caller, scope or None)
+            # A store that just failed to count this look is not waited for again.
+            decision: Decision | None = getattr(request._request, "ratequota", None)
+            found = standing(caller, scope or None, ask=decision is None or not decision.degraded)
         except LookupError as error:
             text = _("There is no endpoint of that name.")
             raise ValidationError({"scope": [text]}) from error
         except DatabaseError as error:
             raise StoreUnavailable(Decision(allowed=False, denied_by=("all",), error="database")) from error
-        data = self.serializer_class(_usage(found)).data
-        return Response(data, headers={"Cache-Control": "no-store"})
+        # Not by the serializer, which is for documentation: it takes longer than all else here.
+        return Response(_usage(found), headers={"Cache-Control": "no-store"})
+
+
+setattr(UsageView, USAGE_ATTRIBUTE, True)
 
 
 def _usage(found: Standing) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
                 raise
             await asettle(request, response)
             if response is not None:  # Django says better what is wrong with such a view
-                add_headers(response, decision)
+                add_headers(response, decision, request)
             return response
 
         def run(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
                 raise
             settle(request, response)
             if response is not None:  # Django says better what is wrong with such a view
-                add_headers(response, decision)
+                add_headers(response, decision, request)
             return response
 
         awaited = is_awaited(view)

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from django.db import Error as DatabaseError
-from django.utils.translation import gettext as _
 
 from .alerts import watch
 from .collecting import note
@@ -29,12 +28,12 @@ from .methods import how_explained, how_heard
 from .outcome import reserve
 from .places import place_of
 from .prepared import MAX_BUCKETS
-from .rates import BLOCKED
 from .resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve, why_plan
-from .routes import is_admin_page, resolved
+from .routes import resolved
 from .settling import Earlier, StoreSettler
 from .signals import request_refused
 from .snapshot import policies
+from .sparing import spare, spare_candidate
 from .steps import Ask, Doer, Step, limiter_or_error
 from .twin import adrive, drive
 from .types import Bucket, Decision, check_cost
@@ -98,9 +97,8 @@ def explain_caller(
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, how=how)
         asked = _ask(limiter, caller, entry, snapshot, endpoints, scope)
         resolution, candidates = resolve(asked), explain(asked)
-        if is_admin_page(name):
-            resolution = _for_admin(resolution)
-            candidates = tuple(_spared(one) if one.policy.endpoint_id is None else one for one in candidates)
+        resolution = spare(resolution, name, view, caller)
+        candidates = tuple(spare_candidate(one, name, view) for one in candidates)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
         decision = yield from _judge(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
@@ -163,7 +161,8 @@ def _decide(
 ) -> Generator[Step, Any, Decision]:
     """The decision about what ``earlier`` checks have not charged; ``earlier.again`` where that is nothing."""
     keep_reporting()
-    route, name = resolved(getattr(http, "resolver_match", None), getattr(http, "urlconf", None))
+    match = getattr(http, "resolver_match", None)
+    route, name = resolved(match, getattr(http, "urlconf", None))
     method = http.method or "GET"
     how = how_heard(request, http, method)
     snapshot = policies.current()
@@ -195,8 +194,7 @@ def _decide(
         except DatabaseError as error:  # one of the project's own functions asked it
             note_degraded("database", error)
             return decide_without_store((), "database", 1)
-        if is_admin_page(name):
-            resolution = _for_admin(resolution)
+        resolution = spare(resolution, name, getattr(match, "func", None), caller)
         units = resolution.cost if cost is None else cost
         buckets, costs = (resolution.buckets, ()) if earlier is None else earlier.owed(resolution.buckets, units)
         if earlier is not None and not buckets and not resolution.blocked_by and not resolution.unreadable:
@@ -241,31 +239,6 @@ def _asks_for_user(
 def _has_plans(group: Group) -> bool:
     """Whether a policy of the group is for a plan; ``by_plan`` has those for everyone under None."""
     return len(group.by_plan) > (None in group.by_plan)
-
-
-def _for_admin(resolution: Resolution) -> Resolution:
-    """The resolution without the policies for all endpoints, which could shut operators out of the admin."""
-    winners = tuple(policy for policy in resolution.winners if policy.endpoint_id is not None)
-    if len(winners) == len(resolution.winners):
-        return resolution
-    blocking = [policy for policy in winners if policy.rates == BLOCKED]
-    enforced = tuple(policy.id for policy in blocking if policy.mode == "enforce")
-    return replace(
-        resolution,
-        buckets=tuple(bucket for bucket in resolution.buckets if bucket.endpoint_id is not None),
-        # In the order of the winners, of which those for all endpoints come first.
-        blocked_by=resolution.blocked_by[len(resolution.blocked_by) - len(enforced) :],
-        blocking=enforced,
-        would_block=tuple(policy.id for policy in blocking if policy.mode == "log"),
-        winners=winners,
-        policy_ids=tuple(policy.id for policy in winners),
-        unreadable=tuple((name, policy) for name, policy in resolution.unreadable if policy.endpoint_id is not None),
-    )
-
-
-def _spared(candidate: Candidate) -> Candidate:
-    why = _("policies for all endpoints spare the pages of the admin")
-    return replace(candidate, won=False, buckets=(), reason=_("lost: %(why)s") % {"why": why})
 
 
 def _newer(limiter: Limiter | StoreError, snapshot: Snapshot | None) -> Generator[Step, Any, Snapshot]:

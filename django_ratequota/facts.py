@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_network
-from typing import Any
+from typing import Any, NamedTuple
 
 from .conf import Network
 from .exceptions import InvalidRate
@@ -22,6 +22,8 @@ from .recent import Recent
 _NEW_ID = 2**63
 #: What a snapshot remembers of late: matches of routes, places, resolutions (about 1 kB each).
 _MATCHES, _PLACES, _RESOLUTIONS = 4096, 4096, 8192
+#: Places of many endpoints at once that are remembered (about 10 kB each).
+_OVERVIEWS = 16
 #: Indexes of a group; the others are of networks of one size.
 _SUBJECTS, _PLANS = "subjects", "plans"
 
@@ -197,12 +199,14 @@ class Memo:
     ``matches`` depend on endpoints only: snapshots with the same endpoints share them.
     """
 
-    __slots__ = ("matches", "places", "resolutions")
+    __slots__ = ("matches", "overview", "places", "resolutions")
 
-    def __init__(self, matches: Recent[tuple[EndpointFacts, ...]] | None = None) -> None:
+    def __init__(self, matches: Recent[tuple[EndpointFacts, ...]] | None = None, places: int = _PLACES) -> None:
         self.matches: Recent[tuple[EndpointFacts, ...]] = Recent(_MATCHES) if matches is None else matches
-        self.places: Recent[Any] = Recent(_PLACES)
+        self.places: Recent[Any] = Recent(places)
         self.resolutions: Recent[Any] = Recent(_RESOLUTIONS)
+        #: See ``Snapshot.overview``; None = nobody has asked for it.
+        self.overview: Overview | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +243,18 @@ class Snapshot:
         """The same plans and endpoints with other policies; remembers which endpoints match a route."""
         return self._with(groups=groups, memo=Memo(self.memo.matches))
 
+    @property
+    def overview(self) -> Overview:
+        """What looks at many endpoints go by; the work that grows with their number is done once."""
+        if self.memo.overview is None:
+            limited = (endpoint for endpoint in self.endpoints.values() if endpoint.id in self.groups)
+            self.memo.overview = Overview(
+                snapshot=self._with(memo=Memo(self.memo.matches, places=_OVERVIEWS)),
+                limited=tuple(sorted(limited, key=lambda endpoint: endpoint.name)),
+                by_name={endpoint.name: endpoint for endpoint in self.endpoints.values()},
+            )
+        return self.memo.overview
+
     def _with(self, **fields: Any) -> Snapshot:
         # A copy: what ``__post_init__`` finds out about a thousand endpoints stays as it is.
         other = copy(self)
@@ -249,6 +265,16 @@ class Snapshot:
     def plan_by_slug(self, slug: str) -> PlanFacts | None:
         """The plan that code calls ``slug``."""
         return next((plan for plan in self.plans.values() if plan.slug == slug), None)
+
+
+class Overview(NamedTuple):
+    """A snapshot's endpoints as looks at many of them need them."""
+
+    #: A copy with a memory of its own: places of many endpoints would push out those that requests use.
+    snapshot: Snapshot
+    #: The endpoints that policies are for, those of single users left out, by name.
+    limited: tuple[EndpointFacts, ...]
+    by_name: Mapping[str, EndpointFacts]
 
 
 def group_policies(policies: Iterable[PolicyFacts]) -> dict[int | None, dict[str, Group]]:

@@ -6,6 +6,7 @@ draft that renames parameters becomes one more function in ``FORMS``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from .conf import settings
 from .types import BucketStatus, Decision
 
 _SECOND = 10**6
+_AGES = re.compile(r"(s-maxage|max-age)=\"?(\d+)")
 
 
 def decision_headers(decision: Decision) -> dict[str, str]:
@@ -39,20 +41,44 @@ class Headers(Protocol):
 
     def __contains__(self, name: Any, /) -> bool: ...
     def __setitem__(self, name: str, value: str, /) -> None: ...
+    def __delitem__(self, name: str, /) -> None: ...
+    def get(self, name: str, default: Any = None, /) -> Any: ...
 
 
-def add_headers(response: Headers, decision: Decision) -> None:
-    """Put the decision's headers on a response, leaving those that are there already.
+def add_headers(response: Headers, decision: Decision, request: Any) -> None:
+    """Put the decision's headers on the response to ``request``, leaving those that are there already.
 
-    They are rendered once: several responses and middlewares may ask.
+    A response that a cache may give to other clients has none of them: those put on it before it was known to be
+    such a response are taken off. A refusal forbids caches to keep it.
     """
     headers = decision._headers
-    if headers is None:
+    if headers is None:  # rendered once: several responses and middlewares may ask
         headers = decision_headers(decision)
         object.__setattr__(decision, "_headers", headers)
+    if not decision.allowed and "Cache-Control" not in response:
+        response["Cache-Control"] = "no-store"
+    shared = _is_shared(response, request)
     for name, value in headers.items():
-        if name not in response:
+        if not shared and name not in response:
             response[name] = value
+        elif shared and response.get(name) == value:
+            del response[name]
+
+
+def _is_shared(response: Headers, request: Any) -> bool:
+    """Whether Django's cache middleware, or a shared cache by its Cache-Control (RFC 9111), may keep the response."""
+    http = getattr(request, "_request", request)
+    kept_here = getattr(http, "_cache_update_cache", False) and getattr(response, "status_code", 200) == 200
+    control = response.get("Cache-Control", "").lower()
+    if not (kept_here or control) or "private" in control or "no-store" in control:
+        return False
+    if kept_here and "no-cache" not in control:
+        return True
+    seconds = {name: int(age) for name, age in _AGES.findall(control)}
+    if seconds.get("s-maxage") or "public" in control:
+        return True
+    # Answers to requests with credentials may be kept only where one of these says so.
+    return bool(seconds.get("max-age")) and ("must-revalidate" in control or "HTTP_AUTHORIZATION" not in http.META)
 
 
 def retry_after_seconds(decision: Decision) -> int | None:

@@ -12,6 +12,7 @@ from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 
 from .conf import UNIX, Network, OncePerSettings, settings
+from .keys import short
 
 logger = logging.getLogger("django_ratequota")
 
@@ -19,6 +20,8 @@ Address = IPv4Address | IPv6Address
 
 #: Headers that were read lately are known again; longer ones are read each time.
 _HEADERS, _LONGEST = 4096, 200
+#: Addresses of X-Forwarded-For that are looked at, from the right, and characters that one of them has at most.
+_MAX_HOPS, _MAX_ADDRESS = 32, 100
 
 #: Nobody is beyond limits for want of an address (a proxy on a Unix socket that is not trusted, say).
 UNKNOWN = "ip:unknown"
@@ -86,7 +89,8 @@ class Caller:
         if kind == "ip":
             return self.located.text
         if kind not in self._values:
-            self._values[kind] = self._find(kind)
+            value = self._find(kind)
+            self._values[kind] = value if value is None else short(value)
         return self._values[kind]
 
     def subject(self, counted_per: str, plan_id: int | None) -> str | None:
@@ -133,7 +137,7 @@ class NamedCaller(Caller):
         self.user_id = user_id
         self.located = _located(None if address is None else unmap(ip_address(address)))
         self.plan_slug = plan_slug
-        self._values = dict(identifiers or {})
+        self._values = {kind: short(value) for kind, value in (identifiers or {}).items()}
 
     def _find(self, kind: str) -> str | None:
         return None
@@ -170,14 +174,15 @@ def client_address(
     """The client's address: from the peer leftwards through X-Forwarded-For, as long as each hop is trusted.
 
     Anything that is no address ends the walk at the last hop that was one, so that what a client writes there
-    itself is never believed.
+    itself is never believed. So does the ``_MAX_HOPS``-th address.
     """
     hop = _read(remote)
     if hop is None and not (trust_unix and not remote):
         return None
     if hop is not None and not _within(hop, trusted):
         return hop
-    for text in reversed(forwarded.split(",")) if forwarded else ():
+    # One piece more than is looked at: the rest of a long header stays unread in it.
+    for text in forwarded.rsplit(",", _MAX_HOPS)[: -_MAX_HOPS - 1 : -1] if forwarded else ():
         step = _read(text)
         if step is None:
             break
@@ -204,6 +209,8 @@ def unmap(address: Address) -> Address:
 
 def _read(text: str) -> Address | None:
     text = text.strip()
+    if len(text) > _MAX_ADDRESS:
+        return None
     if text.startswith("["):  # [2001:db8::1]:4711
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:  # 203.0.113.7:4711

@@ -27,6 +27,8 @@ _READABLE = re.compile(r"(?:everyone|(?:user|plan|ip):[0-9A-Za-z_.:/-]{1,43})", 
 _READABLE_SCOPE = re.compile(r"[A-Za-z_][0-9A-Za-z_-]{0,26}", re.ASCII)
 _KIND = re.compile(r"[a-z0-9_]{1,16}(?=:)", re.ASCII)
 _PREFIX = re.compile(r"[0-9A-Za-z_.:-]{1,16}", re.ASCII)
+#: The longest text from a client that is kept as it is; no policy's subject is longer.
+_MAX_TEXT = 200
 
 
 def check_prefix(prefix: str) -> str:
@@ -39,6 +41,11 @@ def check_prefix(prefix: str) -> str:
 def bucket_key(prefix: str, bucket: Bucket) -> str:
     """The key that holds the bucket's counter."""
     return f"{prefix}:{{{_subject(bucket.subject)}}}:{_endpoint(bucket)}:{_rate(bucket.rate)}"
+
+
+def short(text: str) -> str:
+    """The text, or a digest in place of a long one: clients choose how much memory they take otherwise."""
+    return text if len(text) <= _MAX_TEXT else f"~{_digest(text)}"
 
 
 def revision_key(prefix: str) -> str:

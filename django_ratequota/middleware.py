@@ -11,7 +11,7 @@ from .conf import settings
 from .enforcement import acheck_request, check_request
 from .headers import add_headers
 from .outcome import RESERVED, asettle, settle
-from .responses import arefusal_response, refusal_response
+from .responses import MAX_ACCEPT, arefusal_response, refusal_response
 from .routes import chooses_throttles, enforces_itself, is_decorated, throttles_itself
 
 
@@ -63,12 +63,14 @@ class RateQuotaMiddleware:
 
 def _enforces_itself(request: Any, view: Any, args: Any, kwargs: Any) -> bool:
     if chooses_throttles(view):
-        return is_decorated(view) or throttles_itself(view, request, args, kwargs)
+        # To ask the view is to negotiate a second time; nobody sends a longer Accept for a good reason.
+        bounded = len(request.META.get("HTTP_ACCEPT", "")) <= MAX_ACCEPT
+        return is_decorated(view) or (bounded and throttles_itself(view, request, args, kwargs))
     return enforces_itself(view)
 
 
 def _finish(request: Any, response: Any) -> Any:
     decision = getattr(request, "ratequota", None)
     if decision is not None:
-        add_headers(response, decision)
+        add_headers(response, decision, request)
     return response

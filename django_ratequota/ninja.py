@@ -133,7 +133,7 @@ def _refusal(api: Any, request: HttpRequest, exc: Any) -> HttpResponse:
 def _with_headers(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     decision: Decision | None = getattr(request, "ratequota", None)
     if decision is not None and not decision.allowed:
-        add_headers(response, decision)
+        add_headers(response, decision, request)
     return response
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 from django.utils import timezone
@@ -23,6 +24,8 @@ _TYPES = "https://iana.org/assignments/http-problem-types#"
 #: What is offered, the default first.
 _HTML = "text/html"
 _MEDIA_TYPES = ["application/problem+json", "application/json", _HTML, "text/plain"]
+#: Characters of an Accept header, and media ranges in it, that are looked at: a browser sends some 130 and 8.
+MAX_ACCEPT, _MAX_RANGES = 1024, 20
 #: Longer waits are told as a time of day (seconds).
 _COUNTED_WAIT = 120
 
@@ -71,7 +74,18 @@ def problem(decision: Decision) -> dict[str, Any]:
 
 def refusal_response(request: Any, decision: Decision) -> HttpResponse:
     """The response to a refused request, in the media type the client prefers."""
+    return _response(request, decision, _media_type(request))
+
+
+async def arefusal_response(request: Any, decision: Decision) -> HttpResponse:
+    """``refusal_response``, awaited: a page of the project's own may read the database."""
     media_type = _media_type(request)
+    if media_type == _HTML:
+        return await sync_to_async(_response)(request, decision, media_type)
+    return _response(request, decision, media_type)
+
+
+def _response(request: Any, decision: Decision, media_type: str) -> HttpResponse:
     content: str
     if media_type == _HTML:
         content = _page(request, decision)
@@ -83,19 +97,28 @@ def refusal_response(request: Any, decision: Decision) -> HttpResponse:
         media_type += "; charset=utf-8"
     response = HttpResponse(content, status=status_code(decision), content_type=media_type)
     response["Vary"] = "Accept"
-    add_headers(response, decision)
+    add_headers(response, decision, request)
     return response
 
 
-async def arefusal_response(request: Any, decision: Decision) -> HttpResponse:
-    """``refusal_response``, awaited: a page of the project's own may read the database."""
-    if _media_type(request) == _HTML:
-        return await sync_to_async(refusal_response)(request, decision)
-    return refusal_response(request, decision)
-
-
 def _media_type(request: Any) -> str:
-    return str(request.get_preferred_type(_MEDIA_TYPES) or _MEDIA_TYPES[0])
+    return _preferred(_beginning(request.META.get("HTTP_ACCEPT", "*/*")))
+
+
+def _beginning(accept: str) -> str:
+    """The whole media ranges in the first ``MAX_ACCEPT`` characters; "" where there is none."""
+    return accept if len(accept) <= MAX_ACCEPT else accept[: max(0, accept.rfind(",", 0, MAX_ACCEPT))]
+
+
+@lru_cache(maxsize=256)
+def _preferred(accept: str) -> str:
+    """The offered media type that an Accept header prefers; the first where it prefers none, or cannot be read."""
+    request = HttpRequest()
+    request.META["HTTP_ACCEPT"] = ",".join(accept.split(",", _MAX_RANGES)[:_MAX_RANGES])
+    try:
+        return request.get_preferred_type(_MEDIA_TYPES) or _MEDIA_TYPES[0]
+    except ValueError:  # Django's, for parameters in a character set that Python does not know
+        return _MEDIA_TYPES[0]
 
 
 def _page(request: Any, decision: Decision) -> str:

@@ -23,6 +23,8 @@ SCOPE_ATTRIBUTE = "ratequota_scope"
 _FORMAT_SUFFIX = re.compile(
     r"(?:\\\.\(\?P<(?P<regex>\w+)>(?:[^()]|\([^()]*\))+\)/\?|<drf_format_suffix[^:>]*:(?P<path>\w+)>)\Z"
 )
+#: Set on the class of the usage endpoint.
+USAGE_ATTRIBUTE = "ratequota_shows_usage"
 #: Set on Django Ninja's views of which some operation has a ``QuotaThrottle``.
 LIMITED_ATTRIBUTE = "ratequota_limited"
 
@@ -68,6 +70,11 @@ def is_admin_page(name: str | None) -> bool:
     from django.contrib.admin.sites import all_sites
 
     return not {site.name for site in all_sites}.isdisjoint(name.split(":")[:-1])
+
+
+def shows_usage(view: Any) -> bool:
+    """Whether the view is the usage endpoint: known by an attribute, as a project without DRF must not import it."""
+    return getattr(view_class(view), USAGE_ATTRIBUTE, False) is True
 
 
 def scope_of(view: Any) -> str | None:
@@ -142,7 +149,7 @@ def _is_ours(throttle: Any) -> bool:
 def limits_itself(view: Any) -> bool:
     """Whether anything of this package limits the view, the drop-ins for other packages included."""
     if str(getattr(view, "__module__", "")).startswith("django_ratequota."):
-        return False  # the usage endpoint is marked, and has no limits
+        return False  # the usage endpoint: it limits itself, and none of the project's views
     throttles = class_attribute(view, "throttle_classes") or ()
     bases = [base for throttle in throttles for base in getattr(throttle, "__mro__", ())]
     ours = any(base.__module__.startswith("django_ratequota.") for base in bases)

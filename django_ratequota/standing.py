@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from django.db import Error as DatabaseError
 
-from .enforcement import newest
-from .exceptions import StoreError
+from .exceptions import NewerRevision, StoreError
 from .facts import NOBODY, EndpointFacts, Snapshot, UserEntry
 from .identity import Caller
-from .limiter import default_limiter
-from .resolver import Asked, resolve_anew
+from .limiter import LOOK_SHARE, Limiter
+from .resolver import Asked, Resolution, resolve_anew
 from .snapshot import policies
+from .steps import limiter_or_error
+from .store import Call
+from .twin import drive
 from .types import Bucket, BucketStatus
-from .usage import peek
 
-#: Limits that are looked at; those beyond it, of the endpoints last in the alphabet, are left out.
-MAX_LIMITS = 200
+#: Limits that are shown, and endpoints that are looked at for them: the first in the alphabet, a user's own before.
+MAX_LIMITS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class Standing:
     limits: tuple[tuple[Bucket, BucketStatus | None], ...]
     #: Names of the policies that say ``blocked``.
     blocked_by: tuple[str, ...]
-    #: Whether there are more than ``MAX_LIMITS``.
+    #: Whether there were more limits, or more endpoints with limits, than ``MAX_LIMITS``.
     truncated: bool
 
     @property
@@ -38,60 +39,106 @@ class Standing:
         return all(status is not None for _, status in self.limits)
 
 
-def standing(caller: Caller, scope: str | None = None) -> Standing:
+def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> Standing:
     """How the caller stands at one endpoint and under the limits for all; None = at every endpoint.
 
-    Raises ``LookupError`` when no endpoint has that name, and ``django.db.Error`` when no policies were ever read.
+    One call to the store, as of any decision: within its deadline, and none while its breaker is open. Without
+    ``ask`` it is left alone, and nothing is known of the counts. Raises ``LookupError`` when no endpoint has that
+    name, and ``django.db.Error`` when no policies were ever read.
     """
-    snapshot, entry = _policies(caller)
-    asked = Asked(
-        caller=caller,
-        entry=entry,
-        endpoints=_endpoints(snapshot, entry, scope),
-        scope=scope,
-        # Requests see few endpoints each; what is worked out of all at once must not push theirs out of memory.
-        snapshot=replace(snapshot),
-        now_us=_now_us(),
-    )
-    resolution = resolve_anew(asked)
-    buckets = [bucket for bucket in resolution.buckets if bucket.mode == "enforce"]
-    shown = buckets[:MAX_LIMITS]
-    try:
-        statuses = peek(shown)
-    except StoreError:
-        statuses = {}
+    limiter = limiter_or_error()
+    call = limiter.store.call() if ask and not isinstance(limiter, StoreError) else None
+    snapshot = policies.current()
+    # Policies that are read now are the newest; they are read once at most, however fast operators publish.
+    revision = None if snapshot is None else snapshot.revision
+    if snapshot is None:
+        snapshot = policies.reload(_stored_revision(limiter, call))
+    while True:
+        resolution, more = _resolve(caller, snapshot, scope, _now_us(limiter))
+        buckets = tuple(bucket for bucket in resolution.buckets if bucket.mode == "enforce")
+        shown = buckets[:MAX_LIMITS]
+        try:
+            statuses = _peek(limiter, call, shown, revision)
+            break
+        except NewerRevision as newer:
+            revision = None
+            try:
+                snapshot = policies.reload(newer.revision)
+            except DatabaseError:
+                pass  # the last known policies go on, by which requests are judged as well
     return Standing(
         limits=tuple((bucket, statuses.get(bucket)) for bucket in shown),
         blocked_by=resolution.blocked_by,
-        truncated=len(buckets) > len(shown),
+        truncated=more or len(buckets) > len(shown),
     )
 
 
-def _policies(caller: Caller) -> tuple[Snapshot, UserEntry]:
-    """The newest policies; the last known ones, which judge requests as well, while the database is down."""
+def _stored_revision(limiter: Limiter | StoreError, call: Call | None) -> int:
+    """The published revision; 0 where the store does not say."""
+    if call is None or isinstance(limiter, StoreError):
+        return 0
     try:
-        return newest(caller)
+        return drive(limiter.revision_steps(LOOK_SHARE), call.do)
+    except StoreError:
+        return 0
+
+
+def _peek(
+    limiter: Limiter | StoreError, call: Call | None, buckets: tuple[Bucket, ...], revision: int | None
+) -> dict[Bucket, BucketStatus]:
+    """How the buckets stand; nothing where the store does not say. Raises ``NewerRevision``."""
+    if call is None or isinstance(limiter, StoreError):
+        return {}
+    try:
+        decision = drive(limiter.steps("peek", buckets, 1, revision=revision), call.do)
+    except StoreError:
+        return {}
+    return {status.bucket: status for status in decision.statuses}
+
+
+def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, now_us: int) -> tuple[Resolution, bool]:
+    """What applies to the caller, and whether there are endpoints with limits that were not looked at."""
+    user_id = caller.user_id
+    entry = NOBODY if user_id is None else policies.user(user_id) or _load(user_id)
+    endpoints = _endpoints(snapshot, entry, scope)
+    asked = Asked(
+        caller=caller,
+        entry=entry,
+        endpoints=endpoints[:MAX_LIMITS],
+        scope=scope,
+        snapshot=snapshot.overview.snapshot,
+        now_us=now_us,
+    )
+    return resolve_anew(asked), len(endpoints) > MAX_LIMITS
+
+
+def _load(user_id: str) -> UserEntry:
+    try:
+        return policies.load_user(user_id)
     except DatabaseError:
-        snapshot, user_id = policies.current(), caller.user_id
-        if snapshot is None:
-            raise
-        return snapshot, (None if user_id is None else policies.user(user_id)) or NOBODY
+        return NOBODY
 
 
 def _endpoints(snapshot: Snapshot, entry: UserEntry, scope: str | None) -> tuple[EndpointFacts, ...]:
-    """The endpoint of that name; without one, those that some policy may limit this caller at, by name."""
+    """The endpoint of that name; without one, those that policies may limit the caller at: ``MAX_LIMITS`` and one."""
+    overview = snapshot.overview
     if scope is not None:
-        found = tuple(endpoint for endpoint in snapshot.endpoints.values() if endpoint.name == scope)
-        if not found:
+        endpoint = overview.by_name.get(scope)
+        if endpoint is None:
             raise LookupError(scope)
-        return found
-    limited = snapshot.groups.keys() | {policy.endpoint_id for policy in entry.policies}
-    endpoints = (endpoint for endpoint in snapshot.endpoints.values() if endpoint.id in limited)
-    return tuple(sorted(endpoints, key=lambda endpoint: endpoint.name))
+        return (endpoint,)
+    first = overview.limited[: MAX_LIMITS + 1]
+    ids = {policy.endpoint_id for policy in entry.policies if policy.endpoint_id is not None}
+    own = [snapshot.endpoints[pk] for pk in ids if pk in snapshot.endpoints]
+    if not own:
+        return first
+    chosen = [*sorted(own, key=_name), *(endpoint for endpoint in first if endpoint.id not in ids)][: MAX_LIMITS + 1]
+    return (*sorted(chosen[:MAX_LIMITS], key=_name), *chosen[MAX_LIMITS:])
 
 
-def _now_us() -> int:
-    try:
-        return default_limiter().now_us
-    except StoreError:
-        return time.time_ns() // 1000
+def _name(endpoint: EndpointFacts) -> str:
+    return endpoint.name
+
+
+def _now_us(limiter: Limiter | StoreError) -> int:
+    return time.time_ns() // 1000 if isinstance(limiter, StoreError) else limiter.now_us

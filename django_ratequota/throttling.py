@@ -57,7 +57,7 @@ class QuotaThrottle(BaseThrottle):
         headers = getattr(view, "headers", None)
         if headers is not None:
             # DRF puts these on the response, refused or not. Retry-After it makes itself from wait().
-            add_headers(headers, decision)
+            add_headers(headers, decision, request)
             headers.pop("Retry-After", None)
         if not decision.allowed and status_code(decision) == 503:
             raise StoreUnavailable(decision)

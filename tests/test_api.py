@@ -16,10 +16,10 @@ from rest_framework.test import APIRequestFactory
 
 from django_ratequota import standing
 from django_ratequota.admin.rights import PolicyRights
-from django_ratequota.api import LOOKING, UsageView
+from django_ratequota.api import LOOKING, QuotaLimitSerializer, QuotaUsageSerializer, UsageView
+from django_ratequota.identity import Caller
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.snapshot import policies
-from django_ratequota.throttling import QuotaThrottle
 from tests.views import request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -96,16 +96,17 @@ def test_each_limit_is_told_as_it_stands(client: Client, search: Endpoint) -> No
     }
 
 
-def test_looking_costs_nothing_and_is_never_refused(client: Client, settings: Any, redis_client: redis.Redis) -> None:
+def test_looking_costs_nothing_of_what_is_looked_at(client: Client, settings: Any, redis_client: redis.Redis) -> None:
     """Not by the project's default throttle, and not by the middleware that enforces every view."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
     RatePolicy.objects.create(rates="2/hour")
     assert [client.get("/plain/").status_code for _ in range(3)] == [200, 200, 429]
     before = {key: redis_client.dump(key) for key in redis_client.keys("rqtest:{*")}
+    assert len(before) == 1
     found = [usage(client)["limits"][0] for _ in range(3)]
     assert {limit["remaining"] for limit in found} == {0}
     assert all(1790 < limit["retry_after"] <= 1800 for limit in found)
-    assert {key: redis_client.dump(key) for key in redis_client.keys("rqtest:{*")} == before
+    assert {key: redis_client.dump(key) for key in before} == before
 
 
 def test_one_endpoint_is_asked_about_by_its_scope(client: Client, search: Endpoint) -> None:
@@ -198,15 +199,25 @@ def test_what_requests_remember_is_not_pushed_out(client: Client) -> None:
     client.get("/search/")
     memo = policies.current().memo  # type: ignore[union-attr]
     before = [(dict(kept._young), dict(kept._old)) for kept in (memo.places, memo.resolutions, memo.matches)]
-    usage(client)
+    assert standing.standing(Caller(request_from())).limits
     assert policies.current().memo is memo  # type: ignore[union-attr]
     assert [(kept._young, kept._old) for kept in (memo.places, memo.resolutions, memo.matches)] == before
 
 
-def test_a_project_may_limit_it_all_the_same() -> None:
-    view = UsageView.as_view(throttle_classes=[QuotaThrottle], throttle_scope="usage")
-    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="usage"), rates="1/hour")
-    assert [view(APIRequestFactory().get("/")).status_code for _ in range(2)] == [200, 429]
+def test_a_project_may_route_it_under_another_scope_or_under_none() -> None:
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="looks"), rates="1/hour")
+    for view, statuses in (
+        (UsageView.as_view(throttle_scope="looks"), [200, 429]),
+        (UsageView.as_view(throttle_classes=[]), [200, 200]),
+    ):
+        assert [view(APIRequestFactory().get("/")).status_code for _ in range(2)] == statuses
+
+
+def test_what_is_sent_is_what_is_documented(client: Client, search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="4/min")
+    found = usage(client)
+    assert found.keys() == QuotaUsageSerializer().fields.keys()
+    assert found["limits"][0].keys() == QuotaLimitSerializer().fields.keys()
 
 
 # --- Asking about others. ---

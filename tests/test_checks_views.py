@@ -110,7 +110,7 @@ class Decorated(View):
         ([], {}, False),
         ([plain], {}, False),
         ([plain, Unlimited, ByAnother], {}, False),
-        ([UsageView.as_view()], {}, False),  # it is marked, and has no limits
+        ([UsageView.as_view()], {}, False),  # it limits itself, and none of the project's views
         ([plain, Limited], {}, True),
         ([plain, Decorated], {}, True),
         ([ByDropIn], {}, True),

@@ -17,6 +17,7 @@ from django_ratequota.conf import HEADER_FORMS
 from django_ratequota.headers import FORMS, add_headers, decision_headers, retry_after_seconds
 from django_ratequota.rates import ALGORITHMS, BURST_ALGORITHMS
 from tests.conftest import NOON_US, Clock
+from tests.views import request_from
 
 SECOND = 10**6
 DOCS = Path(__file__).parent.parent / "docs"
@@ -337,6 +338,6 @@ def test_an_admitted_request_has_no_retry_after() -> None:
 def test_headers_that_are_there_are_left_alone() -> None:
     response = {"RateLimit": "mine", "Retry-After": "7"}
     decision = Decision(allowed=False, statuses=(standing(passed=False, retry_us=90 * SECOND),), at_us=NOON_US)
-    add_headers(response, decision)
+    add_headers(response, decision, request_from())
     assert (response["RateLimit"], response["Retry-After"]) == ("mine", "7")
     assert response["RateLimit-Policy"] == '"all/min";q=10;w=60'

@@ -334,7 +334,7 @@ def test_a_header_is_read_once_and_anew_under_other_settings(settings: Any, monk
 
 def test_long_headers_are_read_each_time(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": ["10.0.0.0/8"]}
-    long = ", ".join(["10.0.0.2"] * 100)
+    long = ", ".join(["10.0.0.2"] * 30)
     for n in (1, 2, 1):
         caller = Caller(request_from(address="10.0.0.1", headers={"X-Forwarded-For": f"203.0.113.{n}, {long}"}))
         assert caller.subject("ip", None) == f"ip:203.0.113.{n}"

@@ -132,7 +132,7 @@ def test_operations_under_the_throttle_document_refusals(generate: Any, settings
 
 def test_operations_beyond_it_do_not(generate: Any) -> None:
     found, _ = generate(PROBLEMS)
-    for name in ("free/", "others/", "quota/usage/"):
+    for name in ("free/", "others/"):
         assert set(responses(found, name)) == {"200"}
         assert "headers" not in responses(found, name)["200"]
 

@@ -233,4 +233,4 @@ def test_known_routes_are_the_urlconfs_without_the_admins() -> None:
 
 
 def test_known_scopes_are_what_views_name() -> None:
-    assert known_scopes() == ["search"]
+    assert known_scopes() == ["search", "usage"]

@@ -20,7 +20,7 @@ from rest_framework.throttling import BaseThrottle
 from ..exceptions import InvalidRate, StoreError
 from ..fallback import decide_without_store
 from ..health import note_degraded
-from ..keys import bucket_key
+from ..keys import bucket_key, short
 from ..limiter import Limiter
 from ..rates import Rate
 from ..throttling import StoreUnavailable
@@ -157,7 +157,7 @@ class ScopedRateThrottle(drf.ScopedRateThrottle, SimpleRateThrottle):
 
 
 def _bucket(key: object, limit: int, seconds: float) -> Bucket:
-    return Bucket(f"throttle:{key}", _rate(limit, seconds))
+    return Bucket(f"throttle:{short(str(key))}", _rate(limit, seconds))
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
-from .. import enforcement, fallback, limiter
+from .. import enforcement, fallback, limiter, standing
 from ..alerts import crossed, quota_threshold, told_us
 from ..collecting import Collector
 from ..conf import OncePerSettings, settings
@@ -187,3 +187,4 @@ def _install() -> None:
     vars(fallback)["_local"] = _Staged("local", vars(fallback)["_local"])
     for name in ("policies", "note", "watch"):
         vars(enforcement)[name] = _Staged(name, vars(enforcement)[name])
+    vars(standing)["policies"] = vars(enforcement)["policies"]

@@ -23,6 +23,7 @@ from django.utils.module_loading import import_string
 from ...conf import settings
 from ...exceptions import InvalidRate, StoreError
 from ...health import note_degraded
+from ...keys import short
 from ...limiter import Limiter
 from ...rates import MAX_UNITS, Rate
 from ...types import Bucket, Decision
@@ -129,7 +130,7 @@ def _ask(request: Any, group: str | None, fn: Any, key: Any, rate: Any, method: 
     limit, seconds = _split_rate(rate)
     prefix = getattr(django_settings, "RATELIMIT_CACHE_PREFIX", "rl:")
     named = [prefix, group, limit, seconds, value_of(key, group, request), _named_methods(method)]
-    return _Question(Bucket(f"ratelimit:{json.dumps(named)}", _counted(seconds)), limit, _limiter())
+    return _Question(Bucket(f"ratelimit:{short(json.dumps(named))}", _counted(seconds)), limit, _limiter())
 
 
 def _limiter() -> Limiter | None:

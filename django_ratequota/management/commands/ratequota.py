@@ -241,7 +241,8 @@ def _recall(refusal: statistics.Refusal) -> Iterator[str]:
 def _describe(explanation: Explanation) -> Iterator[str]:
     plan = explanation.plan
     yield f"plan         {plan.name if plan else 'none'} ({explanation.plan_source})"
-    if not explanation.candidates:
+    built_in = [bucket for bucket in explanation.resolution.buckets if bucket.policy_id is None]
+    if not explanation.candidates and not built_in:
         yield "No policy is there for this endpoint: nothing is limited"
         return
     yield "policies"
@@ -254,6 +255,10 @@ def _describe(explanation: Explanation) -> Iterator[str]:
             status = statuses.get((bucket.policy_id, bucket.rate))
             standing = _standing(status) if status else "no live counter"
             yield f"         {bucket.title} of {bucket.subject}: {standing}"
+    for bucket in built_in:
+        status = statuses.get((None, bucket.rate))
+        standing = _standing(status) if status else "no live counter"
+        yield f"  built in: {bucket.title} of {bucket.subject}: {standing}"
     yield f"decision     {_verdict(explanation)}"
 
 

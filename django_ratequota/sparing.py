@@ -1,0 +1,67 @@
+"""Pages that policies for all endpoints spare: those of Django's admin, and the usage endpoint.
+
+Such policies could shut operators out of the admin, and keep a client whose quota is used up from seeing that. What
+names an endpoint counts there as everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from .identity import Caller
+from .rates import BLOCKED, Rate
+from .resolver import Candidate, Resolution
+from .routes import is_admin_page, shows_usage
+from .types import Bucket
+
+#: What a caller may look at the usage endpoint where no policy is enforced for it.
+LOOKS = Rate.parse("60/min")
+
+
+def spare(resolution: Resolution, name: str | None, view: Any, caller: Caller) -> Resolution:
+    """Return what applies at the view of that URL name."""
+    if shows_usage(view):
+        own = _without_general(resolution)
+        enforced = any(policy.mode == "enforce" for policy in own.winners)
+        return own if enforced else replace(own, buckets=(*own.buckets, _looks(caller)))
+    return _without_general(resolution) if is_admin_page(name) else resolution
+
+
+def spare_candidate(candidate: Candidate, name: str | None, view: Any) -> Candidate:
+    """Return what becomes of a policy at the view of that URL name."""
+    if candidate.policy.endpoint_id is not None:
+        return candidate
+    if shows_usage(view):
+        why = _("policies for all endpoints spare the usage endpoint")
+    elif is_admin_page(name):
+        why = _("policies for all endpoints spare the pages of the admin")
+    else:
+        return candidate
+    return replace(candidate, won=False, buckets=(), reason=_("lost: %(why)s") % {"why": why})
+
+
+def _looks(caller: Caller) -> Bucket:
+    """The caller's bucket of ``LOOKS``; no endpoint's id makes a key of its own of the scope."""
+    return Bucket(caller.name, LOOKS, scope="usage", counted_per="caller", on_error="allow")
+
+
+def _without_general(resolution: Resolution) -> Resolution:
+    winners = tuple(policy for policy in resolution.winners if policy.endpoint_id is not None)
+    if len(winners) == len(resolution.winners):
+        return resolution
+    blocking = [policy for policy in winners if policy.rates == BLOCKED]
+    enforced = tuple(policy.id for policy in blocking if policy.mode == "enforce")
+    return replace(
+        resolution,
+        buckets=tuple(bucket for bucket in resolution.buckets if bucket.endpoint_id is not None),
+        # In the order of the winners, of which those for all endpoints come first.
+        blocked_by=resolution.blocked_by[len(resolution.blocked_by) - len(enforced) :],
+        blocking=enforced,
+        would_block=tuple(policy.id for policy in blocking if policy.mode == "log"),
+        winners=winners,
+        policy_ids=tuple(policy.id for policy in winners),
+        unreadable=tuple((name, policy) for name, policy in resolution.unreadable if policy.endpoint_id is not None),
+    )

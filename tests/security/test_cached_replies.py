@@ -1,0 +1,226 @@
+"""A reply that a cache keeps is given to other clients: it must not tell them how the first one stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, permutations
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.cache import caches
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import cache_control, cache_page, never_cache
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_ratequota.decorators import ratequota
+from django_ratequota.models import RatePolicy
+from tests.conftest import Get
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("fresh_policies", "pages"),
+    pytest.mark.urls(__name__),
+]
+
+ALICE, BOB = "203.0.113.1", "203.0.113.2"
+RATES = {"RateLimit", "RateLimit-Policy", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"}
+_runs = count()
+
+
+def page(request: HttpRequest) -> HttpResponse:
+    """Says which run of the view wrote it."""
+    return HttpResponse(str(next(_runs)))
+
+
+async def apage(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(str(next(_runs)))
+
+
+def with_control(**control: Any) -> Any:
+    return ratequota(cache_control(**control)(page))
+
+
+class Api(APIView):
+    def get(self, request: Any) -> Response:
+        return Response({"run": next(_runs)})
+
+
+@method_decorator(cache_page(60, cache="local"), name="dispatch")
+class CachedApi(Api):
+    pass
+
+
+class CachedMethod(Api):
+    @method_decorator(cache_page(60, cache="local"))
+    def get(self, request: Any) -> Response:
+        return super().get(request)
+
+
+class PublicApi(APIView):
+    def get(self, request: Any) -> Response:
+        return Response({}, headers={"Cache-Control": "public, max-age=60"})
+
+
+urlpatterns = [
+    path("outside/", cache_page(60, cache="local")(ratequota(page))),
+    path("inside/", ratequota(cache_page(60, cache="local")(page))),
+    path("api/outside/", cache_page(60, cache="local")(Api.as_view())),
+    path("api/dispatch/", CachedApi.as_view()),
+    path("api/method/", CachedMethod.as_view()),
+    path("plain/", page),
+    path("decorated/", ratequota(page)),
+    path("adecorated/", ratequota(apage)),
+    path("api/plain/", Api.as_view()),
+    path("never/", ratequota(never_cache(page))),
+    path("public/", with_control(public=True)),
+    path("shared/", with_control(s_maxage=60)),
+    path("fresh/", with_control(max_age=60)),
+    path("revalidated/", with_control(max_age=60, must_revalidate=True)),
+    path("private/", with_control(private=True, max_age=60)),
+    path("stale/", with_control(max_age=0)),
+    path("no-store/", with_control(no_store=True)),
+    path("public-api/", PublicApi.as_view()),
+    path("deciding/", ratequota(block=False)(page)),
+]
+
+
+@pytest.fixture
+def pages(settings: Any) -> Iterator[None]:
+    settings.CACHE_MIDDLEWARE_ALIAS = "local"
+    caches["local"].clear()
+    RatePolicy.objects.create(rates="100/hour", counted_per="ip")
+    yield
+    caches["local"].clear()
+
+
+def rates(response: Any) -> set[str]:
+    return RATES & {name for name in RATES if name in response}
+
+
+def kept(url: str) -> list[Any]:
+    """What Alice gets, and what Bob gets of it."""
+    responses = [Client().get(url, REMOTE_ADDR=who) for who in (ALICE, BOB)]
+    assert [response.status_code for response in responses] == [200, 200]
+    assert responses[0].content == responses[1].content, "the second is out of the cache"
+    return responses
+
+
+def without(*ends: str) -> list[str]:
+    from tests.settings import MIDDLEWARE
+
+    return [name for name in MIDDLEWARE if not name.endswith(ends)]
+
+
+@pytest.mark.parametrize("middleware", [True, False], ids=["with the middleware", "without"])
+@pytest.mark.parametrize("url", ["/outside/", "/inside/", "/api/outside/", "/api/dispatch/"])
+def test_a_cached_view(settings: Any, url: str, middleware: bool) -> None:
+    """Bob was told Alice's numbers."""
+    if not middleware:
+        settings.MIDDLEWARE = without("RateQuotaMiddleware")
+    alice, bob = kept(url)
+    assert rates(bob) == set()
+    assert rates(alice) == set(), "so that proxies, which are told that they may keep it, have nothing to give away"
+
+
+def test_a_cached_method_of_a_throttled_view(settings: Any) -> None:
+    """Each request is counted then, and the numbers are its own; but proxies may store the page."""
+    alice, bob = kept("/api/method/")
+    assert rates(alice) == rates(bob) == set()
+    settings.MIDDLEWARE = without("RateQuotaMiddleware")
+    bob = Client().get("/api/method/", REMOTE_ADDR=BOB)
+    assert (bob.content, bob["X-RateLimit-Remaining"]) == (alice.content, "98")
+
+
+UPDATE = "django.middleware.cache.UpdateCacheMiddleware"
+FETCH = "django.middleware.cache.FetchFromCacheMiddleware"
+QUOTA = "django_ratequota.middleware.RateQuotaMiddleware"
+
+
+def site(order: tuple[str, ...]) -> list[str]:
+    """Django's cache for the whole site, and ours, in this order, around the others."""
+    others = without("RateQuotaMiddleware")
+    return [*order[:-1], *others, order[-1]]
+
+
+@pytest.mark.parametrize("enforce_all", [False, True], ids=["", "ENFORCE_ALL"])
+@pytest.mark.parametrize("order", list(permutations([UPDATE, QUOTA, FETCH])))
+@pytest.mark.parametrize("url", ["/plain/", "/decorated/", "/api/plain/"])
+def test_a_cached_site(settings: Any, url: str, order: tuple[str, ...], enforce_all: bool) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": enforce_all}
+    settings.MIDDLEWARE = site(order)
+    for response in [Client().get(url, REMOTE_ADDR=who) for who in (ALICE, BOB, ALICE)]:
+        assert (response.status_code, rates(response)) == (200, set())
+
+
+@pytest.mark.parametrize("order", [(UPDATE, QUOTA, FETCH), (QUOTA, UPDATE, FETCH), (UPDATE, FETCH, QUOTA)])
+def test_a_cached_site_is_one(settings: Any, get: Get, order: tuple[str, ...]) -> None:
+    settings.MIDDLEWARE = site(order)
+    for url in ("/decorated/", "/adecorated/"):
+        first, second = get(url), get(url)
+        assert first.content == second.content
+        assert rates(first) == rates(second) == set()
+
+
+@pytest.mark.parametrize("order", [(UPDATE, QUOTA, FETCH), (QUOTA, UPDATE, FETCH)])
+def test_what_such_a_site_does_not_keep_has_them(settings: Any, order: tuple[str, ...]) -> None:
+    settings.MIDDLEWARE = site(order)
+    assert rates(Client().get("/never/", REMOTE_ADDR=ALICE)) == RATES
+    assert rates(Client().post("/decorated/", REMOTE_ADDR=ALICE)) == RATES
+    RatePolicy.objects.update(rates="blocked")
+    refused = [Client().get("/decorated/", REMOTE_ADDR=who) for who in (ALICE, BOB)]
+    assert [response.status_code for response in refused] == [429, 429]
+
+
+@pytest.mark.parametrize("url", ["/public/", "/shared/", "/fresh/", "/revalidated/", "/public-api/"])
+def test_what_shared_caches_may_keep_has_none(url: str) -> None:
+    """A CDN in front gave every client the first one's."""
+    assert rates(Client().get(url, REMOTE_ADDR=ALICE)) == set()
+
+
+@pytest.mark.parametrize("url", ["/private/", "/stale/", "/no-store/", "/decorated/", "/api/plain/"])
+def test_what_they_may_not_has_them(url: str) -> None:
+    assert rates(Client().get(url, REMOTE_ADDR=ALICE)) == RATES
+
+
+@pytest.mark.parametrize(
+    ("url", "has"), [("/fresh/", True), ("/revalidated/", False), ("/shared/", False), ("/public/", False)]
+)
+def test_answers_to_credentials_are_kept_only_where_the_view_says_so(url: str, has: bool) -> None:
+    """RFC 9111, 3.5."""
+    response = Client().get(url, REMOTE_ADDR=ALICE, headers={"Authorization": "Bearer x"})
+    assert bool(rates(response)) is has
+
+
+@pytest.mark.parametrize("url", ["/decorated/", "/adecorated/", "/api/plain/", "/plain/"])
+def test_no_cache_keeps_a_refusal(settings: Any, get: Get, url: str) -> None:
+    """Some CDNs keep errors for a while unless these say no."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+    RatePolicy.objects.update(rates="blocked")
+    response = get(url)
+    assert (response.status_code, response["Cache-Control"]) == (429, "no-store")
+    RatePolicy.objects.update(rates="9/hour", on_error="deny")
+    assert get(url).status_code == 200
+    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0, "ENFORCE_ALL": True}
+    response = get(url)
+    assert (response.status_code, response["Cache-Control"]) == (503, "no-store")
+
+
+def test_a_page_that_says_itself_that_its_reader_is_refused_is_not_kept(settings: Any) -> None:
+    settings.MIDDLEWARE = site((UPDATE, QUOTA, FETCH))
+    RatePolicy.objects.update(rates="1/hour")
+    client = Client()
+    client.post("/deciding/", REMOTE_ADDR=ALICE)
+    refused = client.get("/deciding/", REMOTE_ADDR=ALICE)
+    assert (refused.status_code, refused["X-RateLimit-Remaining"], refused["Cache-Control"]) == (200, "0", "no-store")
+    assert client.get("/deciding/", REMOTE_ADDR=BOB).content != refused.content
+
+
+def test_a_cached_page_is_the_same_awaited() -> None:
+    first, second = (async_to_sync(AsyncClient().get)("/outside/") for _ in range(2))
+    assert first.content == second.content
+    assert rates(first) == rates(second) == set()

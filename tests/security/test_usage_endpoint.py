@@ -1,0 +1,232 @@
+"""``GET usage/`` as a weapon: asked by anybody, as often as they like, of many endpoints, and while Redis hangs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.test import Client
+
+from django_ratequota import Bucket, Rate, breaker, enforcement, resolver, routes
+from django_ratequota.identity import Caller
+from django_ratequota.limiter import Limiter, default_limiter
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.server import Server
+from django_ratequota.snapshot import policies
+from django_ratequota.standing import standing
+from tests.faults.proxy import Proxy
+from tests.faults.servers import Node
+from tests.views import request_from
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+USAGE = "/quota/usage/"
+#: What counts an anonymous caller's looks where no policy does.
+LOOKS = Bucket("ip:127.0.0.1", Rate.parse("60/min"), scope="usage")
+
+
+def limited_endpoints(count: int, **policy: Any) -> list[Endpoint]:
+    """So many endpoints with a limit each, by name."""
+    endpoints = Endpoint.objects.bulk_create(Endpoint(name=f"e{number:05}") for number in range(count))
+    RatePolicy.objects.bulk_create(RatePolicy(endpoint=one, rates="9/hour", **policy) for one in endpoints)
+    return endpoints
+
+
+class TestAFlood:
+    """It was unlimited, whatever policies there were."""
+
+    def test_each_caller_has_so_many_looks_without_any_policy(self, client: Client) -> None:
+        first = client.get(USAGE)
+        assert (first.status_code, first["RateLimit-Policy"]) == (200, '"usage/min";q=60;w=60')
+        default_limiter().charge([LOOKS], cost=3600)  # an hour's worth
+        refused = client.get(USAGE)
+        assert (refused.status_code, refused["X-RateLimit-Remaining"]) == (429, "0")
+        assert client.get(USAGE, REMOTE_ADDR="203.0.113.9").status_code == 200
+        assert client.get("/search/").status_code == 200
+
+    def test_the_endpoint_of_that_name_says_how_many(self, client: Client) -> None:
+        RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="usage"), rates="2/hour")
+        assert [client.get(USAGE).status_code for _ in range(3)] == [200, 200, 429]
+        RatePolicy.objects.update(rates="unlimited")
+        assert "RateLimit" not in client.get(USAGE)
+
+    def test_so_does_an_endpoint_by_its_route(self, client: Client) -> None:
+        route = Endpoint.objects.create(name="quota", routes="/quota/*")
+        RatePolicy.objects.create(endpoint=route, rates="1/hour", counted_per="ip")
+        assert [client.get(USAGE).status_code for _ in range(2)] == [200, 429]
+
+    def test_a_policy_that_only_logs_takes_no_limit_away(self, client: Client) -> None:
+        RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="usage"), rates="2/hour", mode="log")
+        assert client.get(USAGE)["RateLimit-Policy"] == '"usage/min";q=60;w=60'
+
+    def test_policies_for_all_endpoints_neither_count_a_look_nor_refuse_it(self, client: Client) -> None:
+        """A client that has used its quota up must be able to see that."""
+        RatePolicy.objects.create(rates="2/hour")
+        RatePolicy.objects.create(rates="blocked", counted_per="ip")
+        assert client.get("/search/").status_code == 429
+        found = client.get(USAGE)
+        assert (found.status_code, found.json()["blocked_by"]) == (200, ["all/blocked"])
+        assert found.json()["limits"][0]["remaining"] == 2
+
+    def test_the_middleware_counts_it_once(self, client: Client, settings: Any, redis_client: redis.Redis) -> None:
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+        RatePolicy.objects.create(rates="2/hour")
+        assert client.get(USAGE)["X-RateLimit-Remaining"] == "59"
+        assert redis_client.keys("rqtest:{*") == [b"rqtest:{ip:127.0.0.1}:usage:tb60"]
+
+    def test_explain_says_why_they_do_not_hold(self) -> None:
+        RatePolicy.objects.create(rates="2/hour")
+        caller = Caller(request_from())
+        route, name, view = routes.find_route(USAGE)
+        found = enforcement.explain_caller(caller, scope="usage", route=route, name=name, view=view)
+        assert [one.reason for one in found.candidates] == [
+            "lost: policies for all endpoints spare the usage endpoint"
+        ]
+        assert [bucket.title for bucket in found.resolution.buckets] == ["usage/min"]
+
+    def test_operators_see_and_reset_the_limit_that_is_built_in(self, client: Client, admin_client: Client) -> None:
+        default_limiter().charge([LOOKS], cost=3600)
+        out = io.StringIO()
+        call_command("ratequota", "explain", "--ip", "127.0.0.1", "--path", USAGE, stdout=out)
+        assert "built in: usage/min of ip:127.0.0.1: 0 of 60 left" in out.getvalue()
+        explain = "/admin/django_ratequota/ratepolicy/explain/"
+        page = admin_client.get(explain, {"ip": "127.0.0.1", "path": USAGE}).content.decode()
+        assert "usage/min" in page
+        assert "built in" in page
+        assert client.get(USAGE).status_code == 429
+        call_command("ratequota", "reset", "--ip", "127.0.0.1", "--path", USAGE, stdout=io.StringIO())
+        assert client.get(USAGE).status_code == 200
+
+
+class TestManyEndpoints:
+    @pytest.fixture
+    def work(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+        """What a look makes the app do: groups of policies that are compared, buckets that Redis is asked about."""
+        done = {"groups": 0, "buckets": 0}
+        strongest, steps = resolver.strongest, Limiter.steps
+
+        def compare(*args: Any) -> Any:
+            done["groups"] += 1
+            return strongest(*args)
+
+        def ask(self: Limiter, mode: str, buckets: Any, *args: Any, **kwargs: Any) -> Any:
+            buckets = tuple(buckets)
+            done["buckets"] += len(buckets)
+            return steps(self, mode, buckets, *args, **kwargs)
+
+        monkeypatch.setattr(resolver, "strongest", compare)
+        monkeypatch.setattr(Limiter, "steps", ask)
+        return done
+
+    @pytest.mark.parametrize("count", [199, 2_000])
+    def test_one_look_is_bounded(self, client: Client, work: dict[str, int], count: int) -> None:
+        """It took 4.5 ms at 199 endpoints, and grew with them."""
+        limited_endpoints(count)
+        found = client.get(USAGE).json()
+        assert found["truncated"] is True
+        assert len(found["limits"]) == 50
+        assert [limit["scope"] for limit in found["limits"][:2]] == ["e00000", "e00001"]
+        assert work["groups"] <= 50
+        assert work["buckets"] <= 50 + 1, "those, and that of the look itself"
+
+    def test_so_it_is_where_nothing_applies(self, client: Client, work: dict[str, int]) -> None:
+        """Policies that are not the caller's were compared all the same."""
+        limited_endpoints(500, subject="tenant:acme")
+        found = client.get(USAGE).json()
+        assert (found["limits"], found["truncated"]) == ([], True)
+        assert work["groups"] <= 50
+
+    def test_endpoints_are_sorted_once(self, client: Client) -> None:
+        limited_endpoints(60)
+        client.get(USAGE)
+        snapshot = policies.current()
+        assert snapshot is not None
+        overview = snapshot.memo.overview
+        assert overview is not None
+        client.get(USAGE)
+        assert policies.current() is snapshot
+        assert snapshot.memo.overview is overview
+
+    def test_a_users_own_limits_are_among_those_shown(self, client: Client) -> None:
+        endpoints = limited_endpoints(60)
+        alice = User.objects.create_user("alice")
+        RatePolicy.objects.create(user=alice, endpoint=endpoints[-1], rates="7/hour")
+        client.force_login(alice)
+        found = client.get(USAGE).json()
+        shown = [limit["scope"] for limit in found["limits"]]
+        assert (len(shown), shown[-2:]) == (50, ["e00048", "e00059"])
+        assert client.get(USAGE, {"scope": "e00055"}).json()["limits"][0]["scope"] == "e00055"
+
+    def test_what_is_remembered_of_looks_is_bounded(self) -> None:
+        """Each user with a policy of their own makes another place of fifty endpoints."""
+        endpoints = limited_endpoints(60)
+        users = User.objects.bulk_create(User(username=f"u{number}") for number in range(40))
+        RatePolicy.objects.bulk_create(RatePolicy(user=u, endpoint=endpoints[0], rates="7/hour") for u in users)
+        for user in users:
+            assert standing(Caller(request_from(user))).limits[0][0].rate == Rate.parse("7/hour")
+        snapshot = policies.current()
+        assert snapshot is not None
+        memo = snapshot.overview.snapshot.memo
+        assert len(memo.places) <= 16
+        assert len(memo.resolutions) == 0
+
+
+class TestRedisHangs:
+    @pytest.fixture
+    def asked(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+        """Commands sent to a server that is about to hang: it accepts connections, and never answers."""
+        monkeypatch.setattr(breaker, "PROBE_SECONDS", 3600.0)
+        sent: list[Any] = []
+        send = Server.send
+
+        def counted(self: Server, command: Any, *args: Any) -> Any:
+            sent.append(command)
+            return send(self, command, *args)
+
+        with Node() as node, Proxy(*node.address) as proxy:
+            settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": proxy.url, "TIMEOUT": 0.2}
+            RatePolicy.objects.create(rates="9/hour")
+            assert Client().get(USAGE).json()["available"] is True
+            monkeypatch.setattr(Server, "send", counted)
+            proxy.freeze()
+            yield sent
+            default_limiter().store.close()
+
+    @staticmethod
+    def waits(look: Callable[[], None], asked: list[Any]) -> list[int]:
+        """How often each look asked the server, until its breaker was open and three times more."""
+        found, store = [], default_limiter().store
+        for _ in range(50):
+            before, was_open = len(asked), store.breakers[0].open
+            look()
+            found.append(len(asked) - before)
+            if was_open and found[-3:] == [0, 0, 0]:
+                break
+        assert store.breakers[0].open
+        return found
+
+    def test_a_look_waits_once_and_an_open_breaker_is_left_alone(self, client: Client, asked: list[Any]) -> None:
+        """Each look waited twice, whatever the breaker said, and made other views wait in their worker's queue."""
+
+        def look() -> None:
+            found = client.get(USAGE)
+            assert (found.status_code, found.json()["available"]) == (200, False)
+            assert found.json()["limits"][0]["limit"] == 9
+
+        waits = self.waits(look, asked)
+        assert waits == [1] * (len(waits) - 3) + [0] * 3
+        assert len(waits) >= 6, "three failures open the breaker"
+
+    def test_so_is_it_without_the_throttle(self, asked: list[Any]) -> None:
+        """The template tag asks that way."""
+
+        def look() -> None:
+            assert not standing(Caller(request_from())).available
+
+        waits = self.waits(look, asked)
+        assert waits == [1] * (len(waits) - 3) + [0] * 3
