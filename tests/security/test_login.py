@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import unicodedata
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.contrib.auth import authenticate, get_user_model
+from django.contrib.auth import authenticate
 from django.contrib.auth.models import User, UserManager
 from django.contrib.auth.views import LoginView
 from django.db import connection
@@ -191,7 +192,6 @@ def request_of(body: Any, kind: str = "application/json") -> Any:
         ({"username": 0}, "0"),
         ({"username": True}, "true"),
         ({"username": ["a"]}, "['a']"),
-        ({"username": "a\ud800"}, "a\ud800"),
         ({"username": None}, None),
         ({"username": ""}, None),
         ({"username": " \t"}, None),
@@ -263,19 +263,16 @@ def test_an_account_that_is_found_by_two_names_has_one_counter(monkeypatch: pyte
 
 
 def test_what_the_database_takes_for_one_name_counts_as_one() -> None:
-    """On MySQL and MariaDB é is e, and invisible characters are none; elsewhere no such guess reaches the account."""
-    marks = ["\u0301", "\u0300", "\u0308", "\u200b", "\u00ad", "\x00"]
-    names = [NAME[:at] + mark + NAME[at:] for mark in marks for at in range(1, len(NAME))]
-    at_the_account = 0
-    for name in names:
-        found = get_user_model()._default_manager.filter(username=name.replace("\x00", "")).exists()
-        response = Client(raise_request_exception=False).post(
-            "/json/", {"username": name, "password": PASSWORD}, content_type="application/json"
-        )
-        at_the_account += response.status_code == 302
-        if found and response.status_code == 302:
-            assert login_name(request_of({"username": name})) == NAME
-    assert at_the_account <= LIMIT
+    """On MySQL and MariaDB é is e, and marks may be nothing; elsewhere no such guess gets there."""
+    names = ["".join(letters) for letters in itertools.product("f", "iíì", "nñ", "cç", "h", "l", "eéè", "yý")][1:]
+    names += [NAME[:at] + mark + NAME[at:] for mark in "\u0301\u0308\u200b\u00ad\x00" for at in range(1, len(NAME))]
+    statuses = [
+        Client(raise_request_exception=False)
+        .post("/json/", {"username": name, "password": PASSWORD}, content_type="application/json")
+        .status_code
+        for name in names
+    ]
+    assert statuses.count(302) == (LIMIT if connection.vendor == "mysql" else 0)
 
 
 def test_no_query_is_made_where_names_are_compared_exactly(django_assert_num_queries: Any) -> None:
