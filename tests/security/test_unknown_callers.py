@@ -17,6 +17,8 @@ from django_ratequota import check_request, problems
 from django_ratequota.admin.asking import answers
 from django_ratequota.admin.base import shown_subject
 from django_ratequota.admin.names import explain_url
+from django_ratequota.admin.workers import errors
+from django_ratequota.checks import check_plans
 from django_ratequota.decorators import ratequota
 from django_ratequota.health import health
 from django_ratequota.identity import FAILED, Caller, failed_kind
@@ -79,7 +81,8 @@ def test_a_number_for_a_name_is_no_way_around_the_limit_per_name(settings: Any, 
     [record] = [one for one in caplog.records if "failed" in one.message]
     assert record.message == f"{__name__}.posted_name failed: AttributeError: 'int' object has no attribute 'strip'"
     assert record.exc_info is not None
-    assert list(health().errors) == [f"{__name__}.posted_name"]
+    [shown] = errors([health()])
+    assert shown == f"In the last minute at 1 worker: {record.message}", "on_error had no part in it"
 
 
 @pytest.mark.parametrize(
@@ -144,6 +147,29 @@ def test_a_plan_resolver_that_raises_puts_nobody_beyond_the_default_plan(setting
     assert [decision.allowed for decision in decisions] == [True] * 3 + [False]
     assert {status.bucket.subject for status in decisions[0].statuses} == {"ip:203.0.113.7", f"plan:{free.pk}"}
     assert [one.message for one in caplog.records] == [f"{TENANT} failed: RuntimeError: down"]
+
+
+def test_a_plan_resolver_without_a_default_plan_is_warned_of(settings: Any) -> None:
+    def found() -> list[str]:
+        return [message.msg for message in check_plans(databases=["default"])]
+
+    plan = Plan.objects.create(name="Free", slug="free")
+    RatePolicy.objects.create(rates="3/hour")
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": TENANT}
+    assert found() == [], "no limit is a plan's"
+    RatePolicy.objects.create(plan=plan, rates="3/hour")
+    [message] = found()
+    assert message.endswith("no plan is the default for anonymous and authenticated callers.")
+    plan.default_for = "anonymous"
+    plan.save()
+    [message] = found()
+    assert message.endswith("no plan is the default for authenticated callers.")
+    Plan.objects.create(name="Basic", slug="basic", default_for="authenticated")
+    assert found() == []
+    plan.delete()
+    assert check_plans() == [], "no database is to be asked"
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": ""}
+    assert found() == []
 
 
 # --- The log. ---
