@@ -198,7 +198,7 @@ def _parsed(request: Any) -> Mapping[str, Any]:
 
 def _json(request: Any) -> Mapping[str, Any]:
     try:
-        body = request.body
+        body = getattr(request, "body", b"")
     except RawPostDataException:
         return {}  # a form with files: reading it has used it up, for the view as well
     if not body:

@@ -149,6 +149,15 @@ def test_a_plan_resolver_that_raises_puts_nobody_beyond_the_default_plan(setting
     assert [one.message for one in caplog.records] == [f"{TENANT} failed: RuntimeError: down"]
 
 
+def test_slugs_that_clients_make_up_are_logged_once_a_minute(settings: Any, caplog: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": TENANT}
+    RatePolicy.objects.create(rates="300/hour")
+    for number in range(50):
+        assert check_request(request_from(tenant=f"gold-{number}")).allowed
+    [record] = caplog.records
+    assert "PLAN_RESOLVER answered 'gold-0', but no plan has that slug" in record.message
+
+
 def test_a_plan_resolver_without_a_default_plan_is_warned_of(settings: Any) -> None:
     def found() -> list[str]:
         return [message.msg for message in check_plans(databases=["default"])]
