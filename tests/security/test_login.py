@@ -8,6 +8,7 @@ import random
 import unicodedata
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
@@ -18,6 +19,7 @@ from django.db import connection
 from django.http import HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
+from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -26,7 +28,7 @@ from rest_framework.parsers import JSONParser
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_ratequota import identifiers
+from django_ratequota import logins
 from django_ratequota.decorators import ratequota
 from django_ratequota.identifiers import login_field, login_name, login_pair
 from django_ratequota.models import Endpoint, RatePolicy
@@ -72,7 +74,13 @@ async def ajson_login(request: Any) -> HttpResponse:
     return await sync_to_async(json_login.__wrapped__)(request)
 
 
+@method_decorator(ratequota(scope="login"), name="dispatch")
+class OuterLogin(ApiLogin):
+    throttle_classes: list[Any] = []
+
+
 urlpatterns = [
+    path("outer/", OuterLogin.as_view()),
     path("ajson/", ajson_login),
     path("form/", ratequota(scope="login")(FormLogin.as_view()), name="form"),
     path("api/", ApiLogin.as_view()),
@@ -171,6 +179,14 @@ def test_an_async_view_has_the_same_limit() -> None:
     assert statuses == [400] * LIMIT + [302] * LIMIT + [429] * LIMIT
 
 
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "application/json"])
+def test_reading_the_name_first_takes_nothing_from_rest_framework(kind: str | None) -> None:
+    body: Any = urlencode(GUESS) if kind and "form" in kind else GUESS
+    more = {} if kind is None else {"content_type": kind}
+    statuses = [Client().post("/outer/", body, **more).status_code for _ in range(LIMIT + 2)]
+    assert statuses == [302] * LIMIT + [429] * 2
+
+
 #: What raises in the function: it is counted, though it names nobody.
 UNREADABLE = [
     b"{" * 20_000,
@@ -255,8 +271,8 @@ def test_forms_with_files_and_repeated_fields() -> None:
 @settings(max_examples=300, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_django_s_form_takes_for_one_name_counts_as_one(text: str) -> None:
     seen = unicodedata.normalize("NFKC", text.strip())
-    assert identifiers._spell(text) == identifiers._spell(seen)
-    assert len(identifiers._spell(text)) <= 150
+    assert logins.spell(text) == logins.spell(seen)
+    assert len(logins.spell(text)) <= 150
 
 
 # --- Logins that find accounts by more than the exact name. ---
@@ -269,7 +285,7 @@ def test_an_account_that_is_found_by_two_names_has_one_counter(monkeypatch: pyte
     def by_either(self: Any, name: str) -> Any:
         return self.get(email=name) if "@" in name else self.get(username__iexact=name)
 
-    assert not identifiers._is_looked_up(User, User._meta.get_field("username")) or connection.vendor == "mysql"
+    assert not logins.is_looked_up(User, User._meta.get_field("username")) or connection.vendor == "mysql"
     monkeypatch.setattr(UserManager, "get_by_natural_key", by_either)
     names = ["finch@example.com", NAME, NAME.upper()] * LIMIT
     statuses = [Client().post("/form/", {"username": n, "password": PASSWORD}).status_code for n in names]
