@@ -68,8 +68,8 @@ login_pair = with_address(login_name)
 def network(request: Any) -> str:
     """Return the client's network, /24 of IPv4 and /48 of IPv6, such as ``203.0.113.0/24``.
 
-    Who has one address often has its neighbours: a /48 is what one customer of a provider gets, 65,536 clients at an
-    ``IPV6_PREFIX`` of 64.
+    A client with one address often has its neighbours: providers give one customer a /48, which is 65,536 clients at
+    an ``IPV6_PREFIX`` of 64.
     """
     address = Caller(request).address
     if address is None:

@@ -243,6 +243,11 @@ def test_the_name_of_a_json_body(body: Any, name: Any) -> None:
         assert login_name(request_of(body)) == name
 
 
+def test_a_user_model_that_normalizes_less_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(User, "normalize_username", staticmethod(str))
+    assert {login_name(request_of({"username": text})) for text in spellings(NAME, 50)} == {NAME}
+
+
 def test_two_names_in_one_body_are_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """With either field first, a client could hide the one that the view reads."""
     monkeypatch.setattr(User, "USERNAME_FIELD", "email")
