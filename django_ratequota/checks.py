@@ -47,6 +47,7 @@ def connect() -> None:
     checks.register(check_outcome, checks.Tags.database)
     checks.register(check_round_trip, checks.Tags.database)
     checks.register(check_rates, checks.Tags.database)
+    checks.register(check_plans, checks.Tags.database)
     checks_views.connect()
     checks.register(check_constraints, checks.Tags.database)
 
@@ -180,6 +181,23 @@ def check_rates(app_configs: Any = None, databases: Collection[str] | None = Non
         return []
     hint = "Edit them, or let a newer version that wrote them take this one's place."
     return [checks.Warning(str(one), hint=hint, id="django_ratequota.W012") for one in found]
+
+
+def check_plans(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:
+    """W014, where the database is checked: callers for whom PLAN_RESOLVER raises may have no plan."""
+    from .models import Plan, RatePolicy
+
+    if not conf.settings.plan_resolver or policy_alias(Plan) not in (databases or ()):
+        return []
+    try:
+        if not RatePolicy.objects.exclude(plan=None).exists():
+            return []
+        missing = {"authenticated", "anonymous"}.difference(Plan.objects.values_list("default_for", flat=True))
+    except DatabaseError:  # not migrated yet
+        return []
+    text = f"PLAN_RESOLVER decides the plan, and no plan is the default for {' and '.join(sorted(missing))} callers."
+    hint = "Make a plan the default for them: it counts where PLAN_RESOLVER returns None or raises."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W014")] if missing else []
 
 
 def check_round_trip(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:

@@ -7,18 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import tzinfo
 from difflib import get_close_matches
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from inspect import iscoroutinefunction
+from ipaddress import ip_network
 from typing import Any, Generic, TypeVar
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from .addresses import Network as Network
+from .addresses import unmap_network
 from .exceptions import ConfigurationError, InvalidBucket
 from .keys import check_prefix
 from .locks import ForkSafeLock
-
-Network = IPv4Network | IPv6Network
 
 #: What a policy may count per besides the names in IDENTIFIERS.
 COUNTED_PER = ("caller", "ip", "plan", "everyone")
@@ -65,11 +66,12 @@ class Settings:
     trusted_proxies: tuple[str, ...] = ()
     #: IPv6 addresses that share this many leading bits count as one client.
     ipv6_prefix: int = 64
-    #: {name: dotted path of (request) -> str | None}: more kinds of subjects, such as tenant or api_key.
+    #: {name: dotted path of (request) -> str | None}: more kinds of subjects, such as tenant or api_key. None = the
+    #: caller has none; callers for whom the function raises share one counter.
     identifiers: Mapping[str, str] = field(default_factory=dict)
     #: Who the caller is: the first of these that answers.
     caller: tuple[str, ...] = ("user", "ip")
-    #: Dotted path of (request) -> plan slug, instead of plan assignments; None = the default plan.
+    #: Dotted path of (request) -> plan slug, instead of plan assignments; None, or an exception = the default plan.
     plan_resolver: str = ""
     #: The middleware enforces every view.
     enforce_all: bool = False
@@ -180,7 +182,7 @@ def _proxies(value: object) -> dict[str, Any]:
     try:
         return {
             "trusted_proxies": names,
-            "networks": tuple(ip_network(name.strip()) for name in names if name != UNIX),
+            "networks": tuple(unmap_network(ip_network(name.strip())) for name in names if name != UNIX),
         }
     except ValueError as error:
         raise ConfigurationError(f"{error}; write networks such as 10.0.0.0/8, or 'unix'.") from error
@@ -195,6 +197,8 @@ def _dotted(value: object, what: str) -> str:
         raise ConfigurationError(f"{error}; write the dotted path of {what}.") from error
     if not callable(found):
         raise ConfigurationError(f"{value} is not callable; write the dotted path of {what}.")
+    if iscoroutinefunction(found):  # what it returns is another object for each request
+        raise ConfigurationError(f"{value} is async; write the dotted path of {what} that is not.")
     return value
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Any, NamedTuple
 
-from .conf import Network
+from .addresses import Network, unmap_network
 from .exceptions import InvalidRate
 from .parted import Parted
 from .rates import Rate, parse_rates
@@ -346,7 +346,7 @@ def _network(subject: str) -> Network | None:
     if kind != "ip":
         return None
     try:
-        return ip_network(value)
+        return unmap_network(ip_network(value))
     except ValueError:  # written past the model's validation: it matches nobody
         return None
 

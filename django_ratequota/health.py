@@ -20,6 +20,9 @@ from .histogram import BOUNDS, Histogram, merged, quantile
 from .keys import workers_key
 from .limiter import Limiter, default_limiter
 from .locks import ForkSafeLock
+from .problems import forget as forget_problems
+from .problems import note_problem as note_problem
+from .problems import recent, remember
 from .scripts import REPORT
 from .snapshot import policies
 from .store import run_script
@@ -71,20 +74,6 @@ class Health:
 _degraded: Counter[str] = Counter()
 #: Reasons that open no breaker: the server answers, or was never asked.
 NO_BREAKER = ANSWERS | {"configuration", "clock", "database", "uncovered", "rates"}
-_MINUTE = 60.0
-_MAX_MESSAGE = 300
-
-
-@dataclass(slots=True)
-class _Error:
-    """The last failure of one reason that opens no breaker; times are monotonic seconds."""
-
-    message: str
-    seen_at: float
-    logged_at: float
-
-
-_errors: dict[str, _Error] = {}
 _lock = ForkSafeLock()
 
 
@@ -92,33 +81,11 @@ def note_degraded(reason: str, error: Exception) -> None:
     """Count a decision that ``on_error`` made; log reasons that open no breaker, each once a minute."""
     with _lock:
         _degraded[reason] += 1
-        logs = reason in NO_BREAKER and _remember(reason, str(error)[:_MAX_MESSAGE])
+    logs = reason in NO_BREAKER and remember(reason, str(error))
     if logs and reason == "database":
         logger.error("no policies from the database, on_error decides: %s", error)
     elif logs:
         logger.error("no decision by Redis (%s), on_error decides: %s", reason, error)
-
-
-def note_problem(reason: str, text: str) -> None:
-    """Keep what is wrong for ``Health.errors``, and log it once a minute; the decision is none of ``on_error``'s."""
-    with _lock:
-        logs = _remember(reason, text[:_MAX_MESSAGE])
-    if logs:
-        logger.error("%s", text)
-
-
-def _remember(reason: str, message: str) -> bool:
-    """Keep the message for ``Health.errors``; returns whether it is time to log the reason again."""
-    now, last = time.monotonic(), _errors.get(reason)
-    logs = last is None or now >= last.logged_at + _MINUTE
-    _errors[reason] = _Error(message, now, now if last is None or logs else last.logged_at)
-    return logs
-
-
-def _errors_now() -> dict[str, str]:
-    with _lock:
-        since = time.monotonic() - _MINUTE
-        return {reason: error.message for reason, error in _errors.items() if error.seen_at > since}
 
 
 def health() -> Health:
@@ -136,7 +103,7 @@ def health() -> Health:
         policies_age=time.time() - snapshot.loaded_at if snapshot else 0.0,
         degraded=dict(_degraded),
         down={breaker.server: breaker.reason for breaker in breakers if breaker.open},
-        errors=_errors_now(),
+        errors=recent(),
         latency=limiter.latency.last_minute() if limiter else merged(()),
         idle=limiter.latency.idle() if limiter else None,
     )
@@ -220,7 +187,7 @@ def keep_reporting() -> None:
 def _forget() -> None:
     # What the parent counted is the parent's.
     _degraded.clear()
-    _errors.clear()
+    forget_problems()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from hashlib import blake2b
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from traceback import format_exception_only
 from typing import Any, NamedTuple
 
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 
-from .conf import UNIX, Network, OncePerSettings, settings
+from .addresses import Address, Network
+from .addresses import unmap as unmap
+from .conf import UNIX, OncePerSettings, settings
 from .keys import short
-
-logger = logging.getLogger("django_ratequota")
-
-Address = IPv4Address | IPv6Address
+from .problems import note_problem
 
 #: Headers that were read lately are known again; longer ones are read each time.
 _HEADERS, _LONGEST = 4096, 200
@@ -25,6 +25,11 @@ _MAX_HOPS, _MAX_ADDRESS = 32, 100
 
 #: Nobody is beyond limits for want of an address (a proxy on a Unix socket that is not trusted, say).
 UNKNOWN = "ip:unknown"
+#: The value of an identifier whose function raised: all such callers count as ``tenant:``. No function can return it,
+#: since an empty text is no answer, and no policy can name it.
+FAILED = ""
+#: Longer values of identifiers are cut, and end in a digest of the whole.
+_MAX_VALUE = 512
 
 
 class Located(NamedTuple):
@@ -69,9 +74,9 @@ class Caller:
 
     @cached_property
     def plan_slug(self) -> str | None:
-        """What PLAN_RESOLVER says; None without one."""
+        """What PLAN_RESOLVER says; None, the default plan, without one and where it raises."""
         path = settings.plan_resolver
-        return self._ask(path) if path else None
+        return self._ask(path) or None if path else None
 
     @cached_property
     def name(self) -> str:
@@ -83,7 +88,10 @@ class Caller:
         return UNKNOWN
 
     def value(self, kind: str) -> str | None:
-        """The caller's value of a kind of subject: ``user``, ``ip`` or a name from IDENTIFIERS."""
+        """The caller's value of a kind of subject: ``user``, ``ip`` or a name from IDENTIFIERS.
+
+        None = the caller has none; ``FAILED`` = nobody knows, as the function raised.
+        """
         if kind == "user":
             return self.user_id
         if kind == "ip":
@@ -111,19 +119,33 @@ class Caller:
         return self._ask(path) if path else None
 
     def _ask(self, path: str) -> str | None:
-        """Call a configured function; its errors are logged and count as no answer, never as a failed request."""
+        """Call a configured function; ``FAILED`` where it raises, which is logged and never fails the request."""
         try:
             value = import_string(path)(self._request)
-            return None if value is None or value == "" else str(value)
-        except Exception:
-            logger.exception("%s failed; the request is judged without it", path)
-            return None
+            text = "" if value is None else str(value)
+        except Exception as error:
+            # A client may have caused it: without an answer it would leave the policies that count by one.
+            note_problem(path, f"{path} failed: {format_exception_only(error)[-1].strip()}", error)
+            return FAILED
+        return _bounded(text) if len(text) > _MAX_VALUE else text or None
+
+
+def failed_kind(subject: str) -> str:
+    """The kind of a subject that stands for all callers whose value nobody knows; "" for other subjects."""
+    kind, colon, value = subject.partition(":")
+    return kind if colon and value == FAILED else ""
+
+
+def _bounded(text: str) -> str:
+    """A long value in few bytes: clients choose some, and each is kept for a while. No two become the same."""
+    # The result is too long to be anybody's value as it is.
+    return f"{text[:_MAX_VALUE]}~{blake2b(text.encode(errors='surrogatepass'), digest_size=15).hexdigest()}"
 
 
 class NamedCaller(Caller):
     """A caller described by hand, for ``explain``: no request stands behind it.
 
-    ``plan_slug`` and ``identifiers`` are what PLAN_RESOLVER and the IDENTIFIERS would answer.
+    ``plan_slug`` and ``identifiers`` are what PLAN_RESOLVER and the IDENTIFIERS would answer; ``FAILED`` = it raises.
     """
 
     def __init__(
@@ -199,12 +221,6 @@ def client_text(address: Address, ipv6_prefix: int) -> str:
     if ipv6_prefix == 128:
         return str(IPv6Address(int(address)))
     return str(IPv6Network((int(address), ipv6_prefix), strict=False))
-
-
-def unmap(address: Address) -> Address:
-    """``::ffff:203.0.113.7`` as 203.0.113.7: a /64 mask would put every mapped address into one counter."""
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return mapped or address
 
 
 def _read(text: str) -> Address | None:

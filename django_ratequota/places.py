@@ -81,7 +81,7 @@ def contenders(
         return
     for kind in group.kinds:
         value = caller.value(kind)
-        if value is not None:
+        if value:  # no policy is for callers whose value cannot be found out
             yield from group.by_subject.get(f"{kind}:{value}", ())
     if group.by_network and caller.address is not None:
         yield from group.containing(caller.address)

@@ -9,7 +9,6 @@ there, and what applies to the callers of late, until a policy or an assignment 
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +22,9 @@ from .identity import Caller
 from .places import Place, contenders, place_of
 from .places import match_endpoints as match_endpoints  # part of what callers need to ask
 from .precedence import precedence, strongest, why_beaten, why_first
+from .problems import note_problem
 from .rates import BLOCKED
 from .types import Bucket
-
-logger = logging.getLogger("django_ratequota")
 
 #: Callers with a longer name are resolved anew each time.
 _LONGEST = 200
@@ -91,8 +89,10 @@ def plan_of(asked: Asked) -> PlanFacts | None:
         plan = snapshot.plan_by_slug(caller.plan_slug)
         if plan is not None:
             return plan
-        text = "PLAN_RESOLVER answered %r, but no plan has that slug; the default plan counts"
-        logger.warning(text, caller.plan_slug[:100])
+        text = (
+            f"PLAN_RESOLVER answered {caller.plan_slug[:100]!r}, but no plan has that slug; the default plan counts"
+        )
+        note_problem("PLAN_RESOLVER", text)
     elif not settings.plan_resolver:
         plan_id = asked.entry.plan_id(asked.now_us)
     if plan_id is None:

@@ -13,7 +13,7 @@ from .conf import settings
 from .databases import policy_alias
 from .enforcement import explain_caller
 from .facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
-from .identity import UNKNOWN, Caller, NamedCaller, client_text
+from .identity import UNKNOWN, Caller, NamedCaller, client_text, failed_kind
 from .limiter import default_limiter
 from .models import PolicyChange, RatePolicy
 from .prepared import MAX_BUCKETS
@@ -64,6 +64,9 @@ def why_shared(counted_per: str, subject: str | None) -> str:
         return _("Everyone is counted together here.")
     if subject == UNKNOWN:
         return _("All callers whose address cannot be told are counted together here.")
+    kind = failed_kind(subject or "")
+    if kind:
+        return _("All callers for whom the function of %(kind)s raises are counted together here.") % {"kind": kind}
     return ""
 
 

@@ -11,6 +11,7 @@ from django.db import IntegrityError, connections, models
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from .addresses import unmap_network
 from .conf import settings
 from .exceptions import InvalidRate
 from .rates import parse_rates
@@ -51,7 +52,7 @@ def canonical_subject(text: str) -> str:
     if kind != "ip":
         return f"{kind}:{value}"
     try:
-        network = _unmapped(ipaddress.ip_network(value if "/" in value else ipaddress.ip_address(value)))
+        network = unmap_network(ipaddress.ip_network(value if "/" in value else ipaddress.ip_address(value)))
     except ValueError as error:
         raise ValidationError(
             _("%(error)s; write an address such as 203.0.113.7 or a network such as 203.0.113.0/24."),
@@ -67,12 +68,6 @@ def _is_network(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _unmapped(network: Any) -> Any:
-    """``::ffff:203.0.113.0/120`` as 203.0.113.0/24: requests are told by their IPv4 address."""
-    mapped = network.network_address.ipv4_mapped if network.version == 6 and network.prefixlen >= 96 else None
-    return network if mapped is None else ipaddress.ip_network((mapped, network.prefixlen - 96))
 
 
 def refuse_unreadable(before: Any, after: Any) -> None:

@@ -114,6 +114,9 @@ NUMBERS = ["0.1", None, True, float("nan"), float("inf"), -1, 10**9, [1]]
         ("IDENTIFIERS", {"tenant": "tests.views.nobody"}, "write the dotted path of (request) -> str | None."),
         ("IDENTIFIERS", {"tenant": "tests.nowhere.tenant"}, "No module named 'tests.nowhere'"),
         ("IDENTIFIERS", {"tenant": "tests.conftest.NOON_US"}, "tests.conftest.NOON_US is not callable"),
+        # what it returns would be another value for each request
+        ("IDENTIFIERS", {"tenant": "tests.views.aplain"}, "tests.views.aplain is async"),
+        ("PLAN_RESOLVER", "tests.views.aplain", "write the dotted path of (request) -> slug | None that is not."),
         ("CALLER", "user", "Write a list of strings."),
         ("CALLER", [None], "Write a list of strings."),
         ("CALLER", ["tenant"], "Name some of ip, user."),

@@ -19,7 +19,7 @@ import pytest
 import redis
 from django.core.management import call_command
 
-from django_ratequota import Bucket, Rate, background, check_request
+from django_ratequota import Bucket, Rate, background, check_request, problems
 from django_ratequota import health as module
 from django_ratequota.exceptions import ConfigurationError, StoreError
 from django_ratequota.health import (
@@ -50,7 +50,7 @@ THREAD = "ratequota-report"
 def new_process(monkeypatch: Any, settings: Any) -> None:
     """Nothing degraded yet, nothing logged, and a limiter that has not decided."""
     monkeypatch.setattr(module, "_degraded", Counter())
-    monkeypatch.setattr(module, "_errors", {})
+    monkeypatch.setattr(problems, "_problems", {})
     settings.RATEQUOTA = dict(settings.RATEQUOTA)
 
 
@@ -141,16 +141,15 @@ def test_with_redis_down_it_says_which_server_and_why(settings: Any) -> None:
 
 @pytest.fixture
 def at(monkeypatch: Any) -> Callable[[float], None]:
-    """Sets the monotonic clock of this module alone."""
+    """Sets the monotonic clock of ``problems`` alone."""
     clock = SimpleNamespace(now=100.0)
 
     def monotonic() -> float:
         # Two threads that look at once would both log.
-        assert module._lock.locked()
+        assert problems._lock.locked()
         return clock.now
 
-    namespace = SimpleNamespace(monotonic=monotonic, time=time.time, sleep=time.sleep)
-    monkeypatch.setattr(module, "time", namespace)
+    monkeypatch.setattr(problems, "time", SimpleNamespace(monotonic=monotonic))
 
     def move(now: float) -> None:
         clock.now = now

@@ -10,6 +10,7 @@ from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
+from ..identity import FAILED
 from ..looking import Question
 from ..models import METHODS, Endpoint, Plan
 from ..rates import MAX_UNITS
@@ -121,6 +122,8 @@ class QuestionForm(forms.Form):
 def answers(question: Question) -> dict[str, str]:
     """What the form would be filled in with to ask this."""
     kind, value = next(iter(question.identifiers.items()), ("", ""))
+    if value == FAILED and kind in settings.identifiers:
+        kind = ""  # the form wants a value: what is known of them is their address
     given = {
         "user": question.user_id or "",
         "ip": question.ip,

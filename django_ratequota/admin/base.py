@@ -25,6 +25,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
+from ..identity import failed_kind
 from ..models import PolicyChange
 from ..publication import when_unpublished
 from ..recording import acting
@@ -253,6 +254,12 @@ class ActiveFilter(admin.SimpleListFilter):
 def shown(text: Any) -> str:
     """Text of unknown origin for a cell or a sentence: not endless, and unable to turn its neighbours around."""
     return Truncator(visible(text)).chars(_SHOWN_CHARACTERS)
+
+
+def shown_subject(subject: str) -> str:
+    """``shown``, with words for the subject of callers whose value nobody knows."""
+    kind = failed_kind(subject)
+    return gettext("%(kind)s unknown (its function failed)") % {"kind": shown(kind)} if kind else shown(subject)
 
 
 @admin.display(description=_("description"), ordering="description")

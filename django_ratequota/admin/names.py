@@ -14,7 +14,7 @@ from django.utils.translation import gettext
 
 from ..models import Endpoint
 from ..statistics import Counts, Refusal, Timeline
-from .base import shown
+from .base import shown, shown_subject
 from .figures import SPANS, Chosen, sums
 from .rights import PolicyRights
 
@@ -133,7 +133,7 @@ def caller_text(caller: str, users: Mapping[str, str]) -> str:
     """A caller by name."""
     if caller in users:
         return gettext("user %s") % users[caller]
-    return shown(caller) if caller else gettext("unknown")
+    return shown_subject(caller) if caller else gettext("unknown")
 
 
 def explain_url(site: str, caller: str, endpoint: str = "") -> str:

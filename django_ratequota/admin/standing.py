@@ -17,7 +17,7 @@ from django.utils.translation import ngettext
 from ..enforcement import Explanation
 from ..types import Bucket, BucketStatus
 from ..usage import why_shared
-from .base import shown
+from .base import shown, shown_subject
 
 _SECOND_US = 10**6
 
@@ -54,7 +54,7 @@ def named_callers(callers: Collection[str]) -> dict[str, str]:
                 continue  # of an earlier user model
     found = users._default_manager.in_bulk(set(ids.values())) if ids else {}
     names = {caller: f"{shown(caller)} ({shown(found[pk])})" for caller, pk in ids.items() if pk in found}
-    return {caller: names.get(caller, shown(caller)) for caller in callers}
+    return {caller: names.get(caller, shown_subject(caller)) for caller in callers}
 
 
 def verdict(explanation: Explanation) -> str:

@@ -13,7 +13,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
-from ..health import Health, published_at, state_of
+from ..health import NO_BREAKER, Health, published_at, state_of
 from ..histogram import merged, quantile
 from ..info import server_version
 from .base import shown
@@ -148,14 +148,23 @@ def errors(workers: Sequence[Health]) -> list[str]:
     counts = Counter(reason for worker in workers for reason in worker.errors)
     messages = {reason: message for worker in workers for reason, message in worker.errors.items()}
     return [
-        ngettext(
-            "In the last minute on_error decided requests at %(count)d worker (%(reason)s): %(message)s",
-            "In the last minute on_error decided requests at %(count)d workers (%(reason)s): %(message)s",
-            count,
-        )
-        % {"count": count, "reason": shown(reason), "message": shown(messages[reason])}
+        _error_text(reason, count) % {"count": count, "reason": shown(reason), "message": shown(messages[reason])}
         for reason, count in counts.most_common()
     ]
+
+
+def _error_text(reason: str, count: int) -> str:
+    if reason not in NO_BREAKER:
+        return ngettext(
+            "In the last minute at %(count)d worker: %(message)s",
+            "In the last minute at %(count)d workers: %(message)s",
+            count,
+        )
+    return ngettext(
+        "In the last minute on_error decided requests at %(count)d worker (%(reason)s): %(message)s",
+        "In the last minute on_error decided requests at %(count)d workers (%(reason)s): %(message)s",
+        count,
+    )
 
 
 def latency(workers: Sequence[Health]) -> dict[str, Any]:

@@ -6,12 +6,10 @@ import asyncio
 import io
 import re
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -437,19 +435,16 @@ def test_no_name_turns_the_text_beside_it_around(hostile: dict[str, Any]) -> Non
 
 
 @pytest.fixture
-def login(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def login(settings: Any) -> None:
     """The identifiers and policies of the page's own advice."""
     snippets = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", DOCS, re.DOTALL))
-    limits = ModuleType("limits")
-    exec(snippets["limits"], vars(limits))
-    monkeypatch.setitem(sys.modules, "limits", limits)
     found: dict[str, Any] = {}
     exec(snippets["settings"], found)
     settings.RATEQUOTA = {**settings.RATEQUOTA, **found["RATEQUOTA"]}
     endpoint = Endpoint.objects.create(name="login", methods="POST")
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", DOCS, re.MULTILINE)
-    rows = [row for row in rows if row[0] in ("ip", "login_pair", "login_name")]
-    assert len(rows) == 3
+    rows = [row for row in rows if row[0] in ("ip", "login_pair", "login_name", "network")]
+    assert len(rows) == 4
     for counted_per, rates in rows:
         policy = RatePolicy(endpoint=endpoint, counted_per=counted_per, rates=rates, on_error="deny")
         policy.full_clean()

@@ -1,0 +1,58 @@
+"""IPv4 addresses in IPv6 spelling: of clients, proxies, networks and policies alike."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+#: The first 96 bits of ``64:ff9b::/96``, by which a NAT64 writes IPv4 addresses (RFC 6052, section 2.1).
+_NAT64 = int(IPv6Address("64:ff9b::")) >> 32
+#: Addresses that no translator may write so (RFC 6052, section 3.1): a packet from one is forged, and must be neither
+#: a trusted proxy nor a caller from within. Those of documentation and tests are unmapped like any other.
+_NOT_TRANSLATED = tuple(
+    map(
+        IPv4Network,
+        (
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.168.0.0/16",
+        ),
+    )
+)
+
+
+def unmap(address: Address) -> Address:
+    """Return the IPv4 address behind ``::ffff:203.0.113.7`` or ``64:ff9b::203.0.113.7``, any other as it is.
+
+    A /64 mask would put all of them into one counter. Left alone are ``64:ff9b:1::/48``, as each network chooses for
+    itself where the IPv4 address stands there (RFC 8215), and 6to4 and Teredo, whose IPv4 address is that of a router
+    or a NAT: it is no client's.
+    """
+    if isinstance(address, IPv4Address):
+        return address
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    number = int(address)
+    if number >> 32 != _NAT64:
+        return address
+    translated = IPv4Address(number & 0xFFFFFFFF)
+    return address if any(translated in network for network in _NOT_TRANSLATED) else translated
+
+
+def unmap_network(network: Network) -> Network:
+    """Return ``::ffff:203.0.113.0/120`` and ``64:ff9b::203.0.113.0/120`` as 203.0.113.0/24, any other as it is.
+
+    ``64:ff9b::/96`` stays as it is: it would be all of IPv4.
+    """
+    if network.prefixlen < 96:
+        return network
+    first = unmap(network.network_address)
+    if network.version == first.version:
+        return network
+    return IPv4Network((int(first), network.prefixlen - 96))

@@ -1,0 +1,58 @@
+"""What is wrong in this process though Redis answers: logged once a minute, and known to ``health`` for a minute."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from .locks import ForkSafeLock
+
+logger = logging.getLogger("django_ratequota")
+
+_MINUTE = 60.0
+_MAX_MESSAGE = 300
+
+
+@dataclass(slots=True)
+class _Problem:
+    """The last message of one reason; times are monotonic seconds."""
+
+    message: str
+    seen_at: float
+    logged_at: float
+
+
+_problems: dict[str, _Problem] = {}
+_lock = ForkSafeLock()
+
+
+def note_problem(reason: str, text: str, error: Exception | None = None) -> None:
+    """Keep what is wrong for ``Health.errors``, and log it once a minute, with the traceback of ``error``.
+
+    Reasons are names from the code or the settings: no client can add one.
+    """
+    if remember(reason, text):
+        logger.error("%s", text, exc_info=error)
+
+
+def remember(reason: str, message: str) -> bool:
+    """Keep the message for ``recent``; returns whether it is time to log the reason again."""
+    with _lock:
+        now, last = time.monotonic(), _problems.get(reason)
+        logs = last is None or now >= last.logged_at + _MINUTE
+        logged_at = now if last is None or logs else last.logged_at
+        _problems[reason] = _Problem(message[:_MAX_MESSAGE], now, logged_at)
+    return logs
+
+
+def recent() -> dict[str, str]:
+    """The problems of the last minute: reason -> message of the last one."""
+    with _lock:
+        since = time.monotonic() - _MINUTE
+        return {reason: problem.message for reason, problem in _problems.items() if problem.seen_at > since}
+
+
+def forget() -> None:
+    """As if nothing had been noted."""
+    _problems.clear()

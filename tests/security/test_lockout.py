@@ -1,0 +1,217 @@
+"""Locking others out of their accounts, and clients with whole networks of addresses."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client, RequestFactory
+
+from django_ratequota import check_request
+from django_ratequota.addresses import unmap, unmap_network
+from django_ratequota.identifiers import network
+from django_ratequota.identity import Caller, client_address
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.validation import canonical_subject
+from tests.snippets import ROOT
+from tests.test_docs import Page
+from tests.views import request_from
+
+database = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+CROSS_SITE = {"HTTP_ORIGIN": "https://evil.example", "REMOTE_ADDR": "198.51.100.1"}
+
+
+def with_database(test: Any) -> Any:
+    for mark in database:
+        test = mark(test)
+    return test
+
+
+# --- The login of the how-to, as it stands there. ---
+
+
+@pytest.fixture
+def how_to(settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Its views, settings and policies; alice and bob as its page has them, and nothing used yet."""
+    for name in ("alice", "bob"):
+        User.objects.create_user(name, password="secret")
+    page = Page(ROOT / "docs" / "howto" / "login.md", settings, monkeypatch, tmp_path)
+    page._snippets = [one for one in page._snippets if one.file or one.language == "yaml"]
+    page.run()
+
+
+def log_in(name: str, password: str, address: str) -> int:
+    """As a browser does that has loaded the form: with the cookie and the token of this site."""
+    browser = Client(enforce_csrf_checks=True, REMOTE_ADDR=address)
+    browser.cookies["csrftoken"] = token = "t" * 32
+    fields = {"username": name, "password": password, "csrfmiddlewaretoken": token}
+    return browser.post("/login/", fields).status_code
+
+
+@with_database
+@pytest.mark.parametrize("with_middleware", [True, False])
+def test_cross_site_posts_lock_nobody_out(how_to: None, settings: Any, with_middleware: bool) -> None:
+    """Five forms that a page elsewhere sent from the victim's own browser locked the victim's address and name."""
+    if not with_middleware:
+        settings.MIDDLEWARE = [one for one in settings.MIDDLEWARE if "csrf" not in one.lower()]
+    browser = Client(enforce_csrf_checks=True)
+    forged = [browser.post("/login/", {"username": "alice", "password": "x"}, **CROSS_SITE) for _ in range(30)]
+    assert {response.status_code for response in forged} == {403}
+    assert not any("RateLimit" in response for response in forged)
+    assert log_in("alice", "secret", "198.51.100.1") == 200
+
+
+@with_database
+def test_a_guesser_elsewhere_locks_out_himself(how_to: None) -> None:
+    guesses = [log_in("alice", "guess", "203.0.113.7") for _ in range(8)]
+    assert guesses == [400] * 5 + [429] * 3
+    assert log_in("alice", "secret", "198.51.100.1") == 200
+    assert log_in("bob", "secret", "203.0.113.7") == 200
+
+
+@with_database
+def test_those_who_know_their_password_are_not_counted(how_to: None) -> None:
+    assert [log_in("alice", "secret", "198.51.100.1") for _ in range(25)] == [200] * 25
+
+
+@with_database
+def test_many_addresses_at_one_name_end_at_its_own_fuse(how_to: None) -> None:
+    statuses = [log_in("alice", "guess", f"10.{n}.0.1") for n in range(130)]
+    assert statuses.count(400) in range(100, 103), "a slow run gets some back"
+    assert log_in("bob", "secret", "10.1.0.1") == 200
+
+
+@with_database
+@pytest.mark.parametrize("address", ["203.0.113.{}", "2001:db8:7:{}::1"], ids=["IPv4", "IPv6"])
+def test_many_names_from_one_network_end(how_to: None, address: str) -> None:
+    """Each address of a /48 has a name of its own to guess at: 65,536 counters of an IPv6 client's."""
+    statuses = [log_in(f"user{n}", "guess", address.format(n % 250)) for n in range(340)]
+    assert statuses.count(400) in range(300, 304), "a slow run gets some back"
+    assert log_in("alice", "secret", "198.51.100.1") == 200
+
+
+# --- Networks. ---
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("203.0.113.7", "203.0.113.0/24"),
+        ("203.0.113.255", "203.0.113.0/24"),
+        ("0.0.0.1", "0.0.0.0/24"),
+        ("::ffff:203.0.113.7", "203.0.113.0/24"),
+        ("64:ff9b::203.0.113.7", "203.0.113.0/24"),
+        ("2001:db8:1:2::7", "2001:db8:1::/48"),
+        ("2001:db8:1:ffff::7", "2001:db8:1::/48"),
+        ("::1", "::/48"),
+        ("", "unknown"),
+    ],
+)
+def test_a_client_s_network(address: str, expected: str) -> None:
+    assert network(RequestFactory().get("/", REMOTE_ADDR=address)) == expected
+
+
+@with_database
+def test_a_whole_48_is_held_by_the_recommended_pair(settings: Any) -> None:
+    settings.RATEQUOTA = {
+        **settings.RATEQUOTA,
+        "IDENTIFIERS": {"network": "django_ratequota.identifiers.network"},
+    }
+    RatePolicy.objects.create(counted_per="ip", rates="10/hour")
+    RatePolicy.objects.create(counted_per="network", rates="40/hour")
+    one = [check_request(request_from(address=f"2001:db8:1:1::{n:x}")).allowed for n in range(20)]
+    assert one.count(True) == 10
+    many = [check_request(request_from(address=f"2001:db8:1:{n + 2:x}::1")).allowed for n in range(300)]
+    assert many.count(True) == 30
+    assert check_request(request_from(address="2001:db8:2::1")).allowed
+
+
+# --- IPv4 clients of an IPv6 server: NAT64. ---
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("64:ff9b::cb00:7107", "203.0.113.7"),
+        ("64:ff9b::203.0.113.7", "203.0.113.7"),
+        ("64:ff9b::8.8.8.8", "8.8.8.8"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        # Not of the well-known prefix: who knows where the address stands.
+        ("64:ff9b:1::cb00:7107", "64:ff9b:1::cb00:7107"),
+        ("64:ff9b::1:cb00:7107", "64:ff9b::1:cb00:7107"),
+        ("64:ff9a::cb00:7107", "64:ff9a::cb00:7107"),
+        # 6to4 and Teredo
+        ("2002:cb00:7107::1", "2002:cb00:7107::1"),
+        ("2001:0:cb00:7107::1", "2001:0:cb00:7107::1"),
+        # No translator may write these: they would be from within, or a trusted proxy.
+        ("64:ff9b::10.0.0.1", "64:ff9b::a00:1"),
+        ("64:ff9b::127.0.0.1", "64:ff9b::7f00:1"),
+        ("64:ff9b::192.168.1.1", "64:ff9b::c0a8:101"),
+        ("64:ff9b::172.16.0.1", "64:ff9b::ac10:1"),
+        ("64:ff9b::100.64.0.1", "64:ff9b::6440:1"),
+        ("64:ff9b::169.254.0.1", "64:ff9b::a9fe:1"),
+        ("64:ff9b::", "64:ff9b::"),
+        ("203.0.113.7", "203.0.113.7"),
+    ],
+)
+def test_an_address_behind_a_nat64_is_its_ipv4_address(address: str, expected: str) -> None:
+    assert unmap(ip_address(address)) == ip_address(expected)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("64:ff9b::203.0.113.0/120", "203.0.113.0/24"),
+        ("64:ff9b::203.0.113.7", "203.0.113.7/32"),
+        ("::ffff:203.0.113.0/120", "203.0.113.0/24"),
+        ("64:ff9b::/96", "64:ff9b::/96"),
+        ("64:ff9b::/64", "64:ff9b::/64"),
+        ("64:ff9b::10.0.0.0/104", "64:ff9b::a00:0/104"),
+        ("2001:db8::/96", "2001:db8::/96"),
+        ("203.0.113.0/24", "203.0.113.0/24"),
+    ],
+)
+def test_a_network_behind_a_nat64(written: str, expected: str) -> None:
+    assert unmap_network(ip_network(written)) == ip_network(expected)
+
+
+def test_clients_behind_a_nat64_are_not_one_client() -> None:
+    """All of IPv4 was one /64."""
+    subjects = {Caller(request_from(address=f"64:ff9b::203.0.113.{n}")).subject("ip", None) for n in range(9)}
+    assert subjects == {f"ip:203.0.113.{n}" for n in range(9)}
+
+
+def test_the_way_through_proxies_reads_such_addresses(settings: Any) -> None:
+    proxies = [ip_network("10.0.0.0/8"), ip_network("198.51.100.0/24")]
+    assert client_address("64:ff9b::198.51.100.1", "64:ff9b::203.0.113.7", proxies) == ip_address("203.0.113.7")
+    forged = client_address("64:ff9b::10.0.0.1", "203.0.113.7", proxies)
+    assert forged == ip_address("64:ff9b::a00:1"), "no proxy of ours"
+    settings.RATEQUOTA = {"TRUSTED_PROXIES": ["64:ff9b::198.51.100.0/120", "::ffff:10.0.0.0/104"]}
+    for peer in ("64:ff9b::198.51.100.1", "198.51.100.1", "10.0.0.1"):
+        assert (
+            Caller(request_from(address=peer, headers={"X-Forwarded-For": "203.0.113.7"})).value("ip")
+            == "203.0.113.7"
+        )
+
+
+@with_database
+@pytest.mark.parametrize("subject", ["64:ff9b::203.0.113.7", "ip:64:ff9b::cb00:7100/120", "203.0.113.0/24"])
+def test_a_block_holds_however_the_address_is_written(subject: str) -> None:
+    RatePolicy.objects.create(subject=subject, rates="blocked", endpoint=Endpoint.objects.create(name="search"))
+    for address in ("203.0.113.7", "64:ff9b::203.0.113.7", "::ffff:203.0.113.7"):
+        assert not check_request(request_from(address=address), scope="search").allowed, address
+    assert check_request(request_from(address="198.51.100.1"), scope="search").allowed
+
+
+@with_database
+def test_a_policy_stored_in_another_spelling_goes_on() -> None:
+    policy = RatePolicy.objects.create(subject="203.0.113.7", rates="blocked")
+    assert canonical_subject("64:ff9b::203.0.113.7") == "ip:203.0.113.7"
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_ratequota_ratepolicy SET subject = %s", ["ip:64:ff9b::cb00:7107"])
+    policy.refresh_from_db()
+    assert policy.subject == "ip:64:ff9b::cb00:7107"
+    assert not check_request(request_from(address="64:ff9b::203.0.113.7")).allowed

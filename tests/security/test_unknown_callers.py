@@ -1,0 +1,232 @@
+"""Identifiers and plan resolvers that raise: a client may be the cause, and must gain nothing by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.http import HttpResponse
+from django.test import Client
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+
+from django_ratequota import check_request, problems
+from django_ratequota.admin.asking import answers
+from django_ratequota.admin.base import shown_subject
+from django_ratequota.admin.names import explain_url
+from django_ratequota.admin.workers import errors
+from django_ratequota.checks import check_plans
+from django_ratequota.decorators import ratequota
+from django_ratequota.health import health
+from django_ratequota.identity import FAILED, Caller, failed_kind
+from django_ratequota.looking import Question
+from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.usage import reset_caller, why_shared
+from tests.conftest import Check
+from tests.views import request_from
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+TENANT = "tests.views.tenant"
+
+
+class Broken:
+    """An answer, or an error, that has no text."""
+
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+class BrokenError(Exception):
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+def posted_name(request: Any) -> str | None:
+    """As projects write it: right for every form, and for every client that means well."""
+    name = json.loads(request.body)["username"]
+    return name.strip().casefold()[:150] or None  # type: ignore[no-any-return]
+
+
+@csrf_exempt
+@ratequota(scope="login")
+def log_in(request: Any) -> HttpResponse:
+    return HttpResponse(str(json.loads(request.body)["username"]))
+
+
+urlpatterns = [path("login/", log_in)]
+
+
+@pytest.fixture
+def per_tenant(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": TENANT, "other": TENANT}}
+
+
+def test_a_number_for_a_name_is_no_way_around_the_limit_per_name(settings: Any, caplog: Any) -> None:
+    """200 of 200 guesses passed, with a traceback in the log for each."""
+    settings.ROOT_URLCONF = __name__
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"login_name": f"{__name__}.posted_name"}}
+    endpoint = Endpoint.objects.create(name="login", methods="POST")
+    RatePolicy.objects.create(endpoint=endpoint, counted_per="login_name", rates="20/hour sliding_window_log")
+
+    def guess(name: Any) -> int:
+        return Client().post("/login/", {"username": name}, content_type="application/json").status_code
+
+    statuses = [guess(number) for number in range(4915, 5115)]
+    assert statuses == [200] * 20 + [429] * 180
+    assert guess("alice") == 200, "whoever has a name has a counter of his own"
+    [record] = [one for one in caplog.records if "failed" in one.message]
+    assert record.message == f"{__name__}.posted_name failed: AttributeError: 'int' object has no attribute 'strip'"
+    assert record.exc_info is not None
+    [shown] = errors([health()])
+    assert shown == f"In the last minute at 1 worker: {record.message}", "on_error had no part in it"
+
+
+@pytest.mark.parametrize(
+    "answer", [RuntimeError("down"), Broken(), BrokenError()], ids=lambda one: type(one).__name__
+)
+def test_all_who_make_it_raise_share_one_counter(per_tenant: None, check: Check, answer: Any) -> None:
+    RatePolicy.objects.create(counted_per="tenant", rates="5/hour")
+    left = [check(request_from(address=f"203.0.113.{n}", tenant=answer)).binding.remaining for n in range(5)]  # type: ignore[union-attr]
+    assert left == [4, 3, 2, 1, 0]
+    assert not check(request_from(tenant=answer)).allowed
+
+
+def test_no_answer_and_no_subject_is_theirs(per_tenant: None) -> None:
+    RatePolicy.objects.create(counted_per="tenant", rates="1/hour")
+    assert check_request(request_from(tenant=RuntimeError())).allowed
+    assert not check_request(request_from(tenant=RuntimeError())).allowed
+    for value in ("unknown", ":", "tenant:", "~", " ", "\x00", "None"):
+        assert check_request(request_from(tenant=value)).allowed, repr(value)
+    for none in (None, ""):
+        assert check_request(request_from(tenant=none)).statuses == ()
+    caller = Caller(request_from(tenant=RuntimeError()))
+    assert (caller.value("tenant"), caller.subject("tenant", None)) == (FAILED, "tenant:")
+    assert caller.subject("other", None) == "other:", "each kind has its own"
+
+
+def test_a_policy_for_a_subject_is_not_for_the_unknown(per_tenant: None) -> None:
+    RatePolicy.objects.create(counted_per="tenant", rates="5/hour")
+    RatePolicy.objects.create(counted_per="tenant", subject="tenant:acme", rates="1000/hour")
+    # What no form accepts, and raw SQL may have written.
+    RatePolicy.objects.create(counted_per="tenant", subject="tenant:", rates="unlimited")
+    limits = [check_request(request_from(tenant=who)).statuses[0].limit for who in ("acme", RuntimeError())]
+    assert limits == [1000, 5]
+
+
+def test_as_the_caller_they_are_one(per_tenant: None, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["tenant", "user", "ip"]}
+    RatePolicy.objects.create(rates="2/hour")
+    requests = [request_from(User(pk=n), f"203.0.113.{n}", tenant=RuntimeError()) for n in range(1, 4)]
+    assert [check_request(request).allowed for request in requests] == [True, True, False]
+    assert check_request(request_from(User(pk=1), tenant=None)).allowed, "None passes the question on"
+
+
+def test_long_values_are_held_short_and_stay_apart(per_tenant: None) -> None:
+    texts = ["x" * 512, "x" * 513, "x" * 10**6, "x" * 10**6 + "y", "\ud800" * 600]
+    values = [str(Caller(request_from(tenant=text)).value("tenant")) for text in texts]
+    assert values[0] == texts[0]
+    assert max(map(len, values)) < 600
+    # What stands for a long value is not what another client can send.
+    again = [str(Caller(request_from(tenant=value)).value("tenant")) for value in values[1:]]
+    assert len({*values, *again}) == 9
+
+
+# --- Plans. ---
+
+
+def test_a_plan_resolver_that_raises_puts_nobody_beyond_the_default_plan(settings: Any, caplog: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": TENANT}
+    free = Plan.objects.create(name="Free", slug="free", default_for="anonymous")
+    RatePolicy.objects.create(plan=free, rates="3/hour")
+    RatePolicy.objects.create(counted_per="plan", rates="100/hour")
+    decisions = [check_request(request_from(tenant=RuntimeError("down"))) for _ in range(4)]
+    assert [decision.allowed for decision in decisions] == [True] * 3 + [False]
+    assert {status.bucket.subject for status in decisions[0].statuses} == {"ip:203.0.113.7", f"plan:{free.pk}"}
+    assert [one.message for one in caplog.records] == [f"{TENANT} failed: RuntimeError: down"]
+
+
+def test_slugs_that_clients_make_up_are_logged_once_a_minute(settings: Any, caplog: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": TENANT}
+    RatePolicy.objects.create(rates="300/hour")
+    for number in range(50):
+        assert check_request(request_from(tenant=f"gold-{number}")).allowed
+    [record] = caplog.records
+    assert "PLAN_RESOLVER answered 'gold-0', but no plan has that slug" in record.message
+
+
+def test_a_plan_resolver_without_a_default_plan_is_warned_of(settings: Any) -> None:
+    def found() -> list[str]:
+        return [message.msg for message in check_plans(databases=["default"])]
+
+    plan = Plan.objects.create(name="Free", slug="free")
+    RatePolicy.objects.create(rates="3/hour")
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": TENANT}
+    assert found() == [], "no limit is a plan's"
+    RatePolicy.objects.create(plan=plan, rates="3/hour")
+    [message] = found()
+    assert message.endswith("no plan is the default for anonymous and authenticated callers.")
+    plan.default_for = "anonymous"
+    plan.save()
+    [message] = found()
+    assert message.endswith("no plan is the default for authenticated callers.")
+    Plan.objects.create(name="Basic", slug="basic", default_for="authenticated")
+    assert found() == []
+    plan.delete()
+    assert check_plans() == [], "no database is to be asked"
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": ""}
+    assert found() == []
+
+
+# --- The log. ---
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
+    """Sets the clock that lines in the log are counted by."""
+    now = [1000.0]
+
+    class Time:
+        @staticmethod
+        def monotonic() -> float:
+            return now[0]
+
+    monkeypatch.setattr(problems, "time", Time)
+    problems.forget()
+    yield lambda seconds: now.__setitem__(0, seconds)
+    problems.forget()
+
+
+def test_each_function_has_a_line_a_minute(per_tenant: None, at: Any, caplog: Any) -> None:
+    lines = []
+    for seconds in (1000, 1001, 1059.9, 1060, 1119, 1120):
+        at(seconds)
+        for who in (RuntimeError("a"), RuntimeError("b\nERROR forged")):
+            Caller(request_from(tenant=who)).value("tenant")
+        lines.append(len(caplog.records))
+    assert lines == [1, 1, 1, 2, 2, 3]
+    assert {record.message for record in caplog.records} == {f"{TENANT} failed: RuntimeError: a"}
+
+
+# --- What operators see. ---
+
+
+def test_operators_are_told_who_that_is(per_tenant: None) -> None:
+    RatePolicy.objects.create(counted_per="tenant", rates="5/hour")
+    assert check_request(request_from(tenant=RuntimeError())).allowed
+    question = Question.about("tenant:")
+    caller = question.caller()
+    assert caller.subject("tenant", None) == "tenant:"
+    [status] = question.explain().decision.statuses
+    assert (status.used, status.limit) == (1, 5)
+    assert shown_subject("tenant:") == "tenant unknown (its function failed)"
+    assert shown_subject("tenant:acme") == "tenant:acme"
+    assert explain_url("admin", "tenant:") == ""
+    asked = answers(Question.about("tenant:", "ip:203.0.113.7"))
+    assert (asked.get("ip"), "kind" in asked, "value" in asked) == ("203.0.113.7", False, False)
+    assert why_shared("tenant", "tenant:").startswith("All callers for whom the function of tenant raises")
+    assert reset_caller(caller, scope=None) == (), "it is everybody's"
+    assert [failed_kind(one) for one in ("everyone", "ip:unknown", "user:7", "tenant:a:")] == [""] * 4
