@@ -203,7 +203,7 @@ def _decide(
         except NewerRevision as newer:
             may_reload = False
             try:
-                snapshot = yield partial(policies.reload, newer.revision)
+                snapshot = yield partial(policies.reload, newer.revision, newer.instead_of)
             except DatabaseError:
                 pass  # the last known policies go on
     if snapshot.by_outcome and decision.allowed:

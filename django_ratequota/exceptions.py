@@ -91,9 +91,10 @@ class OutOfTime(StoreError):
 class NewerRevision(RateQuotaError):
     """The policies were published anew since the caller's snapshot; nothing was consumed.
 
-    ``revision`` is the stored one: reload the snapshot, then ask again.
+    ``revision`` is the stored one: reload the snapshot, then ask again. ``instead_of`` is the caller's own, where it
+    is greater and cannot be a revision: more than a day ahead of the store's clock.
     """
 
-    def __init__(self, revision: int) -> None:
+    def __init__(self, revision: int, instead_of: int | None = None) -> None:
         super().__init__(f"policies were published at revision {revision}")
-        self.revision = revision
+        self.revision, self.instead_of = revision, instead_of

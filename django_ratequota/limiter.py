@@ -278,9 +278,10 @@ class Limiter:
         """One atomic call."""
         prepared = prepare(self.prefix, self.time_zone, buckets)
         now_us = self.now_us
+        known = NO_REVISION if revision is None else min(revision, _MAX_US)
         for _ in range(3):
             clock_us = self._read_clock() if self._clock else 0
-            asked = (mode, clock_us, NO_REVISION if revision is None else revision, cost, *times)
+            asked = (mode, clock_us, known, cost, *times)
             command, windows_us = prepared.command(asked, now_us)
             reply = yield command if share == 1.0 else command.within(share)
             numbers = read_reply(reply, len(buckets))
@@ -299,7 +300,7 @@ class Limiter:
                     allowed == 1, statuses, now_us, (), (), "", revision or 0, "", settler, units, charges, None, None
                 )
             if outcome == NEWER:
-                raise NewerRevision(stored)
+                raise NewerRevision(stored, instead_of=revision if stored < known else None)
         raise StoreError("clock", "the store's clock left three calendar windows in a row")
 
     def _acquire_steps(self, bucket: Bucket, timeout: float, cost: int) -> Steps:

@@ -113,7 +113,7 @@ DENIED = _compose(("denied.lua", "", ""))
 #: What the scripts call, and what is sent beside them.
 COMMANDS = sorted(
     {
-        *re.findall(r"\bcall\('([A-Z]+)'", DECIDE.source + PUBLISH.source + REPORT.source + COLLECT.source),
+        *re.findall(r"\bp?call\('([A-Z]+)'", DECIDE.source + PUBLISH.source + REPORT.source + COLLECT.source),
         *("DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"),
     }
 )

@@ -105,20 +105,20 @@ class Policies:
         """Whether it is time to look for changes whose publication was lost."""
         return time.monotonic() - self._polled >= float(settings.poll_seconds)
 
-    def reload(self, revision: int) -> Snapshot:
+    def reload(self, revision: int, instead_of: int | None = None) -> Snapshot:
         """Bring the snapshot to ``revision``, a number read from the store before this call.
 
-        One thread reads the database, others wait for it. Raises ``django.db.Error`` when it cannot; the last
-        snapshot stays in force.
+        ``instead_of`` is a greater one that the store has refused. One thread reads the database, others wait for it.
+        Raises ``django.db.Error`` when it cannot; the last snapshot stays in force.
         """
         # All that wait for one thread's look are served by it: each revision is published after its commit.
-        self._wanted = max(self._wanted, revision)
+        self._wanted = max(self._wanted if instead_of is None else 0, revision)
         with self._lock:
             if publication_pending():
                 with self._reading():
                     return load_snapshot(revision)
             snapshot = self._snapshot
-            if snapshot is not None and snapshot.revision >= revision:
+            if snapshot is not None and snapshot.revision >= revision and snapshot.revision != instead_of:
                 return snapshot
             # What a transaction of the request's own sees may be older than what others wait for.
             alone = in_transaction()

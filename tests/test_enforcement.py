@@ -417,7 +417,7 @@ class TestEdits:
         reload = policies.reload
         reloads: list[int] = []
 
-        def outrun(revision: int) -> Any:
+        def outrun(revision: int, *instead_of: Any) -> Any:
             reloads.append(revision)
             snapshot = reload(revision)
             default_limiter().publish()

@@ -473,9 +473,10 @@ def test_the_right_password_is_taken_from_the_client(own_server: ValkeyServer, o
 
 
 def test_a_key_of_another_type(own: redis.Redis, own_limiter: Limiter) -> None:
-    own.set("rqtest:{user:1}:0:sl60", "text")
-    assert reason(own_limiter, lambda limiter: limiter.check([LOG])) == "wrongtype"
-    assert reason(own_limiter, lambda limiter: asyncio.run(limiter.acheck([LOG]))) == "wrongtype"
+    own.set("rqtest:text", "text")
+    command = ("LRANGE", "rqtest:text", 0, -1)
+    assert reason(own_limiter, lambda limiter: limiter.store.execute(command)) == "wrongtype"
+    assert reason(own_limiter, lambda limiter: asyncio.run(limiter.store.aexecute(command))) == "wrongtype"
 
 
 @BOTH

@@ -15,10 +15,10 @@
 --         {2, 0, now, revision}  a newer revision is stored: reload and ask again,
 --         {3, 0, now, revision}  now lies outside a caller's window: compute it anew from now.
 -- Never   writes before every argument is read and every bucket is judged; a refusal writes nothing, nor does a
---         cost of 0. No key holds a count of nothing: it is deleted.
+--         cost of 0. No key holds a count of nothing: it is deleted. Fails by no value that a key may hold.
 
 local HEADER, STRIDE = 5, 7
-local MAX_US = 9007199254740991
+local MAX_US, DAY_US = 9007199254740991, 86400000000
 -- Ten years: debts may take longer to pay, keys need not outlive them.
 local MAX_TTL_MS = 315619200000
 local KEYS, ARGV, call = KEYS, ARGV, redis.call
@@ -64,7 +64,16 @@ end
 local values = #KEYS > 0 and call('MGET', unpack(KEYS)) or {}
 local stored = revision
 if first == 1 and values[1] ~= ARGV[3] then
-  stored = tonumber(values[1] or '') or 0
+  -- No publication stores anything but whole numbers up to the server's time; a day allows for a clock set back.
+  local time = call('TIME')
+  local latest = time[1] * 1000000 + time[2] + DAY_US
+  stored = tonumber(values[1] or revision == 0 and '0' or '') or -1
+  if stored % 1 ~= 0 or stored > latest then
+    stored = -1
+  end
+  if revision > latest then
+    revision = 0
+  end
   if stored > revision then
     return packed({2, 0, now, stored})
   end
@@ -118,12 +127,12 @@ for i = 1, count do
   local wait = passed and 0 or -1
   if retry_at then
     wait = retry_at - now
-    wait = wait < 0 and 0 or wait > MAX_US and MAX_US or wait
+    wait = wait > 0 and (wait < MAX_US and wait or MAX_US) or 0
   end
   reply[5 * i + 2] = wait
 end
 if stored < revision then
-  -- The server lost data, maybe a publication that nobody has read yet: publish anew, so that all look.
+  -- The server lost data, or somebody wrote over it, maybe a publication that nobody has read yet: publish again.
   stored = revision < now and now or revision + 1
   call('SET', KEYS[1], stored)
   return packed({2, 0, now, stored})
@@ -146,8 +155,9 @@ for i = 1, count do
   elseif units then
     -- ms, rounded up, plus the second that makes up for whatever clock the server expires by.
     local ttl = (finish - now) / 1000
-    ttl = ttl > 0 and ttl + -ttl % 1 + 1000 or 1000
-    if ttl > MAX_TTL_MS then
+    if ttl < MAX_TTL_MS then
+      ttl = ttl > 0 and ttl + -ttl % 1 + 1000 or 1000
+    else
       ttl = MAX_TTL_MS
     end
     if value then
@@ -157,8 +167,8 @@ for i = 1, count do
     end
   end
   local reset, more = full_at - now, more_at - now
-  reset = reset < 0 and 0 or reset > MAX_US and MAX_US or reset
-  reply[5 * i + 1] = remaining > 0 and remaining or 0
+  reset = reset > 0 and (reset < MAX_US and reset or MAX_US) or 0
+  reply[5 * i + 1] = remaining > 0 and (remaining < MAX_US and remaining or MAX_US) or 0
   reply[5 * i + 3] = reset
   -- Of a full bucket, and beyond 2^53, more_at may be any number, or none.
   reply[5 * i + 4] = more > 0 and more < reset and more or reset

@@ -54,8 +54,8 @@ local commands = {
   end,
 }
 
-local redis = {
-  call = function(command, list, ...)
-    return commands[command](list, ...)
-  end,
-}
+local function call(command, list, ...)
+  return commands[command](list, ...)
+end
+
+local redis = {call = call, pcall = call}

@@ -2,10 +2,17 @@
 -- publish: gives the policies a new revision, greater than any before, even after the server lost its data.
 --
 -- KEYS    [1] the revision key.
--- Stores  max(stored + 1, server time in µs) there, without a TTL.
+-- Stores  max(stored + 1, server time in µs) there, without a TTL. What is stored counts as nothing where no
+--         publication can have stored it: no whole number, or one more than a day ahead of the server's time.
 -- Returns the new revision.
 
 local time = redis.call('TIME')
-local revision = math.max((tonumber(redis.call('GET', KEYS[1]) or '') or 0) + 1, time[1] * 1000000 + time[2])
+local now = time[1] * 1000000 + time[2]
+-- GET fails on a list; MGET reads it as missing.
+local stored = tonumber(redis.call('MGET', KEYS[1])[1] or '')
+if not stored or stored % 1 ~= 0 or stored > now + 86400000000 then
+  stored = 0
+end
+local revision = math.max(stored + 1, now)
 redis.call('SET', KEYS[1], string.format('%.0f', revision))
 return revision

@@ -7,14 +7,14 @@
 -- Refund  takes from the request charged, which is counted until b.since + b.level, and rewrites those behind it;
 --         without b.level, takes the newest requests' units.
 -- Never   reads the whole list: bounds are found by steps that double, then by bisection. Never trims what it only
---         reads.
+--         reads. A key that holds no list is an empty one, and an item that is no number is 0.
 
 local function pair_time(b, i)
-  return tonumber(redis.call('LINDEX', b.key, 2 * i))
+  return tonumber(redis.call('LINDEX', b.key, 2 * i)) or 0
 end
 
 local function pair_total(b, i)
-  return tonumber(redis.call('LINDEX', b.key, 2 * i + 1))
+  return tonumber(redis.call('LINDEX', b.key, 2 * i + 1)) or 0
 end
 
 -- The first pair in [low, b.pairs) whose figure is at least bound; b.pairs when there is none.
@@ -37,28 +37,34 @@ end
 local function expired_at(b, edge)
   local front = redis.call('LRANGE', b.key, 0, 3)
   -- Mostly none has, or the one that was left in front.
-  local oldest, second = tonumber(front[1]), tonumber(front[3])
+  local oldest, second = tonumber(front[1]) or 0, tonumber(front[3]) or 0
   if oldest > edge then
     return 0, 0, oldest
   elseif second > edge then
-    return 1, tonumber(front[2]), second
+    return 1, tonumber(front[2]) or 0, second
   end
   local expired = bisect(b, pair_time, 2, edge + 1)
   return expired, pair_total(b, expired - 1), pair_time(b, expired)
 end
 
 local function check(b, _, now, cost, key)
-  local length = redis.call('LLEN', key)
+  local length = redis.pcall('LLEN', key)
+  if type(length) == 'table' then
+    if not string.find(length.err, '^WRONGTYPE') then
+      error(length)
+    end
+    length = 0
+  end
   local at, newest, expired, base, total, oldest = now, 0, 0, 0, 0, nil
   b.key, b.pairs = key, (length - length % 2) / 2
   if b.pairs > 0 then
     local last = redis.call('LRANGE', key, 2 * b.pairs - 2, 2 * b.pairs - 1)
-    newest, total = tonumber(last[1]), tonumber(last[2])
+    newest, total = tonumber(last[1]) or 0, tonumber(last[2]) or 0
     at = newest > now and newest or now
     if newest > at - b.period then
       expired, base, oldest = expired_at(b, at - b.period)
     else
-      expired, base = b.pairs, total
+      expired, total = b.pairs, 0
     end
   end
   b.at, b.newest, b.oldest, b.expired, b.base, b.total = at, newest, oldest, expired, base, total
@@ -93,7 +99,7 @@ local function take_from(b, time, units)
   local before = first > b.expired and pair_total(b, first - 1) or b.base
   local total, newest = before, first > b.expired and pair_time(b, first - 1) or b.newest
   for i = 1, #tail, 2 do
-    local at, upto = tonumber(tail[i]), tonumber(tail[i + 1])
+    local at, upto = tonumber(tail[i]) or 0, tonumber(tail[i + 1]) or 0
     local held = upto - before
     before = upto
     if at == time then

@@ -47,10 +47,11 @@ local function check(b, value, now, cost)
       end
       b.drain = drain
     end
-    if at < now then
+    -- Neither is NaN afterwards, whatever was stored.
+    if not (at >= now) then
       used, at = used - (now - at) * drain, now
     end
-    if used < 0 then
+    if not (used > 0) then
       used = 0
     end
     -- A refund leaves the rate that the slots were booked under, its caller's may be another.

@@ -1,0 +1,289 @@
+"""Somebody who may write to Redis: what that does to the revision and to counters, and what it cannot do."""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.exceptions import NewerRevision
+from django_ratequota.headers import decision_headers
+from django_ratequota.keys import bucket_key, revision_key
+from django_ratequota.limiter import default_limiter
+from django_ratequota.models import RatePolicy
+from django_ratequota.rates import ALGORITHMS
+from django_ratequota.snapshot import policies
+from django_ratequota.twin import drive
+from tests.conftest import Check
+from tests.test_enforcement import left, monitored
+from tests.views import request_from
+
+Write = Callable[[redis.Redis, str], object]
+REVISION = revision_key("rqtest")
+DAY_US = 86_400 * 10**6
+#: Commands that put something else than a string at a key.
+TYPES: dict[str, Write] = {
+    "a list": lambda client, key: client.rpush(key, "x"),
+    "a hash": lambda client, key: client.hset(key, "a", "1"),
+    "a set": lambda client, key: client.sadd(key, "1"),
+    "a sorted set": lambda client, key: client.zadd(key, {"1": 1}),
+    "a stream": lambda client, key: client.xadd(key, {"a": "1"}),
+}
+#: Texts that no publication stores.
+TEXTS = ("9007199254740993", 2**53, 2**53 - 1, 2**63, "garbage", "", -5, "nan", "-inf", "inf", "1e300", "1e15.5")
+
+
+def storing(value: object) -> Write:
+    def write(client: redis.Redis, key: str) -> object:
+        return client.set(key, value)  # type: ignore[arg-type]
+
+    return write
+
+
+def far_ahead(client: redis.Redis, key: str) -> None:
+    client.set(key, time.time_ns() // 1000 + DAY_US + 10**9)
+
+
+def half_ahead(client: redis.Redis, key: str) -> None:
+    client.set(key, f"{time.time_ns() // 1000 + 10**9}.5")
+
+
+def overwritten(write: Write) -> Write:
+    def replace(client: redis.Redis, key: str) -> None:
+        client.delete(key)
+        write(client, key)
+
+    return replace
+
+
+POISONS = {
+    **TYPES,
+    **{repr(text): storing(text) for text in TEXTS},
+    "two days ahead": far_ahead,
+    "half a microsecond": half_ahead,
+}
+poisoned = pytest.mark.parametrize("poison", [pytest.param(overwritten(w), id=name) for name, w in POISONS.items()])
+
+
+def is_a_revision(client: redis.Redis) -> bool:
+    stored: Any = client.get(REVISION)
+    return bool(stored.isdigit()) and int(stored) <= time.time_ns() // 1000 + DAY_US
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+class TestRevision:
+    @poisoned
+    def test_limits_stay_in_force_and_edits_arrive(
+        self, check: Check, redis_client: redis.Redis, poison: Write
+    ) -> None:
+        """One SET of 9007199254740993 lifted every limit for good."""
+        policy = RatePolicy.objects.create(rates="3/hour")
+        assert left(check(request_from())) == [2]
+        poison(redis_client, REVISION)
+        found = [check(request_from()) for _ in range(4)]
+        assert [(one.allowed, one.error) for one in found] == [(True, "")] * 2 + [(False, "")] * 2
+        assert is_a_revision(redis_client)
+
+        poison(redis_client, REVISION)
+        policy.rates = "5/hour"
+        policy.save()
+        assert is_a_revision(redis_client)
+        assert left(check(request_from())) == [1]
+
+    @poisoned
+    def test_so_they_do_in_a_process_that_starts(
+        self, check: Check, redis_client: redis.Redis, poison: Write
+    ) -> None:
+        policy = RatePolicy.objects.create(rates="2/hour")
+        poison(redis_client, REVISION)
+        assert [check(request_from()).allowed for _ in range(3)] == [True, True, False]
+        policy.rates = "3/hour"
+        policy.save()
+        assert left(check(request_from())) == [0]
+
+    @poisoned
+    def test_the_first_publication_of_all_arrives(
+        self, check: Check, redis_client: redis.Redis, poison: Write
+    ) -> None:
+        assert check(request_from()).statuses == ()
+        poison(redis_client, REVISION)
+        RatePolicy.objects.create(rates="2/hour")
+        assert left(check(request_from())) == [1]
+
+    @poisoned
+    def test_a_process_that_never_knew_a_revision_replaces_it_at_most_once(
+        self, redis_client: redis.Redis, poison: Write
+    ) -> None:
+        poison(redis_client, REVISION)
+        first = default_limiter().stored_revision()
+        assert default_limiter().stored_revision() == first
+
+    @pytest.mark.parametrize("name", ["'garbage'", "a list", "'9007199254740993'"])
+    def test_writing_it_again_and_again_costs_one_look_per_request(
+        self, check: Check, redis_client: redis.Redis, name: str
+    ) -> None:
+        RatePolicy.objects.create(rates="100/hour")
+        check(request_from())
+        reloads = policies.reloads
+        with CaptureQueriesContext(connection) as queries, monitored() as commands:
+            for _ in range(5):
+                overwritten(POISONS[name])(redis_client, REVISION)
+                assert check(request_from()).error == ""
+        assert commands.count("EVALSHA") <= 10
+        assert len(queries) <= 5, "one look for changes, which finds none"
+        assert policies.reloads == reloads
+
+    @pytest.mark.parametrize("ahead", [DAY_US + 10**9, 10 * 365 * DAY_US, 2**53, 2**60])
+    def test_a_process_that_took_an_impossible_one_over_recovers(
+        self, check: Check, redis_client: redis.Redis, ahead: int
+    ) -> None:
+        """As after Redis' clock was set back; it stored a number beyond its own, and all others followed."""
+        policy = RatePolicy.objects.create(rates="10/hour")
+        check(request_from())
+        published = default_limiter().stored_revision()
+        assert policies._snapshot is not None
+        policies._snapshot = policies._snapshot.at(published + ahead)
+        policies._wanted = published + ahead
+        decision = check(request_from())
+        assert (decision.error, left(decision), decision.revision) == ("", [8], published)
+        policy.rates = "20/hour"
+        policy.save()
+        with monitored() as commands:
+            assert left(check(request_from())) == [17]
+            assert left(check(request_from())) == [16]
+        assert commands.count("EVALSHA") == 3, "one of them was told of the edit"
+
+    def test_it_recovers_from_a_store_that_holds_the_same_or_nothing(
+        self, check: Check, redis_client: redis.Redis
+    ) -> None:
+        policy = RatePolicy.objects.create(rates="10/hour")
+        check(request_from())
+        ahead = time.time_ns() // 1000 + 10 * DAY_US
+        for stored in (ahead, None):
+            assert policies._snapshot is not None
+            policies._snapshot = policies._snapshot.at(ahead)
+            redis_client.delete(REVISION) if stored is None else redis_client.set(REVISION, stored)
+            assert check(request_from()).error == ""
+            policy.rates = "20/hour" if stored else "30/hour"
+            policy.save()
+            decision = check(request_from())
+            assert decision.limit == (20 if stored else 30)
+            assert decision.revision < ahead - DAY_US
+
+
+def test_processes_do_not_push_each_other_ahead(redis_client: redis.Redis, limiter: Limiter) -> None:
+    published, ahead = limiter.publish(), time.time_ns() // 1000 + 2 * DAY_US
+    for _ in range(3):
+        with pytest.raises(NewerRevision) as caught:
+            drive(limiter.steps("check", (), 1, revision=ahead), limiter.store.execute)
+        assert (caught.value.revision, caught.value.instead_of) == (published, ahead)
+        assert drive(limiter.steps("check", (), 1, revision=published), limiter.store.execute).allowed
+    assert redis_client.get(REVISION) == str(published).encode()
+
+
+# --- Counters. ---
+
+NUMBERS = (float("nan"), float("inf"), float("-inf"), 1e300, -1e300, -1.0, 0.0, 0.5, 1e15, 1e16)
+
+
+def hostile_values(rng: random.Random) -> list[bytes]:
+    """Strings of every size that an algorithm reads, and of others."""
+    values = [b"", b"x", *(b"x" * size for size in (16, 20, 24, 32, 56, 57))]
+    values += [rng.randbytes(size) for size in (16, 20, 24, 32, 56) for _ in range(20)]
+    for size in (2, 3, 4, 7):
+        values += [struct.pack(f">{size}d", *[number] * size) for number in NUMBERS]
+        values += [struct.pack(f">{size}d", *rng.choices(NUMBERS, k=size)) for _ in range(20)]
+    values += [struct.pack(">ddI", *rng.choices(NUMBERS, k=2), rng.choice([0, 1, 2**32 - 1])) for _ in range(40)]
+    return values
+
+
+def hostile_lists(rng: random.Random, now_us: int) -> list[list[object]]:
+    items: tuple[object, ...] = ("x", "", "nan", "inf", "-inf", "1e300", -1, 0, "0x10", now_us, now_us - 10**6, 5)
+    return [[item] * size for item in items for size in (1, 2, 3)] + [
+        rng.choices(items, k=rng.randint(1, 9)) for _ in range(200)
+    ]
+
+
+class TestCounters:
+    """A counter that cannot be read failed the script: ``on_error`` decided, and let everything through."""
+
+    @pytest.fixture
+    def writes(self, clock: Any) -> list[Write]:
+        rng = random.Random(13)
+
+        def pushing(items: list[object]) -> Write:
+            return lambda client, key: client.rpush(key, *items)  # type: ignore[arg-type]
+
+        strings = [storing(value) for value in hostile_values(rng)]
+        return [*TYPES.values(), *strings, *(pushing(items) for items in hostile_lists(rng, clock.now_us))]
+
+    @pytest.mark.parametrize("real_time", [False, True])
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_no_value_fails_a_decision_or_lifts_another_limit(
+        self, redis_client: redis.Redis, limiter: Limiter, writes: list[Write], algorithm: str, real_time: bool
+    ) -> None:
+        if real_time:
+            limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5)
+        victim = Bucket("user:1", Rate.parse(f"10/hour {algorithm}"))
+        other = Bucket("user:1", Rate.parse("1/day token_bucket"), scope="other")
+        key = bucket_key("rqtest", victim)
+        assert limiter.check([other]).allowed
+        for write in writes:
+            for verb in ("check", "charge", "refund", "peek"):
+                overwritten(write)(redis_client, key)
+                is_sane(getattr(limiter, verb)([victim]))
+                is_sane(getattr(limiter, verb)([victim], cost=3))
+                if verb in ("check", "peek"):
+                    decision = getattr(limiter, verb)([victim, other])
+                    is_sane(decision)
+                    assert not decision.allowed
+            limiter.refund([victim], cost=2, charged=(limiter.now_us - 10, 10**6))
+        limiter.reset([victim])
+        assert [limiter.check([victim], cost=10).allowed for _ in range(2)] == [True, False]
+        limiter.store.close()
+
+    @pytest.mark.parametrize(
+        ("algorithm", "name"),
+        [(a, n) for a in ALGORITHMS for n in TYPES if (a, n) != ("sliding_window_log", "a list")],
+    )
+    def test_a_key_of_another_type_is_an_empty_counter(
+        self, redis_client: redis.Redis, limiter: Limiter, algorithm: str, name: str
+    ) -> None:
+        bucket = Bucket("user:1", Rate.parse(f"3/hour {algorithm}"))
+        overwritten(TYPES[name])(redis_client, bucket_key("rqtest", bucket))
+        assert [limiter.check([bucket]).allowed for _ in range(4)] == [True] * 3 + [False]
+
+    def test_a_queue_goes_on(self, redis_client: redis.Redis, limiter: Limiter, writes: list[Write]) -> None:
+        queue = Bucket("everyone", Rate.parse("10/s leaky_bucket"), scope="calls")
+        for write in writes:
+            overwritten(write)(redis_client, bucket_key("rqtest", queue))
+            is_sane(limiter.acquire(queue, timeout=5))
+
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.usefixtures("fresh_policies")
+    @pytest.mark.parametrize("write", [TYPES["a hash"], lambda client, key: client.rpush(key, "x", "y")])
+    def test_other_limits_of_the_request_stay(self, check: Check, redis_client: redis.Redis, write: Write) -> None:
+        RatePolicy.objects.create(rates="1/hour, 100/day sliding_window_log")
+        decision = check(request_from())
+        log = next(s.bucket for s in decision.statuses if s.bucket.rate.algorithm == "sliding_window_log")
+        overwritten(write)(redis_client, bucket_key("rqtest", log))
+        decision = check(request_from())
+        assert (decision.allowed, decision.error) == (False, "")
+
+
+def is_sane(decision: Decision) -> None:
+    for status in decision.statuses:
+        assert 0 <= status.remaining < 2**53
+        assert 0 <= status.reset_after_us < 2**53
+        assert status.retry_after_us is None or 0 <= status.retry_after_us < 2**53
+        assert status.next_after_us is None or 0 <= status.next_after_us < 2**53
+    assert decision_headers(decision)
