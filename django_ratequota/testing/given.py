@@ -66,7 +66,7 @@ class FixedPolicies:
     def poll(self) -> Snapshot:
         return self._snapshot
 
-    def reload(self, revision: int) -> Snapshot:
+    def reload(self, revision: int, instead_of: int | None = None) -> Snapshot:
         return self._snapshot
 
     @property
