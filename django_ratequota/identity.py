@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from hashlib import blake2b
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from traceback import format_exception_only
 from typing import Any, NamedTuple
@@ -28,8 +27,6 @@ UNKNOWN = "ip:unknown"
 #: The value of an identifier whose function raised: all such callers count as ``tenant:``. No function can return it,
 #: since an empty text is no answer, and no policy can name it.
 FAILED = ""
-#: Longer values of identifiers are cut, and end in a digest of the whole.
-_MAX_VALUE = 512
 
 
 class Located(NamedTuple):
@@ -127,19 +124,13 @@ class Caller:
             # A client may have caused it: without an answer it would leave the policies that count by one.
             note_problem(path, f"{path} failed: {format_exception_only(error)[-1].strip()}", error)
             return FAILED
-        return _bounded(text) if len(text) > _MAX_VALUE else text or None
+        return text or None
 
 
 def failed_kind(subject: str) -> str:
     """The kind of a subject that stands for all callers whose value nobody knows; "" for other subjects."""
     kind, colon, value = subject.partition(":")
     return kind if colon and value == FAILED else ""
-
-
-def _bounded(text: str) -> str:
-    """A long value in few bytes: clients choose some, and each is kept for a while. No two become the same."""
-    # The result is too long to be anybody's value as it is.
-    return f"{text[:_MAX_VALUE]}~{blake2b(text.encode(errors='surrogatepass'), digest_size=15).hexdigest()}"
 
 
 class NamedCaller(Caller):
