@@ -25,7 +25,7 @@ from .problems import note_problem as note_problem
 from .problems import recent, remember
 from .scripts import REPORT
 from .snapshot import policies
-from .store import run_script
+from .store import reading, run_script
 from .twin import drive
 
 logger = logging.getLogger("django_ratequota")
@@ -122,6 +122,7 @@ def report() -> int:
     return int(drive(steps, limiter.store.call().do))
 
 
+@reading()
 def reports() -> list[Health]:
     """What every process reported last, by name; raises ``StoreError``."""
     limiter = default_limiter()
@@ -166,9 +167,9 @@ def _read(report: Any) -> Health | None:
     """The report; None for what is gone, or was written by another version while one takes the other's place."""
     try:
         read = Health(**json.loads(report))
+        return read if len(read.latency) == len(BOUNDS) + 1 else None
     except (TypeError, ValueError):
         return None
-    return read if len(read.latency) == len(BOUNDS) + 1 else None
 
 
 def _process() -> str:

@@ -21,6 +21,7 @@ from .collecting import HOUR, KEPT_SECONDS, MINUTE, MINUTES, OUTCOMES, QUARTER, 
 from .keys import statistics_key
 from .limiter import default_limiter
 from .models import UsageCount
+from .store import reading
 
 Span = Literal["hour", "day", "week"]
 
@@ -144,6 +145,7 @@ class Refusal:
     error: str = ""
 
 
+@reading()
 def timeline(span: Span) -> Timeline:
     """Requests over time: by the minute for the last hour, the quarter of an hour for a day, the hour for a week."""
     now = time.time()
@@ -165,6 +167,7 @@ def timeline(span: Span) -> Timeline:
     )
 
 
+@reading()
 def top_callers(
     span: Span, *, endpoint_id: int | None = None, policy_id: int | None = None, most: int = 20
 ) -> dict[str, tuple[Top, ...]]:
@@ -195,6 +198,7 @@ def top_callers(
     }
 
 
+@reading()
 def usage(hours: int = 24) -> Usage:
     """What callers asked for in the last so many hours, 48 at most; up to the last ten seconds or so."""
     since = time.time() - hours * HOUR
@@ -237,12 +241,14 @@ def usage(hours: int = 24) -> Usage:
     )
 
 
+@reading()
 def find_refusal(refusal_id: str) -> Refusal | None:
     """The refusal with this id, in whatever case it is written; None when it is not kept (any more)."""
     refusal_id = refusal_id.strip().lower()
     return next(iter(_read_refusals([refusal_id])), None) if _REFUSAL_ID.fullmatch(refusal_id) else None
 
 
+@reading()
 def refusals(most: int = 50, caller: str = "") -> tuple[Refusal, ...]:
     """The newest refusals, newest first; with ``caller``, those of one caller among the 2,000 newest."""
     number = _SEARCHED if caller else most
@@ -271,6 +277,7 @@ def _refusal(refusal_id: str, read: dict[str, Any], count: int) -> Refusal:
     )
 
 
+@reading()
 def counted_quarters(since: float, until: float) -> dict[tuple[int, str, int], int]:
     """Counts by (Unix time of the quarter of an hour, place, number in ``OUTCOMES``), for ``rollup`` to keep.
 

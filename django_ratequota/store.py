@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from .breaker import Breaker
@@ -190,6 +192,15 @@ class Call:
 def run_script(script: Script, keys: Sequence[str], args: Sequence[object]) -> Generator[Command, Any, Any]:
     """The one step that runs a script."""
     return (yield Run(script, keys, args))
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Raise ``StoreError`` where the block cannot read what Redis holds: somebody else wrote that."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, zlib.error) as error:
+        raise StoreError("response", f"Redis holds what was never stored there: {error!r:.200}") from error
 
 
 def routed_key(command: Command) -> str | None:

@@ -19,7 +19,7 @@ import pytest
 import redis
 from django.core.management import call_command
 
-from django_ratequota import Bucket, Rate, background, check_request, problems
+from django_ratequota import Bucket, Rate, background, check_request, limiter, prepared, problems
 from django_ratequota import health as module
 from django_ratequota.exceptions import ConfigurationError, StoreError
 from django_ratequota.health import (
@@ -37,6 +37,7 @@ from django_ratequota.keys import workers_key
 from django_ratequota.limiter import default_limiter
 from django_ratequota.metrics import METRICS
 from django_ratequota.models import RatePolicy
+from tests.test_scripts import broken_script
 from tests.threads import on_threads
 from tests.views import request_from
 
@@ -187,17 +188,14 @@ def test_errors_that_no_breaker_shows_are_known_for_a_minute(at: Callable[[float
 
 
 def test_an_error_of_the_script_is_seen_everywhere(
-    redis_client: redis.Redis, db: Any, fresh_policies: Any, admin_client: Any, caplog: Any
+    db: Any, fresh_policies: Any, admin_client: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All was green: a closed breaker, a server that is up, and every request admitted."""
     RatePolicy.objects.create(rates="1/hour sliding_window_log", counted_per="everyone")
-    assert check_request(request_from()).allowed
-    [key] = redis_client.keys("rqtest:{everyone}:*")
-    redis_client.delete(key)
-    redis_client.set(key, "no list")
-    assert [check_request(request_from()).error for _ in range(5)] == ["wrongtype"] * 5
+    monkeypatch.setattr(prepared, "DECIDE", broken_script())
+    monkeypatch.setattr(limiter, "prepare", prepared.Prepared)
+    assert [check_request(request_from()).error for _ in range(5)] == ["response"] * 5
     [message] = health().errors.values()
-    assert "WRONGTYPE" in message
     assert "sliding_window_log.lua:" in message
     [record] = caplog.records
     assert message in record.getMessage()
@@ -205,12 +203,12 @@ def test_an_error_of_the_script_is_seen_everywhere(
     out = StringIO()
     call_command("ratequota", "status", stdout=out)
     assert "; breaker closed in 1; errors in 1\n" in out.getvalue()
-    assert f"error in the last minute: wrongtype: {message}\n" in out.getvalue()
+    assert f"error in the last minute: response: {message}\n" in out.getvalue()
     page = admin_client.get("/admin/django_ratequota/ratepolicy/usage/").content.decode()
-    assert "on_error decided requests at 1 worker (wrongtype): ResponseError: WRONGTYPE" in page
-    assert "closed; errors: wrongtype" in page
+    assert "on_error decided requests at 1 worker (response): ResponseError: " in page
+    assert "closed; errors: response" in page
     [degraded] = [metric for metric in METRICS if metric.name == "degraded_decisions"]
-    assert (("wrongtype",), 5) in degraded.read()
+    assert (("response",), 5) in degraded.read()
     # The caller's own limits, and everybody else's, go on being enforced.
     assert not health().down
 

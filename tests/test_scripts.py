@@ -39,6 +39,12 @@ def judge(limiter: Limiter, *buckets: Bucket, revision: int, verb: str = "check"
     return drive(limiter.steps(verb, buckets, 1, revision=revision), limiter.store.execute)
 
 
+def broken_script() -> Script:
+    """The script with an error in ``sliding_window_log``."""
+    source = DECIDE.source.replace("redis.pcall('LLEN', key)", "redis.call('LLEN')")
+    return replace(DECIDE, source=source, sha=hashlib.sha1(source.encode()).hexdigest())
+
+
 def file_line(name: str, number: int) -> str:
     return (files("django_ratequota") / "lua" / name).read_text().splitlines()[number - 1]
 
@@ -193,11 +199,9 @@ def test_an_error_names_the_file_and_the_line(limiter: Limiter) -> None:
 def test_an_error_in_an_algorithm_names_its_file_and_nothing_is_written(
     redis_client: redis.Redis, limiter: Limiter
 ) -> None:
-    source = DECIDE.source.replace("redis.pcall('LLEN', key)", "redis.call('LLEN')")
-    broken = replace(DECIDE, source=source, sha=hashlib.sha1(source.encode()).hexdigest())
     log = ("sliding_window_log", *GOOD[6:])
     with pytest.raises(StoreError) as caught:
-        run(limiter, broken, ["rqtest:1", "rqtest:2"], (*GOOD, *log))
+        run(limiter, broken_script(), ["rqtest:1", "rqtest:2"], (*GOOD, *log))
     [(name, number)] = set(re.findall(r"([a-z_]+\.lua):(\d+)", str(caught.value)))
     assert caught.value.reason == "response"
     assert name == "sliding_window_log.lua"

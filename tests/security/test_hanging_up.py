@@ -43,11 +43,14 @@ class Model:
         self._port = port
 
     def counts(self) -> dict[str, int]:
+        found: dict[str, int] = json.loads(self.get("/asked/"))
+        return found
+
+    def get(self, path: str) -> bytes:
         connection = HTTPConnection("127.0.0.1", self._port, timeout=SECONDS)
         try:
-            connection.request("GET", "/asked/")
-            found: dict[str, int] = json.loads(connection.getresponse().read())
-            return found
+            connection.request("GET", path)
+            return connection.getresponse().read()
         finally:
             connection.close()
 
@@ -94,6 +97,12 @@ def test_what_was_streamed_until_then_is_charged(model: Model, editor: Process) 
     found = model.attack("/stream/", 4, lambda came: came.count(b"word") == 5)
     assert found == {"asked": 4, "said": 20}
     poll(lambda: editor.run(LEFT) == 1000 - 20, SECONDS, "20 words are charged")
+
+
+def test_a_sync_view_runs_to_its_end(model: Model, editor: Process) -> None:
+    assert model.attack("/steady/", 1)["asked"] == 1
+    model.get("/release/")
+    poll(lambda: editor.run(LEFT) == 1000 - 100, SECONDS, "all is charged")
 
 
 def test_units_that_only_failures_cost_are_not_given_back(model: Model) -> None:

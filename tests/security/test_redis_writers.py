@@ -13,7 +13,8 @@ import redis
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota import Bucket, Decision, Limiter, Rate, check_request, health
+from django_ratequota.collecting import collector
 from django_ratequota.exceptions import NewerRevision
 from django_ratequota.headers import decision_headers
 from django_ratequota.keys import bucket_key, revision_key
@@ -24,6 +25,7 @@ from django_ratequota.snapshot import policies
 from django_ratequota.twin import drive
 from tests.conftest import Check
 from tests.test_enforcement import left, monitored
+from tests.test_rights import client_of
 from tests.views import request_from
 
 Write = Callable[[redis.Redis, str], object]
@@ -287,3 +289,48 @@ def is_sane(decision: Decision) -> None:
         assert status.retry_after_us is None or 0 <= status.retry_after_us < 2**53
         assert status.next_after_us is None or 0 <= status.next_after_us < 2**53
     assert decision_headers(decision)
+
+
+# --- What operators see. ---
+
+
+def everywhere(write: Write) -> Callable[[redis.Redis], None]:
+    """Write to every key of statistics and reports that exists."""
+
+    def run(client: redis.Redis) -> None:
+        for key in [*client.scan_iter("rqtest:{statistics}:*"), *client.scan_iter("rqtest:{workers}*")]:
+            write(client, key.decode())
+
+    return run
+
+
+def another_value(client: redis.Redis, key: str) -> None:
+    """One that the key's type may hold, and nobody reads."""
+    kind = client.type(key)
+    junk = random.Random(key).randbytes(12) + b":t:0"
+    if kind == b"hash":
+        for field in client.hkeys(key):
+            client.hset(key, field, "junk")
+        client.hset(key, junk, junk)
+    elif kind == b"zset":
+        client.zadd(key, {junk: float("inf"), "worker:1": time.time()})
+    elif kind == b"list":
+        client.rpush(key, junk)
+    else:
+        client.set(key, "[1]")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+@pytest.mark.parametrize("write", [another_value, *(overwritten(one) for one in TYPES.values())])
+def test_pages_of_the_admin_say_that_they_cannot_read(redis_client: redis.Redis, settings: Any, write: Write) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 60, "REPORT_SECONDS": 60}
+    RatePolicy.objects.create(rates="1/hour")
+    for _ in range(2):
+        check_request(request_from())
+    collector.flush()
+    health.report()
+    everywhere(write)(redis_client)
+    client = client_of("superuser")
+    for page in ("usage/", "usage/?span=day", "explain/?address=203.0.113.7", "usage/csv/"):
+        assert client.get(f"/admin/django_ratequota/ratepolicy/{page}").status_code < 500
