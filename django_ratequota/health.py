@@ -93,12 +93,15 @@ def note_degraded(reason: str, error: Exception) -> None:
         logger.error("no decision by Redis (%s), on_error decides: %s", reason, error)
 
 
-def note_problem(reason: str, text: str) -> None:
-    """Keep what is wrong for ``Health.errors``, and log it once a minute; the decision is none of ``on_error``'s."""
+def note_problem(reason: str, text: str, error: Exception | None = None) -> None:
+    """Keep what is wrong for ``Health.errors``, and log it once a minute; the decision is none of ``on_error``'s.
+
+    The log shows the traceback of ``error``.
+    """
     with _lock:
         logs = _remember(reason, text[:_MAX_MESSAGE])
     if logs:
-        logger.error("%s", text)
+        logger.error("%s", text, exc_info=error)
 
 
 def _remember(reason: str, message: str) -> bool:
