@@ -20,7 +20,10 @@ SCOPE_ATTRIBUTE = "ratequota_scope"
 _FORMAT_SUFFIX = re.compile(
     r"(?:\\\.\(\?P<(?P<regex>\w+)>(?:[^()]|\([^()]*\))+\)/\?|<drf_format_suffix[^:>]*:(?P<path>\w+)>)\Z"
 )
-#: Set on Django Ninja's views of which some operation has a ``QuotaThrottle``.
+#: Set by ``@ratequota`` on the functions that it makes: the function itself. Others' wrappers copy it.
+WRAPPER_ATTRIBUTE = "ratequota_wrapper"
+#: Set on Django Ninja's views of which some operation has a ``QuotaThrottle``: method -> the scope that it names
+#: ("" = none), None = without such a throttle.
 LIMITED_ATTRIBUTE = "ratequota_limited"
 
 
@@ -90,6 +93,21 @@ def is_decorated(view: Any) -> bool:
     """Whether ``@ratequota`` decorates the view, or its class' dispatch."""
     holder = _view_class(view)
     return hasattr(view, SCOPE_ATTRIBUTE) or hasattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE)
+
+
+def late_scope(view: Any, method: str) -> str | None:
+    """The scope, "" = none, of a view that may refuse a request before it has it checked; None of all others.
+
+    REST framework and Ninja authenticate before they ask throttles; other decorators may be around ``@ratequota``.
+    """
+    limited = getattr(view, LIMITED_ATTRIBUTE, None)
+    if limited is not None:
+        scope: str | None = limited.get(method, "")
+        return scope
+    if is_decorated(view):
+        first = _view_class(view) is not None or getattr(view, WRAPPER_ATTRIBUTE, None) is view
+        return None if first else scope_of(view) or ""
+    return scope_of(view) or "" if chooses_throttles(view) or enforces_itself(view) else None
 
 
 def chooses_throttles(view: Any) -> bool:
