@@ -18,7 +18,7 @@ from . import conf
 from .answers import codes_of, named_values, never_answers, project_functions
 from .databases import policy_alias
 from .facts import endpoint_facts
-from .routes import known_views, late_scope, limits_itself, scope_of
+from .routes import known_views, late_check, limits_itself, scope_of
 
 #: Modules that define what limits requests, drop-ins included; and modules that are not the project's own.
 _LIMITING = re.compile(r"django_ratequota\.(compat|decorators|enforcement|limiter|ninja|throttling)\b")
@@ -66,7 +66,7 @@ def check_unchecked(app_configs: Any = None, **_: Any) -> list[checks.CheckMessa
     if not conf.settings.enforce_all or conf.settings.count_unchecked:
         return []
     try:
-        late = [route for route, _name, view in known_views() if late_scope(view, "") is not None]
+        late = [route for route, _name, view in known_views() if late_check(view, "") is not None]
     except Exception:  # Django's own check says what is wrong with the URLconf
         return []
     text = f"Failed authentication is not counted at views that enforce policies themselves ({', '.join(late[:3])})."

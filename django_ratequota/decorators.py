@@ -77,7 +77,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
         if awaited:
             markcoroutinefunction(wrapper)
         setattr(wrapper, SCOPE_ATTRIBUTE, scope or "")
-        setattr(wrapper, WRAPPER_ATTRIBUTE, wrapper)
+        setattr(wrapper, WRAPPER_ATTRIBUTE, (wrapper, cost))
         return wrapper
 
     return decorate

@@ -15,7 +15,7 @@ from .enforcement import acheck_request, check_request
 from .headers import add_headers
 from .outcome import RESERVED, asettle, settle
 from .responses import arefusal_response, refusal_response
-from .routes import chooses_throttles, enforces_itself, is_decorated, late_scope, throttles_itself
+from .routes import chooses_throttles, enforces_itself, is_decorated, late_check, throttles_itself
 from .settling import HELD
 from .unchecked import ahold, arelease, hold, release
 
@@ -54,17 +54,17 @@ class RateQuotaMiddleware:
         return _finish(request, response)
 
     def _process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
-        scope = late_scope(view, request.method) if settings.count_unchecked else None
-        if scope is not None and (refused := hold(request, scope)):
+        late = late_check(view, request.method) if settings.count_unchecked else None
+        if late is not None and (refused := hold(request, *late)):
             return refusal_response(request, refused)
         if not settings.enforce_all or _enforces_itself(request, view, args, kwargs):
             return None
-        decision = check_request(request, scope or None)
+        decision = check_request(request, late and late.scope)
         return None if decision.allowed else refusal_response(request, decision)
 
     async def _aprocess_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
-        scope = late_scope(view, request.method) if settings.count_unchecked else None
-        if scope is not None and (refused := await ahold(request, scope)):
+        late = late_check(view, request.method) if settings.count_unchecked else None
+        if late is not None and (refused := await ahold(request, *late)):
             return await arefusal_response(request, refused)
         if not settings.enforce_all:
             return None
@@ -72,7 +72,7 @@ class RateQuotaMiddleware:
         ask = sync_to_async(_enforces_itself) if chooses_throttles(view) else None
         if await ask(request, view, args, kwargs) if ask else enforces_itself(view):
             return None
-        decision = await acheck_request(request, scope or None)
+        decision = await acheck_request(request, late and late.scope)
         return None if decision.allowed else await arefusal_response(request, decision)
 
 

@@ -23,7 +23,7 @@ from .exceptions import ConfigurationError
 from .extras import require
 from .headers import add_headers, retry_after_seconds
 from .responses import problem, refusal_text, status_code
-from .routes import LIMITED_ATTRIBUTE, SCOPE_ATTRIBUTE
+from .routes import LIMITED_ATTRIBUTE, SCOPE_ATTRIBUTE, LateCheck, least_cost
 from .types import Decision, check_cost
 
 if TYPE_CHECKING:
@@ -166,6 +166,16 @@ def _scope(operations: Any) -> str | None:
     return scopes.pop() if len(scopes) == 1 else ""
 
 
+def _late_check(each: Any) -> LateCheck | None:
+    """What an operation asks after it has authenticated; None where it has no quota."""
+    ours = [one for one in each.throttle_objects if isinstance(one, QuotaThrottle)]
+    if not ours:
+        return None
+    if len(ours) > 1:
+        return LateCheck(_scope([each]) or None, 1)
+    return LateCheck(ours[0].scope, least_cost(ours[0].cost))
+
+
 def _have_ours_checked() -> None:
     """Wrap what Ninja does before an operation, and how it makes views; once."""
     check, acheck, get_view = (vars(kind).get(name) for kind, name in _WRAPPED)
@@ -203,7 +213,7 @@ def _have_ours_checked() -> None:
     @functools.wraps(get_view)
     def get_marked_view(self: Any) -> Any:
         view, scope = get_view(self), _scope(self.operations)
-        limited = {method: _scope([each]) for each in self.operations for method in each.methods}
+        limited = {method: _late_check(each) for each in self.operations for method in each.methods}
         if any(one is not None for one in limited.values()):
             setattr(view, LIMITED_ATTRIBUTE, limited)
         if scope is not None:

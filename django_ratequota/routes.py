@@ -6,11 +6,14 @@ import logging
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
+
+from .exceptions import InvalidCost
+from .types import check_cost
 
 logger = logging.getLogger("django_ratequota")
 
@@ -20,11 +23,20 @@ SCOPE_ATTRIBUTE = "ratequota_scope"
 _FORMAT_SUFFIX = re.compile(
     r"(?:\\\.\(\?P<(?P<regex>\w+)>(?:[^()]|\([^()]*\))+\)/\?|<drf_format_suffix[^:>]*:(?P<path>\w+)>)\Z"
 )
-#: Set by ``@ratequota`` on the functions that it makes: the function itself. Others' wrappers copy it.
+#: Set by ``@ratequota`` on the functions that it makes: the function itself, and its cost. Others' wrappers copy it.
 WRAPPER_ATTRIBUTE = "ratequota_wrapper"
-#: Set on Django Ninja's views of which some operation has a ``QuotaThrottle``: method -> the scope that it names
-#: ("" = none), None = without such a throttle.
+#: Set on Django Ninja's views of which some operation has a ``QuotaThrottle``: method -> its ``LateCheck``, None
+#: where it has no such throttle.
 LIMITED_ATTRIBUTE = "ratequota_limited"
+
+
+class LateCheck(NamedTuple):
+    """What a view asks of its quota after it may have refused the request already."""
+
+    #: None = it names none.
+    scope: str | None
+    #: Units, None = the endpoint's own. The least where the cost is computed from the request.
+    cost: int | None
 
 
 @lru_cache(maxsize=4096)
@@ -95,19 +107,30 @@ def is_decorated(view: Any) -> bool:
     return hasattr(view, SCOPE_ATTRIBUTE) or hasattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE)
 
 
-def late_scope(view: Any, method: str) -> str | None:
-    """The scope, "" = none, of a view that may refuse a request before it has it checked; None of all others.
+def late_check(view: Any, method: str) -> LateCheck | None:
+    """What a view asks that may refuse a request before it has it checked; None of all others.
 
     REST framework and Ninja authenticate before they ask throttles; other decorators may be around ``@ratequota``.
     """
-    limited = getattr(view, LIMITED_ATTRIBUTE, None)
+    limited: dict[str, LateCheck | None] | None = getattr(view, LIMITED_ATTRIBUTE, None)
     if limited is not None:
-        scope: str | None = limited.get(method, "")
-        return scope
+        return limited.get(method, LateCheck(None, 1))  # which Ninja answers 405
     if is_decorated(view):
-        first = _view_class(view) is not None or getattr(view, WRAPPER_ATTRIBUTE, None) is view
-        return None if first else scope_of(view) or ""
-    return scope_of(view) or "" if chooses_throttles(view) or enforces_itself(view) else None
+        wrapper, cost = getattr(view, WRAPPER_ATTRIBUTE, (view, None))
+        return None if wrapper is view or _view_class(view) is not None else LateCheck(scope_of(view), cost)
+    if not (chooses_throttles(view) or enforces_itself(view)):
+        return None
+    return LateCheck(scope_of(view), least_cost(_class_attribute(view, "throttle_cost")))
+
+
+def least_cost(cost: Any) -> int | None:
+    """The units that a request consumes at least, by what names its cost; None = the endpoint's own."""
+    if isinstance(cost, property) or callable(cost):
+        return 1
+    try:
+        return None if cost is None else check_cost(cost)
+    except InvalidCost:
+        return None  # as where the throttle is asked
 
 
 def chooses_throttles(view: Any) -> bool:

@@ -151,10 +151,12 @@ class Held(Earlier):
         self.decision, self.seen = decision, seen
 
     def fits(self, buckets: tuple[Bucket, ...], cost: int) -> bool:
-        """Whether a check of ``buckets`` charges each of them that was charged, and no less."""
+        """Whether a check of ``buckets`` charges all that was charged, and no less."""
         rates = {bucket.counter: bucket.rate for bucket in buckets}
         charges = self._charges()
-        return all(rates.get(one.bucket.counter) == one.bucket.rate and one.units <= cost for one in charges)
+        return bool(charges) and all(
+            rates.get(one.bucket.counter) == one.bucket.rate and one.units <= cost for one in charges
+        )
 
     def hand_over(self, decision: Decision, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, Decision]:
         """Return the decision of the view's check as if that had asked all ``buckets``; refused, it charged none."""

@@ -23,19 +23,19 @@ from .twin import adrive, drive
 from .types import Decision
 
 
-def hold(request: Any, scope: str) -> Decision | None:
+def hold(request: Any, scope: str | None, cost: int | None) -> Decision | None:
     """Charge a request before its view runs; returns the decision that refuses it, None where it may run.
 
-    ``scope`` is the one that the view names, "" = none. Asks nothing where no policy is counted per ip.
+    ``scope`` and ``cost`` are those of the view's own check. Asks nothing where no policy is counted per ip.
     """
     limiter = limiter_or_error()
-    return drive(_hold_steps(request, scope, limiter), Doer(limiter).do)
+    return drive(_hold_steps(request, scope, cost, limiter), Doer(limiter).do)
 
 
-async def ahold(request: Any, scope: str) -> Decision | None:
+async def ahold(request: Any, scope: str | None, cost: int | None) -> Decision | None:
     """``hold``, awaited."""
     limiter = limiter_or_error()
-    return await adrive(_hold_steps(request, scope, limiter), Doer(limiter, request).ado)
+    return await adrive(_hold_steps(request, scope, cost, limiter), Doer(limiter, request).ado)
 
 
 def release(request: Any, status: int) -> Decision | None:
@@ -48,10 +48,12 @@ async def arelease(request: Any, status: int) -> Decision | None:
     return await adrive(_release_steps(request, status), Doer(limiter_or_error(), request).ado)
 
 
-def _hold_steps(request: Any, scope: str, limiter: Limiter | StoreError) -> Generator[Step, Any, Decision | None]:
+def _hold_steps(
+    request: Any, scope: str | None, cost: int | None, limiter: Limiter | StoreError
+) -> Generator[Step, Any, Decision | None]:
     if getattr(request, "ratequota", None) is not None:
         return None
-    decision, seen = yield from decide(request, request, scope or None, None, limiter, None, False, _per_ip)
+    decision, seen = yield from decide(request, request, scope, cost, limiter, None, False, _per_ip)
     if not decision.allowed and (seen is None or (yield from binds_everybody(decision, seen))):
         decision = conclude(request, decision, seen)
         assign(request, decision)

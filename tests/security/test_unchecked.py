@@ -80,6 +80,15 @@ class Costly(Account):
     throttle_cost = 3
 
 
+class Cheap(Account):
+    throttle_cost = 1
+
+
+class Computed(Account):
+    def throttle_cost(self, request: Any) -> int:
+        return int(request.headers.get("X-Cost", 2))
+
+
 class Choosing(Account):
     """Its throttles are a user's only; they are not known before it has authenticated."""
 
@@ -146,6 +155,8 @@ urlpatterns = [
     path("account/", Account.as_view()),
     path("basic/", Basic.as_view()),
     path("costly/", Costly.as_view()),
+    path("cheap/", Cheap.as_view()),
+    path("computed/", Computed.as_view()),
     path("choosing/", Choosing.as_view()),
     path("sparing/", Sparing.as_view()),
     path("ninja/", api.urls),
@@ -264,6 +275,8 @@ def test_it_is_off_by_default(get: Get, settings: Any, account: Endpoint) -> Non
         ("/account/", 2, 2),
         ("/costly/", 1, 3),
         ("/costly/", 5, 3),
+        ("/cheap/", 5, 1),
+        ("/computed/", 5, 2),
         ("/choosing/", 1, 1),
         ("/ninja/sync", 2, 2),
         ("/ninja/async", 2, 2),
@@ -283,6 +296,23 @@ def test_a_rightful_request_is_charged_once(
         assert response["RateLimit-Policy"].count("account/hour") == 2
     who = alice if path not in ("/decorated/",) else None
     assert free(who) == [60 - 3 * each, 30 - 3 * each]
+
+
+@pytest.mark.parametrize("path", ["/cheap/", "/computed/"])
+def test_a_view_that_costs_less_than_its_endpoint_may_use_the_last_units(
+    get: Get, account: Endpoint, alice: User, path: str
+) -> None:
+    Endpoint.objects.filter(pk=account.pk).update(cost=5)
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="7/hour")
+    assert statuses(get, path, 8, headers={**RIGHT, "X-Cost": "1"}) == [200] * 7 + [429]
+
+
+def test_a_request_that_turns_out_to_cost_nothing_is_charged_nothing(
+    get: Get, account: Endpoint, alice: User
+) -> None:
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="2/hour")
+    assert statuses(get, "/computed/", 4, headers={**RIGHT, "X-Cost": "0"}) == [200] * 4
+    assert free() == [2]
 
 
 def test_what_the_view_gives_back_includes_what_was_charged_before_it(
@@ -344,6 +374,7 @@ def test_a_customer_with_more_is_not_held_to_what_strangers_have(
     assert statuses(get, "/account/", 1, headers=RIGHT) == [200 if own == "unlimited" else 429]
     # Guesses are answered no more often for that.
     assert statuses(get, "/account/", 4, headers=WRONG).count(401) == (0 if own == "5/hour" else 2)
+    assert statuses(get, "/account/", 1, headers=RIGHT) == [200 if own == "unlimited" else 429]
 
 
 def test_a_feature_that_only_a_plan_has_stays_open_to_it(get: Get, account: Endpoint, alice: User) -> None:
