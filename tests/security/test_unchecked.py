@@ -329,6 +329,34 @@ def test_what_the_view_gives_back_includes_what_was_charged_before_it(
     assert free() == [30]
 
 
+@pytest.mark.parametrize("edit", ["raised", "lowered", "deleted"])
+def test_a_policy_may_change_while_the_view_authenticates(
+    get: Get, account: Endpoint, alice: User, edit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = RatePolicy.objects.create(counted_per="ip", rates="30/hour")
+    RatePolicy.objects.create(endpoint=account, rates="60/hour")
+    authenticate = Keys.authenticate
+
+    def edit_and_authenticate(self: Keys, request: Any) -> Any:
+        if edit == "deleted":
+            policy.delete()
+        else:
+            policy.rates = {"raised": "40/hour", "lowered": "5/hour"}[edit]
+            policy.save()
+        return authenticate(self, request)
+
+    monkeypatch.setattr(Keys, "authenticate", edit_and_authenticate)
+    assert get("/account/", headers=RIGHT).status_code == 200
+    assert free(alice) == {"raised": [39, 59], "lowered": [4, 59], "deleted": [59]}[edit]
+
+
+def test_a_limit_in_log_mode_refuses_nobody(get: Get, account: Endpoint, alice: User) -> None:
+    RatePolicy.objects.create(counted_per="ip", rates="2/hour", mode="log")
+    RatePolicy.objects.create(counted_per="ip", rates="7/hour", endpoint=account)
+    assert statuses(get, "/account/", 4, headers=WRONG) == [401] * 4
+    assert statuses(get, "/account/", 4, headers=RIGHT) == [200, 200, 200, 429]
+
+
 def test_an_error_after_the_check_is_charged_once(get: Get, account: Endpoint, alice: User) -> None:
     RatePolicy.objects.create(rates="9/hour", counted_per="ip")
     assert get("/account/?status=404", headers=RIGHT).status_code == 404
