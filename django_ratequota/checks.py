@@ -251,15 +251,15 @@ def _round_trip(settings: conf.Settings) -> float:
 
 
 def check_middleware(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
-    """W002: ENFORCE_ALL without the middleware. W003: the middleware before the one that knows the user."""
+    """W002: a setting of the middleware without it. W003: the middleware before the one that knows the user."""
     middleware = list(django_settings.MIDDLEWARE)
+    asked = [name for name in ("ENFORCE_ALL", "COUNT_UNCHECKED") if getattr(conf.settings, name.lower())]
+    if asked and _MIDDLEWARE not in middleware:
+        hint = f"Add {_MIDDLEWARE!r} to MIDDLEWARE, after AuthenticationMiddleware."
+        text = f"{asked[0]} does nothing without its middleware."
+        return [checks.Warning(text, hint=hint, id="django_ratequota.W002")]
     if not conf.settings.enforce_all:
         return []
-    if _MIDDLEWARE not in middleware:
-        hint = f"Add {_MIDDLEWARE!r} to MIDDLEWARE, after AuthenticationMiddleware."
-        return [
-            checks.Warning("ENFORCE_ALL does nothing without its middleware.", hint=hint, id="django_ratequota.W002")
-        ]
     authentication = "django.contrib.auth.middleware.AuthenticationMiddleware"
     if authentication in middleware and middleware.index(authentication) > middleware.index(_MIDDLEWARE):
         return [

@@ -19,7 +19,7 @@ from .answers import codes_of, named_values, never_answers, project_functions
 from .databases import policy_alias
 from .facts import endpoint_facts
 from .methods import takes_any_method
-from .routes import known_views, limits_itself, scope_of, view_class
+from .routes import known_views, late_check, limits_itself, scope_of, view_class
 
 #: Modules that define what limits requests, drop-ins included; and modules that are not the project's own.
 _LIMITING = re.compile(r"django_ratequota\.(compat|decorators|enforcement|limiter|ninja|throttling)\b")
@@ -33,6 +33,7 @@ _SHOWN = 5
 def connect() -> None:
     """Register the checks."""
     checks.register(check_enforced)
+    checks.register(check_unchecked)
     checks.register(check_migrated, checks.Tags.database)
     checks.register(check_statuses, checks.Tags.database)
     checks.register(check_methods, checks.Tags.database)
@@ -62,6 +63,19 @@ def check_enforced(app_configs: Any = None, **_: Any) -> list[checks.CheckMessag
             "Add @ratequota to a view, or set ENFORCE_ALL."
         )
     return [checks.Warning(text, hint=hint, id="django_ratequota.W010")]
+
+
+def check_unchecked(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
+    """W015: ENFORCE_ALL leaves views alone that may refuse before their throttle is asked, and nobody counts that."""
+    if not conf.settings.enforce_all or conf.settings.count_unchecked:
+        return []
+    try:
+        late = [route for route, _name, view in known_views() if late_check(view, "") is not None]
+    except Exception:  # Django's own check says what is wrong with the URLconf
+        return []
+    text = f"Failed authentication is not counted at views that enforce policies themselves ({', '.join(late[:3])})."
+    hint = "Set RATEQUOTA['COUNT_UNCHECKED'] = True, and have a policy counted per ip for these views."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W015")] if late else []
 
 
 def _limits(name: str) -> bool:

@@ -75,6 +75,9 @@ class Settings:
     plan_resolver: str = ""
     #: The middleware enforces every view.
     enforce_all: bool = False
+    #: The middleware counts requests that a view with a throttle refuses before its throttle is asked (a wrong key,
+    #: say) under the policies counted per ip, and refuses them before the view authenticates.
+    count_unchecked: bool = False
     #: Response headers to send: ietf-11 (RateLimit and RateLimit-Policy as in the IETF's draft 11), ietf (the newest
     #: known form of them, now ietf-11), x-ratelimit.
     headers: tuple[str, ...] = ("ietf", "x-ratelimit")
@@ -261,6 +264,7 @@ _VALIDATORS: dict[str, Any] = {
     "caller": _names("caller"),
     "plan_resolver": _plan_resolver,
     "enforce_all": _flag("enforce_all"),
+    "count_unchecked": _flag("count_unchecked"),
     "headers": _names("headers", HEADER_FORMS),
     "time_zone_name": _time_zone,
     "user_cache_size": _number("user_cache_size", 1, 10_000_000, int),

@@ -13,7 +13,7 @@ from .enforcement import acheck_request, check_request
 from .headers import add_headers
 from .outcome import asettle, settle
 from .responses import arefusal_response, refusal_response
-from .routes import SCOPE_ATTRIBUTE
+from .routes import SCOPE_ATTRIBUTE, WRAPPER_ATTRIBUTE
 from .types import check_cost
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -54,7 +54,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
                 raise
             await asettle(request, response)
             if response is not None:  # Django says better what is wrong with such a view
-                add_headers(response, decision, request)
+                add_headers(response, getattr(request, "ratequota", decision), request)
             return response
 
         def run(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
                 raise
             settle(request, response)
             if response is not None:  # Django says better what is wrong with such a view
-                add_headers(response, decision, request)
+                add_headers(response, getattr(request, "ratequota", decision), request)
             return response
 
         awaited = is_awaited(view)
@@ -77,6 +77,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
         if awaited:
             markcoroutinefunction(wrapper)
         setattr(wrapper, SCOPE_ATTRIBUTE, scope or "")
+        setattr(wrapper, WRAPPER_ATTRIBUTE, (wrapper, cost))
         return wrapper
 
     return decorate

@@ -6,58 +6,63 @@ the sync and the async way are the same code.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import Error as DatabaseError
 
 from .alerts import watch
 from .collecting import note
 from .conf import settings
-from .exceptions import InvalidCost, InvalidRate, NewerRevision, StoreError
-from .facts import NOBODY, EndpointFacts, Group, PlanFacts, Snapshot, UserEntry
+from .exceptions import InvalidRate, NewerRevision, StoreError
+from .facts import NOBODY, EndpointFacts, Group, PlanFacts, PolicyFacts, Snapshot, UserEntry
 from .fallback import decide_without_store
 from .health import keep_reporting, note_degraded, note_problem
-from .identity import Caller
+from .identity import Caller, Unidentified
 from .limiter import LOOK_SHARE, Limiter, default_limiter
 from .methods import how_explained, how_heard
 from .outcome import reserve
 from .places import place_of
 from .prepared import MAX_BUCKETS
+from .rates import BLOCKED
 from .resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve, why_plan
 from .routes import resolved
-from .settling import Earlier, StoreSettler
+from .settling import Earlier, Held, StoreSettler, set_apart
 from .signals import request_refused
 from .snapshot import policies
-from .sparing import spare, spare_candidate
+from .sparing import narrowed, spare, spare_candidate
 from .steps import Ask, Doer, Step, limiter_or_error
 from .twin import adrive, drive
 from .types import Bucket, Decision, check_cost
 
-logger = logging.getLogger("django_ratequota")
 
-
-def check_request(request: Any, scope: str | None = None, cost: int | None = None) -> Decision:
+def check_request(
+    request: Any, scope: str | None = None, cost: int | None = None, *, again: bool = False
+) -> Decision:
     """Identify the caller, resolve the policies, and admit or refuse the request in one round trip.
 
     ``request`` is Django's or DRF's. ``scope`` names the endpoint; endpoints that match its route count as well.
     ``cost`` is in units, None = the endpoint's own. Another check of the same request charges a bucket only what its
     cost exceeds the units that the request paid there; when it refuses, the units of the earlier checks go back.
+    ``again=True`` charges the whole cost once more, for each item of a batch: such a check stands by itself, deducts
+    nothing, and when it refuses, nothing goes back.
     The decision is kept as ``request.ratequota``, unless there was nothing more to charge. Raises ``InvalidCost``;
     failures of Redis and of the database are decided by the policies' ``on_error``.
     """
     limiter = limiter_or_error()
-    return drive(_check_steps(request, scope, cost, limiter), Doer(limiter).do)
+    return drive(_check_steps(request, scope, cost, again, limiter), Doer(limiter).do)
 
 
-async def acheck_request(request: Any, scope: str | None = None, cost: int | None = None) -> Decision:
+async def acheck_request(
+    request: Any, scope: str | None = None, cost: int | None = None, *, again: bool = False
+) -> Decision:
     """``check_request``, awaited."""
     limiter = limiter_or_error()
-    return await adrive(_check_steps(request, scope, cost, limiter, awaited=True), Doer(limiter, request).ado)
+    steps = _check_steps(request, scope, cost, again, limiter, awaited=True)
+    return await adrive(steps, Doer(limiter, request).ado)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,27 +135,67 @@ def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:
     return snapshot, NOBODY if user_id is None else (policies.user(user_id) or policies.load_user(user_id))
 
 
+class Seen(NamedTuple):
+    """What a decision was made of, as far as it is noted."""
+
+    asked: Asked
+    route: str | None
+    method: str
+    resolution: Resolution
+    #: The most units that it charged a bucket.
+    units: int
+
+
+def conclude(http: Any, decision: Decision, seen: Seen | None) -> Decision:
+    """Note the request's decision for outcomes, alerts and statistics; returns it as the request has it."""
+    if seen is None:
+        return decision
+    snapshot = seen.asked.snapshot
+    if snapshot.by_outcome and decision.allowed:
+        reserve(http, snapshot, decision)
+    watch(decision)
+    refusal_id = note(seen.asked, seen.route, seen.method, seen.resolution, decision, seen.units)
+    if decision.degraded:
+        refusal_id = ""  # Redis is down, so the refusal may never get there to be looked up
+    if not refusal_id and decision.revision == snapshot.revision:
+        return decision
+    return replace(decision, revision=snapshot.revision, refusal_id=refusal_id)
+
+
+def assign(http: Any, decision: Decision) -> None:
+    """Make the decision the request's, and send ``request_refused`` where it refuses."""
+    http.ratequota = decision
+    if not decision.allowed:
+        request_refused.send_robust(sender=None, request=http, decision=decision)
+
+
 def _check_steps(
-    request: Any, scope: str | None, cost: int | None, limiter: Limiter | StoreError, awaited: bool = False
+    request: Any,
+    scope: str | None,
+    cost: int | None,
+    again: bool,
+    limiter: Limiter | StoreError,
+    awaited: bool = False,
 ) -> Generator[Step, Any, Decision]:
     if cost is not None:
         cost = check_cost(cost)
     http = getattr(request, "_request", request)
-    earlier = Earlier.of(http)
-    decision = yield from _decide(request, http, scope, cost, limiter, earlier, awaited)
-    if earlier is not None:
-        if decision is earlier.again:
-            return decision
+    earlier = None if again else Earlier.of(http)
+    decision, seen = yield from decide(request, http, scope, cost, limiter, earlier, awaited)
+    if earlier is not None and decision is earlier.again and seen is None:
+        return decision
+    decision = conclude(http, decision, seen)
+    if earlier is not None and not isinstance(earlier, Held):
         decision = earlier.together(decision)
         if not decision.allowed:
             decision = yield from earlier.give_back(decision)
-    http.ratequota = decision
-    if not decision.allowed:
-        request_refused.send_robust(sender=None, request=http, decision=decision)
+    if again:
+        set_apart(http, decision)
+    assign(http, decision)
     return decision
 
 
-def _decide(
+def decide(
     request: Any,
     http: Any,
     scope: str | None,
@@ -158,8 +203,13 @@ def _decide(
     limiter: Limiter | StoreError,
     earlier: Earlier | None,
     awaited: bool,
-) -> Generator[Step, Any, Decision]:
-    """The decision about what ``earlier`` checks have not charged; ``earlier.again`` where that is nothing."""
+    only: Callable[[PolicyFacts], bool] | None = None,
+) -> Generator[Step, Any, tuple[Decision, Seen | None]]:
+    """Judge what ``earlier`` checks have not charged; ``earlier.again`` where that is nothing.
+
+    ``only`` selects the policies that can be judged before the view authenticates: the caller is nobody yet.
+    Returns None in place of what to note where nothing was judged.
+    """
     keep_reporting()
     match = getattr(http, "resolver_match", None)
     route, name = resolved(match, getattr(http, "urlconf", None))
@@ -175,8 +225,10 @@ def _decide(
             snapshot = yield from _newer(limiter, snapshot)
         except DatabaseError as error:
             note_degraded("database", error)
-            return decide_without_store((), "database", 1)
-    user_known = False
+            return decide_without_store((), "database", 1), None
+    user_known = only is not None
+    if user_known:
+        caller: Caller = Unidentified(request)
     while True:
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, how=how)
         if not user_known:
@@ -190,15 +242,25 @@ def _decide(
         entry = NOBODY if user_id is None else policies.user(user_id, pending) or (yield from _load(user_id))
         try:
             asked = _ask(limiter, caller, entry, snapshot, endpoints, scope)
-            resolution = (yield partial(resolve, asked)) if _may_block() else resolve(asked)
+            resolution = (yield partial(resolve, asked)) if only is None and _may_block() else resolve(asked)
         except DatabaseError as error:  # one of the project's own functions asked it
             note_degraded("database", error)
-            return decide_without_store((), "database", 1)
+            return decide_without_store((), "database", 1), None
         resolution = spare(resolution, name, getattr(match, "func", None), caller)
+        if only is not None:
+            resolution = narrowed(resolution, only)
+            if not (resolution.buckets or resolution.blocked_by or resolution.unreadable):
+                return Decision(allowed=True), None
         units = resolution.cost if cost is None else cost
+        if isinstance(earlier, Held) and not earlier.fits(resolution.buckets, units):
+            yield from earlier.free()
+            earlier = None
         buckets, costs = (resolution.buckets, ()) if earlier is None else earlier.owed(resolution.buckets, units)
         if earlier is not None and not buckets and not resolution.blocked_by and not resolution.unreadable:
-            return earlier.again
+            if not isinstance(earlier, Held):
+                return earlier.again, None
+            decision = earlier.again
+            break
         revision = snapshot.revision if may_reload else None
         try:
             decision = yield from _judge(limiter, resolution, "check", units, buckets, revision, costs)
@@ -209,15 +271,9 @@ def _decide(
                 snapshot = yield partial(policies.reload, newer.revision, newer.instead_of)
             except DatabaseError:
                 pass  # the last known policies go on
-    if snapshot.by_outcome and decision.allowed:
-        reserve(http, snapshot, decision)
-    watch(decision)
-    refusal_id = note(asked, route, method, resolution, decision, max(costs, default=units))
-    if decision.degraded:
-        refusal_id = ""  # Redis is down, so the refusal may never get there to be looked up
-    if not refusal_id and decision.revision == snapshot.revision:
-        return decision
-    return replace(decision, revision=snapshot.revision, refusal_id=refusal_id)
+    if isinstance(earlier, Held):
+        decision, costs = (yield from earlier.hand_over(decision, resolution.buckets)), ()
+    return decision, Seen(asked, route, method, resolution, max(costs, default=units))
 
 
 def _asks_for_user(
@@ -233,7 +289,34 @@ def _asks_for_user(
             own = yield policies.load_user_endpoints
         except DatabaseError:
             return True
-    return not own.isdisjoint([None, *[endpoint.id for endpoint in endpoints]])
+    return not own.keys().isdisjoint([None, *[endpoint.id for endpoint in endpoints]])
+
+
+def binds_everybody(decision: Decision, seen: Seen) -> Generator[Step, Any, bool]:
+    """Whether a refusal under policies counted per ip stands whoever the caller turns out to be.
+
+    It does unless each of the policies that refused may lose to one for a plan, a user or an identifier.
+    """
+    own = policies.user_endpoints
+    if own is None:
+        try:
+            own = yield policies.load_user_endpoints
+        except DatabaseError:
+            own = {}
+    resolution, on_error = seen.resolution, settings.on_error
+    refusing = {status.bucket.policy_id for status in decision.refusing}.union(resolution.blocking)
+    for policy in resolution.winners:
+        denied = decision.denied_by and policy.mode == "enforce" and (policy.on_error or on_error) == "deny"
+        if policy.id not in refusing and not denied:
+            continue
+        group = seen.asked.snapshot.groups[policy.endpoint_id]["ip"]
+        if policy.network is not None and policy.rates == BLOCKED:  # which nothing outranks
+            return True
+        if group.kinds or "ip" in own.get(policy.endpoint_id, ()):
+            continue
+        if policy.network is not None or not _has_plans(group):
+            return True
+    return False
 
 
 def _has_plans(group: Group) -> bool:
@@ -336,16 +419,6 @@ def _first(buckets: tuple[Bucket, ...], costs: tuple[int, ...]) -> tuple[tuple[B
     note_problem("buckets", text)
     order = sorted(range(len(buckets)), key=lambda at: buckets[at].mode != "enforce")[:MAX_BUCKETS]
     return tuple(buckets[at] for at in order), tuple(costs[at] for at in order if costs)
-
-
-def usable_cost(cost: object, of: str) -> int | None:
-    """A cost that code computed for one request; None, the endpoint's own, where it is no cost."""
-    try:
-        return check_cost(cost)
-    except InvalidCost as error:
-        # A request must not fail for a number computed from it; the endpoint's own cost is a fair stand-in.
-        logger.error("%s: %s; the endpoint's cost counts", of, error)
-        return None
 
 
 def _may_block() -> bool:

@@ -156,6 +156,21 @@ class NamedCaller(Caller):
         return None
 
 
+class Unidentified(Caller):
+    """A caller before its view authenticates: an address, and nothing that depends on who is logged in.
+
+    None of the project's functions is called: they may rely on the user.
+    """
+
+    def __init__(self, request: Any) -> None:
+        super().__init__(request)
+        self.user_id, self.user_read, self.plan_slug = None, False, None
+        self.name = self.subject("ip", None) or UNKNOWN
+
+    def _find(self, kind: str) -> str | None:
+        return None
+
+
 def _make_reader() -> Callable[[str, str], Located]:
     networks, trust_unix = settings.networks, UNIX in settings.trusted_proxies
 

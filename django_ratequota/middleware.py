@@ -1,4 +1,7 @@
-"""Adds the rate headers to every response; with ENFORCE_ALL it enforces every view as well."""
+"""Adds the rate headers to every response; with ENFORCE_ALL it enforces every view as well.
+
+With COUNT_UNCHECKED it counts what views refuse before they have it checked, see ``unchecked``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from .enforcement import acheck_request, check_request
 from .headers import add_headers
 from .outcome import RESERVED, asettle, settle
 from .responses import MAX_ACCEPT, arefusal_response, refusal_response
-from .routes import chooses_throttles, enforces_itself, is_decorated, throttles_itself
+from .routes import chooses_throttles, enforces_itself, is_decorated, late_check, throttles_itself
+from .settling import HELD
+from .unchecked import ahold, arelease, hold, release
 
 
 class RateQuotaMiddleware:
@@ -34,30 +39,40 @@ class RateQuotaMiddleware:
         if iscoroutinefunction(self):
             return self._acall(request)
         response = self.get_response(request)
+        if HELD in vars(request) and (refused := release(request, response.status_code)):
+            response = refusal_response(request, refused)
         if RESERVED in vars(request):
             settle(request, response)
         return _finish(request, response)
 
     async def _acall(self, request: Any) -> Any:
         response = await self.get_response(request)
+        if HELD in vars(request) and (refused := await arelease(request, response.status_code)):
+            response = await arefusal_response(request, refused)
         if RESERVED in vars(request):
             await asettle(request, response)
         return _finish(request, response)
 
     def _process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
+        late = late_check(view, request.method) if settings.count_unchecked else None
+        if late is not None and (refused := hold(request, *late)):
+            return refusal_response(request, refused)
         if not settings.enforce_all or _enforces_itself(request, view, args, kwargs):
             return None
-        decision = check_request(request)
+        decision = check_request(request, late and late.scope)
         return None if decision.allowed else refusal_response(request, decision)
 
     async def _aprocess_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
+        late = late_check(view, request.method) if settings.count_unchecked else None
+        if late is not None and (refused := await ahold(request, *late)):
+            return await arefusal_response(request, refused)
         if not settings.enforce_all:
             return None
         # The project's own code is asked, which may read the database.
         ask = sync_to_async(_enforces_itself) if chooses_throttles(view) else None
         if await ask(request, view, args, kwargs) if ask else enforces_itself(view):
             return None
-        decision = await acheck_request(request)
+        decision = await acheck_request(request, late and late.scope)
         return None if decision.allowed else await arefusal_response(request, decision)
 
 

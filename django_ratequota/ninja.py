@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
-from .enforcement import acheck_request, check_request, usable_cost
+from .costs import answers_client, compute_cost
+from .enforcement import acheck_request, check_request
 from .exceptions import ConfigurationError
 from .extras import require
 from .headers import add_headers, retry_after_seconds
 from .responses import problem, refusal_text, status_code
-from .routes import LIMITED_ATTRIBUTE, SCOPE_ATTRIBUTE
+from .routes import LIMITED_ATTRIBUTE, SCOPE_ATTRIBUTE, LateCheck, least_cost
 from .types import Decision, check_cost
 
 if TYPE_CHECKING:
@@ -62,21 +63,31 @@ class QuotaThrottle(throttling.BaseThrottle):
         self.scope, self.cost = scope, cost
 
     def allow_request(self, request: HttpRequest) -> bool:
-        """Whether the request is admitted. Raises ``StoreUnavailable`` (503) where a policy denies without store."""
+        """Whether the request is admitted. Raises ``StoreUnavailable`` (503) where a policy denies without store.
+
+        Raises what the cost raised to answer the client, once the request is counted and admitted.
+        """
         if _awaiting.get() is request:
             return True
         decision: Decision | None = getattr(request, "ratequota", None)
+        answer = None
         # Ninja asks all throttles: what one has refused, another must not be charged for.
         if decision is None or decision.allowed:
-            decision = check_request(_asking(request), self.scope, self._cost(request))
+            cost, answer = self._cost(request)
+            decision = check_request(_asking(request), self.scope, cost)
         _decided.set(decision)
         if not decision.allowed and status_code(decision) == 503:
             raise StoreUnavailable(decision)
+        if decision.allowed and answer is not None:
+            raise answer
         return decision.allowed
 
     async def arefuse(self, request: HttpRequest) -> Exception | None:
-        """Why the request is refused; None when it is admitted."""
-        decision = await acheck_request(_asking(request), self.scope, self._cost(request))
+        """Why the request is refused; None when it is admitted. Raises what the cost raised to answer the client."""
+        cost, answer = self._cost(request)
+        decision = await acheck_request(_asking(request), self.scope, cost)
+        if decision.allowed and answer is not None:
+            raise answer
         if decision.allowed:
             return None
         if status_code(decision) == 503:
@@ -88,10 +99,11 @@ class QuotaThrottle(throttling.BaseThrottle):
         decision = _decided.get()
         return retry_after_seconds(decision) if decision else None
 
-    def _cost(self, request: HttpRequest) -> int | None:
-        if not callable(self.cost):
-            return self.cost
-        return usable_cost(self.cost(request), f"cost of {self.scope or 'a throttle'}")
+    def _cost(self, request: HttpRequest) -> tuple[int | None, Exception | None]:
+        cost = self.cost
+        if not callable(cost):
+            return cost, None
+        return compute_cost(lambda: check_cost(cost(request)), f"cost of {self.scope or 'a throttle'}")
 
 
 def problem_details(request: HttpRequest, exc: Exception) -> HttpResponse:
@@ -130,6 +142,14 @@ def _refusal(api: Any, request: HttpRequest, exc: Any) -> HttpResponse:
     return _with_headers(request, response)
 
 
+def _answer(api: Any, request: HttpRequest, exc: Exception) -> HttpResponse:
+    """The response by the API's exception handlers to what a cost raised for the client; raises all else."""
+    if not answers_client(exc):
+        raise exc
+    response: HttpResponse = api.on_exception(request, exc)
+    return response
+
+
 def _with_headers(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     decision: Decision | None = getattr(request, "ratequota", None)
     if decision is not None and not decision.allowed:
@@ -146,6 +166,16 @@ def _scope(operations: Any) -> str | None:
     return scopes.pop() if len(scopes) == 1 else ""
 
 
+def _late_check(each: Any) -> LateCheck | None:
+    """What an operation asks after it has authenticated; None where it has no quota."""
+    ours = [one for one in each.throttle_objects if isinstance(one, QuotaThrottle)]
+    if not ours:
+        return None
+    if len(ours) > 1:
+        return LateCheck(_scope([each]) or None, 1)
+    return LateCheck(ours[0].scope, least_cost(ours[0].cost))
+
+
 def _have_ours_checked() -> None:
     """Wrap what Ninja does before an operation, and how it makes views; once."""
     check, acheck, get_view = (vars(kind).get(name) for kind, name in _WRAPPED)
@@ -160,6 +190,8 @@ def _have_ours_checked() -> None:
             response: HttpResponse | None = check(self, request)
         except StoreUnavailable as exc:
             return _refusal(self.api, request, exc)
+        except Exception as exc:
+            return _answer(self.api, request, exc)
         return response if response is None else _with_headers(request, response)
 
     @functools.wraps(acheck)
@@ -170,7 +202,10 @@ def _have_ours_checked() -> None:
         finally:
             _awaiting.reset(token)
         for throttle in () if response else self.throttle_objects:
-            exc = await throttle.arefuse(request) if isinstance(throttle, QuotaThrottle) else None
+            try:
+                exc = await throttle.arefuse(request) if isinstance(throttle, QuotaThrottle) else None
+            except Exception as error:
+                return _answer(self.api, request, error)
             if exc is not None:
                 return _refusal(self.api, request, exc)
         return response
@@ -178,8 +213,9 @@ def _have_ours_checked() -> None:
     @functools.wraps(get_view)
     def get_marked_view(self: Any) -> Any:
         view, scope = get_view(self), _scope(self.operations)
-        if any(isinstance(one, QuotaThrottle) for each in self.operations for one in each.throttle_objects):
-            setattr(view, LIMITED_ATTRIBUTE, True)
+        limited = {method: _late_check(each) for each in self.operations for method in each.methods}
+        if any(one is not None for one in limited.values()):
+            setattr(view, LIMITED_ATTRIBUTE, limited)
         if scope is not None:
             # ENFORCE_ALL then leaves it alone, and operators find the scope.
             setattr(view, SCOPE_ATTRIBUTE, scope)

@@ -73,12 +73,12 @@ def _due(request: Any, outcome: object) -> list[Reservation]:
     reserved: list[Reservation] = vars(getattr(request, "_request", request)).pop(RESERVED, ())
     if not reserved:
         return []
-    status = _status(outcome)
+    status = status_of(outcome)
     counted = {str(status), f"{status // 100}xx"}
     return [one for one in reserved if counted.isdisjoint(one.statuses)]
 
 
-def _status(outcome: object) -> int:
+def status_of(outcome: object) -> int:
     """The response's status; of an exception, or of what is no response, the one that Django makes of it."""
     if isinstance(outcome, Http404):
         return 404

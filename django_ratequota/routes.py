@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import re
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
 from django.utils import translation
 
+from .exceptions import InvalidCost
 from .languages import canonical, each_language, languages_of, spell, walk
 from .languages import readable as readable  # what the routes here are
+from .types import check_cost
 
 logger = logging.getLogger("django_ratequota")
 
@@ -25,8 +27,20 @@ _FORMAT_SUFFIX = re.compile(
 )
 #: Set on the class of the usage endpoint.
 USAGE_ATTRIBUTE = "ratequota_shows_usage"
-#: Set on Django Ninja's views of which some operation has a ``QuotaThrottle``.
+#: Set by ``@ratequota`` on the functions that it makes: the function itself, and its cost. Others' wrappers copy it.
+WRAPPER_ATTRIBUTE = "ratequota_wrapper"
+#: Set on Django Ninja's views of which some operation has a ``QuotaThrottle``: method -> its ``LateCheck``, None
+#: where it has no such throttle.
 LIMITED_ATTRIBUTE = "ratequota_limited"
+
+
+class LateCheck(NamedTuple):
+    """What a view asks of its quota after it may have refused the request already."""
+
+    #: None = it names none.
+    scope: str | None
+    #: Units, None = the endpoint's own. The least where the cost is computed from the request.
+    cost: int | None
 
 
 def spellings(route: str) -> tuple[str, ...]:
@@ -96,6 +110,32 @@ def is_decorated(view: Any) -> bool:
     """Whether ``@ratequota`` decorates the view, or its class' dispatch."""
     holder = view_class(view)
     return hasattr(view, SCOPE_ATTRIBUTE) or hasattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE)
+
+
+def late_check(view: Any, method: str) -> LateCheck | None:
+    """What a view asks that may refuse a request before it has it checked; None of all others.
+
+    REST framework and Ninja authenticate before they ask throttles; other decorators may be around ``@ratequota``.
+    """
+    limited: dict[str, LateCheck | None] | None = getattr(view, LIMITED_ATTRIBUTE, None)
+    if limited is not None:
+        return limited.get(method, LateCheck(None, 1))  # which Ninja answers 405
+    if is_decorated(view):
+        wrapper, cost = getattr(view, WRAPPER_ATTRIBUTE, (view, None))
+        return None if wrapper is view or view_class(view) is not None else LateCheck(scope_of(view), cost)
+    if not (chooses_throttles(view) or enforces_itself(view)):
+        return None
+    return LateCheck(scope_of(view), least_cost(class_attribute(view, "throttle_cost")))
+
+
+def least_cost(cost: Any) -> int | None:
+    """The units that a request consumes at least, by what names its cost; None = the endpoint's own."""
+    if isinstance(cost, property) or callable(cost):
+        return 1
+    try:
+        return None if cost is None else check_cost(cost)
+    except InvalidCost:
+        return None  # as where the throttle is asked
 
 
 def chooses_throttles(view: Any) -> bool:

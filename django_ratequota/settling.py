@@ -2,7 +2,8 @@
 
 A request may be checked more than once: by the middleware, a decorator, its view. Each decision settles the units of
 its own check. A later check charges a bucket only what its cost exceeds the units that the request paid there. When
-it refuses, the units of the earlier checks go back: a refused request is charged nowhere.
+it refuses, the units of the earlier checks go back: a refused request is charged nowhere. A check that stands by
+itself, one item of a batch, is left out of all that.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from .types import Bucket, BucketStatus, Decision
 
 #: The decisions of earlier checks hang on the request (Django's, not DRF's) under this name; most are checked once.
 EARLIER = "ratequota_earlier"
+#: The last decision that stands by itself (``again=True``), where there is one.
+APART = "ratequota_apart"
+#: What the middleware charged before the view ran.
+HELD = "ratequota_held"
 
 
 class StoreSettler:
@@ -70,13 +75,11 @@ class Earlier:
     @classmethod
     def of(cls, request: Any) -> Earlier | None:
         """None where the request was not checked, or was refused and so charged nowhere."""
-        last: Decision | None = getattr(request, "ratequota", None)
-        if last is None or not last.allowed:
-            return None
-        decisions: list[Decision] = vars(request).setdefault(EARLIER, [])
-        if all(last is not decision for decision in decisions):
-            decisions.append(last)
-        return cls(request, decisions)
+        held: Held | None = vars(request).pop(HELD, None)
+        if held is not None:
+            return held
+        decisions = _earlier(request)
+        return cls(request, decisions) if decisions else None
 
     def owed(self, buckets: tuple[Bucket, ...], cost: int) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
         """The buckets to ask now, and the units to charge each of them; the units empty = ``cost`` in each."""
@@ -110,16 +113,22 @@ class Earlier:
         statuses = {status.bucket.counter: status for status in (*last.statuses, *decision.statuses)}
         return replace(decision, statuses=tuple(statuses.values()), _charges=charges_of(decision), _own=self._own)
 
-    def give_back(self, refused: Decision) -> Generator[Step, Any, Decision]:
-        """Give back all that these checks charged; returns the refused decision as things stand then."""
-        now: dict[object, BucketStatus] = {}
+    def free(self) -> Generator[Step, Any, list[Decision]]:
+        """Give back all that these checks charged; returns how the buckets stand then."""
+        given: list[Decision] = []
         for decision in self._decisions:
             charges = [charge for charge in charges_of(decision) if not charge.settled]
             for refund in take(charges, max((charge.units for charge in charges), default=0)):
-                given = yield from _refund(decision, refund)
-                if given.degraded == refused.degraded:
-                    now |= {status.bucket.counter: status for status in given.statuses}
+                given += [(yield from _refund(decision, refund))]
         vars(self._request).pop(EARLIER, None)
+        return given
+
+    def give_back(self, refused: Decision) -> Generator[Step, Any, Decision]:
+        """``free``; returns the refused decision as things stand then."""
+        now: dict[object, BucketStatus] = {}
+        for given in (yield from self.free()):
+            if given.degraded == refused.degraded:
+                now |= {status.bucket.counter: status for status in given.statuses}
         statuses = [
             status if (later := now.get(status.bucket.counter)) is None else _since_refund(status, later)
             for status in refused.statuses
@@ -128,6 +137,63 @@ class Earlier:
 
     def _charges(self) -> list[Charge]:
         return [charge for one in self._decisions for charge in charges_of(one) if not charge.settled]
+
+
+class Held(Earlier):
+    """What a request was charged before its view ran. The view's own check takes it over as its own charge."""
+
+    def __init__(self, request: Any, decision: Decision, seen: Any) -> None:
+        """``seen`` is what ``decision`` was made of: to note it, where the view makes no decision of its own."""
+        charged = {charge.bucket.counter for charge in charges_of(decision)}
+        statuses = tuple(status for status in decision.statuses if status.bucket.counter in charged)
+        super().__init__(request, [replace(decision, statuses=statuses)])
+        self.again = self._decisions[0]
+        self.decision, self.seen = decision, seen
+
+    def fits(self, buckets: tuple[Bucket, ...], cost: int) -> bool:
+        """Whether a check of ``buckets`` charges all that was charged, and no less."""
+        rates = {bucket.counter: bucket.rate for bucket in buckets}
+        charges = self._charges()
+        return bool(charges) and all(
+            rates.get(one.bucket.counter) == one.bucket.rate and one.units <= cost for one in charges
+        )
+
+    def hand_over(self, decision: Decision, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, Decision]:
+        """Return the decision of the view's check as if that had asked all ``buckets``; refused, it charged none."""
+        held = self._decisions[0]
+        if decision.degraded == held.degraded:
+            charges, new = charges_of(held), charges_of(decision)
+            found = {status.bucket.counter: status for status in (*held.statuses, *decision.statuses)}
+            statuses = [
+                # Other policies may have the same rate: the view's check knows which apply.
+                status if status.bucket is bucket else replace(status, bucket=bucket)
+                for bucket in buckets
+                if (status := found.get(bucket.counter)) is not None
+            ]
+            # Where nothing was left to ask, both are the same list.
+            charges = charges if new is charges else [*charges, *new]
+            decision = replace(decision, statuses=tuple(statuses), _charges=charges)
+        return decision if decision.allowed else (yield from self.give_back(decision))
+
+
+def set_apart(request: Any, decision: Decision) -> None:
+    """Make a decision that stands by itself the request's last: no other check deducts or gives back its units."""
+    _earlier(request)  # keeps the last decision so far, which it takes the place of
+    vars(request)[APART] = request.ratequota = decision
+
+
+def _earlier(request: Any) -> list[Decision]:
+    """The decisions of earlier checks, up to the last one."""
+    last: Decision | None = getattr(request, "ratequota", None)
+    decisions: list[Decision] = vars(request).get(EARLIER, [])
+    if last is None or last is vars(request).get(APART):
+        return [] if last is None else decisions
+    if not last.allowed:
+        return []
+    if all(last is not decision for decision in decisions):
+        decisions.append(last)
+        vars(request)[EARLIER] = decisions
+    return decisions
 
 
 def _since_refund(refused: BucketStatus, later: BucketStatus) -> BucketStatus:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -70,8 +70,9 @@ class Policies:
         self._users_lock = ForkSafeLock()
         self._snapshot: Snapshot | None = None
         self._users: OrderedDict[str, UserEntry] = OrderedDict()
-        #: Ids of the endpoints at which some user has a policy of their own (None = all endpoints); None = not known.
-        self.user_endpoints: frozenset[int | None] | None = None
+        #: Ids of the endpoints at which some user has a policy of their own (None = all endpoints), each with what
+        #: these policies are counted per; None = not known.
+        self.user_endpoints: Mapping[int | None, frozenset[str]] | None = None
         # Grows whenever users are dropped: an entry read before that is used once and not kept.
         self._drops = 0
         self._seen = Seen()
@@ -160,14 +161,16 @@ class Policies:
                     self._users.popitem(last=False)
         return entry
 
-    def load_user_endpoints(self) -> frozenset[int | None]:
+    def load_user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
         """Read ``user_endpoints`` from the database; raises ``django.db.Error``."""
         from .models import RatePolicy
 
         drops = self._drops
         with self._reading():
             own = _not_ended(RatePolicy.objects.filter(user__isnull=False).exclude(mode="off"))
-            found = frozenset(own.order_by().values_list("endpoint_id", flat=True).distinct())
+            found: dict[int | None, frozenset[str]] = {}
+            for endpoint_id, counted_per in own.order_by().values_list("endpoint_id", "counted_per").distinct():
+                found[endpoint_id] = found.get(endpoint_id, frozenset()) | {counted_per}
         with self._users_lock:
             if drops == self._drops and not publication_pending():
                 self.user_endpoints = found

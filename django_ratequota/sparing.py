@@ -6,13 +6,15 @@ names an endpoint counts there as everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from django.utils.translation import gettext as _
 
+from .facts import PolicyFacts
 from .identity import Caller
-from .rates import BLOCKED, Rate
+from .rates import Rate
 from .resolver import Candidate, Resolution
 from .routes import is_admin_page, shows_usage
 from .types import Bucket
@@ -24,10 +26,10 @@ LOOKS = Rate.parse("60/min")
 def spare(resolution: Resolution, name: str | None, view: Any, caller: Caller) -> Resolution:
     """Return what applies at the view of that URL name."""
     if shows_usage(view):
-        own = _without_general(resolution)
+        own = narrowed(resolution, _names_endpoint)
         enforced = any(policy.mode == "enforce" for policy in own.winners)
         return own if enforced else replace(own, buckets=(*own.buckets, _looks(caller)))
-    return _without_general(resolution) if is_admin_page(name) else resolution
+    return narrowed(resolution, _names_endpoint) if is_admin_page(name) else resolution
 
 
 def spare_candidate(candidate: Candidate, name: str | None, view: Any) -> Candidate:
@@ -48,20 +50,25 @@ def _looks(caller: Caller) -> Bucket:
     return Bucket(caller.name, LOOKS, scope="usage", counted_per="caller", on_error="allow")
 
 
-def _without_general(resolution: Resolution) -> Resolution:
-    winners = tuple(policy for policy in resolution.winners if policy.endpoint_id is not None)
-    if len(winners) == len(resolution.winners):
+def narrowed(resolution: Resolution, only: Callable[[PolicyFacts], bool]) -> Resolution:
+    """Return the resolution with ``only`` some of its policies, and no bucket that is built in."""
+    winners = tuple(policy for policy in resolution.winners if only(policy))
+    ids = {policy.id for policy in winners}
+    buckets = tuple(bucket for bucket in resolution.buckets if bucket.policy_id in ids)
+    if len(winners) == len(resolution.winners) and len(buckets) == len(resolution.buckets):
         return resolution
-    blocking = [policy for policy in winners if policy.rates == BLOCKED]
-    enforced = tuple(policy.id for policy in blocking if policy.mode == "enforce")
+    blocked = zip(resolution.blocked_by, resolution.blocking, strict=True)
     return replace(
         resolution,
-        buckets=tuple(bucket for bucket in resolution.buckets if bucket.endpoint_id is not None),
-        # In the order of the winners, of which those for all endpoints come first.
-        blocked_by=resolution.blocked_by[len(resolution.blocked_by) - len(enforced) :],
-        blocking=enforced,
-        would_block=tuple(policy.id for policy in blocking if policy.mode == "log"),
+        buckets=buckets,
+        blocked_by=tuple(name for name, policy_id in blocked if policy_id in ids),
+        blocking=tuple(policy_id for policy_id in resolution.blocking if policy_id in ids),
+        would_block=tuple(policy_id for policy_id in resolution.would_block if policy_id in ids),
         winners=winners,
         policy_ids=tuple(policy.id for policy in winners),
-        unreadable=tuple((name, policy) for name, policy in resolution.unreadable if policy.endpoint_id is not None),
+        unreadable=tuple((name, policy) for name, policy in resolution.unreadable if policy.id in ids),
     )
+
+
+def _names_endpoint(policy: PolicyFacts) -> bool:
+    return policy.endpoint_id is not None

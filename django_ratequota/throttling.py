@@ -13,10 +13,11 @@ from django.utils.encoding import force_str
 from rest_framework.exceptions import APIException
 from rest_framework.throttling import BaseThrottle
 
-from .enforcement import check_request, usable_cost
+from .costs import compute_cost
+from .enforcement import check_request
 from .headers import add_headers, retry_after_seconds
 from .responses import refusal_text, status_code
-from .types import Decision
+from .types import Decision, check_cost
 
 #: A refusal by one of ours hangs on REST framework's request under this name.
 _REFUSED = "_ratequota_refused"
@@ -38,19 +39,23 @@ class QuotaThrottle(BaseThrottle):
     """Enforces every policy that applies to the request, together and in one round trip.
 
     The view's ``throttle_scope`` names the endpoint; its ``throttle_cost``, an int, ``(request, view) -> int`` or a
-    method ``(self, request) -> int``, says the units consumed (else the endpoint's own cost).
+    method ``(self, request) -> int``, says the units consumed (else the endpoint's own cost, also where it raises).
     """
 
     def __init__(self) -> None:
         self.decision: Decision | None = None
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """Whether the request is admitted. Raises ``StoreUnavailable`` (503) where a policy denies without store."""
+        """Whether the request is admitted. Raises ``StoreUnavailable`` (503) where a policy denies without store.
+
+        Raises what ``throttle_cost`` raised to answer the client, once the request is counted and admitted.
+        """
         # REST framework asks all throttles of a view: what one of ours has refused, another says again.
-        decision = vars(request).get(_REFUSED)
+        decision, answer = vars(request).get(_REFUSED), None
         if decision is None:
             scope = getattr(view, "throttle_scope", None)
-            decision = check_request(request, force_str(scope) if scope else None, _cost(request, view))
+            cost, answer = compute_cost(lambda: _cost(request, view), f"throttle_cost of {type(view).__name__}")
+            decision = check_request(request, force_str(scope) if scope else None, cost)
             if not decision.allowed:
                 setattr(request, _REFUSED, decision)
         self.decision = decision
@@ -61,6 +66,8 @@ class QuotaThrottle(BaseThrottle):
             headers.pop("Retry-After", None)
         if not decision.allowed and status_code(decision) == 503:
             raise StoreUnavailable(decision)
+        if decision.allowed and answer is not None:
+            raise answer
         return bool(decision.allowed)
 
     def wait(self) -> float | None:
@@ -68,13 +75,10 @@ class QuotaThrottle(BaseThrottle):
         return self.decision.retry_after if self.decision else None
 
 
-def _cost(request: Any, view: Any) -> int | None:
+def _cost(request: Any, view: Any) -> Any:
+    """The view's ``throttle_cost``, called where it is a function; raises what that raises."""
     cost = getattr(view, "throttle_cost", None)
-    if cost is None:
-        return None
-    if callable(cost):
-        cost = _computed(cost, request, view)
-    return usable_cost(cost, f"throttle_cost of {type(view).__name__}")
+    return check_cost(_computed(cost, request, view)) if callable(cost) else cost
 
 
 def _computed(cost: Any, request: Any, view: Any) -> Any:

@@ -594,6 +594,13 @@ def test_middleware(settings: Any, enforce_all: bool, middleware: list[str], ids
     assert all(message.hint and message.level == checks.WARNING for message in messages)
 
 
+def test_count_unchecked_needs_the_middleware(settings: Any) -> None:
+    settings.RATEQUOTA, settings.MIDDLEWARE = {"COUNT_UNCHECKED": True}, []
+    assert [message.msg for message in check_middleware()] == ["COUNT_UNCHECKED does nothing without its middleware."]
+    settings.MIDDLEWARE = [OURS, AUTHENTICATION]
+    assert check_middleware() == []
+
+
 @pytest.mark.django_db
 def test_a_database_without_conditional_constraints_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection.features, "supports_partial_indexes", True)

@@ -33,11 +33,12 @@ from rest_framework.views import APIView
 from django_ratequota import Limiter, check_request
 from django_ratequota.answers import never_answers
 from django_ratequota.api import UsageView
-from django_ratequota.checks_views import check_enforced, check_migrated, check_statuses
+from django_ratequota.checks_views import check_enforced, check_migrated, check_statuses, check_unchecked
 from django_ratequota.compat.drf import AnonRateThrottle
 from django_ratequota.compat.ratelimit.decorators import ratelimit
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.throttling import QuotaThrottle
 from tests.snippets import ROOT, snippets
 
 DATABASES = ["default"]
@@ -223,6 +224,32 @@ def test_one_throttled_operation_of_a_path_is_enough(project: Any, limited: bool
 def test_a_urlconf_that_fails_is_django_s_to_tell(settings: Any) -> None:
     settings.ROOT_URLCONF = "nowhere"
     assert check_enforced() == []
+
+
+# --- Whether anything counts what views refuse by themselves. ---
+
+
+class Throttled(APIView):
+    throttle_classes = [QuotaThrottle]
+
+
+@pytest.mark.parametrize(
+    ("view", "enforce_all", "count_unchecked", "expected"),
+    [
+        (Throttled, True, False, ["W015"]),
+        (Throttled, True, True, []),
+        (Throttled, False, False, []),
+        (ratequota(plain), True, False, []),
+        (require_POST(ratequota(plain)), True, False, ["W015"]),
+        (plain, True, False, []),
+    ],
+)
+def test_what_views_refuse_before_their_throttle_may_go_uncounted(
+    project: Any, settings: Any, view: Any, enforce_all: bool, count_unchecked: bool, expected: list[str]
+) -> None:
+    project(view)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": enforce_all, "COUNT_UNCHECKED": count_unchecked}
+    assert ids(check_unchecked()) == expected
 
 
 # --- Whether its tables are there. ---

@@ -70,10 +70,13 @@ class FixedPolicies:
         return self._snapshot
 
     @property
-    def user_endpoints(self) -> frozenset[int | None]:
-        return frozenset(policy.endpoint_id for entry in self._users.values() for policy in entry.policies)
+    def user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
+        found: dict[int | None, frozenset[str]] = {}
+        for policy in (policy for entry in self._users.values() for policy in entry.policies):
+            found[policy.endpoint_id] = found.get(policy.endpoint_id, frozenset()) | {policy.counted_per}
+        return found
 
-    def load_user_endpoints(self) -> frozenset[int | None]:
+    def load_user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
         return self.user_endpoints
 
     def user(self, user_id: str, pending: bool | None = None) -> UserEntry:

@@ -1,0 +1,77 @@
+"""Requests that a view refuses before it has them checked: a wrong key, an ``Accept`` that it cannot answer.
+
+REST framework and Ninja authenticate before they ask throttles. With COUNT_UNCHECKED the middleware charges such a
+request before the view runs, under the policies counted per ip: these apply whoever the caller turns out to be. The
+view's own check takes the charge over. Without one it stays where the response is an error, and goes back otherwise.
+
+Where a policy for a plan, a user or an identifier may win once the caller is known, an address is not refused before
+the view runs. There the refusal takes the place of an error that the view answered without a check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from .enforcement import assign, binds_everybody, conclude, decide
+from .exceptions import StoreError
+from .facts import PolicyFacts
+from .limiter import Limiter
+from .settling import HELD, Held
+from .steps import Doer, Step, limiter_or_error
+from .twin import adrive, drive
+from .types import Decision
+
+
+def hold(request: Any, scope: str | None, cost: int | None) -> Decision | None:
+    """Charge a request before its view runs; returns the decision that refuses it, None where it may run.
+
+    ``scope`` and ``cost`` are those of the view's own check. Asks nothing where no policy is counted per ip.
+    """
+    limiter = limiter_or_error()
+    return drive(_hold_steps(request, scope, cost, limiter), Doer(limiter).do)
+
+
+async def ahold(request: Any, scope: str | None, cost: int | None) -> Decision | None:
+    """``hold``, awaited."""
+    limiter = limiter_or_error()
+    return await adrive(_hold_steps(request, scope, cost, limiter), Doer(limiter, request).ado)
+
+
+def release(request: Any, status: int) -> Decision | None:
+    """Keep or give back what is still held, by the response's ``status``; returns a decision that refuses it."""
+    return drive(_release_steps(request, status), Doer(limiter_or_error()).do)
+
+
+async def arelease(request: Any, status: int) -> Decision | None:
+    """``release``, awaited."""
+    return await adrive(_release_steps(request, status), Doer(limiter_or_error(), request).ado)
+
+
+def _hold_steps(
+    request: Any, scope: str | None, cost: int | None, limiter: Limiter | StoreError
+) -> Generator[Step, Any, Decision | None]:
+    if getattr(request, "ratequota", None) is not None:
+        return None
+    decision, seen = yield from decide(request, request, scope, cost, limiter, None, False, _per_ip)
+    if not decision.allowed and (seen is None or (yield from binds_everybody(decision, seen))):
+        decision = conclude(request, decision, seen)
+        assign(request, decision)
+        return decision
+    if seen is not None:
+        vars(request)[HELD] = Held(request, decision, seen)
+    return None
+
+
+def _release_steps(request: Any, status: int) -> Generator[Step, Any, Decision | None]:
+    held: Held = vars(request).pop(HELD)
+    if getattr(request, "ratequota", None) is not None or status < 400:
+        yield from held.free()
+        return None
+    decision = conclude(request, held.decision, held.seen)
+    assign(request, decision)
+    return None if decision.allowed else decision
+
+
+def _per_ip(policy: PolicyFacts) -> bool:
+    return policy.counted_per == "ip"

@@ -1,0 +1,111 @@
+"""A batch that checks each item: five hundred of them were one charge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, JsonResponse
+from django.test import Client
+from django.urls import path
+
+from django_ratequota import check_request
+from django_ratequota.decorators import ratequota
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.rates import ALGORITHMS
+from tests.conftest import Check, Settle
+from tests.test_enforcement import left, monitored
+from tests.views import request_from
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("fresh_policies"),
+    pytest.mark.urls(__name__),
+]
+
+
+def run(request: HttpRequest) -> JsonResponse:
+    """As many items as the client asks for."""
+    items = [check_request(request, "items", again=True).allowed for _ in range(int(request.GET["items"]))]
+    return JsonResponse({"done": items.count(True)})
+
+
+urlpatterns = [path("batch/", run), path("decorated/", ratequota("door")(run))]
+
+
+@pytest.fixture
+def items() -> Endpoint:
+    return Endpoint.objects.create(name="items")
+
+
+def free(scope: str = "items") -> list[int]:
+    return left(check_request(request_from(address="127.0.0.1"), scope, 0))
+
+
+@pytest.mark.parametrize("path", ["/batch/", "/decorated/"])
+@pytest.mark.parametrize("everywhere", [False, True], ids=["", "ENFORCE_ALL"])
+def test_five_hundred_items_are_five_hundred_charges(
+    settings: Any, items: Endpoint, path: str, everywhere: bool
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": everywhere}
+    RatePolicy.objects.create(endpoint=items, rates="100/hour", algorithm="fixed_window")
+    response = Client().get(path, {"items": 500})
+    assert response.json() == {"done": 100}
+    assert response["X-RateLimit-Remaining"] == "0", "the headers tell how it stands after the last item"
+    assert "Retry-After" in response
+    assert Client().get(path, {"items": 1}).json() == {"done": 0}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_item_that_is_refused_gives_nothing_back(check: Check, items: Endpoint, algorithm: str) -> None:
+    """Items that were admitted are done: a client could ask for one too many, and have all of them for nothing."""
+    RatePolicy.objects.create(rates="50/hour", algorithm=algorithm)
+    RatePolicy.objects.create(endpoint=items, rates="20/hour", algorithm=algorithm)
+    request = request_from(address="127.0.0.1")
+    check(request, None, 5)
+    done = [check(request, "items", 8, again=True).allowed for _ in range(4)]
+    assert done == [True, True, False, False]
+    assert free() == [50 - 5 - 16, 20 - 16]
+
+
+def test_a_later_check_gives_back_its_own_and_no_items(check: Check, items: Endpoint) -> None:
+    RatePolicy.objects.create(rates="50/hour")
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="closed"), rates="blocked")
+    request = request_from(address="127.0.0.1")
+    check(request, None, 5)
+    check(request, "items", 7, again=True)
+    check(request, "items", 7, again=True)
+    assert not check(request, "closed", 1).allowed
+    assert free() == [50 - 14]
+
+
+def test_a_later_check_deducts_what_checks_before_paid_and_no_items(check: Check, items: Endpoint) -> None:
+    RatePolicy.objects.create(rates="50/hour")
+    request = request_from(address="127.0.0.1")
+    check(request, "items", 7, again=True)
+    assert left(check(request, None, 5)) == [38]
+    assert left(check(request, "items", 7, again=True)) == [31]
+    assert left(check(request, None, 6)) == [30]
+    assert left(check(request, "items", 60, again=True)) == [30]
+    assert left(check(request, None, 8)) == [28]
+
+
+def test_each_item_settles_its_own_units(check: Check, settle: Settle, items: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=items, rates="50/hour")
+    request = request_from(address="127.0.0.1")
+    first, second = (check(request, "items", 10, again=True) for _ in range(2))
+    assert request.ratequota is second
+    settle(first, "refund", 25)
+    assert free() == [40]
+    settle(second, "refund", 4)
+    assert free() == [44]
+
+
+def test_an_item_is_one_round_trip(items: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=items, rates="50/hour")
+    check_request(request_from())
+    request = request_from()
+    with monitored() as commands:
+        for _ in range(3):
+            check_request(request, "items", again=True)
+    assert commands == ["EVALSHA"] * 3

@@ -1,0 +1,184 @@
+"""Requests whose cost cannot be computed: they were answered 500 or 400, and counted nowhere."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.exceptions import PermissionDenied, SuspiciousOperation
+from django.http import Http404
+from django.test import AsyncClient, Client
+from django.urls import path
+from ninja import NinjaAPI
+from ninja.errors import HttpError
+from rest_framework.exceptions import ValidationError
+from rest_framework.parsers import BaseParser, JSONParser
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_ratequota import check_request
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
+from tests.test_enforcement import left
+from tests.views import request_from
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("fresh_policies"),
+    pytest.mark.urls(__name__),
+]
+
+#: What a cost raises for the body ``{"raise": name}``.
+ERRORS: dict[str, Exception] = {
+    "KeyError": KeyError("items"),
+    "Http404": Http404(),
+    "PermissionDenied": PermissionDenied(),
+    "SuspiciousOperation": SuspiciousOperation(),
+    "ValidationError": ValidationError(),
+    "HttpError": HttpError(422, "no"),
+}
+
+
+def of_items(request: Any, view: Any = None) -> int:
+    data = request.data if hasattr(request, "data") else json.loads(request.body)
+    if data and "raise" in data:
+        raise ERRORS[data["raise"]]
+    return len(data["items"])
+
+
+class Broken(BaseParser):
+    """A parser that fails by itself."""
+
+    media_type = "text/plain"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        raise RecursionError
+
+
+class Batch(APIView):
+    throttle_scope = "batch"
+    throttle_cost = of_items
+    parser_classes = [JSONParser, Broken]
+
+    def post(self, request: Any) -> Response:
+        return Response({"got": request.data})
+
+
+class Declared(Batch):
+    """A property says what it costs."""
+
+    @property
+    def throttle_cost(self) -> int:  # type: ignore[override]
+        return of_items(self.request)
+
+
+api = NinjaAPI(urls_namespace="costs", docs_url=None, throttle=[NinjaThrottle("batch", cost=of_items)])
+
+
+@api.post("/sync")
+def operation(request: Any) -> Any:
+    return {"got": json.loads(request.body)}
+
+
+@api.post("/async")
+async def aoperation(request: Any) -> Any:
+    return {"got": json.loads(request.body)}
+
+
+urlpatterns = [
+    path("batch/", Batch.as_view()),
+    path("declared/", Declared.as_view()),
+    path("ninja/", api.urls),
+]
+PATHS = ["/batch/", "/declared/", "/ninja/sync", "/ninja/async"]
+
+
+@pytest.fixture
+def batch() -> Endpoint:
+    return Endpoint.objects.create(name="batch", cost=2)
+
+
+def post(path: str, body: Any, content_type: str = "application/json") -> Any:
+    text = body if isinstance(body, str) else json.dumps(body)
+    if path.endswith("async"):
+        client = AsyncClient(raise_request_exception=False)
+        return async_to_sync(client.post)(path, text, content_type=content_type)
+    return Client(raise_request_exception=False).post(path, text, content_type=content_type)
+
+
+def free() -> list[int]:
+    return left(check_request(request_from(address="127.0.0.1"), "batch", 0))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_cost_that_raises_counts_as_the_endpoint_s(batch: Endpoint, path: str, caplog: Any) -> None:
+    RatePolicy.objects.create(endpoint=batch, rates="6/hour")
+    answers = [post(path, {}) for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
+    assert answers[0].json() == {"got": {}}
+    logged = [one for one in caplog.records if one.name == "django_ratequota" and one.levelno == logging.ERROR]
+    assert len(logged) == 1, "once a minute"
+    assert "raised KeyError: 'items'; the endpoint's cost counts" in logged[0].getMessage()
+    assert logged[0].exc_info
+
+
+def test_a_cost_that_is_no_number_of_units_is_logged_once_a_minute(
+    batch: Endpoint, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Batch, "throttle_cost", lambda request, view: -1)
+    RatePolicy.objects.create(endpoint=batch, rates="20/hour")
+    assert [post("/batch/", {}).status_code for _ in range(5)] == [200] * 5
+    assert free() == [10]
+    assert caplog.text.count("a cost is a whole number") == 1
+
+
+@pytest.mark.parametrize("path", ["/batch/", "/declared/"])
+def test_malformed_bodies_are_counted_and_answered(batch: Endpoint, path: str, caplog: Any) -> None:
+    """The view must not be left with the empty body that REST framework puts in place of one that it cannot parse."""
+    RatePolicy.objects.create(endpoint=batch, rates="6/hour")
+    answers = [post(path, '{"items": [') for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [400, 400, 400, 429, 429]
+    assert "JSON parse error" in answers[0].json()["detail"]
+    assert answers[0]["X-RateLimit-Remaining"] == "4"
+    assert "django_ratequota" not in {one.name for one in caplog.records}
+
+
+def test_three_hundred_malformed_bodies_against_a_hundred_a_minute(batch: Endpoint) -> None:
+    RatePolicy.objects.create(rates="200/min", algorithm="sliding_window_log")
+    answers = [post("/batch/", "{").status_code for _ in range(300)]
+    assert (answers.count(400), answers.count(429)) == (100, 200)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status"), [("x", "text/plain", 500), ("x", "image/png", 415)], ids=["parser", "type"]
+)
+def test_a_body_that_cannot_be_read_is_counted_and_answered(
+    batch: Endpoint, body: str, content_type: str, status: int
+) -> None:
+    RatePolicy.objects.create(endpoint=batch, rates="4/hour")
+    answers = [post("/batch/", body, content_type).status_code for _ in range(3)]
+    assert answers == [status, status, 429]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [("Http404", 404), ("PermissionDenied", 403), ("SuspiciousOperation", 400), ("ValidationError", 400)],
+)
+def test_what_a_cost_answers_is_counted_and_answered(
+    batch: Endpoint, path: str, error: str, status: int, caplog: Any
+) -> None:
+    if "ninja" in path:
+        error, status = ("Http404", 404) if error == "Http404" else ("HttpError", 422)
+    RatePolicy.objects.create(endpoint=batch, rates="4/hour")
+    assert [post(path, {"raise": error}).status_code for _ in range(3)] == [status, status, 429]
+    assert "the endpoint's cost counts" not in caplog.text
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_cost_that_can_be_computed_counts(batch: Endpoint, path: str) -> None:
+    RatePolicy.objects.create(endpoint=batch, rates="9/hour")
+    assert [post(path, {"items": [1, 2, 3]}).status_code for _ in range(4)] == [200, 200, 200, 429]

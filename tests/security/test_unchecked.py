@@ -1,0 +1,562 @@
+"""Guessing keys: what a view refuses before its throttle is asked, under COUNT_UNCHECKED."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from base64 import b64encode
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
+from django.db import connections
+from django.http import HttpRequest, JsonResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from django.views.decorators.http import require_POST
+from ninja import NinjaAPI
+from ninja.security import APIKeyHeader
+from rest_framework.authentication import BaseAuthentication, BasicAuthentication
+from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.response import Response
+from rest_framework.throttling import BaseThrottle
+from rest_framework.views import APIView
+
+from django_ratequota import alerts, check_request
+from django_ratequota.collecting import Note, collector
+from django_ratequota.decorators import ratequota
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
+from django_ratequota.signals import request_refused
+from django_ratequota.throttling import QuotaThrottle
+from tests.conftest import Get
+from tests.test_enforcement import CLOSED, left, monitored
+from tests.threads import on_threads
+from tests.views import request_from
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("fresh_policies", "counting"),
+    pytest.mark.urls(__name__),
+]
+
+RIGHT, WRONG = {"X-Key": "alice"}, {"X-Key": "guess"}
+BASIC = {"Authorization": f"Basic {b64encode(b'alice:guess').decode()}"}
+#: How often a key was looked at.
+looked: list[str] = []
+
+
+class Keys(BaseAuthentication):
+    """A key is the name of a user."""
+
+    def authenticate(self, request: Any) -> tuple[User, None] | None:
+        key = request.headers.get("X-Key")
+        if key is None:
+            return None
+        looked.append(key)
+        if key == "guess":
+            raise AuthenticationFailed
+        return User.objects.get(username=key), None
+
+    def authenticate_header(self, request: Any) -> str:
+        return "Key"
+
+
+class Account(APIView):
+    authentication_classes = [Keys]
+    permission_classes = [IsAuthenticated]
+    throttle_scope = "account"
+
+    def get(self, request: Any) -> Response:
+        return Response({"ran": True}, status=int(request.query_params.get("status", 200)))
+
+
+class Basic(Account):
+    authentication_classes = [BasicAuthentication]
+
+
+class Costly(Account):
+    throttle_cost = 3
+
+
+class Cheap(Account):
+    throttle_cost = 1
+
+
+class Computed(Account):
+    def throttle_cost(self, request: Any) -> int:
+        return int(request.headers.get("X-Cost", 2))
+
+
+class Choosing(Account):
+    """Its throttles are a user's only; they are not known before it has authenticated."""
+
+    throttle_classes = []
+
+    def get_throttles(self) -> list[BaseThrottle]:
+        return [QuotaThrottle()] if self.request.user.is_authenticated else []
+
+
+class StaffFree(QuotaThrottle):
+    def allow_request(self, request: Any, view: Any) -> bool:
+        return request.user.is_staff or super().allow_request(request, view)
+
+
+class Sparing(Account):
+    throttle_classes = [StaffFree]
+
+
+class NinjaKeys(APIKeyHeader):
+    param_name = "X-Key"
+
+    def authenticate(self, request: Any, key: str | None) -> User | None:
+        looked.append(str(key))
+        return None if key != "alice" else User(pk=1, username="alice")
+
+
+api = NinjaAPI(urls_namespace="unchecked", docs_url=None, auth=NinjaKeys(), throttle=[NinjaThrottle("account")])
+
+
+@api.get("/sync")
+def operation(request: Any) -> Any:
+    return {"ran": True}
+
+
+@api.get("/async")
+async def aoperation(request: Any) -> Any:
+    return {"ran": True}
+
+
+@api.get("/free", throttle=[])
+def free_operation(request: Any) -> Any:
+    return {"ran": True}
+
+
+@ratequota(scope="account")
+def decorated(request: HttpRequest) -> JsonResponse:
+    return JsonResponse({"ran": True})
+
+
+#: Set once the view below waits.
+waiting: ContextVar[asyncio.Event] = ContextVar("waiting")
+
+
+@functools.wraps(decorated)
+async def slow(request: HttpRequest) -> JsonResponse:
+    """Looks for a key before the quota is asked, and never ends."""
+    waiting.get().set()
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+urlpatterns = [
+    path("slow/", slow),
+    path("account/", Account.as_view()),
+    path("basic/", Basic.as_view()),
+    path("costly/", Costly.as_view()),
+    path("cheap/", Cheap.as_view()),
+    path("computed/", Computed.as_view()),
+    path("choosing/", Choosing.as_view()),
+    path("sparing/", Sparing.as_view()),
+    path("ninja/", api.urls),
+    path("decorated/", decorated),
+    path("posted/", require_POST(decorated)),
+]
+
+
+@pytest.fixture
+def counting(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "COUNT_UNCHECKED": True}
+    looked.clear()
+
+
+@pytest.fixture
+def account() -> Endpoint:
+    return Endpoint.objects.create(name="account")
+
+
+@pytest.fixture
+def alice() -> User:
+    return User.objects.create(pk=1, username="alice")
+
+
+def free(user: Any = None) -> list[int]:
+    """What is left at the test client's address."""
+    return left(check_request(request_from(user, address="127.0.0.1"), "account", 0))
+
+
+def statuses(get: Get, path: str, times: int, **options: Any) -> list[int]:
+    return [get(path, **options).status_code for _ in range(times)]
+
+
+# --- The attacks. ---
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/account/", WRONG, 401),
+        ("/basic/", BASIC, 401),
+        ("/account/", {}, 401),
+        ("/account/", {**RIGHT, "Accept": "image/png"}, 406),
+        ("/choosing/", WRONG, 401),
+        ("/ninja/sync", WRONG, 401),
+        ("/ninja/async", WRONG, 401),
+        ("/posted/", {}, 405),
+    ],
+)
+@pytest.mark.parametrize("everywhere", [False, True], ids=["", "ENFORCE_ALL"])
+def test_guesses_are_answered_as_often_as_the_policy_says(
+    get: Get, settings: Any, account: Endpoint, path: str, headers: Any, status: int, everywhere: bool
+) -> None:
+    """All of them were answered 401, and none was counted."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": everywhere}
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="4/hour")
+    assert statuses(get, path, 12, headers=headers) == [status] * 4 + [429] * 8
+    assert len(looked) <= (8 if path == "/choosing/" else 4), "a refused guess was looked at"
+    assert free() == [0]
+
+
+def test_three_hundred_guesses_against_a_hundred_a_minute(get: Get, account: Endpoint) -> None:
+    RatePolicy.objects.create(rates="100/min", algorithm="sliding_window_log", counted_per="ip")
+    answers = statuses(get, "/account/", 300, headers=WRONG)
+    assert (answers.count(401), answers.count(429)) == (100, 200)
+    assert answers[:100] == [401] * 100
+
+
+@pytest.mark.parametrize("path", ["/account/", "/ninja/sync"])
+def test_guesses_at_once(account: Endpoint, path: str) -> None:
+    """A look before and a charge afterwards would let as many through as there are threads."""
+    RatePolicy.objects.create(rates="5/hour", counted_per="ip")
+
+    def guess() -> int:
+        try:
+            return Client().get(path, headers=WRONG).status_code
+        finally:
+            connections.close_all()  # of this thread, which may have read the policies
+
+    answers = on_threads(20, guess)
+    assert (answers.count(401), answers.count(429), len(looked)) == (5, 15, 5)
+
+
+def test_guesses_at_once_on_one_loop(account: Endpoint) -> None:
+    RatePolicy.objects.create(rates="5/hour", counted_per="ip")
+
+    async def guess_all() -> list[Any]:
+        return await asyncio.gather(*[AsyncClient().get("/ninja/async", headers=WRONG) for _ in range(20)])
+
+    answers = [answer.status_code for answer in async_to_sync(guess_all)()]
+    assert (answers.count(401), answers.count(429), len(looked)) == (5, 15, 5)
+
+
+def test_a_right_key_is_not_found_by_an_address_that_has_used_up_its_guesses(
+    get: Get, account: Endpoint, alice: User
+) -> None:
+    RatePolicy.objects.create(rates="3/hour", counted_per="ip")
+    statuses(get, "/account/", 3, headers=WRONG)
+    assert (statuses(get, "/account/", 2, headers=RIGHT), len(looked)) == ([429, 429], 3)
+
+
+def test_an_address_that_is_blocked_gets_no_answer(get: Get, account: Endpoint, alice: User) -> None:
+    """Whoever the caller would turn out to be: nothing outranks the block of an address."""
+    plan = Plan.objects.create(name="Pro", slug="pro", default_for="authenticated")
+    RatePolicy.objects.create(plan=plan, rates="9/hour", counted_per="ip")
+    RatePolicy.objects.create(subject="ip:127.0.0.0/8", rates="blocked", counted_per="ip")
+    assert (statuses(get, "/account/", 2, headers=WRONG), looked) == ([429, 429], [])
+
+
+def test_it_is_off_by_default(get: Get, settings: Any, account: Endpoint) -> None:
+    settings.RATEQUOTA = {key: value for key, value in settings.RATEQUOTA.items() if key != "COUNT_UNCHECKED"}
+    RatePolicy.objects.create(rates="2/hour", counted_per="ip")
+    assert statuses(get, "/account/", 4, headers=WRONG) == [401] * 4
+
+
+# --- Nobody pays twice, and nobody pays for others. ---
+
+
+@pytest.mark.parametrize(
+    ("path", "cost", "each"),
+    [
+        ("/account/", 1, 1),
+        ("/account/", 2, 2),
+        ("/costly/", 1, 3),
+        ("/costly/", 5, 3),
+        ("/cheap/", 5, 1),
+        ("/computed/", 5, 2),
+        ("/choosing/", 1, 1),
+        ("/ninja/sync", 2, 2),
+        ("/ninja/async", 2, 2),
+        ("/decorated/", 2, 2),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["token_bucket", "sliding_window_log"])
+def test_a_rightful_request_is_charged_once(
+    get: Get, account: Endpoint, alice: User, path: str, cost: int, each: int, algorithm: str
+) -> None:
+    Endpoint.objects.filter(pk=account.pk).update(cost=cost)
+    RatePolicy.objects.create(endpoint=account, rates="60/hour", algorithm=algorithm)
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="30/hour", algorithm=algorithm)
+    for times in (1, 2, 3):
+        response = get(path, headers=RIGHT)
+        assert (response.status_code, response["X-RateLimit-Remaining"]) == (200, str(30 - times * each))
+        assert response["RateLimit-Policy"].count("account/hour") == 2
+    who = alice if path not in ("/decorated/",) else None
+    assert free(who) == [60 - 3 * each, 30 - 3 * each]
+
+
+@pytest.mark.parametrize("path", ["/cheap/", "/computed/"])
+def test_a_view_that_costs_less_than_its_endpoint_may_use_the_last_units(
+    get: Get, account: Endpoint, alice: User, path: str
+) -> None:
+    Endpoint.objects.filter(pk=account.pk).update(cost=5)
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="7/hour")
+    assert statuses(get, path, 8, headers={**RIGHT, "X-Cost": "1"}) == [200] * 7 + [429]
+
+
+def test_a_request_that_turns_out_to_cost_nothing_is_charged_nothing(
+    get: Get, account: Endpoint, alice: User
+) -> None:
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="2/hour")
+    assert statuses(get, "/computed/", 4, headers={**RIGHT, "X-Cost": "0"}) == [200] * 4
+    assert free() == [2]
+
+
+def test_what_the_view_gives_back_includes_what_was_charged_before_it(
+    account: Endpoint, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="30/hour")
+
+    def get(self: Any, request: Any) -> Response:
+        request.ratequota.refund(3)
+        return Response({})
+
+    monkeypatch.setattr(Costly, "get", get)
+    assert Client().get("/costly/", headers=RIGHT).status_code == 200
+    assert free() == [30]
+
+
+@pytest.mark.parametrize("edit", ["raised", "lowered", "deleted"])
+def test_a_policy_may_change_while_the_view_authenticates(
+    get: Get, account: Endpoint, alice: User, edit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = RatePolicy.objects.create(counted_per="ip", rates="30/hour")
+    RatePolicy.objects.create(endpoint=account, rates="60/hour")
+    authenticate = Keys.authenticate
+
+    def edit_and_authenticate(self: Keys, request: Any) -> Any:
+        if edit == "deleted":
+            policy.delete()
+        else:
+            policy.rates = {"raised": "40/hour", "lowered": "5/hour"}[edit]
+            policy.save()
+        return authenticate(self, request)
+
+    monkeypatch.setattr(Keys, "authenticate", edit_and_authenticate)
+    assert get("/account/", headers=RIGHT).status_code == 200
+    assert free(alice) == {"raised": [39, 59], "lowered": [4, 59], "deleted": [59]}[edit]
+
+
+def test_a_limit_in_log_mode_refuses_nobody(get: Get, account: Endpoint, alice: User) -> None:
+    RatePolicy.objects.create(counted_per="ip", rates="2/hour", mode="log")
+    RatePolicy.objects.create(counted_per="ip", rates="7/hour", endpoint=account)
+    assert statuses(get, "/account/", 4, headers=WRONG) == [401] * 4
+    assert statuses(get, "/account/", 4, headers=RIGHT) == [200, 200, 200, 429]
+
+
+def test_an_error_after_the_check_is_charged_once(get: Get, account: Endpoint, alice: User) -> None:
+    RatePolicy.objects.create(rates="9/hour", counted_per="ip")
+    assert get("/account/?status=404", headers=RIGHT).status_code == 404
+    assert free() == [8]
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "sliding_window_log"])
+def test_a_request_that_the_view_s_check_refuses_is_charged_nowhere(
+    get: Get, account: Endpoint, alice: User, algorithm: str
+) -> None:
+    RatePolicy.objects.create(endpoint=account, rates="1/hour", algorithm=algorithm)
+    RatePolicy.objects.create(counted_per="ip", rates="30/hour", algorithm=algorithm)
+    assert statuses(get, "/account/", 4, headers=RIGHT) == [200, 429, 429, 429]
+    refused = get("/account/", headers=RIGHT)
+    assert [part.partition("r=")[2][:2].strip(";") for part in refused["RateLimit"].split(",")] == ["29", "0"]
+    assert free(alice) == [29, 0]
+
+
+def test_a_view_that_lets_a_caller_pass_unchecked_charges_nothing(get: Get, account: Endpoint, alice: User) -> None:
+    User.objects.update(is_staff=True)
+    RatePolicy.objects.create(counted_per="ip", rates="2/hour")
+    assert statuses(get, "/sparing/", 3, headers=RIGHT) == [200] * 3
+    assert free() == [2]
+
+
+def test_an_operation_without_a_throttle_is_left_alone(get: Get, account: Endpoint) -> None:
+    RatePolicy.objects.create(counted_per="ip", rates="2/hour")
+    assert statuses(get, "/ninja/free", 4, headers=WRONG) == [401] * 4
+
+
+@pytest.mark.parametrize("own", ["5/hour", "unlimited", "5/min"])
+@pytest.mark.parametrize("audience", ["user", "plan"])
+def test_a_customer_with_more_is_not_held_to_what_strangers_have(
+    get: Get, account: Endpoint, alice: User, own: str, audience: str
+) -> None:
+    """Who asks is known only to the view: until then its address is a stranger's."""
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    PlanAssignment.objects.create(user=alice, plan=plan)
+    RatePolicy.objects.create(counted_per="ip", rates="2/hour")
+    owner: Any = {"user": alice} if audience == "user" else {"plan": plan}
+    RatePolicy.objects.create(counted_per="ip", rates=own, **owner)
+    assert statuses(get, "/account/", 5, headers=RIGHT) == [200] * 5
+    assert statuses(get, "/account/", 1, headers=RIGHT) == [200 if own == "unlimited" else 429]
+    # Guesses are answered no more often for that.
+    assert statuses(get, "/account/", 4, headers=WRONG).count(401) == (0 if own == "5/hour" else 2)
+    assert statuses(get, "/account/", 1, headers=RIGHT) == [200 if own == "unlimited" else 429]
+
+
+def test_a_feature_that_only_a_plan_has_stays_open_to_it(get: Get, account: Endpoint, alice: User) -> None:
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    PlanAssignment.objects.create(user=alice, plan=plan)
+    RatePolicy.objects.create(counted_per="ip", rates="blocked")
+    RatePolicy.objects.create(counted_per="ip", rates="3/hour", plan=plan)
+    assert statuses(get, "/account/", 4, headers=RIGHT) == [200, 200, 200, 429]
+    assert statuses(get, "/account/", 2, headers=WRONG) == [429, 429]
+
+
+def test_policies_per_caller_are_left_to_the_view(get: Get, account: Endpoint, alice: User) -> None:
+    """Else what strangers do at an address would refuse its users."""
+    RatePolicy.objects.create(rates="2/hour")
+    assert statuses(get, "/account/", 5, headers=WRONG) == [401] * 5
+    assert statuses(get, "/account/", 3, headers=RIGHT) == [200, 200, 429]
+
+
+# --- One request, to whoever looks on. ---
+
+
+def test_each_request_is_noted_and_told_once(
+    get: Get, settings: Any, account: Endpoint, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerts._background, "keep", lambda: None)  # else a thread tells what waits
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 20}
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="3/hour")
+    RatePolicy.objects.create(rates="30/hour")
+    refused: list[Any] = []
+
+    def receive(request: Any, **_: Any) -> None:
+        refused.append(request)
+
+    request_refused.connect(receive)
+    alerts.quota_threshold.connect(receive)
+    collector.forget()
+    alerts._forget()
+    try:
+        seen = [statuses(get, "/account/", times, headers=key) for times, key in ((1, RIGHT), (2, WRONG), (1, RIGHT))]
+        assert seen == [[200], [401, 401], [429]]
+        noted = [Note._make(one) for one in collector._noted]
+        assert [(one.caller, one.allowed) for one in noted] == [
+            ("user:1", True),
+            ("ip:127.0.0.1", True),
+            ("ip:127.0.0.1", True),
+            ("ip:127.0.0.1", False),
+        ]
+        assert len(refused) == 1
+        assert sorted(one.level for one in alerts._waiting) == [80, 100]
+    finally:
+        collector.forget()
+        alerts._forget()
+        request_refused.disconnect(receive)
+        alerts.quota_threshold.disconnect(receive)
+
+
+def test_answers_say_how_many_guesses_are_left(get: Get, account: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="2/hour")
+    answers = [get("/account/", headers=WRONG) for _ in range(3)]
+    assert [answer["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "0"]
+    assert ["Retry-After" in answer for answer in answers] == [False, False, True]
+    assert answers[2]["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(("counted", "remaining"), [("401", [1]), ("4xx", [1]), ("5xx", [3])])
+def test_endpoints_may_count_some_outcomes_only(
+    get: Get, account: Endpoint, counted: str, remaining: list[int]
+) -> None:
+    Endpoint.objects.filter(pk=account.pk).update(charged_statuses=counted)
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="3/hour")
+    statuses(get, "/account/", 2, headers=WRONG)
+    assert free() == remaining
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "per", "trips"),
+    [
+        ("/account/", WRONG, ["ip"], 1),
+        ("/account/", WRONG, ["caller"], 0),
+        ("/account/", RIGHT, ["caller"], 1),
+        ("/account/", RIGHT, ["ip"], 1),
+        ("/account/", RIGHT, ["ip", "caller"], 2),
+        ("/decorated/", {}, ["ip", "caller"], 1),
+    ],
+)
+def test_round_trips(account: Endpoint, alice: User, path: str, headers: Any, per: list[str], trips: int) -> None:
+    for counted_per in per:
+        RatePolicy.objects.create(endpoint=account, counted_per=counted_per, rates="30/hour")
+    client = Client()
+    client.get(path, headers=RIGHT)
+    client.get(path, headers=headers)
+    with monitored() as commands:
+        client.get(path, headers=headers)
+    assert commands == ["EVALSHA"] * trips
+
+
+def test_round_trips_of_refusals(account: Endpoint, alice: User) -> None:
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="2/hour")
+    mine = RatePolicy.objects.create(endpoint=account, rates="1/hour")
+    client = Client()
+    client.get("/account/", headers=RIGHT)
+    with monitored() as commands:
+        assert client.get("/account/", headers=RIGHT).status_code == 429
+    assert commands == ["EVALSHA"] * 3, "charged, refused, given back"
+    mine.delete()
+    statuses(client.get, "/account/", 2, headers=WRONG)
+    with monitored() as commands:
+        assert client.get("/account/", headers=WRONG).status_code == 429
+    assert commands == ["EVALSHA"]
+
+
+# --- Without Redis, and without the database. ---
+
+
+@pytest.mark.parametrize(
+    ("on_error", "expected"), [("allow", [401] * 4), ("deny", [503] * 4), ("local", [401, 401, 429, 429])]
+)
+def test_without_redis_on_error_decides(
+    get: Get, settings: Any, account: Endpoint, on_error: str, expected: list[int]
+) -> None:
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="2/hour", on_error=on_error)
+    settings.RATEQUOTA = {**CLOSED, "COUNT_UNCHECKED": True, "LOCAL_SHARE": 1}
+    assert statuses(get, "/account/", 4, headers=WRONG) == expected
+
+
+def test_without_redis_a_rightful_request_is_charged_once(
+    get: Get, settings: Any, account: Endpoint, alice: User
+) -> None:
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="3/hour", on_error="local")
+    RatePolicy.objects.create(endpoint=account, rates="9/hour", on_error="local")
+    settings.RATEQUOTA = {**CLOSED, "COUNT_UNCHECKED": True, "LOCAL_SHARE": 1}
+    assert statuses(get, "/account/", 4, headers=RIGHT) == [200, 200, 200, 429]
+
+
+def test_a_task_that_is_cancelled_has_been_charged(account: Endpoint) -> None:
+    """A client that hangs up while its key is looked at would have guessed for nothing."""
+    RatePolicy.objects.create(rates="5/hour", counted_per="ip")
+
+    async def guess() -> None:
+        started = asyncio.Event()
+        waiting.set(started)
+        task = asyncio.ensure_future(AsyncClient().get("/slow/"))
+        await asyncio.wait_for(started.wait(), 30)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async_to_sync(guess)()
+    assert free() == [4]
