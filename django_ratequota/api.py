@@ -19,7 +19,7 @@ from rest_framework.views import APIView
 
 from .identity import Caller, NamedCaller
 from .routes import USAGE_ATTRIBUTE
-from .standing import Standing, standing
+from .standing import standing
 from .throttling import QuotaThrottle, StoreUnavailable
 from .types import Bucket, BucketStatus, Decision
 
@@ -88,33 +88,30 @@ class UsageView(APIView):
         except DatabaseError as error:
             raise StoreUnavailable(Decision(allowed=False, denied_by=("all",), error="database")) from error
         # Not by the serializer, which is for documentation: it takes longer than all else here.
-        return Response(_usage(found), headers={"Cache-Control": "no-store"})
+        data = {
+            "limits": [self.describe(bucket, status) for bucket, status in found.limits],
+            "blocked_by": found.blocked_by,
+            "available": found.available,
+            "truncated": found.truncated,
+        }
+        return Response(data, headers={"Cache-Control": "no-store"})
+
+    def describe(self, bucket: Bucket, status: BucketStatus | None) -> dict[str, Any]:
+        """Return one limit as the client sees it; ``status`` says how the caller stands there, None = unknown."""
+        return {
+            "policy": bucket.title,
+            "scope": bucket.scope or None,
+            "rate": str(bucket.rate),
+            "counted_per": bucket.counted_per,
+            "limit": bucket.rate.capacity,
+            "window": _seconds(status.window_us if status else bucket.rate.period_us),
+            "remaining": status and status.remaining,
+            "reset": status and _seconds(status.reset_after_us),
+            "retry_after": status and _seconds(status.retry_after_us or 0),
+        }
 
 
 setattr(UsageView, USAGE_ATTRIBUTE, True)
-
-
-def _usage(found: Standing) -> dict[str, Any]:
-    return {
-        "limits": [_limit(bucket, status) for bucket, status in found.limits],
-        "blocked_by": found.blocked_by,
-        "available": found.available,
-        "truncated": found.truncated,
-    }
-
-
-def _limit(bucket: Bucket, status: BucketStatus | None) -> dict[str, Any]:
-    return {
-        "policy": bucket.title,
-        "scope": bucket.scope or None,
-        "rate": str(bucket.rate),
-        "counted_per": bucket.counted_per,
-        "limit": bucket.rate.capacity,
-        "window": _seconds(status.window_us if status else bucket.rate.period_us),
-        "remaining": status and status.remaining,
-        "reset": status and _seconds(status.reset_after_us),
-        "retry_after": status and _seconds(status.retry_after_us or 0),
-    }
 
 
 def _seconds(us: int) -> int:

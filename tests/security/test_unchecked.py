@@ -460,7 +460,7 @@ def test_each_request_is_noted_and_told_once(
             ("ip:127.0.0.1", False),
         ]
         assert len(refused) == 1
-        assert sorted(one.level for one in alerts._waiting) == [80, 100]
+        assert sorted(one.level for limit in alerts._waiting.values() for one in limit) == [80, 100]
     finally:
         collector.forget()
         alerts._forget()
