@@ -49,7 +49,8 @@ class Liveness:
 
     def answered(self, asked: float) -> float:
         """Note that a command is answered that was sent then; returns the time."""
-        self.asked_at = max(self.asked_at, asked)
+        if asked > self.asked_at:  # each decision comes by: ``max`` costs a call
+            self.asked_at = asked
         self.answered_at = now = time.monotonic()
         return now
 
