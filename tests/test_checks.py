@@ -319,6 +319,7 @@ def test_a_server_that_evicts_is_warned_of(settings: Any, own_server: ValkeyServ
 def test_a_server_that_takes_too_few_clients(settings: Any, own_server: ValkeyServer) -> None:
     url = {"REDIS_URL": own_server.connection_url, "TIMEOUT": 5}
     with redis.Redis.from_url(own_server.connection_url) as client:
+        client.config_set("maxmemory-policy", "noeviction")
         client.config_set("maxclients", 300)
         for change, warned in (
             ({}, False),
