@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -153,6 +154,25 @@ def test_a_caller_who_gives_up_leaves_the_line(node: Node, server_of: Make, kind
                 await until(lambda: settled(callers.pool, 1), "all is idle")
 
     asyncio.run(run())
+
+
+def test_a_connection_for_a_caller_who_gives_up_at_that_moment_is_the_next_one_s(node: Node, server_of: Make) -> None:
+    class AtThatMoment(Budget):
+        def wait_in_line(self, ready: Callable[[float], object], answers: Any) -> None:
+            waiting.set()
+            assert ready(30), "a connection is handed over"
+            raise KeyboardInterrupt
+
+    server, waiting = server_of(node, 1), threading.Event()
+    pool: Any = server._connections
+    connection, since = pool._take(Budget(PATIENT))
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(pool.send, ("PING",), AtThatMoment(PATIENT), False)
+        assert waiting.wait(30)
+        pool._give_back(connection, since)
+        assert isinstance(asking.exception(), KeyboardInterrupt)
+    assert server.send(("PING",), Budget(PATIENT)) == b"PONG"
+    assert settled(pool, 1)
 
 
 @BOTH
