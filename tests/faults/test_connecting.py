@@ -237,14 +237,33 @@ def test_a_failed_attempt_is_not_repeated_at_once_while_others_are_open(monkeypa
     monkeypatch.setattr(attempts_module, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
     attempts = Attempts()
     begun = attempts.begin(1)
-    attempts.failed(begun, OSError())
+    assert attempts.failed(begun), "there is nothing to wait for"
     begun = attempts.begin(1)
     assert begun is not None, "nothing is open: the next caller tries"
     attempts.succeeded(begun)
-    attempts.failed(attempts.begin(1), OSError())
-    assert attempts.begin(1) is None
+    assert not attempts.failed(attempts.begin(1))
+    assert attempts.begin(50) is None
     now += 0.06
-    assert attempts.begin(1) is not None
+    assert attempts.begin(50) is not None
+    assert attempts.begin(50) is None, "one at a time, until one succeeds"
+
+
+def test_an_attempt_that_fails_leaves_hope_while_another_is_made() -> None:
+    """Of four at once the first may be refused by a full server, and the last accepted."""
+    attempts = Attempts()
+    begun = [attempts.begin(50) for _ in range(3)]
+    assert [attempts.failed(one) for one in begun] == [False, False, True]
+
+
+def test_open_and_being_made_together_are_bounded() -> None:
+    attempts = Attempts(3)
+    begun = [attempts.begin(50) for _ in range(4)]
+    assert begun[3] is None
+    attempts.succeeded(begun[0])
+    assert attempts.begin(50) is None
+    attempts.open -= 1
+    assert attempts.begin(50) is not None
+    assert attempts.begin(50) is None
 
 
 def test_a_server_that_is_full_serves_those_who_are_connected(
