@@ -17,6 +17,8 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404
 from django.shortcuts import get_list_or_404, get_object_or_404
 
+from .routes import view_class
+
 #: Answers of any view.
 _ALWAYS = frozenset([*range(100, 400), *range(500, 600)])
 #: Answers of any view that say nothing about how it fails: a refused method, a refusal.
@@ -33,19 +35,18 @@ _CALLED = {get_object_or_404: 404, get_list_or_404: 404}
 _STATUSES = frozenset(map(int, HTTPStatus))
 FRAMEWORKS = frozenset({"asgiref", "django", "django_ratequota", "ninja", "rest_framework"})
 #: Functions looked into for one view; a view with more is unknown.
-_MOST = 300
+MOST = 300
 _EMPTY = CellType()
 
 
 def never_answers(view: Any, statuses: frozenset[str]) -> bool:
     """Whether it is sure that the view answers none of the ``statuses``, such as ``401`` and ``5xx``."""
-    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
-    bases = getattr(cls, "__mro__", ())
+    bases = getattr(view_class(view), "__mro__", ())
     paths = [f"{base.__module__}.{base.__qualname__}" for base in bases]
     known = next((_KNOWN[path] for path in paths if path in _KNOWN), None)
-    functions = project_functions([view], _MOST)
+    functions = project_functions([view])
     named = {status for function in functions for status in _named(function)} - _ANY_VIEW
-    if len(functions) > _MOST or (known is None and named <= _ALWAYS):
+    if len(functions) > MOST or (known is None and named <= _ALWAYS):
         return False
     if known is None:
         known = _REST if "rest_framework.views.APIView" in paths else frozenset()
@@ -54,16 +55,12 @@ def never_answers(view: Any, statuses: frozenset[str]) -> bool:
     return statuses.isdisjoint(answered | classes | {str(status) for status in _ANY_VIEW})
 
 
-def project_functions(views: list[Any], most: int) -> list[FunctionType]:
+def project_functions(views: list[Any], most: int = MOST) -> list[FunctionType]:
     """The project's functions that the views call or hold, decorators and all; no more than ``most`` and one."""
     begin: list[Any] = []
     for view in views:
-        cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
-        bases = [base for base in getattr(cls, "__mro__", ()) if not _of_framework(base)]
-        cells = [cell.cell_contents for cell in getattr(view, "__closure__", None) or () if cell != _EMPTY]
-        paths = [held for held in cells if type(held).__module__ == "ninja.operation"]
-        operations = [operation for held in paths for operation in getattr(held, "operations", ())]
-        begin += [view, *(operation.view_func for operation in operations)]
+        bases = [base for base in getattr(view_class(view), "__mro__", ()) if not _of_framework(base)]
+        begin += [view, *(operation.view_func for operation in operations_of(view))]
         begin += [member for base in bases for member in vars(base).values()]
     waiting, seen = begin, set[Any]()
     found: list[FunctionType] = []
@@ -75,7 +72,7 @@ def project_functions(views: list[Any], most: int) -> list[FunctionType]:
             continue
         seen.add(one)
         if isinstance(one, FunctionType):
-            waiting += [cell.cell_contents for cell in one.__closure__ or () if cell != _EMPTY]
+            waiting += held_values(one)
         if _of_framework(one):
             continue
         if isinstance(one, FunctionType):
@@ -84,6 +81,18 @@ def project_functions(views: list[Any], most: int) -> list[FunctionType]:
         else:
             waiting += vars(one).values()
     return found
+
+
+def held_values(function: Any) -> list[Any]:
+    """The values in a function's closure; none of other objects."""
+    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != _EMPTY]
+
+
+def operations_of(view: Any) -> list[Any]:
+    """The operations of a view of Django Ninja's."""
+    if getattr(view, "__globals__", {}).get("__name__") != "ninja.operation":
+        return []
+    return [one for held in held_values(view) for one in getattr(held, "operations", ())]
 
 
 def _named(function: FunctionType) -> Iterator[int]:

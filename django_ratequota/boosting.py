@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 
 from .conf import settings
 from .databases import policy_alias
-from .enforcement import Explanation
+from .explaining import Explanation
 from .facts import Group, PolicyFacts, policy_facts
 from .limiter import default_limiter
 from .models import PolicyChange, RatePolicy

@@ -143,6 +143,11 @@ class Group:
         """All policies of the group, those that are off included, for ``explain``."""
         return self.by_id.values()
 
+    @property
+    def has_plans(self) -> bool:
+        """Whether a policy of the group is for a plan."""
+        return len(self.by_plan) > (None in self.by_plan)
+
     def changed(self, gone: Set[int], come: Mapping[int, PolicyFacts]) -> Group:
         """Return a copy without the policies with the ids ``gone``, and with those that ``come``, by id."""
         group = copy(self)

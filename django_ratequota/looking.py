@@ -12,7 +12,7 @@ from django.urls import Resolver404
 from django.utils.translation import gettext as _
 
 from .conf import settings
-from .enforcement import Explanation, explain_caller
+from .explaining import Explanation, explain_caller
 from .identity import UNKNOWN, NamedCaller, client_text, unmap
 from .models import Endpoint, Plan
 from .routes import find_route, known_views, resolve_path, resolved, scope_of

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from django.views import View
 
-from .answers import FRAMEWORKS, codes_of, project_functions
+from .answers import FRAMEWORKS, MOST, codes_of, held_values, operations_of, project_functions
 from .facts import EndpointFacts
 from .routes import class_attribute, enforces_itself, is_decorated, view_class
 
@@ -37,8 +37,6 @@ _RUN_ALWAYS = (
     *("__getattr__", "__getattribute__", "setup", "dispatch", "http_method_not_allowed"),
     *("initialize_request", "initial"),
 )
-#: Functions looked into for one view.
-_MOST = 300
 
 
 def how_heard(request: Any, http: Any, method: str) -> How:
@@ -93,9 +91,9 @@ def takes_any_method(view: Any) -> bool:
     answers = view if cls is None else getattr(cls, "dispatch", None)
     if kinds_of(view)[""] != "any" or (cls is not None and _of_framework(answers)):
         return False
-    functions = project_functions([answers], _MOST)
+    functions = project_functions([answers])
     names = {name for function in functions for code in codes_of(function) for name in code.co_names}
-    return 0 < len(functions) <= _MOST and names.isdisjoint(("method", "dispatch"))
+    return 0 < len(functions) <= MOST and names.isdisjoint(("method", "dispatch"))
 
 
 def kinds_of(view: Any) -> _Kinds:
@@ -111,7 +109,7 @@ def _kinds(view: Any) -> _Kinds:
     cls = view_class(view)
     if isinstance(cls, type) and issubclass(cls, View):
         return _kinds_of_class(cls, getattr(view, "actions", None), view)
-    operations = [(method, one.view_func) for one in _operations(view) for method in one.methods]
+    operations = [(method, one.view_func) for one in operations_of(view) for method in one.methods]
     return {"": "own", **_tell_apart(dict(operations), ())} if operations else _ANY
 
 
@@ -149,13 +147,6 @@ def _only_calls(handler: Any, names: Iterable[str]) -> bool:
     return code is not None and len(code.co_names) == 1 and code.co_names[0] in names
 
 
-def _operations(view: Any) -> list[Any]:
-    """The operations of a view of Django Ninja's."""
-    if getattr(view, "__globals__", {}).get("__name__") != "ninja.operation":
-        return []
-    return [one for cell in view.__closure__ or () for one in getattr(cell.cell_contents, "operations", ())]
-
-
 def _held(functions: list[Any], cls: type) -> Iterator[Any]:
     """The functions, and the functions and callables that they wrap or hold, but the class."""
     waiting, seen = list(functions), set[int]()
@@ -168,14 +159,7 @@ def _held(functions: list[Any], cls: type) -> Iterator[Any]:
         elif callable(one) and one is not cls and not isinstance(one, cls) and id(one) not in seen:
             seen.add(id(one))
             yield one
-            waiting += [cell.cell_contents for cell in getattr(one, "__closure__", None) or () if _is_full(cell)]
-
-
-def _is_full(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
+            waiting += held_values(one)
 
 
 def _of_framework(one: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from django.db import Error as DatabaseError
@@ -13,7 +12,7 @@ from .identity import Caller
 from .limiter import LOOK_SHARE, Limiter
 from .resolver import Asked, Resolution, resolve_anew
 from .snapshot import policies
-from .steps import limiter_or_error
+from .steps import limiter_or_error, now_us
 from .store import Call
 from .twin import drive
 from .types import Bucket, BucketStatus
@@ -54,7 +53,7 @@ def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> S
     if snapshot is None:
         snapshot = policies.reload(_stored_revision(limiter, call))
     while True:
-        resolution, more = _resolve(caller, snapshot, scope, _now_us(limiter))
+        resolution, more = _resolve(caller, snapshot, scope, now_us(limiter))
         buckets = tuple(bucket for bucket in resolution.buckets if bucket.mode == "enforce")
         shown = buckets[:MAX_LIMITS]
         try:
@@ -96,7 +95,7 @@ def _peek(
     return {status.bucket: status for status in decision.statuses}
 
 
-def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, now_us: int) -> tuple[Resolution, bool]:
+def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) -> tuple[Resolution, bool]:
     """What applies to the caller, and whether there are endpoints with limits that were not looked at."""
     user_id = caller.user_id
     entry = NOBODY if user_id is None else policies.user(user_id) or _load(user_id)
@@ -107,7 +106,7 @@ def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, now_us: int)
         endpoints=endpoints[:MAX_LIMITS],
         scope=scope,
         snapshot=snapshot.overview.snapshot,
-        now_us=now_us,
+        now_us=at_us,
     )
     return resolve_anew(asked), len(endpoints) > MAX_LIMITS
 
@@ -138,7 +137,3 @@ def _endpoints(snapshot: Snapshot, entry: UserEntry, scope: str | None) -> tuple
 
 def _name(endpoint: EndpointFacts) -> str:
     return endpoint.name
-
-
-def _now_us(limiter: Limiter | StoreError) -> int:
-    return time.time_ns() // 1000 if isinstance(limiter, StoreError) else limiter.now_us

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -34,6 +35,11 @@ def limiter_or_error() -> Limiter | StoreError:
         return default_limiter()
     except StoreError as error:
         return error
+
+
+def now_us(limiter: Limiter | StoreError) -> int:
+    """Return the store's clock, as this process last saw it; without a limiter this machine's."""
+    return time.time_ns() // 1000 if isinstance(limiter, StoreError) else limiter.now_us
 
 
 class Doer:

@@ -13,11 +13,16 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from .enforcement import assign, binds_everybody, conclude, decide
+from django.db import Error as DatabaseError
+
+from .conf import settings
+from .enforcement import Seen, assign, conclude, decide
 from .exceptions import StoreError
 from .facts import PolicyFacts
 from .limiter import Limiter
+from .rates import BLOCKED
 from .settling import HELD, Held
+from .snapshot import policies
 from .steps import Doer, Step, limiter_or_error
 from .twin import adrive, drive
 from .types import Decision
@@ -54,7 +59,7 @@ def _hold_steps(
     if getattr(request, "ratequota", None) is not None:
         return None
     decision, seen = yield from decide(request, request, scope, cost, limiter, None, False, _per_ip)
-    if not decision.allowed and (seen is None or (yield from binds_everybody(decision, seen))):
+    if not decision.allowed and (seen is None or (yield from _binds_everybody(decision, seen))):
         decision = conclude(request, decision, seen)
         assign(request, decision)
         return decision
@@ -75,3 +80,30 @@ def _release_steps(request: Any, status: int) -> Generator[Step, Any, Decision |
 
 def _per_ip(policy: PolicyFacts) -> bool:
     return policy.counted_per == "ip"
+
+
+def _binds_everybody(decision: Decision, seen: Seen) -> Generator[Step, Any, bool]:
+    """Whether a refusal under policies counted per ip stands whoever the caller turns out to be.
+
+    It does unless each of the policies that refused may lose to one for a plan, a user or an identifier.
+    """
+    own = policies.user_endpoints
+    if own is None:
+        try:
+            own = yield policies.load_user_endpoints
+        except DatabaseError:
+            own = {}
+    resolution, on_error = seen.resolution, settings.on_error
+    refusing = {status.bucket.policy_id for status in decision.refusing}.union(resolution.blocking)
+    for policy in resolution.winners:
+        denied = decision.denied_by and policy.mode == "enforce" and (policy.on_error or on_error) == "deny"
+        if policy.id not in refusing and not denied:
+            continue
+        group = seen.asked.snapshot.groups[policy.endpoint_id]["ip"]
+        if policy.network is not None and policy.rates == BLOCKED:  # which nothing outranks
+            return True
+        if group.kinds or "ip" in own.get(policy.endpoint_id, ()):
+            continue
+        if policy.network is not None or not group.has_plans:
+            return True
+    return False

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from .conf import settings
 from .databases import policy_alias
-from .enforcement import explain_caller
+from .explaining import explain_caller
 from .facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
 from .identity import UNKNOWN, Caller, NamedCaller, client_text, failed_kind
 from .limiter import default_limiter

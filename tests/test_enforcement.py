@@ -26,7 +26,6 @@ from django_ratequota import (
     acheck_request,
     check_request,
     conf,
-    enforcement,
     headers,
     limiter,
     snapshot,
@@ -35,6 +34,7 @@ from django_ratequota import (
 )
 from django_ratequota.boosting import grant
 from django_ratequota.exceptions import InvalidCost
+from django_ratequota.explaining import explain_caller
 from django_ratequota.health import health
 from django_ratequota.identity import NamedCaller
 from django_ratequota.limiter import default_limiter
@@ -788,14 +788,12 @@ class TestTooManyLimits:
         assert health().errors["buckets"] == logged[0]
 
     def test_explain_shows_them_all(self) -> None:
-        found = enforcement.explain_caller(
-            NamedCaller(user_id=None, address="203.0.113.7"), scope=None, route="/plain/"
-        )
+        found = explain_caller(NamedCaller(user_id=None, address="203.0.113.7"), scope=None, route="/plain/")
         assert (len(found.candidates), len(found.decision.statuses)) == (501, 500)
 
     def test_counters_of_all_are_looked_at_granted_and_reset(self) -> None:
         caller = NamedCaller(user_id=None, address="203.0.113.7")
-        buckets = enforcement.explain_caller(caller, scope=None, route="/plain/").resolution.buckets
+        buckets = explain_caller(caller, scope=None, route="/plain/").resolution.buckets
         default_limiter().charge(buckets[:500], 3)
         default_limiter().charge(buckets[500:], 3)
         assert {status.used for status in grant(buckets, 1)} == {3}

@@ -14,7 +14,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_ratequota import Decision, check_request
-from django_ratequota.enforcement import explain_caller
+from django_ratequota.explaining import explain_caller
 from django_ratequota.health import health
 from django_ratequota.identity import NamedCaller
 from django_ratequota.models import Endpoint, RatePolicy

@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_ratequota import Decision
 from django_ratequota.checks import check_rates
-from django_ratequota.enforcement import explain_caller
+from django_ratequota.explaining import explain_caller
 from django_ratequota.identity import NamedCaller
 from django_ratequota.limiter import default_limiter
 from django_ratequota.meanings import find_unreadable

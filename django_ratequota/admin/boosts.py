@@ -20,8 +20,8 @@ from django.utils.translation import gettext_lazy as _
 
 from .. import boosting, usage
 from ..databases import policy_alias
-from ..enforcement import Explanation
 from ..exceptions import StoreError
+from ..explaining import Explanation
 from ..facts import PolicyFacts
 from ..models import RatePolicy
 from ..rates import MAX_UNITS

@@ -12,8 +12,8 @@ from django.utils.translation import gettext_lazy as _
 
 from .. import statistics
 from ..boosting import why_no_boost
-from ..enforcement import Explanation
 from ..exceptions import StoreError
+from ..explaining import Explanation
 from ..looking import Question
 from ..models import Plan, RatePolicy
 from ..resolver import Candidate

@@ -10,8 +10,8 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from .. import statistics
-from ..enforcement import Explanation
 from ..exceptions import StoreError
+from ..explaining import Explanation
 from ..models import Plan, RatePolicy
 from .base import RecordedAdmin, shown
 from .rights import PolicyRights

@@ -14,7 +14,7 @@ from django.utils.formats import date_format, time_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..enforcement import Explanation
+from ..explaining import Explanation
 from ..types import Bucket, BucketStatus
 from ..usage import why_shared
 from .base import shown, shown_subject

@@ -2,7 +2,7 @@
 
 The names that every decision goes through are replaced on first use, by what looks for a scene and, finding none,
 does what was there before: ``limiter._made`` and ``fallback._local`` (the limiters in Redis and in this process),
-and ``policies``, ``note`` and ``watch`` of ``enforcement``.
+``note`` and ``watch`` of ``enforcement``, and ``policies`` of the modules that decide by them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
-from .. import enforcement, fallback, limiter, standing
+from .. import enforcement, explaining, fallback, limiter, standing, unchecked
 from ..alerts import crossed, quota_threshold, told_us
 from ..collecting import Collector
 from ..conf import OncePerSettings, settings
@@ -187,4 +187,5 @@ def _install() -> None:
     vars(fallback)["_local"] = _Staged("local", vars(fallback)["_local"])
     for name in ("policies", "note", "watch"):
         vars(enforcement)[name] = _Staged(name, vars(enforcement)[name])
-    vars(standing)["policies"] = vars(enforcement)["policies"]
+    for module in (explaining, standing, unchecked):
+        vars(module)["policies"] = vars(enforcement)["policies"]

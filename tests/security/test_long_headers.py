@@ -15,7 +15,7 @@ from rest_framework.throttling import BaseThrottle
 from django_ratequota import identity
 from django_ratequota.compat.drf import SimpleRateThrottle
 from django_ratequota.compat.ratelimit import get_usage
-from django_ratequota.enforcement import explain_caller
+from django_ratequota.explaining import explain_caller
 from django_ratequota.identity import NamedCaller
 from django_ratequota.keys import short
 from django_ratequota.limiter import Limiter

@@ -12,7 +12,8 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.test import Client
 
-from django_ratequota import Bucket, Rate, breaker, enforcement, resolver, routes
+from django_ratequota import Bucket, Rate, breaker, resolver, routes
+from django_ratequota.explaining import explain_caller
 from django_ratequota.identity import Caller
 from django_ratequota.limiter import Limiter, default_limiter
 from django_ratequota.models import Endpoint, RatePolicy
@@ -83,7 +84,7 @@ class TestAFlood:
         RatePolicy.objects.create(rates="2/hour")
         caller = Caller(request_from())
         route, name, view = routes.find_route(USAGE)
-        found = enforcement.explain_caller(caller, scope="usage", route=route, name=name, view=view)
+        found = explain_caller(caller, scope="usage", route=route, name=name, view=view)
         assert [one.reason for one in found.candidates] == [
             "lost: policies for all endpoints spare the usage endpoint"
         ]

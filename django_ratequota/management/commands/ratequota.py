@@ -14,8 +14,8 @@ from django.db import Error as DatabaseError
 
 from ... import statistics
 from ...conf import settings
-from ...enforcement import Explanation
 from ...exceptions import StoreError
+from ...explaining import Explanation
 from ...health import Health, reports, state_of
 from ...histogram import merged, quantile
 from ...info import server_version
