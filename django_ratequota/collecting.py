@@ -17,12 +17,13 @@ from base64 import b32encode
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
-from ipaddress import ip_network
+from ipaddress import ip_address
 from itertools import islice
 from typing import Any, NamedTuple
 
 from django.conf import settings as django_settings
 
+from .addresses import network_of
 from .background import Background
 from .conf import settings
 from .exceptions import StoreError
@@ -323,11 +324,9 @@ def _bucket(status: BucketStatus) -> dict[str, Any]:
 
 
 def _network(ip: str) -> str:
-    """The network that shares a number of refusal ids: /24, of IPv6 /48; "" without an address."""
+    """The network that shares a number of refusal ids; "" without an address."""
     text = ip.removeprefix("ip:").partition("/")[0]
-    if not text:
-        return ""
-    return str(ip_network((text, 48 if ":" in text else 24), strict=False))
+    return network_of(ip_address(text)) if text else ""
 
 
 def _plan_id(asked: Asked, resolution: Resolution) -> int | None:

@@ -8,8 +8,8 @@ from traceback import walk_tb
 from django.http import UnreadablePostError
 
 from .exceptions import InvalidCost
-from .health import note_problem
 from .outcome import status_of
+from .problems import note_problem
 from .types import check_cost
 
 

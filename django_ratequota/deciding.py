@@ -9,9 +9,10 @@ from typing import Any
 from .conf import settings
 from .exceptions import InvalidRate, StoreError
 from .fallback import decide_without_store
-from .health import note_degraded, note_problem
+from .health import note_degraded
 from .limiter import Limiter
 from .prepared import MAX_BUCKETS
+from .problems import note_problem
 from .resolver import Resolution
 from .settling import StoreSettler
 from .steps import Step

@@ -17,7 +17,7 @@ from .snapshot import policies
 from .sparing import spare, spare_candidate
 from .steps import Doer, Step, limiter_or_error, now_us
 from .twin import drive
-from .types import Decision, check_cost
+from .types import Bucket, Decision, check_cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,13 @@ class Explanation:
     decision: Decision
     #: Where the plan comes from, in a few words for operators.
     plan_source: str
-    #: What the resolver was asked, for whoever asks it what if.
+    #: What the resolver was asked, to be asked again with a change.
     asked: Asked
+
+    @property
+    def built_in(self) -> list[Bucket]:
+        """The buckets that no policy made."""
+        return [bucket for bucket in self.resolution.buckets if bucket.policy_id is None]
 
 
 def explain_caller(

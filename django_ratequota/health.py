@@ -21,7 +21,6 @@ from .keys import workers_key
 from .limiter import Limiter, default_limiter
 from .locks import ForkSafeLock
 from .problems import forget as forget_problems
-from .problems import note_problem as note_problem
 from .problems import recent, remember
 from .scripts import REPORT
 from .snapshot import policies

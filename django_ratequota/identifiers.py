@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
-from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 
-from .identity import Caller, client_text
+from .addresses import network_of
+from .identity import Caller
 from .logins import find_name
 
 Identifier = Callable[[Any], str | None]
-
-#: Leading bits of an address that make its network: a site's usual share.
-_IPV4_BITS, _IPV6_BITS = 24, 48
 
 
 def login_field(*fields: str) -> Identifier:
@@ -72,11 +69,8 @@ def network(request: Any) -> str:
     an ``IPV6_PREFIX`` of 64.
     """
     address = Caller(request).address
-    if address is None:
-        return "unknown"  # as ip:unknown: nobody is beyond limits for want of an address
-    if isinstance(address, IPv4Address):
-        return str(IPv4Network((int(address), _IPV4_BITS), strict=False))
-    return client_text(address, _IPV6_BITS)
+    # "unknown" as in ip:unknown: nobody is beyond limits for want of an address.
+    return "unknown" if address is None else network_of(address)
 
 
 def header_key(header: str, scheme: str = "", known: Callable[[str], bool] | None = None) -> Identifier:

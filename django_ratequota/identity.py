@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 
-from .addresses import Address, Network
-from .addresses import unmap as unmap
+from .addresses import Address, Network, unmap
 from .conf import UNIX, OncePerSettings, settings
 from .keys import short
 from .problems import note_problem

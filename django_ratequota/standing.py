@@ -9,10 +9,10 @@ from django.db import Error as DatabaseError
 from .exceptions import NewerRevision, StoreError
 from .facts import NOBODY, EndpointFacts, Snapshot, UserEntry
 from .identity import Caller
-from .limiter import LOOK_SHARE, Limiter
+from .limiter import Limiter
 from .resolver import Asked, Resolution, resolve_anew
 from .snapshot import policies
-from .steps import limiter_or_error, now_us
+from .steps import limiter_or_error, now_us, stored_revision
 from .store import Call
 from .twin import drive
 from .types import Bucket, BucketStatus
@@ -51,7 +51,7 @@ def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> S
     # Policies that are read now are the newest; they are read once at most, however fast operators publish.
     revision = None if snapshot is None else snapshot.revision
     if snapshot is None:
-        snapshot = policies.reload(_stored_revision(limiter, call))
+        snapshot = policies.reload(0 if call is None else drive(stored_revision(limiter), call.do))
     while True:
         resolution, more = _resolve(caller, snapshot, scope, now_us(limiter))
         buckets = tuple(bucket for bucket in resolution.buckets if bucket.mode == "enforce")
@@ -70,16 +70,6 @@ def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> S
         blocked_by=resolution.blocked_by,
         truncated=more or len(buckets) > len(shown),
     )
-
-
-def _stored_revision(limiter: Limiter | StoreError, call: Call | None) -> int:
-    """The published revision; 0 where the store does not say."""
-    if call is None or isinstance(limiter, StoreError):
-        return 0
-    try:
-        return drive(limiter.revision_steps(LOOK_SHARE), call.do)
-    except StoreError:
-        return 0
 
 
 def _peek(
