@@ -26,10 +26,11 @@ from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
 from django_ratequota import alerts, check_request
-from django_ratequota.collecting import Note, collector
+from django_ratequota.collecting import collector
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
+from django_ratequota.notes import Note
 from django_ratequota.signals import request_refused
 from django_ratequota.throttling import QuotaThrottle
 from tests.conftest import Get
