@@ -11,8 +11,8 @@ Network = IPv4Network | IPv6Network
 _NETWORK_BITS = {4: 24, 6: 48}
 #: The first 96 bits of ``64:ff9b::/96``, by which a NAT64 writes IPv4 addresses (RFC 6052, section 2.1).
 _NAT64 = int(IPv6Address("64:ff9b::")) >> 32
-#: Addresses that no translator may write so (RFC 6052, section 3.1): a packet from one is forged, and must be neither
-#: a trusted proxy nor a caller from within. Those of documentation and tests are unmapped like any other.
+#: Addresses that no translator may write so (RFC 6052, section 3.1). A packet from one is forged, so it must count
+#: neither as a trusted proxy nor as an internal caller. Addresses for documentation and tests are unmapped as usual.
 _NOT_TRANSLATED = tuple(
     map(
         IPv4Network,

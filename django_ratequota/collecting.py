@@ -33,7 +33,7 @@ from .types import Decision
 
 #: Decisions noted and not counted yet; those beyond it go uncounted.
 MAX_NOTED = 20_000
-#: Refusals told apart in one minute, of all clients and of one network (/24, IPv6 /48); those beyond have no id.
+#: Most refusals with an id per minute: of all clients, and of one network (/24, IPv6 /48).
 MAX_REFUSALS, MAX_OF_NETWORK = 300, 30
 #: A network's first refusals of a minute, which stay in Redis when there are too many and its others go.
 _FIRST_OF_NETWORK = 3
@@ -180,9 +180,9 @@ class Collector:
         return {hour: zlib.compress(json.dumps(rows, separators=(",", ":")).encode()) for hour, rows in hours.items()}
 
     def _take_refusals(self) -> list[list[Any]]:
-        """Those to send, as [id, when (Unix time), how many, description, 1 = others of its network came before].
+        """Refusals to send, as [id, when (Unix time), how many, description, 1 = its network had others before].
 
-        Those of past minutes are let go.
+        Refusals of past minutes are forgotten.
         """
         with self._lock:
             current = max((minute for minute, *_ in self._refusals.values()), default=0)

@@ -1,4 +1,4 @@
-"""Costs that the project's code computes for one request. A request goes uncounted for none of their failures."""
+"""Costs that the project's code computes for one request. Where that fails, the request is counted all the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What applies to a caller at an endpoint, and why: for operators, who ask about others. Nothing is consumed."""
+"""What applies to a caller at an endpoint, and why, as operators ask. Nothing is consumed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def explain_caller(
     view: Any = None,
     cost: int | None = None,
 ) -> Explanation:
-    """Say what applies to the caller, to a request of so many units; None = the endpoint's own cost.
+    """Return what applies to the caller's request of ``cost`` units; None = the endpoint's own cost.
 
     ``view`` is what the URLconf has for the route, None = unknown. Raises ``django.db.Error``; a failing store shows
     in the decision.
@@ -88,7 +88,7 @@ def explain_caller(
 
 
 def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:
-    """The newest policies, which the caller's next request will be judged by, and what is the caller's own.
+    """Return the newest policies, which the caller's next request is checked by, and the caller's own entry.
 
     Raises ``django.db.Error``.
     """

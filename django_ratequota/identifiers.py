@@ -49,7 +49,7 @@ def login_name(request: Any) -> str | None:
 
 
 def with_address(identifier: Identifier) -> Identifier:
-    """Return an identifier of the client's address and what ``identifier`` says; None where that is None."""
+    """Return an identifier of the client's address with the value of ``identifier``; None where that is None."""
 
     def identify(request: Any) -> str | None:
         value = identifier(request)
@@ -58,7 +58,7 @@ def with_address(identifier: Identifier) -> Identifier:
     return identify
 
 
-#: One account as tried from one address: failures there lock out nobody who comes from elsewhere.
+#: One account as tried from one address: failures there do not lock out the same account elsewhere.
 login_pair = with_address(login_name)
 
 
@@ -141,7 +141,7 @@ def jwt_claim(name: str) -> Identifier:
 
 
 def _parts(permissions: Any) -> Iterator[Any]:
-    """The permissions, and those that REST framework's & and | put together."""
+    """The permissions, and the operands of REST framework's & and |."""
     for permission in permissions:
         yield permission
         yield from _parts(getattr(permission, name) for name in ("op1", "op2") if hasattr(permission, name))

@@ -15,7 +15,7 @@ from .types import BucketStatus, Decision
 
 #: Characters of a name that statistics keep.
 MAX_NAME = 200
-#: Noted as the plan of callers whose user nobody asked for, as no policy there did.
+#: The plan of a note whose user was not read, because no policy there depends on the user.
 UNTOLD_PLAN = 0
 
 
@@ -82,7 +82,7 @@ def _bucket(status: BucketStatus) -> dict[str, Any]:
 
 
 def shared_network(ip: str) -> str:
-    """The network that shares a number of refusal ids; "" without an address."""
+    """Return the network whose clients share ``collecting.MAX_OF_NETWORK`` refusal ids; "" without an address."""
     text = ip.removeprefix("ip:").partition("/")[0]
     return network_of(ip_address(text)) if text else ""
 

@@ -43,7 +43,7 @@ def now_us(limiter: Limiter | StoreError) -> int:
 
 
 def stored_revision(limiter: Limiter | StoreError) -> Generator[Command, Any, int]:
-    """Return the published revision; 0 where the store does not say."""
+    """Return the published revision; 0 where the store does not answer."""
     try:
         return 0 if isinstance(limiter, StoreError) else (yield from limiter.revision_steps(LOOK_SHARE))
     except StoreError:
