@@ -1,4 +1,4 @@
-"""IPv4 addresses in IPv6 spelling: of clients, proxies, networks and policies alike."""
+"""Addresses in one spelling, and their networks: of clients, proxies and policies alike."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
+#: Leading bits of an address that make its network, by version: a site's usual share.
+_NETWORK_BITS = {4: 24, 6: 48}
 #: The first 96 bits of ``64:ff9b::/96``, by which a NAT64 writes IPv4 addresses (RFC 6052, section 2.1).
 _NAT64 = int(IPv6Address("64:ff9b::")) >> 32
-#: Addresses that no translator may write so (RFC 6052, section 3.1): a packet from one is forged, and must be neither
-#: a trusted proxy nor a caller from within. Those of documentation and tests are unmapped like any other.
+#: Addresses that no translator may write so (RFC 6052, section 3.1). A packet from one is forged, so it must count
+#: neither as a trusted proxy nor as an internal caller. Addresses for documentation and tests are unmapped as usual.
 _NOT_TRANSLATED = tuple(
     map(
         IPv4Network,
@@ -56,3 +58,9 @@ def unmap_network(network: Network) -> Network:
     if network.version == first.version:
         return network
     return IPv4Network((int(first), network.prefixlen - 96))
+
+
+def network_of(address: Address) -> str:
+    """Return the /24 or the IPv6 /48 of an address as text."""
+    kind = IPv4Network if isinstance(address, IPv4Address) else IPv6Network
+    return str(kind((int(address), _NETWORK_BITS[address.version]), strict=False))

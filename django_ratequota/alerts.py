@@ -1,6 +1,6 @@
 """Sends the signal ``quota_threshold`` when a bucket is nearly, or quite, used up: once per window and subject.
 
-Bounded whatever comes: at most ``_MOST_SENT`` signals a second and process. Crossings beyond wait, or are counted.
+At most ``_MOST_SENT`` signals per second and process. Other crossings wait, or are only counted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _Limit = tuple[int | None, str]
 
 #: Crossings to send, by limit; limits take turns, so that subjects of one limit cannot hide those of another.
 _waiting: OrderedDict[_Limit, deque[_Crossing]] = OrderedDict()
-#: (counter, level) -> until when it counts as told (µs, the store's clock).
+#: (counter, level) -> until when it counts as sent (µs, the store's clock).
 _told: OrderedDict[tuple[object, ...], int] = OrderedDict()
 #: Crossings left out since the limit's last signal, and since the last line in the log, by the limit's name.
 _suppressed: Counter[str] = Counter()
@@ -115,7 +115,7 @@ def _leave_out(title: str) -> None:
 
 
 def tell() -> None:
-    """Send the signal for crossings noted that no other process has told, ``_MOST_SENT`` at most."""
+    """Send the signal for noted crossings that no other process has sent, ``_MOST_SENT`` at most."""
     for _ in range(_MOST_SENT):
         crossing = _next()
         if crossing is None:
@@ -156,7 +156,7 @@ def _log_left_out() -> None:
 
 
 def _first(crossing: _Crossing) -> bool:
-    """Whether this process is the first to tell; where Redis cannot say, twice is better than never."""
+    """Whether no other process has sent it. True where Redis does not answer: twice is better than never."""
     try:
         limiter = default_limiter()
         name = blake2b(bucket_key(limiter.prefix, crossing.status.bucket).encode(), digest_size=12).hexdigest()
@@ -168,7 +168,7 @@ def _first(crossing: _Crossing) -> bool:
 
 
 def told_us(status: BucketStatus) -> int:
-    """How long a crossing counts as told: to the end of the window where there is one, else a period."""
+    """How long a crossing counts as sent: to the end of the window where there is one, else a period."""
     if status.bucket.rate.algorithm == "fixed_window":
         return status.reset_after_us
     return status.window_us

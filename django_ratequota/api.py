@@ -68,8 +68,8 @@ class UsageView(APIView):
     another user.
     """
 
-    # Policies of the endpoint ``usage`` hold; those for all endpoints spare it (see ``sparing``), as a client that
-    # has used its quota up must be able to see that.
+    # Policies of the endpoint ``usage`` apply. Policies for all endpoints do not (see ``sparing``): a client that has
+    # used up its quota must be able to see that.
     throttle_classes = (QuotaThrottle,)
     throttle_scope: str | None = "usage"
     serializer_class = QuotaUsageSerializer

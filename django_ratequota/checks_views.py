@@ -66,7 +66,7 @@ def check_enforced(app_configs: Any = None, **_: Any) -> list[checks.CheckMessag
 
 
 def check_unchecked(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
-    """W015: ENFORCE_ALL leaves views alone that may refuse before their throttle is asked, and nobody counts that."""
+    """W015: with ENFORCE_ALL, views with a throttle may refuse requests before it counts them."""
     if not conf.settings.enforce_all or conf.settings.count_unchecked:
         return []
     try:
@@ -176,7 +176,7 @@ def check_methods(app_configs: Any = None, databases: Collection[str] | None = N
 
 
 def _endpoints(databases: Collection[str] | None, **without: str) -> list[tuple[Any, list[tuple[str, Any]]]]:
-    """Endpoints but those with these fields, each with (route, view) of its views; none without a database."""
+    """The endpoints that lack these field values, each with (route, view) of its views; none without a database."""
     from .advice import matched_routes  # web processes need none of it
     from .models import Endpoint
 

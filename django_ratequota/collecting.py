@@ -13,15 +13,10 @@ import json
 import os
 import time
 import zlib
-from base64 import b32encode
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from hashlib import blake2b
-from ipaddress import ip_network
 from itertools import islice
-from typing import Any, NamedTuple
-
-from django.conf import settings as django_settings
+from typing import Any
 
 from .background import Background
 from .conf import settings
@@ -29,15 +24,16 @@ from .exceptions import StoreError
 from .keys import statistics_key
 from .limiter import Limiter, default_limiter
 from .locks import ForkSafeLock
+from .notes import MAX_NAME, UNTOLD_PLAN, Note, bounded, describe, digest, sampled, shared_network
 from .resolver import Asked, Resolution
 from .scripts import COLLECT
 from .store import run_script
 from .twin import drive
-from .types import BucketStatus, Decision
+from .types import Decision
 
 #: Decisions noted and not counted yet; those beyond it go uncounted.
 MAX_NOTED = 20_000
-#: Refusals told apart in one minute, of all clients and of one network (/24, IPv6 /48); those beyond have no id.
+#: Most refusals with an id per minute: of all clients, and of one network (/24, IPv6 /48).
 MAX_REFUSALS, MAX_OF_NETWORK = 300, 30
 #: A network's first refusals of a minute, which stay in Redis when there are too many and its others go.
 _FIRST_OF_NETWORK = 3
@@ -55,24 +51,6 @@ _MINUTES_TTL, _TTL = 3 * HOUR, KEPT_SECONDS
 _SLICE = 200
 #: Usage is packed for so long before it is sent: equal attempts, and equal names, are then written once.
 _USAGE_SECONDS = 10.0
-_MAX_NAME = 200
-#: Noted as the plan of callers whose user nobody asked for, as no policy there did.
-UNTOLD_PLAN = 0
-
-
-class Note(NamedTuple):
-    """What is counted of a decision; equal ones are counted together."""
-
-    second: int
-    caller: str
-    ip: str
-    plan_id: int | None
-    endpoint_ids: tuple[int, ...]
-    cost: int
-    policy_ids: tuple[int, ...]
-    allowed: bool
-    #: Policies that refused it, or, where it was admitted, would have if they were enforced.
-    against: tuple[int | None, ...]
 
 
 class Collector:
@@ -106,7 +84,7 @@ class Collector:
                 against = (*against, status.bucket.policy_id)
         noted = (
             (decision.at_us or time.time_ns() // 1000) // 10**6,
-            name if len(name) <= _MAX_NAME and name.isascii() else bounded(name),
+            name if len(name) <= MAX_NAME and name.isascii() else bounded(name),
             "" if ip is None else f"ip:{ip}",
             _plan_id(asked, resolution),
             resolution.endpoint_ids,
@@ -124,17 +102,17 @@ class Collector:
     def _note_refusal(self, noted: Note, scope: str, route: str, method: str, decision: Decision) -> str:
         minute = noted.second // MINUTE
         told_by = (noted.caller, noted.ip, scope, noted.endpoint_ids, decision.violated, minute)
-        refusal_id = _digest(repr(told_by))
+        refusal_id = digest(repr(told_by))
         with self._lock:
             known = self._refusals.get(refusal_id)
             if known is not None:
                 known[1] += 1
                 return refusal_id
-            network = _network(noted.ip)
+            network = shared_network(noted.ip)
             earlier = self._networks[network]
             if len(self._refusals) >= MAX_REFUSALS or earlier >= MAX_OF_NETWORK:
                 return ""
-            text = _describe(noted, scope, route, method, decision)
+            text = describe(noted, scope, route, method, decision)
             self._refusals[refusal_id] = [minute, 1, text, network, earlier >= _FIRST_OF_NETWORK]
             self._networks[network] += 1
         return refusal_id
@@ -202,9 +180,9 @@ class Collector:
         return {hour: zlib.compress(json.dumps(rows, separators=(",", ":")).encode()) for hour, rows in hours.items()}
 
     def _take_refusals(self) -> list[list[Any]]:
-        """Those to send, as [id, when (Unix time), how many, description, 1 = others of its network came before].
+        """Refusals to send, as [id, when (Unix time), how many, description, 1 = its network had others before].
 
-        Those of past minutes are let go.
+        Refusals of past minutes are forgotten.
         """
         with self._lock:
             current = max((minute for minute, *_ in self._refusals.values()), default=0)
@@ -234,18 +212,6 @@ class Collector:
         self._networks.clear()
         self._usage.clear()
         self._level = (0, 0)
-
-
-def sampled(caller: str, level: int) -> bool:
-    """Whether usage is kept of the caller where it is kept of one in 2^level: the same in every process."""
-    return level <= 0 or int.from_bytes(blake2b(caller.encode(), digest_size=8).digest()) >> (64 - level) == 0
-
-
-def bounded(name: str) -> str:
-    """A caller's name as statistics keep it: any text, of bounded length and without lone surrogates."""
-    if len(name) > _MAX_NAME:
-        name = f"{name[:_MAX_NAME]}~{_digest(name)}"
-    return name if name.isascii() else name.encode(errors="backslashreplace").decode()
 
 
 def _payload(notes: Iterable[tuple[tuple[Any, ...], int]]) -> dict[str, Any]:
@@ -287,60 +253,10 @@ def _flat(counts: Mapping[str, int]) -> list[Any]:
     return [item for pair in counts.items() for item in pair]
 
 
-def _describe(noted: Note, scope: str, route: str, method: str, decision: Decision) -> str:
-    """A refusal as JSON; see ``statistics.Refusal``."""
-    return json.dumps(
-        {
-            "at": noted.second,
-            "caller": noted.caller,
-            "ip": noted.ip,
-            "plan_id": noted.plan_id,
-            "scope": scope[:_MAX_NAME],
-            "route": route[:_MAX_NAME],
-            "method": method[:20],
-            "cost": noted.cost,
-            "violated": [title[:_MAX_NAME] for title in decision.violated],
-            "error": decision.error,
-            "revision": decision.revision,
-            "buckets": [_bucket(status) for status in decision.statuses],
-        }
-    )
-
-
-def _bucket(status: BucketStatus) -> dict[str, Any]:
-    bucket = status.bucket
-    return {
-        "title": bucket.title[:_MAX_NAME],
-        "rate": str(bucket.rate),
-        "policy_id": bucket.policy_id,
-        "subject": bounded(bucket.subject),
-        "refused": status.refused,
-        "limit": status.limit,
-        "remaining": status.remaining,
-        "retry_after": status.retry_after,
-        "reset_after": status.reset_after,
-    }
-
-
-def _network(ip: str) -> str:
-    """The network that shares a number of refusal ids: /24, of IPv6 /48; "" without an address."""
-    text = ip.removeprefix("ip:").partition("/")[0]
-    if not text:
-        return ""
-    return str(ip_network((text, 48 if ":" in text else 24), strict=False))
-
-
 def _plan_id(asked: Asked, resolution: Resolution) -> int | None:
     if not asked.caller.user_read and not settings.plan_resolver:
         return UNTOLD_PLAN
     return resolution.plan.id if resolution.plan else None
-
-
-def _digest(text: str) -> str:
-    """Ten letters and digits. Keyed, for an address could be found from its plain digest by trying all."""
-    key = blake2b(str(django_settings.SECRET_KEY).encode()).digest()
-    digest = blake2b(text.encode(errors="surrogatepass"), key=key, digest_size=7).digest()
-    return b32encode(digest).decode().lower()[:10]
 
 
 #: Told of every flush's notes, each with how often it was made, whether or not Redis takes them: for ``metrics``.

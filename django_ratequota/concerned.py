@@ -10,12 +10,12 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from .collecting import UNTOLD_PLAN, bounded
 from .conf import settings
 from .exceptions import RateQuotaError
 from .facts import POLICY_COLUMNS, Group, PolicyFacts, policy_facts
 from .identity import UNKNOWN
 from .models import RatePolicy
+from .notes import UNTOLD_PLAN, bounded
 from .precedence import precedence
 from .statistics import Attempts
 

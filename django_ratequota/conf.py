@@ -15,8 +15,7 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from .addresses import Network as Network
-from .addresses import unmap_network
+from .addresses import Network, unmap_network
 from .exceptions import ConfigurationError, InvalidBucket
 from .keys import check_prefix
 from .locks import ForkSafeLock

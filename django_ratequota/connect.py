@@ -29,7 +29,7 @@ _UNREADABLE = (
     "its host, port or number of the database cannot be read; "
     "in a password write / as %2F, # as %23, ? as %3F, @ as %40 and % as %25"
 )
-#: What else may stand after a ? in a URL: options of pools, and what django-redis takes for Sentinel.
+#: Options after the ? of a URL besides those of connections: of pools, and of django-redis for Sentinel.
 _OPTIONS = frozenset({"max_connections", "timeout", "is_master"})
 
 
@@ -92,7 +92,7 @@ def _options_are_known(query: str) -> bool:
 
 
 def _safe(error: Exception) -> str:
-    """What the error says where it quotes nothing of a URL, else that this cannot be read."""
+    """Return the error's text, or ``_UNREADABLE`` where it may quote a part of the URL."""
     text = str(error)
     ours = text.startswith(("Redis URL must", f"write {_SENTINEL_URL}")) or text == _UNREADABLE
     return text if ours else _UNREADABLE

@@ -1,4 +1,4 @@
-"""Costs that the project's code computes for one request. A request goes uncounted for none of their failures."""
+"""Costs that the project's code computes for one request. Where that fails, the request is counted all the same."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from traceback import walk_tb
 from django.http import UnreadablePostError
 
 from .exceptions import InvalidCost
-from .health import note_problem
 from .outcome import status_of
+from .problems import note_problem
 from .types import check_cost
 
 

@@ -9,9 +9,10 @@ from typing import Any
 from .conf import settings
 from .exceptions import InvalidRate, StoreError
 from .fallback import decide_without_store
-from .health import note_degraded, note_problem
+from .health import note_degraded
 from .limiter import Limiter
 from .prepared import MAX_BUCKETS
+from .problems import note_problem
 from .resolver import Resolution
 from .settling import StoreSettler
 from .steps import Step
@@ -60,7 +61,7 @@ def judge(
 
 
 def _denied_by(resolution: Resolution) -> tuple[str, ...]:
-    """Names of the policies that refuse because nothing tells what their rates mean."""
+    """Names of the policies that refuse because their rates cannot be read."""
     on_error = settings.on_error
     return tuple(name for name, policy in resolution.unreadable if (policy.on_error or on_error) == "deny")
 
@@ -71,7 +72,7 @@ def _cannot_be_read(resolution: Resolution) -> InvalidRate:
 
 
 def _first(buckets: tuple[Bucket, ...], costs: tuple[int, ...]) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
-    """As many buckets as one call takes, those that refuse before those that only log."""
+    """The first ``MAX_BUCKETS`` buckets and their costs: enforced ones before those in log mode."""
     text = f"a request has {len(buckets)} limits, of which {MAX_BUCKETS} are checked: merge policies or endpoints"
     note_problem("buckets", text)
     order = sorted(range(len(buckets)), key=lambda at: buckets[at].mode != "enforce")[:MAX_BUCKETS]

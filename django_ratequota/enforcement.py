@@ -22,7 +22,7 @@ from .facts import NOBODY, EndpointFacts, PolicyFacts, Snapshot, UserEntry
 from .fallback import decide_without_store
 from .health import keep_reporting, note_degraded
 from .identity import Caller, Unidentified
-from .limiter import LOOK_SHARE, Limiter
+from .limiter import Limiter
 from .methods import how_heard
 from .outcome import reserve
 from .places import place_of
@@ -32,7 +32,7 @@ from .settling import Earlier, Held, set_apart
 from .signals import request_refused
 from .snapshot import policies
 from .sparing import narrowed, spare
-from .steps import Ask, Doer, Step, limiter_or_error, now_us
+from .steps import Ask, Doer, Step, limiter_or_error, now_us, stored_revision
 from .twin import adrive, drive
 from .types import Decision, check_cost
 
@@ -230,12 +230,7 @@ def _asks_for_user(
 def _newer(limiter: Limiter | StoreError, snapshot: Snapshot | None) -> Generator[Step, Any, Snapshot]:
     """The first snapshot, or what a look at the database makes of the last one."""
     if snapshot is None:
-        revision = 0
-        try:
-            if not isinstance(limiter, StoreError):
-                revision = yield from limiter.revision_steps(LOOK_SHARE)
-        except StoreError:
-            pass
+        revision = yield from stored_revision(limiter)
         return (yield partial(policies.reload, revision))  # type: ignore[no-any-return]
     try:
         return (yield policies.poll) or snapshot

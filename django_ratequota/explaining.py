@@ -1,4 +1,4 @@
-"""What applies to a caller at an endpoint, and why: for operators, who ask about others. Nothing is consumed."""
+"""What applies to a caller at an endpoint, and why, as operators ask. Nothing is consumed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .snapshot import policies
 from .sparing import spare, spare_candidate
 from .steps import Doer, Step, limiter_or_error, now_us
 from .twin import drive
-from .types import Decision, check_cost
+from .types import Bucket, Decision, check_cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,13 @@ class Explanation:
     decision: Decision
     #: Where the plan comes from, in a few words for operators.
     plan_source: str
-    #: What the resolver was asked, for whoever asks it what if.
+    #: What the resolver was asked, to be asked again with a change.
     asked: Asked
+
+    @property
+    def built_in(self) -> list[Bucket]:
+        """The buckets that no policy made."""
+        return [bucket for bucket in self.resolution.buckets if bucket.policy_id is None]
 
 
 def explain_caller(
@@ -45,7 +50,7 @@ def explain_caller(
     view: Any = None,
     cost: int | None = None,
 ) -> Explanation:
-    """Say what applies to the caller, to a request of so many units; None = the endpoint's own cost.
+    """Return what applies to the caller's request of ``cost`` units; None = the endpoint's own cost.
 
     ``view`` is what the URLconf has for the route, None = unknown. Raises ``django.db.Error``; a failing store shows
     in the decision.
@@ -83,7 +88,7 @@ def explain_caller(
 
 
 def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:
-    """The newest policies, which the caller's next request will be judged by, and what is the caller's own.
+    """Return the newest policies, which the caller's next request is checked by, and the caller's own entry.
 
     Raises ``django.db.Error``.
     """

@@ -210,7 +210,7 @@ class Memo:
         self.matches: Recent[tuple[EndpointFacts, ...]] = Recent(_MATCHES) if matches is None else matches
         self.places: Recent[Any] = Recent(places)
         self.resolutions: Recent[Any] = Recent(_RESOLUTIONS)
-        #: See ``Snapshot.overview``; None = nobody has asked for it.
+        #: See ``Snapshot.overview``; None = not made yet.
         self.overview: Overview | None = None
 
 
@@ -250,7 +250,7 @@ class Snapshot:
 
     @property
     def overview(self) -> Overview:
-        """What looks at many endpoints go by; the work that grows with their number is done once."""
+        """The endpoints as looks at many of them need them; sorted once per snapshot."""
         if self.memo.overview is None:
             limited = (endpoint for endpoint in self.endpoints.values() if endpoint.id in self.groups)
             self.memo.overview = Overview(
@@ -275,9 +275,9 @@ class Snapshot:
 class Overview(NamedTuple):
     """A snapshot's endpoints as looks at many of them need them."""
 
-    #: A copy with a memory of its own: places of many endpoints would push out those that requests use.
+    #: A copy with a memo of its own: places of many endpoints would evict the places that requests use.
     snapshot: Snapshot
-    #: The endpoints that policies are for, those of single users left out, by name.
+    #: The endpoints that have policies, users' own policies left out; sorted by name.
     limited: tuple[EndpointFacts, ...]
     by_name: Mapping[str, EndpointFacts]
 

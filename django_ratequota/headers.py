@@ -46,10 +46,10 @@ class Headers(Protocol):
 
 
 def add_headers(response: Headers, decision: Decision, request: Any) -> None:
-    """Put the decision's headers on the response to ``request``, leaving those that are there already.
+    """Put the decision's headers on the response to ``request``, leaving headers that are there already.
 
-    A response that a cache may give to other clients has none of them: those put on it before it was known to be
-    such a response are taken off. A refusal forbids caches to keep it.
+    A response that a cache may serve to other clients gets none of them. Headers that were added before it turned out
+    to be cacheable are removed. A refusal gets ``Cache-Control: no-store``.
     """
     headers = decision._headers
     if headers is None:  # rendered once: several responses and middlewares may ask

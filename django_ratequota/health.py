@@ -21,7 +21,6 @@ from .keys import workers_key
 from .limiter import Limiter, default_limiter
 from .locks import ForkSafeLock
 from .problems import forget as forget_problems
-from .problems import note_problem as note_problem
 from .problems import recent, remember
 from .scripts import REPORT
 from .snapshot import policies
@@ -135,7 +134,7 @@ def reports() -> list[Health]:
 
 
 def published_at(revision: int) -> datetime | None:
-    """When the revision was published, which its number tells; None where it is no time."""
+    """Return when the revision was published, read from its number; None where the number is no time."""
     seconds = revision / 10**6
     return datetime.fromtimestamp(seconds, UTC) if _PLAUSIBLE < seconds < time.time() + _DAY else None
 

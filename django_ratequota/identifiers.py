@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
-from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 
-from .identity import Caller, client_text
+from .addresses import network_of
+from .identity import Caller
 from .logins import find_name
 
 Identifier = Callable[[Any], str | None]
-
-#: Leading bits of an address that make its network: a site's usual share.
-_IPV4_BITS, _IPV6_BITS = 24, 48
 
 
 def login_field(*fields: str) -> Identifier:
@@ -52,7 +49,7 @@ def login_name(request: Any) -> str | None:
 
 
 def with_address(identifier: Identifier) -> Identifier:
-    """Return an identifier of the client's address and what ``identifier`` says; None where that is None."""
+    """Return an identifier of the client's address with the value of ``identifier``; None where that is None."""
 
     def identify(request: Any) -> str | None:
         value = identifier(request)
@@ -61,7 +58,7 @@ def with_address(identifier: Identifier) -> Identifier:
     return identify
 
 
-#: One account as tried from one address: failures there lock out nobody who comes from elsewhere.
+#: One account as tried from one address: failures there do not lock out the same account elsewhere.
 login_pair = with_address(login_name)
 
 
@@ -72,11 +69,8 @@ def network(request: Any) -> str:
     an ``IPV6_PREFIX`` of 64.
     """
     address = Caller(request).address
-    if address is None:
-        return "unknown"  # as ip:unknown: nobody is beyond limits for want of an address
-    if isinstance(address, IPv4Address):
-        return str(IPv4Network((int(address), _IPV4_BITS), strict=False))
-    return client_text(address, _IPV6_BITS)
+    # "unknown" as in ip:unknown: nobody is beyond limits for want of an address.
+    return "unknown" if address is None else network_of(address)
 
 
 def header_key(header: str, scheme: str = "", known: Callable[[str], bool] | None = None) -> Identifier:
@@ -147,7 +141,7 @@ def jwt_claim(name: str) -> Identifier:
 
 
 def _parts(permissions: Any) -> Iterator[Any]:
-    """The permissions, and those that REST framework's & and | put together."""
+    """The permissions, and the operands of REST framework's & and |."""
     for permission in permissions:
         yield permission
         yield from _parts(getattr(permission, name) for name in ("op1", "op2") if hasattr(permission, name))

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 
-from .addresses import Address, Network
-from .addresses import unmap as unmap
+from .addresses import Address, Network, unmap
 from .conf import UNIX, OncePerSettings, settings
 from .keys import short
 from .problems import note_problem
@@ -71,7 +70,7 @@ class Caller:
 
     @cached_property
     def plan_slug(self) -> str | None:
-        """What PLAN_RESOLVER says; None, the default plan, without one and where it raises."""
+        """The slug that PLAN_RESOLVER returns; None, the default plan, without one and where it raises."""
         path = settings.plan_resolver
         return self._ask(path) or None if path else None
 
@@ -87,7 +86,7 @@ class Caller:
     def value(self, kind: str) -> str | None:
         """The caller's value of a kind of subject: ``user``, ``ip`` or a name from IDENTIFIERS.
 
-        None = the caller has none; ``FAILED`` = nobody knows, as the function raised.
+        None = the caller has none; ``FAILED`` = the function raised.
         """
         if kind == "user":
             return self.user_id
@@ -128,7 +127,7 @@ class Caller:
 
 
 def failed_kind(subject: str) -> str:
-    """The kind of a subject that stands for all callers whose value nobody knows; "" for other subjects."""
+    """The kind of a subject shared by all callers whose identifier raised; "" for other subjects."""
     kind, colon, value = subject.partition(":")
     return kind if colon and value == FAILED else ""
 

@@ -11,9 +11,10 @@ from django.core.exceptions import ValidationError
 from django.urls import Resolver404
 from django.utils.translation import gettext as _
 
+from .addresses import unmap
 from .conf import settings
 from .explaining import Explanation, explain_caller
-from .identity import UNKNOWN, NamedCaller, client_text, unmap
+from .identity import UNKNOWN, NamedCaller, client_text
 from .models import Endpoint, Plan
 from .routes import find_route, known_views, resolve_path, resolved, scope_of
 from .statistics import Refusal

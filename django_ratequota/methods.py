@@ -32,7 +32,7 @@ _READING = ("GET", "HEAD")
 _NO_BODY = (None, "", "0")
 #: The default under "".
 _ANY: _Kinds = {"": "any"}
-#: Methods of a class that run whatever the request's method is, before or instead of its handler.
+#: Functions of a class that run for every request method, before or instead of its handler.
 _RUN_ALWAYS = (
     *("__getattr__", "__getattribute__", "setup", "dispatch", "http_method_not_allowed"),
     *("initialize_request", "initial"),
@@ -86,7 +86,7 @@ def counts(endpoint: EndpointFacts, method: str, how: How, matched: Iterable[End
 
 
 def takes_any_method(view: Any) -> bool:
-    """Whether the view does for any method what it does for those meant, as far as its code shows."""
+    """Whether the view runs the same code for every method, as far as its code shows."""
     cls = view_class(view)
     answers = view if cls is None else getattr(cls, "dispatch", None)
     if kinds_of(view)[""] != "any" or (cls is not None and _of_framework(answers)):
@@ -133,7 +133,7 @@ def _kinds_of_class(cls: Any, actions: Mapping[str, str] | None, view: Any) -> _
 
 
 def _tell_apart(handlers: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """``own`` for methods with code of their own; ``any`` for those that share it, or only call another's."""
+    """``own`` for methods with code of their own; ``any`` for methods that share a handler or only call another."""
     shared = list(handlers.values())
     return {
         name.upper(): "any" if shared.count(handler) > 1 or _only_calls(handler, names) else "own"
@@ -142,13 +142,13 @@ def _tell_apart(handlers: Mapping[str, Any], names: Iterable[str]) -> dict[str, 
 
 
 def _only_calls(handler: Any, names: Iterable[str]) -> bool:
-    """Whether the handler does nothing but call one of those names, as Django's ``ProcessFormView.put`` does."""
+    """Whether the handler only calls one of ``names``, as Django's ``ProcessFormView.put`` does."""
     code = getattr(handler, "__code__", None)
     return code is not None and len(code.co_names) == 1 and code.co_names[0] in names
 
 
 def _held(functions: list[Any], cls: type) -> Iterator[Any]:
-    """The functions, and the functions and callables that they wrap or hold, but the class."""
+    """Yield the functions, and the callables that they wrap or hold; not ``cls`` and its instances."""
     waiting, seen = list(functions), set[int]()
     while waiting:
         one = waiting.pop()

@@ -78,7 +78,7 @@ class RateQuotaMiddleware:
 
 def _enforces_itself(request: Any, view: Any, args: Any, kwargs: Any) -> bool:
     if chooses_throttles(view):
-        # To ask the view is to negotiate a second time; nobody sends a longer Accept for a good reason.
+        # Asking the view negotiates its content a second time, which is slow for a long Accept.
         bounded = len(request.META.get("HTTP_ACCEPT", "")) <= MAX_ACCEPT
         return is_decorated(view) or (bounded and throttles_itself(view, request, args, kwargs))
     return enforces_itself(view)

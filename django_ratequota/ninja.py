@@ -157,9 +157,14 @@ def _with_headers(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     return response
 
 
+def _quotas(each: Any) -> list[QuotaThrottle]:
+    """The quotas of an operation."""
+    return [one for one in each.throttle_objects if isinstance(one, QuotaThrottle)]
+
+
 def _scope(operations: Any) -> str | None:
     """The scope that all operations of a view name, "" = none of them or several; None where one has no quota."""
-    ours = [[one for one in each.throttle_objects if isinstance(one, QuotaThrottle)] for each in operations]
+    ours = [_quotas(each) for each in operations]
     if not all(ours):
         return None
     scopes = {throttle.scope or "" for some in ours for throttle in some}
@@ -168,7 +173,7 @@ def _scope(operations: Any) -> str | None:
 
 def _late_check(each: Any) -> LateCheck | None:
     """What an operation asks after it has authenticated; None where it has no quota."""
-    ours = [one for one in each.throttle_objects if isinstance(one, QuotaThrottle)]
+    ours = _quotas(each)
     if not ours:
         return None
     if len(ours) > 1:
@@ -201,9 +206,9 @@ def _have_ours_checked() -> None:
             response: HttpResponse | None = await acheck(self, request)
         finally:
             _awaiting.reset(token)
-        for throttle in () if response else self.throttle_objects:
+        for quota in () if response else _quotas(self):
             try:
-                exc = await throttle.arefuse(request) if isinstance(throttle, QuotaThrottle) else None
+                exc = await quota.arefuse(request)
             except Exception as error:
                 return _answer(self.api, request, error)
             if exc is not None:

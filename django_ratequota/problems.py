@@ -1,4 +1,4 @@
-"""What is wrong in this process though Redis answers: logged once a minute, and known to ``health`` for a minute."""
+"""Problems of this process that Redis is not the cause of: logged once a minute, and kept a minute for ``health``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _lock = ForkSafeLock()
 
 
 def note_problem(reason: str, text: str, error: Exception | None = None) -> None:
-    """Keep what is wrong for ``Health.errors``, and log it once a minute, with the traceback of ``error``.
+    """Keep the problem for ``Health.errors``, and log it once a minute, with the traceback of ``error``.
 
     Reasons are names from the code or the settings: no client can add one.
     """

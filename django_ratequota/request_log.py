@@ -1,4 +1,4 @@
-"""Refusals with 503 in the log of requests: warnings, as those with 429 are.
+"""Logs refusals with 503 as warnings, like refusals with 429.
 
 Django logs each response from 500 on as an error of ``django.request``, and by default mails each to ADMINS. A policy
 that denies while Redis is down would send one mail per request; the failure itself is logged once, by the breaker.

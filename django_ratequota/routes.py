@@ -234,7 +234,7 @@ def find_route(route: str) -> tuple[str, str | None, Any] | None:
 
 
 def resolve_path(path: str) -> ResolverMatch:
-    """What Django resolves a path to in its own language, whatever language is active. Raises ``Resolver404``."""
+    """Resolve a path in its own language, not in the active one. Raises ``Resolver404``."""
     first = translation.get_language_from_path(path) or django_settings.LANGUAGE_CODE
     for code in dict.fromkeys([first, *languages_of(get_resolver()).paths_in]):
         with translation.override(code):

@@ -1,7 +1,7 @@
 """Pages that policies for all endpoints spare: those of Django's admin, and the usage endpoint.
 
-Such policies could shut operators out of the admin, and keep a client whose quota is used up from seeing that. What
-names an endpoint counts there as everywhere.
+Such policies could lock operators out of the admin, and hide from a client that its quota is used up. Policies for an
+endpoint apply there as everywhere.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .resolver import Candidate, Resolution
 from .routes import is_admin_page, shows_usage
 from .types import Bucket
 
-#: What a caller may look at the usage endpoint where no policy is enforced for it.
+#: The rate per caller at the usage endpoint where no policy is enforced for it.
 LOOKS = Rate.parse("60/min")
 
 
 def spare(resolution: Resolution, name: str | None, view: Any, caller: Caller) -> Resolution:
-    """Return what applies at the view of that URL name."""
+    """Return the resolution without the policies that do not apply at the view of that URL name."""
     if shows_usage(view):
         own = narrowed(resolution, _names_endpoint)
         enforced = any(policy.mode == "enforce" for policy in own.winners)
@@ -33,7 +33,7 @@ def spare(resolution: Resolution, name: str | None, view: Any, caller: Caller) -
 
 
 def spare_candidate(candidate: Candidate, name: str | None, view: Any) -> Candidate:
-    """Return what becomes of a policy at the view of that URL name."""
+    """Return the candidate, lost where its policy does not apply at the view of that URL name."""
     if candidate.policy.endpoint_id is not None:
         return candidate
     if shows_usage(view):
@@ -46,7 +46,7 @@ def spare_candidate(candidate: Candidate, name: str | None, view: Any) -> Candid
 
 
 def _looks(caller: Caller) -> Bucket:
-    """The caller's bucket of ``LOOKS``; no endpoint's id makes a key of its own of the scope."""
+    """The caller's bucket of ``LOOKS``. Without an endpoint id, its key is apart from those of all endpoints."""
     return Bucket(caller.name, LOOKS, scope="usage", counted_per="caller", on_error="allow")
 
 

@@ -9,10 +9,10 @@ from django.db import Error as DatabaseError
 from .exceptions import NewerRevision, StoreError
 from .facts import NOBODY, EndpointFacts, Snapshot, UserEntry
 from .identity import Caller
-from .limiter import LOOK_SHARE, Limiter
+from .limiter import Limiter
 from .resolver import Asked, Resolution, resolve_anew
 from .snapshot import policies
-from .steps import limiter_or_error, now_us
+from .steps import limiter_or_error, now_us, stored_revision
 from .store import Call
 from .twin import drive
 from .types import Bucket, BucketStatus
@@ -41,8 +41,8 @@ class Standing:
 def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> Standing:
     """How the caller stands at one endpoint and under the limits for all; None = at every endpoint.
 
-    One call to the store, as of any decision: within its deadline, and none while its breaker is open. Without
-    ``ask`` it is left alone, and nothing is known of the counts. Raises ``LookupError`` when no endpoint has that
+    Makes one call to the store, within the deadline of a decision, and none while its breaker is open. Without
+    ``ask`` it makes none, and the counts are unknown. Raises ``LookupError`` when no endpoint has that
     name, and ``django.db.Error`` when no policies were ever read.
     """
     limiter = limiter_or_error()
@@ -51,7 +51,7 @@ def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> S
     # Policies that are read now are the newest; they are read once at most, however fast operators publish.
     revision = None if snapshot is None else snapshot.revision
     if snapshot is None:
-        snapshot = policies.reload(_stored_revision(limiter, call))
+        snapshot = policies.reload(0 if call is None else drive(stored_revision(limiter), call.do))
     while True:
         resolution, more = _resolve(caller, snapshot, scope, now_us(limiter))
         buckets = tuple(bucket for bucket in resolution.buckets if bucket.mode == "enforce")
@@ -72,20 +72,10 @@ def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> S
     )
 
 
-def _stored_revision(limiter: Limiter | StoreError, call: Call | None) -> int:
-    """The published revision; 0 where the store does not say."""
-    if call is None or isinstance(limiter, StoreError):
-        return 0
-    try:
-        return drive(limiter.revision_steps(LOOK_SHARE), call.do)
-    except StoreError:
-        return 0
-
-
 def _peek(
     limiter: Limiter | StoreError, call: Call | None, buckets: tuple[Bucket, ...], revision: int | None
 ) -> dict[Bucket, BucketStatus]:
-    """How the buckets stand; nothing where the store does not say. Raises ``NewerRevision``."""
+    """Return the status of each bucket; empty where the store does not answer. Raises ``NewerRevision``."""
     if call is None or isinstance(limiter, StoreError):
         return {}
     try:
@@ -119,7 +109,7 @@ def _load(user_id: str) -> UserEntry:
 
 
 def _endpoints(snapshot: Snapshot, entry: UserEntry, scope: str | None) -> tuple[EndpointFacts, ...]:
-    """The endpoint of that name; without one, those that policies may limit the caller at: ``MAX_LIMITS`` and one."""
+    """The endpoint of that name; without one, the first ``MAX_LIMITS`` + 1 where policies may limit the caller."""
     overview = snapshot.overview
     if scope is not None:
         endpoint = overview.by_name.get(scope)

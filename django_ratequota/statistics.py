@@ -17,10 +17,11 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Literal
 
-from .collecting import HOUR, KEPT_SECONDS, MINUTE, MINUTES, OUTCOMES, QUARTER, QUARTERS, bounded, sampled
+from .collecting import HOUR, KEPT_SECONDS, MINUTE, MINUTES, OUTCOMES, QUARTER, QUARTERS
 from .keys import statistics_key
 from .limiter import default_limiter
 from .models import UsageCount
+from .notes import bounded, sampled
 from .store import reading
 
 Span = Literal["hour", "day", "week"]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from enum import Enum
 from typing import Any
 
@@ -14,7 +14,7 @@ from asgiref.sync import sync_to_async
 from django.utils.functional import LazyObject
 
 from .exceptions import StoreError
-from .limiter import Limiter, default_limiter
+from .limiter import LOOK_SHARE, Limiter, default_limiter
 from .scripts import Command
 from .store import Call
 
@@ -40,6 +40,14 @@ def limiter_or_error() -> Limiter | StoreError:
 def now_us(limiter: Limiter | StoreError) -> int:
     """Return the store's clock, as this process last saw it; without a limiter this machine's."""
     return time.time_ns() // 1000 if isinstance(limiter, StoreError) else limiter.now_us
+
+
+def stored_revision(limiter: Limiter | StoreError) -> Generator[Command, Any, int]:
+    """Return the published revision; 0 where the store does not answer."""
+    try:
+        return 0 if isinstance(limiter, StoreError) else (yield from limiter.revision_steps(LOOK_SHARE))
+    except StoreError:
+        return 0
 
 
 class Doer:

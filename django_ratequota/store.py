@@ -196,7 +196,7 @@ def run_script(script: Script, keys: Sequence[str], args: Sequence[object]) -> G
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Raise ``StoreError`` where the block cannot read what Redis holds: somebody else wrote that."""
+    """Raise ``StoreError`` where the block cannot read what Redis holds, because another client wrote it."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, zlib.error) as error:

@@ -22,10 +22,11 @@ from rest_framework.versioning import QueryParameterVersioning
 from rest_framework.views import APIView
 
 from django_ratequota import check_request
-from django_ratequota.collecting import UNTOLD_PLAN, Note, collector
+from django_ratequota.collecting import collector
 from django_ratequota.explaining import explain_caller
 from django_ratequota.identity import NamedCaller
 from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.notes import UNTOLD_PLAN, Note
 from django_ratequota.throttling import QuotaThrottle
 from tests import views
 from tests.conftest import Get

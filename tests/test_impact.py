@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate, check_request, collecting, impact, statistics
-from django_ratequota.collecting import UNTOLD_PLAN
 from django_ratequota.concerned import Concerned, NotEstimable
 from django_ratequota.exceptions import StoreError
 from django_ratequota.impact import Impact, estimate, never_refused, sentences, spread
 from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.notes import UNTOLD_PLAN
 from django_ratequota.rates import ALGORITHMS, BURST_ALGORITHMS, parse_rates
 from django_ratequota.replay import replay
 from django_ratequota.statistics import Attempts, Usage

@@ -14,8 +14,9 @@ import redis
 import time_machine
 from django.core.management import CommandError, call_command
 
-from django_ratequota.collecting import DAY, HOUR, Note, collector
+from django_ratequota.collecting import DAY, HOUR, collector
 from django_ratequota.models import UsageCount
+from django_ratequota.notes import Note
 from django_ratequota.rollup import RolledUp, roll_up
 from django_ratequota.statistics import timeline
 

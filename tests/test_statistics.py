@@ -21,11 +21,12 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
-from django_ratequota import acheck_request, check_request, collecting
-from django_ratequota.collecting import HOUR, OUTCOMES, Note, bounded, collector, sampled
+from django_ratequota import acheck_request, check_request, collecting, notes
+from django_ratequota.collecting import HOUR, OUTCOMES, collector
 from django_ratequota.exceptions import StoreError
 from django_ratequota.keys import statistics_key
 from django_ratequota.models import Endpoint, Plan, RatePolicy, UsageCount
+from django_ratequota.notes import Note, bounded, sampled
 from django_ratequota.statistics import Counts, find_refusal, refusals, timeline, top_callers, usage
 from tests.views import request_from
 
@@ -218,7 +219,7 @@ def test_the_id_depends_on_the_secret_key(settings: Any) -> None:
     ids = set()
     for key in ("one", "two"):
         settings.SECRET_KEY = key
-        ids.add(collecting._digest("ip:203.0.113.7"))
+        ids.add(notes.digest("ip:203.0.113.7"))
     assert len(ids) == 2
 
 

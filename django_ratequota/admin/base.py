@@ -257,7 +257,7 @@ def shown(text: Any) -> str:
 
 
 def shown_subject(subject: str) -> str:
-    """``shown``, with words for the subject of callers whose value nobody knows."""
+    """``shown``, with words for the subject of callers whose identifier failed."""
     kind = failed_kind(subject)
     return gettext("%(kind)s unknown (its function failed)") % {"kind": shown(kind)} if kind else shown(subject)
 

@@ -139,8 +139,7 @@ class Explain(Lookups, Refusals):
                         "logs": candidate.policy.mode == "log",
                     }
                 )
-        built_in = [bucket for bucket in explanation.resolution.buckets if bucket.policy_id is None]
-        counters += [counter(bucket, statuses.get(bucket), decision.at_us, names) for bucket in built_in]
+        counters += [counter(bucket, statuses.get(bucket), decision.at_us, names) for bucket in explanation.built_in]
         resets = self.has_reset_permission(request)
         return {
             "answered": True,

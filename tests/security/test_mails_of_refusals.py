@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*default mailer"),
 ]
 
-FLOOD = 100
+FLOOD = 20
 
 
 def plain(request: HttpRequest) -> HttpResponse:

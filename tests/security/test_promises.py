@@ -25,13 +25,14 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, check_request
-from django_ratequota.collecting import Note, collector
+from django_ratequota.collecting import collector
 from django_ratequota.connect import store_of_url
 from django_ratequota.decorators import ratequota
 from django_ratequota.exceptions import ConfigurationError, StoreError
 from django_ratequota.health import report
 from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.notes import Note
 from django_ratequota.rates import ALGORITHMS
 from django_ratequota.statistics import refusals, timeline, top_callers, usage
 from tests import views

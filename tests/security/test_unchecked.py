@@ -26,10 +26,11 @@ from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
 from django_ratequota import alerts, check_request
-from django_ratequota.collecting import Note, collector
+from django_ratequota.collecting import collector
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
+from django_ratequota.notes import Note
 from django_ratequota.signals import request_refused
 from django_ratequota.throttling import QuotaThrottle
 from tests.conftest import Get
@@ -220,8 +221,8 @@ def test_guesses_are_answered_as_often_as_the_policy_says(
     assert free() == [0]
 
 
-def test_three_hundred_guesses_against_a_hundred_a_minute(get: Get, account: Endpoint) -> None:
-    RatePolicy.objects.create(rates="100/min", algorithm="sliding_window_log", counted_per="ip")
+def test_three_hundred_guesses_against_a_hundred_an_hour(get: Get, account: Endpoint) -> None:
+    RatePolicy.objects.create(rates="100/hour", algorithm="sliding_window_log", counted_per="ip")
     answers = statuses(get, "/account/", 300, headers=WRONG)
     assert (answers.count(401), answers.count(429)) == (100, 200)
     assert answers[:100] == [401] * 100

@@ -10,7 +10,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from ...identity import Caller, unmap
+from ...addresses import unmap
+from ...identity import Caller
 
 
 def get_ip(request: Any) -> str:

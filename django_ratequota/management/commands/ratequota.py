@@ -25,7 +25,7 @@ from ...meanings import find_unreadable
 from ...models import Plan, PolicyChange
 from ...recording import record_publication
 from ...rollup import KEEP_DAYS, KEEP_HOURS, roll_up
-from ...types import BucketStatus
+from ...types import Bucket, BucketStatus
 from ...usage import reset_caller
 from .. import files
 
@@ -241,24 +241,24 @@ def _recall(refusal: statistics.Refusal) -> Iterator[str]:
 def _describe(explanation: Explanation) -> Iterator[str]:
     plan = explanation.plan
     yield f"plan         {plan.name if plan else 'none'} ({explanation.plan_source})"
-    built_in = [bucket for bucket in explanation.resolution.buckets if bucket.policy_id is None]
-    if not explanation.candidates and not built_in:
+    if not explanation.candidates and not explanation.built_in:
         yield "No policy is there for this endpoint: nothing is limited"
         return
     yield "policies"
     statuses = {(s.bucket.policy_id, s.bucket.rate): s for s in explanation.decision.statuses}
+
+    def counter(bucket: Bucket) -> str:
+        status = statuses.get((bucket.policy_id, bucket.rate))
+        return f"{bucket.title} of {bucket.subject}: {_standing(status) if status else 'no live counter'}"
+
     for candidate in explanation.candidates:
         policy = candidate.policy
         note = "" if policy.mode == "enforce" else f" [{policy.mode}]"
         yield f"  {policy.id:>5}  {policy.text}{note}, counted per {policy.counted_per}: {candidate.reason}"
         for bucket in candidate.buckets:
-            status = statuses.get((bucket.policy_id, bucket.rate))
-            standing = _standing(status) if status else "no live counter"
-            yield f"         {bucket.title} of {bucket.subject}: {standing}"
-    for bucket in built_in:
-        status = statuses.get((None, bucket.rate))
-        standing = _standing(status) if status else "no live counter"
-        yield f"  built in: {bucket.title} of {bucket.subject}: {standing}"
+            yield f"         {counter(bucket)}"
+    for bucket in explanation.built_in:
+        yield f"  built in: {counter(bucket)}"
     yield f"decision     {_verdict(explanation)}"
 
 
