@@ -12,7 +12,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from .charges import Charge, Refund, charges_of, take
+from .charges import Charge, Refund, charges_of, take_all
 from .exceptions import StoreError
 from .health import note_degraded
 from .limiter import Limiter
@@ -118,7 +118,7 @@ class Earlier:
         given: list[Decision] = []
         for decision in self._decisions:
             charges = [charge for charge in charges_of(decision) if not charge.settled]
-            for refund in take(charges, max((charge.units for charge in charges), default=0)):
+            for refund in take_all(charges):
                 given += [(yield from _refund(decision, refund))]
         vars(self._request).pop(EARLIER, None)
         return given

@@ -91,6 +91,13 @@ class Computed(Account):
         return int(request.headers.get("X-Cost", 2))
 
 
+class Regretting(Computed):
+    """Checks another endpoint once it has been admitted."""
+
+    def get(self, request: Any) -> Response:
+        return Response({}, status=200 if check_request(request, "closed").allowed else 429)
+
+
 class Choosing(Account):
     """Its throttles are a user's only; they are not known before it has authenticated."""
 
@@ -159,6 +166,7 @@ urlpatterns = [
     path("costly/", Costly.as_view()),
     path("cheap/", Cheap.as_view()),
     path("computed/", Computed.as_view()),
+    path("regretting/", Regretting.as_view()),
     path("choosing/", Choosing.as_view()),
     path("sparing/", Sparing.as_view()),
     path("ninja/", api.urls),
@@ -484,6 +492,18 @@ def test_endpoints_may_count_some_outcomes_only(
     RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="3/hour")
     statuses(get, "/account/", 2, headers=WRONG)
     assert free() == remaining
+
+
+@pytest.mark.parametrize(("path", "status"), [("/computed/", 200), ("/regretting/", 429)])
+def test_what_goes_back_is_all_of_a_cost_that_was_charged_in_parts(
+    get: Get, account: Endpoint, alice: User, path: str, status: int
+) -> None:
+    """One unit was charged before the view, and the rest by its check: the smaller part stayed charged."""
+    Endpoint.objects.filter(pk=account.pk).update(charged_statuses="401" if status == 200 else "")
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="closed"), rates="blocked")
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="30/hour", algorithm="sliding_window_log")
+    assert statuses(get, path, 3, headers={**RIGHT, "X-Cost": "4"}) == [status] * 3
+    assert free() == [30]
 
 
 @pytest.mark.parametrize(
