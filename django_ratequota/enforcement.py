@@ -30,7 +30,7 @@ from .prepared import MAX_BUCKETS
 from .rates import BLOCKED
 from .resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve, why_plan
 from .routes import resolved
-from .settling import Earlier, Held, StoreSettler, set_apart
+from .settling import Earlier, Held, StoreSettler, drop_held, set_apart
 from .signals import request_refused
 from .snapshot import policies
 from .sparing import narrowed, spare, spare_candidate
@@ -180,6 +180,8 @@ def _check_steps(
     if cost is not None:
         cost = check_cost(cost)
     http = getattr(request, "_request", request)
+    if again:
+        yield from drop_held(http)
     earlier = None if again else Earlier.of(http)
     decision, seen = yield from decide(request, http, scope, cost, limiter, earlier, awaited)
     if earlier is not None and decision is earlier.again and seen is None:

@@ -176,6 +176,13 @@ class Held(Earlier):
         return decision if decision.allowed else (yield from self.give_back(decision))
 
 
+def drop_held(request: Any) -> Generator[Step, Any, None]:
+    """Give back what was charged before the view: a check that stands by itself does not take it over."""
+    held: Held | None = vars(request).pop(HELD, None)
+    if held is not None:
+        yield from held.free()
+
+
 def set_apart(request: Any, decision: Decision) -> None:
     """Make a decision that stands by itself the request's last: no other check deducts or gives back its units."""
     _earlier(request)  # keeps the last decision so far, which it takes the place of
