@@ -28,7 +28,7 @@ from .outcome import reserve
 from .places import place_of
 from .resolver import Asked, Resolution, match_endpoints, resolve
 from .routes import resolved
-from .settling import Earlier, Held, set_apart
+from .settling import Earlier, Held, drop_held, set_apart
 from .signals import request_refused
 from .snapshot import policies
 from .sparing import narrowed, spare
@@ -108,6 +108,8 @@ def _check_steps(
     if cost is not None:
         cost = check_cost(cost)
     http = getattr(request, "_request", request)
+    if again:
+        yield from drop_held(http)
     earlier = None if again else Earlier.of(http)
     decision, seen = yield from decide(request, http, scope, cost, limiter, earlier, awaited)
     if earlier is not None and decision is earlier.again and seen is None:

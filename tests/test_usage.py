@@ -23,9 +23,9 @@ from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.snapshot import policies
 from django_ratequota.types import Decision
+from tests.test_scripts import broken_script
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
-from tests.test_scripts import broken_script
 
 LIST = "/admin/django_ratequota/ratepolicy/"
 IDENTIFIERS = {"tenant": "tests.views.api_key"}
