@@ -20,6 +20,10 @@ from .exceptions import ConfigurationError, InvalidBucket
 from .keys import check_prefix
 from .locks import ForkSafeLock
 
+#: Functions that return identifiers, and are none themselves.
+_FACTORIES = tuple(
+    f"django_ratequota.identifiers.{name}" for name in ("header_key", "jwt_claim", "login_field", "with_address")
+)
 #: What a policy may count per besides the names in IDENTIFIERS.
 COUNTED_PER = ("caller", "ip", "plan", "everyone")
 ON_ERROR = ("allow", "deny", "local")
@@ -222,6 +226,11 @@ def _identifiers(value: object) -> dict[str, Any]:
                 f"{name!r} is no name for an identifier: use letters, digits and _, not {taken}."
             )
         _dotted(path, "(request) -> str | None")
+        if path in _FACTORIES:
+            text = (
+                "returns an identifier: call it in a module of yours, and write the dotted path of what it returns."
+            )
+            raise ConfigurationError(f"{path} {text}")
     return {"identifiers": dict(value)}
 
 

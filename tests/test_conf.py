@@ -118,6 +118,12 @@ NUMBERS = ["0.1", None, True, float("nan"), float("inf"), -1, 10**9, [1]]
         ("IDENTIFIERS", {"tenant": "tests.conftest.NOON_US"}, "tests.conftest.NOON_US is not callable"),
         # what it returns would be another value for each request
         ("IDENTIFIERS", {"tenant": "tests.views.aplain"}, "tests.views.aplain is async"),
+        (
+            "IDENTIFIERS",
+            {"tenant": "django_ratequota.identifiers.jwt_claim"},
+            "django_ratequota.identifiers.jwt_claim returns an identifier: call it in a module of yours, and write "
+            "the dotted path of what it returns.",
+        ),
         ("PLAN_RESOLVER", "tests.views.aplain", "write the dotted path of (request) -> slug | None that is not."),
         ("CALLER", "user", "Write a list of strings."),
         ("CALLER", [None], "Write a list of strings."),
