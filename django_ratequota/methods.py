@@ -63,8 +63,8 @@ def _has_untold_body(http: Any, scope: Mapping[str, Any]) -> bool:
         return False
     if hasattr(http, "_body"):
         return bool(http._body)
-    stream = http._stream
-    if stream.closed:
+    stream = getattr(http, "_stream", None)
+    if stream is None or stream.closed:
         return False
     at = stream.tell()
     size = stream.seek(0, SEEK_END)
