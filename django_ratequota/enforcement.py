@@ -246,11 +246,11 @@ def decide(
         except DatabaseError as error:  # one of the project's own functions asked it
             note_degraded("database", error)
             return decide_without_store((), "database", 1), None
-        resolution = spare(resolution, name, getattr(match, "func", None), caller)
         if only is not None:
             resolution = narrowed(resolution, only)
-            if not (resolution.buckets or resolution.blocked_by or resolution.unreadable):
-                return Decision(allowed=True), None
+        resolution = spare(resolution, name, getattr(match, "func", None), caller)
+        if only is not None and not (resolution.buckets or resolution.blocked_by or resolution.unreadable):
+            return Decision(allowed=True), None
         units = resolution.cost if cost is None else cost
         if isinstance(earlier, Held) and not earlier.fits(resolution.buckets, units):
             yield from earlier.free()
@@ -305,6 +305,8 @@ def binds_everybody(decision: Decision, seen: Seen) -> Generator[Step, Any, bool
             own = {}
     resolution, on_error = seen.resolution, settings.on_error
     refusing = {status.bucket.policy_id for status in decision.refusing}.union(resolution.blocking)
+    if None in refusing:  # the limit of the usage endpoint that is built in
+        return True
     for policy in resolution.winners:
         denied = decision.denied_by and policy.mode == "enforce" and (policy.on_error or on_error) == "deny"
         if policy.id not in refusing and not denied:
