@@ -20,7 +20,7 @@ from .answers import codes_of, named_values, never_answers, project_functions
 from .databases import policy_alias
 from .facts import endpoint_facts
 from .methods import takes_any_method
-from .routes import known_views, late_check, limits_itself, scope_of, view_class
+from .routes import known_views, late_check, limits_itself, scope_of, shows_usage, view_class
 
 #: Modules that define what limits requests, drop-ins included; and modules that are not the project's own.
 _LIMITING = re.compile(r"django_ratequota\.(compat|decorators|enforcement|limiter|ninja|throttling)\b")
@@ -193,7 +193,9 @@ def check_unlimited(app_configs: Any = None, databases: Collection[str] | None =
     try:
         found = [(endpoint.pk, views) for endpoint, views in _endpoints(databases)]
         counted = {route for pk, views in found if pk in limited for route, _view in views}
-        late = [route for route, _name, view in known_views() if late_check(view, "") is not None]
+        # The usage endpoint has a limit that is built in.
+        views = [(route, view) for route, _name, view in known_views() if not shows_usage(view)]
+        late = [route for route, view in views if late_check(view, "") is not None]
     except Exception:  # Django's own check says what is wrong with the URLconf
         return []
     bare = [route for route in late if route not in counted]

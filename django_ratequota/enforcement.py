@@ -183,11 +183,11 @@ def decide(
         except DatabaseError as error:  # one of the project's own functions asked it
             note_degraded("database", error)
             return decide_without_store((), "database", 1), None
-        resolution = spare(resolution, name, getattr(match, "func", None), caller)
         if only is not None:
             resolution = narrowed(resolution, only)
-            if not (resolution.buckets or resolution.blocked_by or resolution.unreadable):
-                return Decision(allowed=True), None
+        resolution = spare(resolution, name, getattr(match, "func", None), caller)
+        if only is not None and not (resolution.buckets or resolution.blocked_by or resolution.unreadable):
+            return Decision(allowed=True), None
         units = resolution.cost if cost is None else cost
         if isinstance(earlier, Held) and not earlier.fits(resolution.buckets, units):
             yield from earlier.free()

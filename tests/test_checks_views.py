@@ -265,6 +265,7 @@ def test_what_views_refuse_before_their_throttle_may_go_uncounted(
         (Throttled, True, None, ["W017"]),
         (Throttled, False, None, []),
         (plain, True, None, []),
+        (UsageView, True, None, []),
         (Throttled, True, {"endpoint": None}, []),
         (Throttled, True, {"routes": "/0/"}, []),
         (Throttled, True, {"routes": "/other/"}, ["W017"]),
