@@ -184,6 +184,7 @@ def decide(
             note_degraded("database", error)
             return decide_without_store((), "database", 1), None
         if only is not None:
+            # First: whatever policies there are for the usage endpoint, guesses at it count as built in.
             resolution = narrowed(resolution, only)
         resolution = spare(resolution, name, getattr(match, "func", None), caller)
         if only is not None and not (resolution.buckets or resolution.blocked_by or resolution.unreadable):
