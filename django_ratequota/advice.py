@@ -16,7 +16,8 @@ from django.utils.translation import gettext as _
 
 from .binding import binds_first
 from .conf import settings
-from .facts import EndpointFacts, PolicyFacts, Snapshot, endpoint_facts, policy_facts
+from .facts import EndpointFacts, PolicyFacts, endpoint_facts, policy_facts
+from .groups import Snapshot
 from .models import Endpoint, Plan, PlanAssignment, RatePolicy
 from .precedence import precedence
 from .rates import Rate

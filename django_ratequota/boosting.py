@@ -17,7 +17,8 @@ from django.utils.translation import gettext as _
 from .conf import settings
 from .databases import policy_alias
 from .explaining import Explanation
-from .facts import Group, PolicyFacts, policy_facts
+from .facts import PolicyFacts, policy_facts
+from .groups import Group
 from .limiter import default_limiter
 from .models import PolicyChange, RatePolicy
 from .precedence import never_outranked, specificity

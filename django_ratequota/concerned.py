@@ -12,7 +12,8 @@ from django.utils.translation import gettext as _
 
 from .conf import settings
 from .exceptions import RateQuotaError
-from .facts import POLICY_COLUMNS, Group, PolicyFacts, policy_facts
+from .facts import POLICY_COLUMNS, PolicyFacts, policy_facts
+from .groups import Group
 from .identity import UNKNOWN
 from .models import RatePolicy
 from .notes import UNTOLD_PLAN, bounded

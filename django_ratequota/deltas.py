@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from .facts import EndpointFacts, Group, PlanFacts, PolicyFacts, Snapshot
+from .facts import EndpointFacts, PlanFacts, PolicyFacts
+from .groups import Group, Snapshot
 
 Facts = TypeVar("Facts")
 #: Rows that may have changed, by id, as the database holds them now; None = it holds no such row.

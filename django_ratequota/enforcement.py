@@ -18,8 +18,9 @@ from .collecting import note
 from .conf import settings
 from .deciding import judge
 from .exceptions import NewerRevision, StoreError
-from .facts import NOBODY, EndpointFacts, PolicyFacts, Snapshot, UserEntry
+from .facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
 from .fallback import decide_without_store
+from .groups import Snapshot
 from .health import keep_reporting, note_degraded
 from .identity import Caller, Unidentified
 from .limiter import Limiter

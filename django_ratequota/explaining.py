@@ -8,7 +8,8 @@ from typing import Any
 
 from .deciding import judge
 from .exceptions import StoreError
-from .facts import NOBODY, PlanFacts, Snapshot, UserEntry
+from .facts import NOBODY, PlanFacts, UserEntry
+from .groups import Snapshot
 from .identity import Caller
 from .limiter import default_limiter
 from .methods import how_explained

@@ -14,7 +14,7 @@ from django.http import Http404
 from django.http.multipartparser import MultiPartParserError
 
 from .charges import Charge, Refund, charges_of, take_all
-from .facts import Snapshot
+from .groups import Snapshot
 from .shielding import shielded
 from .types import Decision, Settler
 

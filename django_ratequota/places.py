@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .facts import NOBODY, EndpointFacts, Group, PolicyFacts, Snapshot, UserEntry
+from .facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
+from .groups import Group, Snapshot
 from .identity import Caller
 from .methods import How, counts
 from .routes import spellings

@@ -17,7 +17,8 @@ from typing import Literal
 from django.utils.translation import gettext as _
 
 from .conf import settings
-from .facts import UNREADABLE, EndpointFacts, PlanFacts, PolicyFacts, Snapshot, UserEntry
+from .facts import UNREADABLE, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
+from .groups import Snapshot
 from .identity import Caller
 from .places import Place, contenders, place_of
 from .places import match_endpoints as match_endpoints  # part of what callers need to ask

@@ -30,13 +30,12 @@ from .facts import (
     Assignment,
     PlanFacts,
     PolicyFacts,
-    Snapshot,
     UserEntry,
     endpoint_facts,
-    group_policies,
     policy_facts,
     to_us,
 )
+from .groups import Snapshot, group_policies
 from .locks import ForkSafeLock
 from .meanings import understand
 from .publication import publication_pending

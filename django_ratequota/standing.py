@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from django.db import Error as DatabaseError
 
 from .exceptions import NewerRevision, StoreError
-from .facts import NOBODY, EndpointFacts, Snapshot, UserEntry
+from .facts import NOBODY, EndpointFacts, UserEntry
+from .groups import Snapshot
 from .identity import Caller
 from .limiter import Limiter
 from .resolver import Asked, Resolution, resolve_anew

@@ -19,7 +19,8 @@ from django.utils import timezone
 
 from django_ratequota import snapshot as module
 from django_ratequota.changes import Change
-from django_ratequota.facts import Group, Snapshot, UserEntry
+from django_ratequota.facts import UserEntry
+from django_ratequota.groups import Group, Snapshot
 from django_ratequota.identity import NamedCaller
 from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy

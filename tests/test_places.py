@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_ratequota.facts import NOBODY, EndpointFacts, Group, PolicyFacts, UserEntry
+from django_ratequota.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
+from django_ratequota.groups import Group
 from django_ratequota.places import match_endpoints, place_of
 from tests.test_resolver import picture
 

@@ -17,16 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_ratequota import Rate, check_request
-from django_ratequota.facts import (
-    NOBODY,
-    Assignment,
-    EndpointFacts,
-    Group,
-    PlanFacts,
-    PolicyFacts,
-    Snapshot,
-    UserEntry,
-)
+from django_ratequota.facts import NOBODY, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
+from django_ratequota.groups import Group, Snapshot
 from django_ratequota.identity import Caller, NamedCaller
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.resolver import (

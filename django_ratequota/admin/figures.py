@@ -14,7 +14,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from .. import statistics
-from ..facts import Snapshot, endpoint_facts
+from ..facts import endpoint_facts
+from ..groups import Snapshot
 from ..methods import how_explained
 from ..resolver import match_endpoints
 from ..routes import known_views

@@ -18,7 +18,8 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..facts import UNREADABLE, Group, PolicyFacts
+from ..facts import UNREADABLE, PolicyFacts
+from ..groups import Group
 from ..meanings import last_meaning
 from ..models import Endpoint, Plan, RatePolicy
 from ..precedence import strongest

@@ -9,18 +9,8 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 
-from ..facts import (
-    NOBODY,
-    Assignment,
-    EndpointFacts,
-    PlanFacts,
-    PolicyFacts,
-    Snapshot,
-    UserEntry,
-    endpoint_facts,
-    group_policies,
-    policy_facts,
-)
+from ..facts import NOBODY, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry, endpoint_facts, policy_facts
+from ..groups import Snapshot, group_policies
 from ..models import Endpoint, RatePolicy
 
 _REVISION = 1
