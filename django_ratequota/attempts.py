@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from .scripts import Command, Run
 
+#: Connections to one server, open or being made, that a process has for its threads, and each event loop has.
+MAX_CONNECTIONS = 64
+#: Seconds after which a connection that nobody used is closed, and how many stay.
+IDLE_SECONDS, KEPT = 10.0, 4
 #: Connections that are made at a time; as many as are open, where these are more. So their number doubles at most.
 _AT_ONCE = 4
 #: Seconds after which an attempt no longer holds up others, and the most attempts of that age.
 _SLOW_SECONDS, _MOST_SLOW = 1.0, 16
 #: Seconds between a failed attempt and the next, where other connections are open.
-_PAUSE_SECONDS = 0.05
+PAUSE_SECONDS = 0.05
 
 
 class Liveness:
@@ -43,7 +49,8 @@ class Liveness:
 
     def answered(self, asked: float) -> float:
         """Note that a command is answered that was sent then; returns the time."""
-        self.asked_at = max(self.asked_at, asked)
+        if asked > self.asked_at:  # each decision comes by: ``max`` costs a call
+            self.asked_at = asked
         self.answered_at = now = time.monotonic()
         return now
 
@@ -60,23 +67,26 @@ class Liveness:
 
 
 class Attempts:
-    """How many connections of a pool are open, and which are being made."""
+    """How many connections of a pool are open, and which are being made; never more than ``most`` together."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_CONNECTIONS) -> None:
+        self.most = most
         self.open = 0
-        #: How many attempts have failed, and the error of the last one.
-        self.failures = 0
-        self.error: Exception | None = None
         self._begun: list[float] = []
         self._failed_at = 0.0
 
     def begin(self, waiting: int) -> float | None:
         """When an attempt begins that is wanted for one of ``waiting`` callers; None where none should."""
+        if not waiting or self.open + len(self._begun) >= self.most:
+            return None
         now = time.monotonic()
         slow = sum(begun < now - _SLOW_SECONDS for begun in self._begun)
-        if slow == _MOST_SLOW or len(self._begun) - slow >= min(waiting, max(_AT_ONCE, self.open)):
-            return None
-        if self.open and now < self._failed_at + _PAUSE_SECONDS:
+        at_once = max(_AT_ONCE, self.open)
+        if self.open and self._failed_at:  # the server may be full: then those that are open have to do
+            if now < self._failed_at + PAUSE_SECONDS:
+                return None
+            at_once = 1
+        if slow == _MOST_SLOW or len(self._begun) - slow >= min(waiting, at_once):
             return None
         self._begun.append(now)
         return now
@@ -86,11 +96,28 @@ class Attempts:
         self._failed_at = 0.0
         self.open += 1
 
-    def failed(self, begun: float, error: Exception) -> None:
+    def failed(self, begun: float) -> bool:
+        """Note that it failed; returns whether no other is open or being made, which callers could wait for."""
         self._begun.remove(begun)
         self._failed_at = time.monotonic()
-        self.failures += 1
-        self.error = error
+        return not self.open and not self._begun
+
+    def left(self, begun: float) -> None:
+        """Note that it was not tried after all."""
+        self._begun.remove(begun)
+
+
+def unused(idle: deque[tuple[Any, float]]) -> Iterator[Any]:
+    """Take the connections out of ``idle`` that nobody has used for ``IDLE_SECONDS``, but for the last few.
+
+    ``idle`` has (connection, since when it is idle), the longest idle first.
+    """
+    until = time.monotonic() - IDLE_SECONDS
+    try:
+        while len(idle) > KEPT and idle[0][1] < until:
+            yield idle.popleft()[0]
+    except IndexError:  # other threads were faster
+        pass
 
 
 def packed(connection: Any, command: Command) -> Any:

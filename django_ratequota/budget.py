@@ -20,20 +20,27 @@ _SHORTEST = 0.001
 _NOTHING = 1e-9
 #: A slice that took as many times its length tells that this process was busy.
 _LATE = 1.5
+#: How many times its seconds a decision may stand in line for a connection while the server answers others.
+_IN_LINE = 10
+#: The part of its seconds for which an answer tells that the server goes on; this process may be late to read the
+#: next one.
+_RECENT = 0.5
 
 
 class Answers(Protocol):
-    """Tells when a server last answered anything (monotonic seconds)."""
+    """Tells when a server last answered (monotonic seconds; 0 = never)."""
+
+    answered_at: float
 
     @property
     def alive_at(self) -> float:
-        """When that was; 0 = never."""
+        """When it answered anything, a login too; ``answered_at`` counts commands only."""
 
 
 class Budget:
     """Seconds that a decision may still wait for the server."""
 
-    __slots__ = ("_excused", "_in_line", "_most", "answers", "at_hand", "left", "slice")
+    __slots__ = ("_excused", "_in_line", "_most", "_queued", "answers", "at_hand", "left", "slice")
 
     def __init__(self, seconds: float) -> None:
         self.left = self._most = seconds
@@ -42,8 +49,9 @@ class Budget:
         self.answers: Answers | None = None
         #: What was left when the present command had a connection; None before.
         self.at_hand: float | None = None
-        #: Seconds counted in line since the last connection, and seconds not counted at all.
-        self._in_line = self._excused = 0.0
+        #: Seconds counted in line since the last connection, and seconds not counted at all: slices that were late,
+        #: and those in line while the server answered others.
+        self._in_line = self._excused = self._queued = 0.0
 
     def part(self, share: float) -> Budget:
         """Return a budget of ``share`` of what is left."""
@@ -63,19 +71,31 @@ class Budget:
         """Give back what the wait in line took: the command begins only now.
 
         Connecting takes several round trips. A command that was left the rest timed out, its connection was dropped,
-        and so on for ever. Everything together still takes twice the time at most.
+        and so on for ever. Everything together still takes twice the time at most, the line behind others aside.
         """
         back = max(min(self._in_line, self._most - self._excused), 0.0)
         self.left += back
         self._excused += back
         self._in_line = 0.0
 
-    def count(self, seconds: float, *, excused: bool, in_line: bool) -> None:
-        """Count a slice that took ``seconds``; ``excused`` halves it."""
+    def count(self, seconds: float, since: float, *, late: bool, answers: Answers | None = None) -> None:
+        """Count a slice of ``seconds`` that began at ``since``; half of it where it ended ``late``.
+
+        ``answers`` is set in line for a connection. A login of the server makes it half as well. While it answers
+        others' commands, the caller waits for these, not for the server: then nothing counts, nor what was counted
+        in line before, for up to ten times the whole.
+        """
+        recently = since - self._most * _RECENT
+        if answers is not None and answers.answered_at >= recently and self._queued < _IN_LINE * self._most:
+            self._queued += seconds + self._in_line
+            self.left += self._in_line
+            self._in_line = 0.0
+            return
+        excused = late or (answers is not None and answers.alive_at >= since)
         counted = seconds * (0.5 if excused else 1.0)
         self.left -= counted
         self._excused += seconds - counted
-        if in_line:
+        if answers is not None:
             self._in_line += counted
 
     def wait(self, ready: Callable[[float], object]) -> None:
@@ -100,24 +120,22 @@ class Budget:
     def wait_in_line(self, ready: Callable[[float], object], answers: Answers) -> None:
         """Wait one slice for a connection; raises ``TimeoutError`` where nothing is left.
 
-        It counts half where the server answered others meanwhile, and where this thread woke up late: the one that
-        makes the connection waits for the interpreter as well.
+        One that ended late counts half: the thread that makes the connection waits for the interpreter as well.
         """
         if self.used_up:
             raise TimeoutError("no connection in time")
         begun = time.monotonic()
         ready(self.slice)
         took = time.monotonic() - begun
-        excused = took > _LATE * self.slice or answers.alive_at >= begun
-        self.count(min(took, self.slice), excused=excused, in_line=True)
+        self.count(min(took, self.slice), begun, late=took > _LATE * self.slice, answers=answers)
 
 
 class BudgetTimeout:
     """Cancel the block and raise ``TimeoutError`` once the budget is used up.
 
     The event loop wakes it once per slice. A late wake-up counts half: the loop was busy elsewhere, and a reply may
-    be there that it has not read yet. So does one in line for a connection while the server answers others. Hence no
-    block waits longer than twice the budget, a stalled loop aside.
+    be there that it has not read yet. Hence no block waits longer than twice the budget, a stalled loop and the line
+    behind others aside.
     """
 
     __slots__ = ("_begun", "_budget", "_loop", "_timeout", "_wake")
@@ -143,10 +161,9 @@ class BudgetTimeout:
         self._wake = self._loop.call_later(self._budget.slice, self._look)
 
     def _look(self) -> None:
-        budget, answers = self._budget, self._budget.answers
+        budget = self._budget
         late = time.monotonic() - self._begun > _LATE * budget.slice
-        alive = answers is not None and answers.alive_at >= self._begun
-        budget.count(budget.slice, excused=late or alive, in_line=answers is not None)
+        budget.count(budget.slice, self._begun, late=late, answers=budget.answers)
         if budget.used_up:
             self._begun = time.monotonic()
             self._timeout.reschedule(self._loop.time())  # once: it cannot be moved any more after that

@@ -84,3 +84,8 @@ def take(charges: Sequence[Charge], units: int) -> list[Refund]:
         Refund(tuple(bucket for bucket, _ in of), taken, (at_us, *(level_us for _, level_us in of)))
         for (at_us, taken, _), of in together.items()
     ]
+
+
+def take_all(charges: Sequence[Charge]) -> list[Refund]:
+    """``take`` of all units that are left; a bucket may have been charged more than once."""
+    return take(charges, sum(charge.units for charge in charges))

@@ -67,8 +67,9 @@ def check_store(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
     """E002: no Redis is configured. E003: a server is too old. E004: CLUSTER does not say what it is.
 
     E005: the user may not run what the scripts call. E006: Redis refuses the login or the database. E007: the server
-    is no Redis. W004: a server may evict counters. W008: Redis cannot be reached, which is no error at boot, for it
-    is none later. Whatever it asks takes ``TIMEOUT`` at most, together, and writes nothing.
+    is no Redis. W004: a server may evict counters. W016: it takes too few clients. W008: Redis cannot be reached,
+    which is no error at boot, for it is none later. Whatever it asks takes ``TIMEOUT`` at most, together, and writes
+    nothing.
     """
     try:
         store = default_limiter().store
@@ -97,7 +98,21 @@ def check_store(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
             text = f"The server at {server} evicts keys when its memory is full ({policy}): limits are forgotten."
             hint = "Set maxmemory-policy to noeviction, or give django-ratequota a server of its own."
             messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W004"))
+        messages += _crowded(server, int(info.get("maxclients", 0)))
     return [*messages, *_denied(call)]
+
+
+def _crowded(server: str, clients: int) -> list[checks.CheckMessage]:
+    """W016, where the server tells how many ``clients`` it takes (0 = it does not)."""
+    most, share = conf.settings.max_connections, conf.settings.local_share
+    if not clients or most * share <= clients:
+        return []
+    text = (
+        f"The server at {server} takes {clients} clients (maxclients), fewer than MAX_CONNECTIONS ({most}) for each "
+        f"of {share} processes (LOCAL_SHARE): where all are taken, a process that has none gets no decisions."
+    )
+    hint = f"Raise maxclients, or set RATEQUOTA['MAX_CONNECTIONS'] = {max(clients // share, 1)}."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W016")]
 
 
 def _unusable(error: StoreError) -> checks.CheckMessage:

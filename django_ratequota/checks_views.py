@@ -13,13 +13,14 @@ from django.conf import settings as django_settings
 from django.core import checks
 from django.db import Error as DatabaseError
 from django.db import connections
+from django.utils import timezone
 
 from . import conf
 from .answers import codes_of, named_values, never_answers, project_functions
 from .databases import policy_alias
 from .facts import endpoint_facts
 from .methods import takes_any_method
-from .routes import known_views, late_check, limits_itself, scope_of, view_class
+from .routes import known_views, late_check, limits_itself, scope_of, shows_usage, view_class
 
 #: Modules that define what limits requests, drop-ins included; and modules that are not the project's own.
 _LIMITING = re.compile(r"django_ratequota\.(compat|decorators|enforcement|limiter|ninja|throttling)\b")
@@ -37,6 +38,7 @@ def connect() -> None:
     checks.register(check_migrated, checks.Tags.database)
     checks.register(check_statuses, checks.Tags.database)
     checks.register(check_methods, checks.Tags.database)
+    checks.register(check_unlimited, checks.Tags.database)
 
 
 def check_enforced(app_configs: Any = None, **_: Any) -> list[checks.CheckMessage]:
@@ -173,6 +175,36 @@ def check_methods(app_configs: Any = None, databases: Collection[str] | None = N
             )
             messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W013"))
     return messages
+
+
+def check_unlimited(app_configs: Any = None, databases: Collection[str] | None = None, **_: Any) -> list[Any]:
+    """W017, where the database is checked: COUNT_UNCHECKED, and views without a policy that it could count under."""
+    from .models import RatePolicy
+
+    if not conf.settings.count_unchecked or policy_alias(RatePolicy) not in (databases or ()):
+        return []
+    for_all = RatePolicy.objects.filter(counted_per="ip", user=None, subject="", plan=None).exclude(mode="off")
+    try:
+        limited = set(for_all.exclude(ends_at__lte=timezone.now()).values_list("endpoint", flat=True))
+    except DatabaseError:  # not migrated yet
+        return []
+    if None in limited:  # for all endpoints
+        return []
+    try:
+        found = [(endpoint.pk, views) for endpoint, views in _endpoints(databases)]
+        counted = {route for pk, views in found if pk in limited for route, _view in views}
+        # The usage endpoint has a limit that is built in.
+        views = [(route, view) for route, _name, view in known_views() if not shows_usage(view)]
+        late = [route for route, view in views if late_check(view, "") is not None]
+    except Exception:  # Django's own check says what is wrong with the URLconf
+        return []
+    bare = [route for route in late if route not in counted]
+    more = f" and {len(bare) - _SHOWN} more" if len(bare) > _SHOWN else ""
+    text = (
+        f"COUNT_UNCHECKED counts nothing where no policy counted per ip applies ({', '.join(bare[:_SHOWN])}{more})."
+    )
+    hint = "Add a policy counted per ip for everyone: for all endpoints, or for the endpoints of these views."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W017")] if bare else []
 
 
 def _endpoints(databases: Collection[str] | None, **without: str) -> list[tuple[Any, list[tuple[str, Any]]]]:

@@ -20,6 +20,10 @@ from .exceptions import ConfigurationError, InvalidBucket
 from .keys import check_prefix
 from .locks import ForkSafeLock
 
+#: Functions that return identifiers, and are none themselves.
+_FACTORIES = tuple(
+    f"django_ratequota.identifiers.{name}" for name in ("header_key", "jwt_claim", "login_field", "with_address")
+)
 #: What a policy may count per besides the names in IDENTIFIERS.
 COUNTED_PER = ("caller", "ip", "plan", "everyone")
 ON_ERROR = ("allow", "deny", "local")
@@ -43,6 +47,9 @@ class Settings:
     prefix: str = "rq"
     #: Seconds that a decision may wait for Redis, connecting included.
     timeout: float = 0.1
+    #: Most connections to each Redis server: of a process for its threads, and of each event loop. Callers stand in
+    #: line for one. Fewer where the alias, or the URL, sets a smaller max_connections.
+    max_connections: int = 64
     #: What a policy without its own on_error does while Redis gives no decision: allow, deny (503) or local.
     on_error: str = "allow"
     #: Consecutive failures after which Redis is left alone and probed by one request a second.
@@ -219,6 +226,11 @@ def _identifiers(value: object) -> dict[str, Any]:
                 f"{name!r} is no name for an identifier: use letters, digits and _, not {taken}."
             )
         _dotted(path, "(request) -> str | None")
+        if path in _FACTORIES:
+            text = (
+                "returns an identifier: call it in a module of yours, and write the dotted path of what it returns."
+            )
+            raise ConfigurationError(f"{path} {text}")
     return {"identifiers": dict(value)}
 
 
@@ -253,6 +265,7 @@ _VALIDATORS: dict[str, Any] = {
     "report_seconds": _number("report_seconds", 0, 20),
     "statistics_seconds": _number("statistics_seconds", 0, 20),
     "timeout": _number("timeout", 0.001, 60),
+    "max_connections": _number("max_connections", 1, 10_000, int),
     "on_error": _text("on_error", ON_ERROR),
     "poll_seconds": _number("poll_seconds", 0, 86_400),
     "deny_cache_seconds": _number("deny_cache_seconds", 0, 60),

@@ -29,7 +29,7 @@ from .outcome import reserve
 from .places import place_of
 from .resolver import Asked, Resolution, match_endpoints, resolve
 from .routes import resolved
-from .settling import Earlier, Held, set_apart
+from .settling import Earlier, Held, drop_held, set_apart
 from .signals import request_refused
 from .snapshot import policies
 from .sparing import narrowed, spare
@@ -109,6 +109,8 @@ def _check_steps(
     if cost is not None:
         cost = check_cost(cost)
     http = getattr(request, "_request", request)
+    if again:
+        yield from drop_held(http)
     earlier = None if again else Earlier.of(http)
     decision, seen = yield from decide(request, http, scope, cost, limiter, earlier, awaited)
     if earlier is not None and decision is earlier.again and seen is None:
@@ -182,11 +184,12 @@ def decide(
         except DatabaseError as error:  # one of the project's own functions asked it
             note_degraded("database", error)
             return decide_without_store((), "database", 1), None
-        resolution = spare(resolution, name, getattr(match, "func", None), caller)
         if only is not None:
+            # First: whatever policies there are for the usage endpoint, guesses at it count as built in.
             resolution = narrowed(resolution, only)
-            if not (resolution.buckets or resolution.blocked_by or resolution.unreadable):
-                return Decision(allowed=True), None
+        resolution = spare(resolution, name, getattr(match, "func", None), caller)
+        if only is not None and not (resolution.buckets or resolution.blocked_by or resolution.unreadable):
+            return Decision(allowed=True), None
         units = resolution.cost if cost is None else cost
         if isinstance(earlier, Held) and not earlier.fits(resolution.buckets, units):
             yield from earlier.free()

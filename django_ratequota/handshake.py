@@ -42,6 +42,7 @@ _IGNORED = frozenset(
         "maint_notifications_config",
         "maint_notifications_pool_handler",
         "oss_cluster_maint_notifications_handler",
+        "max_connections",  # the server's own number
         "connection_pool",  # of a Sentinel, by which its connections find the master
         "protocol",
     }

@@ -16,6 +16,8 @@ import http_sf
 from .conf import settings
 from .types import BucketStatus, Decision
 
+#: The headers that were put on responses to a request hang on it (Django's, not DRF's) under this name.
+_SENT = "ratequota_headers"
 _SECOND = 10**6
 _AGES = re.compile(r"(s-maxage|max-age)=\"?(\d+)")
 
@@ -57,17 +59,21 @@ def add_headers(response: Headers, decision: Decision, request: Any) -> None:
         object.__setattr__(decision, "_headers", headers)
     if not decision.allowed and "Cache-Control" not in response:
         response["Cache-Control"] = "no-store"
-    shared = _is_shared(response, request)
-    for name, value in headers.items():
-        if not shared and name not in response:
-            response[name] = value
-        elif shared and response.get(name) == value:
-            del response[name]
-
-
-def _is_shared(response: Headers, request: Any) -> bool:
-    """Whether Django's cache middleware, or a shared cache by its Cache-Control (RFC 9111), may keep the response."""
     http = getattr(request, "_request", request)
+    # By other decisions as well: a view may check once more what its throttle has checked.
+    sent = vars(http).setdefault(_SENT, {})
+    if _is_shared(response, http):
+        for name, value in sent.items():
+            if response.get(name) == value:
+                del response[name]
+        return
+    for name, value in headers.items():
+        if name not in response:
+            response[name] = sent[name] = value
+
+
+def _is_shared(response: Headers, http: Any) -> bool:
+    """Whether Django's cache middleware, or a shared cache by its Cache-Control (RFC 9111), may keep the response."""
     kept_here = getattr(http, "_cache_update_cache", False) and getattr(response, "status_code", 200) == 200
     control = response.get("Cache-Control", "").lower()
     if not (kept_here or control) or "private" in control or "no-store" in control:

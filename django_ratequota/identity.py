@@ -118,12 +118,18 @@ class Caller:
         """Call a configured function; ``FAILED`` where it raises, which is logged and never fails the request."""
         try:
             value = import_string(path)(self._request)
-            text = "" if value is None else str(value)
+            text = "" if value is None else _text(value)
         except Exception as error:
             # A client may have caused it: without an answer it would leave the policies that count by one.
             note_problem(path, f"{path} failed: {format_exception_only(error)[-1].strip()}", error)
             return FAILED
         return text or None
+
+
+def _text(value: Any) -> str:
+    if callable(value):  # its text holds its address in memory, which may be another in each request
+        raise TypeError("it returned a function, not a text")
+    return str(value)
 
 
 def failed_kind(subject: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_network
 from typing import Any
 
@@ -62,7 +62,7 @@ class Question:
         if settings.plan_resolver and refusal.plan_id is not None:
             slug = Plan.objects.filter(pk=refusal.plan_id).values_list("slug", flat=True).first()
         known = Endpoint.objects.filter(name=refusal.scope).exists()
-        return cls.about(
+        found = cls.about(
             refusal.caller,
             refusal.ip,
             plan_slug=slug,
@@ -71,6 +71,11 @@ class Question:
             method=refusal.method,
             cost=refusal.cost,
         )
+        # Counters name what the caller's name does not: what refused comes first, as forms ask about one.
+        subjects = [one.subject for one in sorted(refusal.buckets, key=lambda one: not one.refused)]
+        counted = {kind: value for kind, _colon, value in (subject.partition(":") for subject in subjects)}
+        known_kinds = {kind: value for kind, value in counted.items() if kind in settings.identifiers}
+        return replace(found, identifiers={**known_kinds, **found.identifiers})
 
     def caller(self) -> NamedCaller:
         """Who asks; raises ``ValidationError`` on ``ip``."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import redis
 
-from .attempts import Attempts, Liveness, packed
+from .attempts import IDLE_SECONDS, KEPT, MAX_CONNECTIONS, PAUSE_SECONDS, Attempts, Liveness, packed, unused
 from .budget import Budget, BudgetTimeout
 from .handshake import Handshake
 from .scripts import Command, Run
@@ -22,15 +22,22 @@ _CAN_READ = hasattr(redis.asyncio.Connection, "can_read")
 class LoopConnections:
     """Those of one event loop's tasks; closed and forgotten when it shuts its asynchronous generators down."""
 
-    def __init__(self, handshake: Handshake, liveness: Liveness, forget: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        handshake: Handshake,
+        liveness: Liveness,
+        forget: Callable[[], object],
+        most: int = MAX_CONNECTIONS,
+    ) -> None:
         """``forget`` is called at the end."""
         self._handshake, self._liveness, self._forget = handshake, liveness, forget
         self._idle: deque[tuple[Any, float]] = deque()
-        self._attempts = Attempts()
-        #: Callers in line for a connection, in order, those among them that gave up, and how many have not.
-        self._waiting: deque[asyncio.Future[tuple[Any, float]]] = deque()
-        self._in_line = 0
+        self._attempts = Attempts(most)
+        #: Callers in line for a connection, in order.
+        self._line: OrderedDict[asyncio.Future[tuple[Any, float]], None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Closes unused connections later; None while there are few.
+        self._closing: asyncio.TimerHandle | None = None
         #: To be begun in the loop; closing it, as the loop does at its end, closes all connections.
         self.closer = self._close_with_loop()
 
@@ -87,16 +94,14 @@ class LoopConnections:
 
     async def _await_one(self, budget: Budget) -> tuple[Any, float]:
         future: asyncio.Future[tuple[Any, float]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        self._in_line += 1
+        self._line[future] = None
         self._make()
         budget.answers = self._liveness
         try:
             found = await future
         except asyncio.CancelledError:
-            if future.cancelled():
-                self._in_line -= 1
-            elif future.exception() is None:
+            self._line.pop(future, None)
+            if not future.cancelled() and future.exception() is None:
                 self._put(*future.result())
             raise
         else:
@@ -106,29 +111,35 @@ class LoopConnections:
             budget.answers = None
 
     def _make(self) -> None:
-        begun = self._attempts.begin(self._in_line)
+        begun = self._attempts.begin(len(self._line))
         if begun is not None:
-            task = asyncio.create_task(self._attempt(begun))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start(self._attempt(begun))
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _attempt(self, begun: float) -> None:
         attempts = self._attempts
         try:
             connection = await self._handshake.aconnect()
         except BaseException as error:
-            attempts.failed(begun, error if isinstance(error, Exception) else RuntimeError(repr(error)))
-            while self._waiting and not attempts.open and isinstance(error, Exception):
-                future = self._waiting.popleft()
-                if not future.done():
-                    self._in_line -= 1
-                    future.set_exception(error)
+            hopeless = attempts.failed(begun)
             if not isinstance(error, Exception):
                 raise
+            while hopeless and self._line:
+                future, _ = self._line.popitem(last=False)
+                if not future.done():
+                    future.set_exception(error)
+            if self._line:  # served by those that are open, and perhaps by another
+                await asyncio.sleep(PAUSE_SECONDS)
+                self._make()
             return
         attempts.succeeded(begun)
-        self._liveness.connected(begun, spare=not self._in_line)
+        self._liveness.connected(begun, spare=not self._line)
         self._put(connection, begun)
+        self._close_later()
         # One in its place, and one more: their number may double.
         self._make()
         self._make()
@@ -137,24 +148,38 @@ class LoopConnections:
         self._put(connection, self._liveness.answered(asked))
 
     def _put(self, connection: Any, since: float) -> None:
-        while self._waiting:
-            future = self._waiting.popleft()
+        while self._line:
+            future, _ = self._line.popitem(last=False)
             if not future.done():
-                self._in_line -= 1
                 future.set_result((connection, since))
                 return
         self._idle.append((connection, since))
 
     async def _drop(self, connection: Any) -> None:
-        self._attempts.open -= 1
-        self._make()  # who waits may have waited for this one only
-        await connection.disconnect(nowait=True)
+        try:
+            await connection.disconnect(nowait=True)
+        finally:
+            self._attempts.open -= 1
+            self._make()
+
+    def _close_later(self) -> None:
+        if self._closing is None and self._attempts.open > KEPT:
+            later = asyncio.get_running_loop().call_later
+            self._closing = later(IDLE_SECONDS, lambda: self._start(self._close_unused()))
+
+    async def _close_unused(self) -> None:
+        self._closing = None
+        for connection in unused(self._idle):
+            await self._drop(connection)
+        self._close_later()
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
             self._forget()
+            if self._closing is not None:
+                self._closing.cancel()
             for task in self._tasks:
                 task.cancel()
             while self._idle:

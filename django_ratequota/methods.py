@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from inspect import unwrap
+from os import SEEK_END
 from types import FunctionType, MethodType
 from typing import Any, Literal
 
@@ -44,7 +45,9 @@ def how_heard(request: Any, http: Any, method: str) -> How:
     if method in _READING:
         meta = http.META
         if meta.get("CONTENT_LENGTH") in _NO_BODY and "HTTP_TRANSFER_ENCODING" not in meta:
-            return "own"
+            scope = getattr(http, "scope", None)
+            if scope is None or not _has_untold_body(http, scope):
+                return "own"
     match = getattr(http, "resolver_match", None)
     if match is not None:
         kinds = kinds_of(getattr(match, "func", None))
@@ -52,6 +55,21 @@ def how_heard(request: Any, http: Any, method: str) -> How:
         view = (getattr(request, "parser_context", None) or {}).get("view")
         kinds = _ANY if view is None else _kinds_of_class(type(view), getattr(view, "action_map", None), view)
     return _how(kinds, method, request is not http)
+
+
+def _has_untold_body(http: Any, scope: Mapping[str, Any]) -> bool:
+    """Whether an ASGI request has a body that no header tells of, as HTTP/2 and 3 allow it; Django has all of it."""
+    if str(scope.get("http_version", "1.1")).startswith("1"):
+        return False
+    if hasattr(http, "_body"):
+        return bool(http._body)
+    stream = getattr(http, "_stream", None)
+    if stream is None or stream.closed:
+        return False
+    at = stream.tell()
+    size = stream.seek(0, SEEK_END)
+    stream.seek(at)
+    return bool(size)
 
 
 def how_explained(view: Any, method: str) -> How:

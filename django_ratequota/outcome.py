@@ -13,7 +13,7 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404
 from django.http.multipartparser import MultiPartParserError
 
-from .charges import Charge, Refund, charges_of, take
+from .charges import Charge, Refund, charges_of, take_all
 from .groups import Snapshot
 from .shielding import shielded
 from .types import Decision, Settler
@@ -31,7 +31,7 @@ class Reservation(NamedTuple):
 
     def take(self) -> list[Refund]:
         """The calls that give it back."""
-        return take(self.charges, max(charge.units for charge in self.charges))
+        return take_all(self.charges)
 
 
 def reserve(request: Any, snapshot: Snapshot, decision: Decision) -> None:

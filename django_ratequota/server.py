@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from .attempts import Liveness
+from .attempts import MAX_CONNECTIONS, Liveness
 from .budget import Budget
 from .connections import Connections
 from .exceptions import StoreError
@@ -56,6 +56,7 @@ class Server:
     def __init__(self, kind: type, kwargs: dict[str, Any]) -> None:
         """``kind`` is redis-py's class of connections, ``kwargs`` what they are made with.
 
+        ``max_connections`` among them is how many there are at most: for threads, and for each event loop.
         Raises ``ConfigurationError`` for classes other than redis-py's own TCP, TLS and Unix sockets.
         """
         self._handshake = Handshake(kind, kwargs)
@@ -66,7 +67,8 @@ class Server:
         #: Whether it asks for nothing that proves who we are.
         self.trusting = not any(kwargs.get(key) for key in ("password", "credential_provider", "ssl_certfile"))
         self.liveness = Liveness()
-        self._connections = Connections(self._handshake, self.liveness)
+        self._most = int(kwargs.get("max_connections", MAX_CONNECTIONS))
+        self._connections = Connections(self._handshake, self.liveness, self._most)
         # An asyncio connection belongs to the loop it was made in; each running loop has its own.
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
         self._lock = ForkSafeLock()
@@ -109,7 +111,7 @@ class Server:
         loop = asyncio.get_running_loop()
         known = self._loops.get(loop)
         if known is None:
-            known = LoopConnections(self._handshake, self.liveness, partial(self._forget, loop))
+            known = LoopConnections(self._handshake, self.liveness, partial(self._forget, loop), self._most)
             with self._lock:
                 self._forget_ended_loops()
                 self._loops[loop] = known

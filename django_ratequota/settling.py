@@ -12,7 +12,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from .charges import Charge, Refund, charges_of, take
+from .charges import Charge, Refund, charges_of, take_all
 from .exceptions import StoreError
 from .health import note_degraded
 from .limiter import Limiter
@@ -118,7 +118,7 @@ class Earlier:
         given: list[Decision] = []
         for decision in self._decisions:
             charges = [charge for charge in charges_of(decision) if not charge.settled]
-            for refund in take(charges, max((charge.units for charge in charges), default=0)):
+            for refund in take_all(charges):
                 given += [(yield from _refund(decision, refund))]
         vars(self._request).pop(EARLIER, None)
         return given
@@ -174,6 +174,13 @@ class Held(Earlier):
             charges = charges if new is charges else [*charges, *new]
             decision = replace(decision, statuses=tuple(statuses), _charges=charges)
         return decision if decision.allowed else (yield from self.give_back(decision))
+
+
+def drop_held(request: Any) -> Generator[Step, Any, None]:
+    """Give back what was charged before the view: a check that stands by itself does not take it over."""
+    held: Held | None = vars(request).pop(HELD, None)
+    if held is not None:
+        yield from held.free()
 
 
 def set_apart(request: Any, decision: Decision) -> None:

@@ -95,6 +95,8 @@ def _binds_everybody(decision: Decision, seen: Seen) -> Generator[Step, Any, boo
             own = {}
     resolution, on_error = seen.resolution, settings.on_error
     refusing = {status.bucket.policy_id for status in decision.refusing}.union(resolution.blocking)
+    if None in refusing:  # the limit of the usage endpoint that is built in
+        return True
     for policy in resolution.winners:
         denied = decision.denied_by and policy.mode == "enforce" and (policy.on_error or on_error) == "deny"
         if policy.id not in refusing and not denied:

@@ -104,6 +104,47 @@ def test_waiting_in_line_counts_half_where_the_process_is_busy_or_the_server_ali
     assert len(taken) == turns
 
 
+def test_waiting_for_others_whom_the_server_answers_is_not_waiting_for_the_server(clock: Clock) -> None:
+    """Of 300 at once, those at the end of the line were let through as if Redis were down."""
+    waiting, liveness = Budget(0.8), Liveness()
+
+    def ready(seconds: float) -> None:
+        clock.now += seconds
+        liveness.answered_at = clock.now
+
+    for _ in range(80):
+        waiting.wait_in_line(ready, liveness)
+        assert waiting.left == 0.8
+
+    def wait() -> None:
+        for _ in range(100):
+            waiting.wait_in_line(ready, liveness)
+
+    with pytest.raises(TimeoutError):
+        wait()
+    assert clock.now == pytest.approx(1009.6, abs=0.2), "ten times its seconds, and its own, of which half count"
+
+
+def test_a_server_that_falls_silent_has_its_time_from_there(clock: Clock) -> None:
+    """Half as long again: where this process is busy, the next answer may be there and not be read yet."""
+    waiting, liveness = Budget(0.8), Liveness()
+
+    def silent(seconds: float) -> None:
+        clock.now += seconds
+
+    def wait() -> None:
+        for _ in range(100):
+            waiting.wait_in_line(silent, liveness)
+
+    for _ in range(6):
+        waiting.wait_in_line(silent, liveness)
+    assert waiting.left == pytest.approx(0.2)
+    liveness.answered_at = clock.now
+    with pytest.raises(TimeoutError):
+        wait()
+    assert clock.now == pytest.approx(1000.6 + 0.4 + 0.8, abs=0.11)
+
+
 def test_a_command_that_waited_in_line_has_its_time_from_there(clock: Clock) -> None:
     """Left the rest, it timed out, its connection was dropped, and the next one had to wait for another."""
 

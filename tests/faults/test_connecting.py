@@ -237,14 +237,33 @@ def test_a_failed_attempt_is_not_repeated_at_once_while_others_are_open(monkeypa
     monkeypatch.setattr(attempts_module, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
     attempts = Attempts()
     begun = attempts.begin(1)
-    attempts.failed(begun, OSError())
+    assert attempts.failed(begun), "there is nothing to wait for"
     begun = attempts.begin(1)
     assert begun is not None, "nothing is open: the next caller tries"
     attempts.succeeded(begun)
-    attempts.failed(attempts.begin(1), OSError())
-    assert attempts.begin(1) is None
+    assert not attempts.failed(attempts.begin(1))
+    assert attempts.begin(50) is None
     now += 0.06
-    assert attempts.begin(1) is not None
+    assert attempts.begin(50) is not None
+    assert attempts.begin(50) is None, "one at a time, until one succeeds"
+
+
+def test_an_attempt_that_fails_leaves_hope_while_another_is_made() -> None:
+    """Of four at once the first may be refused by a full server, and the last accepted."""
+    attempts = Attempts()
+    begun = [attempts.begin(50) for _ in range(3)]
+    assert [attempts.failed(one) for one in begun] == [False, False, True]
+
+
+def test_open_and_being_made_together_are_bounded() -> None:
+    attempts = Attempts(3)
+    begun = [attempts.begin(50) for _ in range(4)]
+    assert begun[3] is None
+    attempts.succeeded(begun[0])
+    assert attempts.begin(50) is None
+    attempts.open -= 1
+    assert attempts.begin(50) is not None
+    assert attempts.begin(50) is None
 
 
 def test_a_server_that_is_full_serves_those_who_are_connected(
@@ -272,7 +291,9 @@ def test_tasks_in_line_do_not_wait_for_a_connection_that_is_gone(
         asking = asyncio.create_task(limiter.acheck([BUCKET]))
         await asyncio.sleep(0)  # it takes the connection
         waiting = asyncio.create_task(limiter.acheck([BUCKET]))
-        await asyncio.to_thread(poll, lambda: admin.info("stats")["rejected_connections"], 10, "the server is full")
+        [connections] = limiter.store._server._loops.values()
+        # Later there would be no connection that it could wait for, and it would rightly fail.
+        await asyncio.to_thread(poll, lambda: connections._attempts._failed_at, 10, "its attempt failed")
         admin.config_set("maxclients", 100)
         admin.execute_command("CLIENT", "KILL", "SKIPME", "yes")
         admin.client_unpause()

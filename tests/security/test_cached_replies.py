@@ -17,8 +17,9 @@ from django.views.decorators.cache import cache_control, cache_page, never_cache
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
-from django_ratequota.models import RatePolicy
+from django_ratequota.models import Endpoint, RatePolicy
 from tests.conftest import Get
 
 pytestmark = [
@@ -66,7 +67,29 @@ class PublicApi(APIView):
         return Response({}, headers={"Cache-Control": "public, max-age=60"})
 
 
+class Again(Api):
+    """Checks the request once more than its throttle does."""
+
+    def get(self, request: Any) -> Response:
+        check_request(request, "more", 2)
+        return super().get(request)
+
+
+class CachedAgain(Again):
+    @method_decorator(cache_page(60, cache="local"))
+    def get(self, request: Any) -> Response:
+        return super().get(request)
+
+
+class PublicAgain(Again):
+    def get(self, request: Any) -> Response:
+        super().get(request)
+        return Response({}, headers={"Cache-Control": "public, max-age=60"})
+
+
 urlpatterns = [
+    path("api/cached-again/", CachedAgain.as_view()),
+    path("api/public-again/", PublicAgain.as_view()),
     path("outside/", cache_page(60, cache="local")(ratequota(page))),
     path("inside/", ratequota(cache_page(60, cache="local")(page))),
     path("api/outside/", cache_page(60, cache="local")(Api.as_view())),
@@ -125,6 +148,14 @@ def test_a_cached_view(settings: Any, url: str, middleware: bool) -> None:
     alice, bob = kept(url)
     assert rates(bob) == set()
     assert rates(alice) == set(), "so that proxies, which are told that they may keep it, have nothing to give away"
+
+
+@pytest.mark.parametrize("url", ["/api/cached-again/", "/api/public-again/"])
+def test_a_view_that_checks_again(url: str) -> None:
+    """Its headers were those of the throttle's check, and no longer known by what the last check says."""
+    Endpoint.objects.create(name="more")
+    response = Client().get(url, REMOTE_ADDR=ALICE)
+    assert (response.status_code, rates(response)) == (200, set())
 
 
 def test_a_cached_method_of_a_throttled_view(settings: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from base64 import b64encode
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django import forms
 from django.contrib.auth.mixins import LoginRequiredMixin
+from django.core.handlers.asgi import ASGIHandler
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path, resolve
@@ -44,6 +46,11 @@ LIMIT = 10
 def function(request: HttpRequest) -> HttpResponse:
     """Does the same for every method."""
     return HttpResponse("in")
+
+
+@csrf_exempt
+def echo(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.body)
 
 
 class Callable_:
@@ -200,6 +207,7 @@ def change(request: HttpRequest) -> str:
 
 urlpatterns = [
     path("function/", function),
+    path("echo/", echo),
     path("unhashable/", csrf_exempt(Callable_())),
     path("partial/", functools.partial(function)),
     path("cached/", never_cache(function)),
@@ -283,6 +291,35 @@ def test_a_get_with_a_body_is_no_page(client: Client) -> None:
     assert client.get("/function/", **chunked).status_code == 429
     assert client.get("/function/").status_code == client.get("/plain/").status_code == 200
     assert client.generic("GET", "/plain/", "{}", content_type="application/json").status_code == 200
+
+
+@pytest.mark.parametrize(("version", "status"), [("1.1", 200), ("2", 429), ("3", 429)])
+def test_a_get_of_http_2_has_a_body_that_no_header_tells_of(settings: Any, version: str, status: int) -> None:
+    """HTTP/1.1 has no such body: the server would not know where it ends."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+    limit(routes="/*", methods="POST")
+
+    async def get(body: bytes) -> Any:
+        received = [{"type": "http.request", "body": body, "more_body": False}]
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return received.pop() if received else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            **{"type": "http", "http_version": version, "method": "GET", "path": "/echo/", "query_string": b""},
+            "headers": [(b"host", b"testserver")],
+        }
+        await ASGIHandler()(scope, receive, send)
+        return sent[0]["status"], sent[1]["body"]
+
+    guesses = [async_to_sync(get)(b"guess") for _ in range(LIMIT + 1)]
+    assert guesses[:LIMIT] == [(200, b"guess")] * LIMIT, "the view reads all of it"
+    assert guesses[LIMIT][0] == status
+    assert async_to_sync(get)(b"") == (200, b""), "the form's page"
 
 
 @pytest.mark.parametrize("method", ["OPTIONS", "FOO", "TRACE"])

@@ -92,6 +92,13 @@ class Computed(Account):
         return int(request.headers.get("X-Cost", 2))
 
 
+class Regretting(Computed):
+    """Checks another endpoint once it has been admitted."""
+
+    def get(self, request: Any) -> Response:
+        return Response({}, status=200 if check_request(request, "closed").allowed else 429)
+
+
 class Choosing(Account):
     """Its throttles are a user's only; they are not known before it has authenticated."""
 
@@ -108,6 +115,13 @@ class StaffFree(QuotaThrottle):
 
 class Sparing(Account):
     throttle_classes = [StaffFree]
+
+
+class Batch(Sparing):
+    def get(self, request: Any) -> Response:
+        return Response(
+            {"done": [check_request(request, "account", again=True).allowed for _ in range(7)].count(True)}
+        )
 
 
 class NinjaKeys(APIKeyHeader):
@@ -160,8 +174,10 @@ urlpatterns = [
     path("costly/", Costly.as_view()),
     path("cheap/", Cheap.as_view()),
     path("computed/", Computed.as_view()),
+    path("regretting/", Regretting.as_view()),
     path("choosing/", Choosing.as_view()),
     path("sparing/", Sparing.as_view()),
+    path("batch/", Batch.as_view()),
     path("ninja/", api.urls),
     path("decorated/", decorated),
     path("posted/", require_POST(decorated)),
@@ -392,6 +408,14 @@ def test_a_view_that_lets_a_caller_pass_unchecked_charges_nothing(get: Get, acco
     assert free() == [2]
 
 
+def test_a_batch_has_all_units_of_its_address(get: Get, account: Endpoint, alice: User) -> None:
+    """What was charged before the view took the place of its last item."""
+    User.objects.update(is_staff=True)
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="5/hour")
+    assert get("/batch/", headers=RIGHT).json() == {"done": 5}
+    assert free() == [0]
+
+
 def test_an_operation_without_a_throttle_is_left_alone(get: Get, account: Endpoint) -> None:
     RatePolicy.objects.create(counted_per="ip", rates="2/hour")
     assert statuses(get, "/ninja/free", 4, headers=WRONG) == [401] * 4
@@ -485,6 +509,18 @@ def test_endpoints_may_count_some_outcomes_only(
     RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="3/hour")
     statuses(get, "/account/", 2, headers=WRONG)
     assert free() == remaining
+
+
+@pytest.mark.parametrize(("path", "status"), [("/computed/", 200), ("/regretting/", 429)])
+def test_what_goes_back_is_all_of_a_cost_that_was_charged_in_parts(
+    get: Get, account: Endpoint, alice: User, path: str, status: int
+) -> None:
+    """One unit was charged before the view, and the rest by its check: the smaller part stayed charged."""
+    Endpoint.objects.filter(pk=account.pk).update(charged_statuses="401" if status == 200 else "")
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="closed"), rates="blocked")
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="30/hour", algorithm="sliding_window_log")
+    assert statuses(get, path, 3, headers={**RIGHT, "X-Cost": "4"}) == [status] * 3
+    assert free() == [30]
 
 
 @pytest.mark.parametrize(

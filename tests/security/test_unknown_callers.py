@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.management import call_command
 from django.http import HttpResponse
 from django.test import Client
 from django.urls import path
@@ -93,6 +95,15 @@ def test_all_who_make_it_raise_share_one_counter(per_tenant: None, check: Check,
     left = [check(request_from(address=f"203.0.113.{n}", tenant=answer)).binding.remaining for n in range(5)]  # type: ignore[union-attr]
     assert left == [4, 3, 2, 1, 0]
     assert not check(request_from(tenant=answer)).allowed
+
+
+def test_a_function_for_an_answer_is_no_way_around(per_tenant: None, check: Check, caplog: Any) -> None:
+    """An identifier that returns another one: the text of a function has its place in memory, a counter for each."""
+    RatePolicy.objects.create(counted_per="tenant", rates="2/hour")
+    made = [lambda request: "acme" for _ in range(4)]
+    assert [check(request_from(tenant=one)).allowed for one in made] == [True, True, False, False]
+    [record] = [one for one in caplog.records if "failed" in one.message]
+    assert record.message == f"{TENANT} failed: TypeError: it returned a function, not a text"
 
 
 def test_no_answer_and_no_subject_is_theirs(per_tenant: None) -> None:
@@ -222,6 +233,9 @@ def test_operators_are_told_who_that_is(per_tenant: None) -> None:
     assert (status.used, status.limit) == (1, 5)
     assert shown_subject("tenant:") == "tenant unknown (its function failed)"
     assert shown_subject("tenant:acme") == "tenant:acme"
+    out = io.StringIO()
+    call_command("ratequota", "explain", "--identifier", "tenant=", stdout=out)
+    assert "all/hour per tenant of tenant unknown (its function failed): 4 of 5 left" in out.getvalue()
     assert explain_url("admin", "tenant:") == ""
     asked = answers(Question.about("tenant:", "ip:203.0.113.7"))
     assert (asked.get("ip"), "kind" in asked, "value" in asked) == ("203.0.113.7", False, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,6 +81,30 @@ class TestAFlood:
         assert client.get(USAGE)["X-RateLimit-Remaining"] == "59"
         assert redis_client.keys("rqtest:{*") == [b"rqtest:{ip:127.0.0.1}:usage:tb60"]
 
+    @pytest.mark.parametrize("policy", [{}, {"rates": "100/hour", "counted_per": "ip"}, {"usage": "unlimited"}])
+    def test_it_is_no_place_to_guess_passwords(self, client: Client, settings: Any, policy: dict[str, str]) -> None:
+        """Policies for all endpoints spare it, so 130 of 130 guesses passed, under COUNT_UNCHECKED as well."""
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "COUNT_UNCHECKED": True}
+        if rates := policy.pop("usage", ""):
+            RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="usage"), rates=rates)
+        elif policy:
+            RatePolicy.objects.create(**policy)
+        client.get("/search/")  # the process has read its policies
+        User.objects.create_user("alice", password="right")
+        right, wrong = (
+            {"Authorization": f"Basic {b64encode(text).decode()}"} for text in (b"alice:right", b"alice:x")
+        )
+        assert [client.get(USAGE, headers=right).status_code for _ in range(3)] == [200] * 3
+        default_limiter().reset([LOOKS])
+        assert client.get(USAGE, headers=right).status_code == 200
+        assert default_limiter().peek([LOOKS]).remaining == 60, "who is known has a limit of their own"
+        assert client.get(USAGE, headers=wrong).status_code in (401, 403)
+        assert default_limiter().peek([LOOKS]).remaining == 59
+        default_limiter().charge([LOOKS], cost=3600)
+        assert client.get(USAGE, headers=wrong).status_code == 429
+        assert client.get(USAGE, headers=right).status_code == 429, "a right password is not found either"
+        assert client.get(USAGE, headers=right, REMOTE_ADDR="203.0.113.9").status_code == 200
+
     def test_explain_says_why_they_do_not_hold(self) -> None:
         RatePolicy.objects.create(rates="2/hour")
         caller = Caller(request_from())
@@ -98,7 +123,8 @@ class TestAFlood:
         explain = "/admin/django_ratequota/ratepolicy/explain/"
         page = admin_client.get(explain, {"ip": "127.0.0.1", "path": USAGE}).content.decode()
         assert "usage/min" in page
-        assert "built in" in page
+        assert "<dd>usage (a limit that is built in)</dd>" in page
+        assert "only policies for all endpoints apply" not in page, "none of these applies here"
         assert client.get(USAGE).status_code == 429
         call_command("ratequota", "reset", "--ip", "127.0.0.1", "--path", USAGE, stdout=io.StringIO())
         assert client.get(USAGE).status_code == 200

@@ -57,5 +57,5 @@ def load(endpoint: Endpoint) -> Health:
 def mistakes(request: HttpRequest) -> None:
     export(request, "2026")  # type: ignore[arg-type]
     ratequota(scope="search", cost="5")  # type: ignore[call-overload]
-    check_request(request, "search", 1, 2)  # type: ignore[call-arg]
+    check_request(request, "search", 1, True)  # type: ignore[call-arg]
     health(1)  # type: ignore[call-arg]

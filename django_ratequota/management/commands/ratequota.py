@@ -18,6 +18,7 @@ from ...exceptions import StoreError
 from ...explaining import Explanation
 from ...health import Health, reports, state_of
 from ...histogram import merged, quantile
+from ...identity import failed_kind
 from ...info import server_version
 from ...limiter import default_limiter
 from ...looking import Question
@@ -103,7 +104,7 @@ class Command(BaseCommand):
         for status in before:
             bucket = status.bucket
             self.stdout.write(
-                f"reset {bucket.title} of {bucket.subject}: {status.remaining} of {status.limit} were left"
+                f"reset {bucket.title} of {_named(bucket.subject)}: {status.remaining} of {status.limit} were left"
             )
         self.stdout.write(
             f"{len(before)} counters reset" if before else "Nothing of this caller's own is counted there"
@@ -178,7 +179,8 @@ def _workers(workers: list[Health], revision: int) -> Iterator[str]:
         down = ", ".join(f"open to {server} ({reason})" for server, reason in worker.down.items())
         yield f"             breaker {down or 'closed'}"
         for reason, message in sorted(worker.errors.items()):
-            yield f"             error in the last minute: {reason}: {message}"
+            known = "" if message.startswith(reason) else f"{reason}: "
+            yield f"             error in the last minute: {known}{message}"
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(worker.degraded.items()))
         yield f"             decided without Redis: {reasons or 'none'}"
 
@@ -227,15 +229,22 @@ def _question(options: dict[str, Any]) -> Question:
 def _recall(refusal: statistics.Refusal) -> Iterator[str]:
     """What was decided then."""
     yield f"refused      {refusal.at:%Y-%m-%d %H:%M:%S %Z}, {refusal.count} times in that minute"
-    yield f"caller       {refusal.caller}{f' from {refusal.ip}' if refusal.ip else ''}"
+    yield f"caller       {_named(refusal.caller)}{f' from {refusal.ip}' if refusal.ip else ''}"
     place = " ".join(part for part in (refusal.method, refusal.route, refusal.scope) if part)
     yield f"request      {place}, cost {refusal.cost}"
     unanswered = f" (Redis gave no answer: {refusal.error})" if refusal.error else ""
     yield f"by           {', '.join(refusal.violated)}{unanswered}"
     for bucket in refusal.buckets:
         verdict = "refused" if bucket.refused else "had room"
-        yield f"         {bucket.title} of {bucket.subject}: {bucket.remaining} of {bucket.limit} left, {verdict}"
+        standing = f"{bucket.remaining} of {bucket.limit} left, {verdict}"
+        yield f"         {bucket.title} of {_named(bucket.subject)}: {standing}"
     yield "now"
+
+
+def _named(subject: str) -> str:
+    """The subject, with words for that of callers whose value nobody knows."""
+    kind = failed_kind(subject)
+    return f"{kind} unknown (its function failed)" if kind else subject
 
 
 def _describe(explanation: Explanation) -> Iterator[str]:
@@ -249,7 +258,7 @@ def _describe(explanation: Explanation) -> Iterator[str]:
 
     def counter(bucket: Bucket) -> str:
         status = statuses.get((bucket.policy_id, bucket.rate))
-        return f"{bucket.title} of {bucket.subject}: {_standing(status) if status else 'no live counter'}"
+        return f"{bucket.title} of {_named(bucket.subject)}: {_standing(status) if status else 'no live counter'}"
 
     for candidate in explanation.candidates:
         policy = candidate.policy

@@ -1,0 +1,324 @@
+"""Connections are bounded: callers beyond that stand in line, in order, and no count of them drifts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import pytest
+import redis
+
+from django_ratequota import attempts as attempts_module
+from django_ratequota import connections, loop_connections
+from django_ratequota.attempts import KEPT, unused
+from django_ratequota.budget import Budget
+from django_ratequota.exceptions import StoreError
+from django_ratequota.server import Server
+
+from . import Address, poll
+from .servers import Node
+from .wire import Wire
+
+Make = Callable[..., Server]
+PATIENT = 60.0
+
+
+@pytest.fixture
+def server_of() -> Iterator[Make]:
+    """Makes servers with a bound, and closes them."""
+    made: list[Server] = []
+
+    def make(where: Address, most: int) -> Server:
+        options = {"host": where.host, "port": where.port, "max_connections": most}
+        made.append(Server(redis.Connection, options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.close()
+
+
+def settled(pool: Any, most: int) -> bool:
+    """Whether nobody waits, nothing is being made, and each open connection is idle."""
+    assert 0 <= pool._attempts.open <= most
+    return not pool._line and not pool._attempts._begun and pool._attempts.open == len(pool._idle)
+
+
+class Threads:
+    """Callers of one server, in threads."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.pool: Any = server._connections
+        self._threads = ThreadPoolExecutor(100)
+
+    async def __aenter__(self) -> Threads:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self._threads.shutdown)
+
+    def ask(self, *command: Any, seconds: float = PATIENT) -> Awaitable[Any]:
+        send = self.server.send
+        return asyncio.get_running_loop().run_in_executor(self._threads, send, command, Budget(seconds))
+
+
+class Tasks:
+    """Callers of one server, in the tasks of one event loop."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    async def __aenter__(self) -> Tasks:
+        self.pool: Any = await self.server._of_this_loop()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, *command: Any, seconds: float = PATIENT) -> Awaitable[Any]:
+        return asyncio.create_task(self.server.asend(command, Budget(seconds)))
+
+
+BOTH = pytest.mark.parametrize("kind", [Threads, Tasks])
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    await asyncio.to_thread(poll, condition, 30, what)
+
+
+def connected(node: Node) -> int:
+    """How many connections the server has, the one that asks aside."""
+    with node.client(single_connection_client=True) as client:
+        return len(client.client_list()) - 1
+
+
+@BOTH
+def test_there_are_never_more_than_the_bound(node: Node, server_of: Make, kind: Any) -> None:
+    """Each caller of a burst had a connection made for it."""
+
+    async def run() -> None:
+        with Wire(node) as wire:
+            wire.hold()
+            async with kind(server_of(wire, 5)) as callers:
+                asking = [callers.ask("PING") for _ in range(40)]
+                await until(lambda: wire.asked == 5 and len(callers.pool._line) == 35, "five ask, the others wait")
+                assert connected(node) == 5
+                wire.release()
+                assert await asyncio.gather(*asking) == [b"PONG"] * 40
+                assert connected(node) == 5
+                await until(lambda: settled(callers.pool, 5), "all is idle")
+
+    asyncio.run(run())
+
+
+@BOTH
+def test_callers_are_served_in_order(node: Node, server_of: Make, kind: Any) -> None:
+    async def run() -> None:
+        with Wire(node) as wire:
+            wire.hold()
+            async with kind(server_of(wire, 1)) as callers:
+                asking = []
+                for number in range(20):
+                    asking.append(callers.ask("RPUSH", "order", number))
+                    await until(lambda: wire.asked + len(callers.pool._line) == len(asking), "it stands in line")
+                wire.release()
+                assert await asyncio.gather(*asking) == list(range(1, 21))
+        assert [int(one) for one in node.command("LRANGE", "order", 0, -1)] == list(range(20))
+
+    asyncio.run(run())
+
+
+@BOTH
+def test_a_caller_who_gives_up_leaves_the_line(node: Node, server_of: Make, kind: Any) -> None:
+    async def run() -> None:
+        with Wire(node) as wire:
+            wire.hold()
+            async with kind(server_of(wire, 1)) as callers:
+                first = callers.ask("PING")
+                await until(lambda: wire.asked, "one has the connection")
+                with pytest.raises(StoreError):
+                    await callers.ask("PING", seconds=0.02)
+                assert not callers.pool._line
+                last = callers.ask("PING")
+                await until(lambda: callers.pool._line, "another stands in line")
+                wire.release()
+                assert await asyncio.gather(first, last) == [b"PONG"] * 2
+                await until(lambda: settled(callers.pool, 1), "all is idle")
+
+    asyncio.run(run())
+
+
+def test_a_connection_for_a_caller_who_gives_up_at_that_moment_is_the_next_one_s(node: Node, server_of: Make) -> None:
+    class AtThatMoment(Budget):
+        def wait_in_line(self, ready: Callable[[float], object], answers: Any) -> None:
+            waiting.set()
+            assert ready(30), "a connection is handed over"
+            raise KeyboardInterrupt
+
+    server, waiting = server_of(node, 1), threading.Event()
+    pool: Any = server._connections
+    connection, since = pool._take(Budget(PATIENT))
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(pool.send, ("PING",), AtThatMoment(PATIENT), False)
+        assert waiting.wait(30)
+        pool._give_back(connection, since)
+        assert isinstance(asking.exception(), KeyboardInterrupt)
+    assert server.send(("PING",), Budget(PATIENT)) == b"PONG"
+    assert settled(pool, 1)
+
+
+@BOTH
+def test_a_connection_that_ends_makes_room_for_who_waits(node: Node, server_of: Make, kind: Any) -> None:
+    """At once: a thread looks for itself once in an eighth of its time, which is longer here than the test waits."""
+
+    async def run() -> None:
+        with node.client(single_connection_client=True) as admin:
+            admin.execute_command("CLIENT", "PAUSE", 600_000, "WRITE")
+            async with kind(server_of(node, 1)) as callers:
+                first = callers.ask("SET", "key", 1, seconds=3600)
+                await until(lambda: callers.pool._attempts.open and not callers.pool._idle, "it has the connection")
+                second = callers.ask("SET", "key", 2, seconds=3600)
+                await until(lambda: callers.pool._line, "another stands in line")
+                admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                admin.execute_command("CLIENT", "UNPAUSE")
+                with pytest.raises(StoreError):
+                    await first
+                assert await asyncio.wait_for(second, 60) == b"OK"
+
+    asyncio.run(run())
+
+
+@BOTH
+def test_a_server_that_is_full_is_asked_on_the_connections_that_are_open(
+    nodes: Callable[..., Node], server_of: Make, kind: Any
+) -> None:
+    """``maxclients``: whoever could not connect failed, however well the others were served."""
+    node = nodes("maxclients 3")
+
+    async def run() -> None:
+        async with kind(server_of(node, 50)) as callers:
+            assert await asyncio.gather(*(callers.ask("PING") for _ in range(90))) == [b"PONG"] * 90
+
+    asyncio.run(run())
+
+
+@BOTH
+def test_what_a_burst_left_is_closed(node: Node, server_of: Make, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """714 connections of each process stayed for ever."""
+
+    async def run() -> None:
+        with Wire(node) as wire:
+            wire.hold()
+            async with kind(server_of(wire, 30)) as callers:
+                asking = [callers.ask("PING") for _ in range(60)]
+                await until(lambda: wire.asked == 30, "thirty ask")
+                wire.release()
+                await asyncio.gather(*asking)
+                assert callers.pool._attempts.open == 30, "those that were used a moment ago stay"
+                with monkeypatch.context() as patch:
+                    for module in (attempts_module, connections, loop_connections):
+                        patch.setattr(module, "IDLE_SECONDS", 0.0)
+                    callers.pool._close_at = callers.pool._look_at = 0.0
+                    if kind is Tasks:
+                        callers.pool._closing.cancel()
+                        callers.pool._closing = None
+                        callers.pool._close_later()
+                    await callers.ask("PING")
+                    await until(lambda: connected(node) == KEPT, "few are left")
+                with node.client(single_connection_client=True) as client:
+                    before = client.info("stats")["total_connections_received"]
+                    for _ in range(20):
+                        await callers.ask("PING")
+                    assert client.info("stats")["total_connections_received"] == before
+                assert settled(callers.pool, 30)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("seconds_idle", "closed"),
+    [
+        ([], 0),
+        ([60] * KEPT, 0),
+        ([60] * (KEPT + 3), 3),
+        ([60, 60, *[1] * KEPT], 2),
+        ([60, 60, *[1] * 40], 2),
+        ([9.9] * 40, 0),
+    ],
+)
+def test_unused(seconds_idle: list[float], closed: int) -> None:
+    now = time.monotonic()
+    idle = deque((number, now - seconds) for number, seconds in enumerate(seconds_idle))
+    assert list(unused(idle)) == list(range(closed))
+    assert len(idle) == len(seconds_idle) - closed
+
+
+def test_a_forked_child_has_its_own_bound(node: Node, server_of: Make) -> None:
+    server = server_of(node, 1)
+    assert server.send(("PING",), Budget(PATIENT)) == b"PONG"
+    idle = server._connections._idle
+    server._connections.leave()  # as after a fork
+    assert server.send(("PING",), Budget(PATIENT)) == b"PONG"
+    idle[0][0].disconnect()
+
+
+# --- Whatever happens, in whatever order. ---
+
+CALLERS, TIMES, MOST = 24, 60, 5
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(3))
+def test_no_count_drifts(node: Node, server_of: Make, kind: Any, seed: int) -> None:
+    """Callers who give up or are cancelled at any moment, connections that end, a server that is full."""
+    rng, outcomes = Random(seed), set()
+
+    async def one(callers: Any) -> None:
+        for _ in range(TIMES):
+            seconds = rng.choice((PATIENT, 0.0003, 0.002))
+            asking = callers.ask("PING", seconds=seconds)
+            if kind is Tasks and rng.random() < 0.4:
+                for _ in range(rng.randrange(12)):
+                    await asyncio.sleep(0)
+                asking.cancel()
+            try:
+                outcomes.add(str(await asking))
+            except StoreError as error:
+                outcomes.add(f"{error.reason} after {seconds} s")
+            except asyncio.CancelledError:
+                pass
+
+    async def disturb(admin: redis.Redis) -> None:
+        while True:
+            admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            admin.config_set("maxclients", rng.choice((1, 3, 100)))
+            await asyncio.sleep(rng.random() * 0.02)
+
+    async def run() -> None:
+        with node.client(single_connection_client=True) as admin:
+            async with kind(server_of(node, MOST)) as callers:
+                disturbing = asyncio.create_task(disturb(admin))
+                try:
+                    await asyncio.wait_for(asyncio.gather(*(one(callers) for _ in range(CALLERS))), 120)
+                finally:
+                    disturbing.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await disturbing
+                    admin.config_set("maxclients", 100)
+                assert f"timeout after {PATIENT} s" not in outcomes, "none waits for a connection that nobody makes"
+                assert outcomes > {"b'PONG'", f"connection after {PATIENT} s"}
+                await until(lambda: settled(callers.pool, MOST), "all is idle")
+                answers = await asyncio.gather(*(callers.ask("PING") for _ in range(CALLERS)))
+                assert answers == [b"PONG"] * CALLERS
+                await until(lambda: settled(callers.pool, MOST), "all is idle")
+                await until(lambda: len(admin.client_list()) - 1 <= callers.pool._attempts.open, "none is lost")
+
+    asyncio.run(run())
