@@ -84,9 +84,9 @@ def under_change(seconds: float) -> list[Any]:
     reloads: list[float] = []
     reload = policies.reload
 
-    def timed(revision: int) -> Any:
+    def timed(revision: int, instead_of: int | None = None) -> Any:
         begun, before = time.perf_counter(), policies.current()
-        snapshot = reload(revision)
+        snapshot = reload(revision, instead_of)
         if snapshot is not before:
             reloads.append(time.perf_counter() - begun)
         return snapshot
