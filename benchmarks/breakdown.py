@@ -34,7 +34,7 @@ def _parts() -> dict[str, Callable[[], object]]:
     from benchmarks.site.views import Items
     from django_ratequota import check_request
     from django_ratequota.headers import add_headers, decision_headers
-    from django_ratequota.limiter import default_limiter
+    from django_ratequota.runtime import default_limiter
     from django_ratequota.throttling import QuotaThrottle
 
     client = redis.Redis.from_url(os.environ["BENCH_REDIS_URL"])

@@ -79,7 +79,7 @@ class _Load:
 def under_change(seconds: float) -> list[Any]:
     """Rows (change, entries dropped, of, ms to reload, requests/s before, after, ms of the slowest then)."""
     from django_ratequota.models import RatePolicy
-    from django_ratequota.snapshot import policies
+    from django_ratequota.policies.cache import policies
 
     reloads: list[float] = []
     reload = policies.reload
@@ -114,9 +114,9 @@ def under_change(seconds: float) -> list[Any]:
 
 def edits(times: int) -> list[float]:
     """Median ms that this process needs after a save of one policy and after an update of a hundred."""
-    from django_ratequota.limiter import default_limiter
     from django_ratequota.models import RatePolicy
-    from django_ratequota.snapshot import policies
+    from django_ratequota.policies.cache import policies
+    from django_ratequota.runtime import default_limiter
 
     subjects = RatePolicy.objects.filter(endpoint__isnull=True).exclude(subject="").order_by("pk")
     found = []

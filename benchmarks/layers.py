@@ -14,7 +14,7 @@ from benchmarks.measure import Cell, Result, Table, interleave_by
 from benchmarks.memory import recorded
 from benchmarks.ours import bare, checking, engine, new_limiter
 from benchmarks.scene import CLIENTS, RATES, in_turn, requests_to, write_policies
-from django_ratequota.rates import DEFAULT_ALGORITHM
+from django_ratequota.engine.rates import DEFAULT_ALGORITHM
 
 _CLOCKS = (time.perf_counter, time.thread_time)
 

@@ -17,7 +17,7 @@ from benchmarks.measure import Cell, Result, Table
 from benchmarks.ours import engines
 from benchmarks.peers import Candidate, candidates
 from benchmarks.scene import RATES, Rates, requests_to
-from django_ratequota.rates import ALGORITHMS
+from django_ratequota.engine.rates import ALGORITHMS
 
 #: Clients are numbered from here on: all numbers are as long, and none is part of a command by chance.
 _FIRST = 7_290_000

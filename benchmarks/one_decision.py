@@ -20,7 +20,7 @@ from benchmarks.measure import Cell, Result, Table, ainterleave, compared, inter
 from benchmarks.ours import bare, checking, engine, new_limiter, own_candidates, throttling
 from benchmarks.peers import Candidate, Told, candidates
 from benchmarks.scene import CLIENTS, MORE_RATES, RATES, Each, buckets_of, in_turn, requests_to, write_policies
-from django_ratequota.rates import ALGORITHMS, DEFAULT_ALGORITHM
+from django_ratequota.engine.rates import ALGORITHMS, DEFAULT_ALGORITHM
 
 BARE = "redis-py: evalsha of `return 1`"
 _COUNTS = (1, 3, 5)

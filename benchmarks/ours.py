@@ -10,7 +10,7 @@ import redis
 from benchmarks.peers import Candidate, Hit, Told
 from benchmarks.scene import CLIENTS, Each, Rates, Requests, buckets_of
 from django_ratequota import Decision, Limiter, check_request
-from django_ratequota.rates import ALGORITHMS, DEFAULT_ALGORITHM
+from django_ratequota.engine.rates import ALGORITHMS, DEFAULT_ALGORITHM
 from django_ratequota.throttling import QuotaThrottle
 
 OURS = "django-ratequota"

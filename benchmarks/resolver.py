@@ -126,7 +126,7 @@ def _empty_database() -> Iterator[None]:
 def measure(quick: bool) -> dict[str, Any]:
     """What a process of its own hands back, as JSON values."""
     from benchmarks import population
-    from django_ratequota.snapshot import policies
+    from django_ratequota.policies.cache import policies
 
     users, until = (20_000, 1_000) if quick else (USERS, SIZES[-1])
     population.add_endpoints()
@@ -158,7 +158,7 @@ def _edits(quick: bool) -> list[Any]:
     """Rows (policies, ms for an edit, and for one of 100 policies, p99 quiet, p99 in a burst, saves a second)."""
     from benchmarks import population
     from django_ratequota.models import RatePolicy
-    from django_ratequota.snapshot import policies
+    from django_ratequota.policies.cache import policies
 
     rows = []
     for more in (0, 5_000 if quick else SUBJECTS):
@@ -181,7 +181,7 @@ def _url() -> str:
 
 def _load(times: int) -> tuple[Any, tuple[float, float]]:
     """A snapshot, and (ms to load, MB held)."""
-    from django_ratequota.snapshot import load_snapshot
+    from django_ratequota.policies.cache import load_snapshot
 
     spent = []
     for _ in range(times):
@@ -204,9 +204,9 @@ def _held(make: Callable[[], Any]) -> tuple[int, Any]:
 
 def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
     """Resolves what the caller may do at the request's route, as ``enforcement`` does."""
-    from django_ratequota.methods import how_heard
-    from django_ratequota.resolver import Asked, match_endpoints, resolve
-    from django_ratequota.routes import resolved
+    from django_ratequota.policies.methods import how_heard
+    from django_ratequota.policies.resolver import Asked, match_endpoints, resolve
+    from django_ratequota.policies.routes import resolved
 
     now_us = time.time_ns() // 1000
 
@@ -225,9 +225,9 @@ def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
 def _warm(snapshots: dict[int, Any], blocks: int) -> dict[int, tuple[float, float, float]]:
     """Seconds by the number of policies, all measured in turn: (resolving, with identity, of a new caller)."""
     from benchmarks.population import ASSIGNED
-    from django_ratequota.facts import NOBODY
-    from django_ratequota.identity import Caller
-    from django_ratequota.snapshot import policies
+    from django_ratequota.policies.cache import policies
+    from django_ratequota.policies.facts import NOBODY
+    from django_ratequota.policies.identity import Caller
 
     user_id = 7 * ASSIGNED
     request, entry = request_of(user_id), policies.load_user(str(user_id))
@@ -261,8 +261,8 @@ def _cold(users: int, times: int) -> tuple[list[Any], dict[str, float]]:
     from django.test.utils import CaptureQueriesContext
 
     from benchmarks.population import OVERRIDDEN
-    from django_ratequota.identity import Caller
-    from django_ratequota.snapshot import policies
+    from django_ratequota.policies.cache import policies
+    from django_ratequota.policies.identity import Caller
 
     most = 0
     for user_id in (1, 10, OVERRIDDEN):

@@ -20,8 +20,8 @@ def main() -> None:
     set_django_up()
     from django.db import connection, transaction
 
-    from django_ratequota.limiter import default_limiter
     from django_ratequota.models import PolicyChange, RatePolicy
+    from django_ratequota.runtime import default_limiter
 
     if connection.vendor == "sqlite":
         with connection.cursor() as cursor:

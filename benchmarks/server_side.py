@@ -28,8 +28,8 @@ from typing import Any
 import redis
 
 from benchmarks.measure import Cell, Result, Table
-from django_ratequota.rates import ALGORITHMS, DEFAULT_ALGORITHM
-from django_ratequota.scripts import DECIDE
+from django_ratequota.engine.rates import ALGORITHMS, DEFAULT_ALGORITHM
+from django_ratequota.engine.scripts import DECIDE
 
 CLIENTS = 50
 CALLERS = 1000

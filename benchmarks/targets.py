@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.measure import Cell, Table
-from django_ratequota.rates import ALGORITHMS
+from django_ratequota.engine.rates import ALGORITHMS
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .enforcement import acheck_request, check_request
+    from .enforcement.check import acheck_request, check_request
+    from .engine.limiter import Limiter
+    from .engine.rates import Rate
+    from .engine.types import Bucket, BucketStatus, Decision
     from .exceptions import RateQuotaError
-    from .limiter import Limiter
-    from .rates import Rate
-    from .types import Bucket, BucketStatus, Decision
 
 __all__ = [
     "Bucket",
@@ -25,14 +25,14 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "Bucket": "types",
-    "BucketStatus": "types",
-    "Decision": "types",
-    "Limiter": "limiter",
-    "Rate": "rates",
+    "Bucket": "engine.types",
+    "BucketStatus": "engine.types",
+    "Decision": "engine.types",
+    "Limiter": "engine.limiter",
+    "Rate": "engine.rates",
     "RateQuotaError": "exceptions",
-    "acheck_request": "enforcement",
-    "check_request": "enforcement",
+    "acheck_request": "enforcement.check",
+    "check_request": "enforcement.check",
 }
 
 

@@ -17,11 +17,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from .identity import Caller, NamedCaller
-from .routes import USAGE_ATTRIBUTE
-from .standing import standing
+from .engine.types import Bucket, BucketStatus, Decision
+from .operations.caller_limits import standing
+from .policies.identity import Caller, NamedCaller
+from .policies.routes import USAGE_ATTRIBUTE
 from .throttling import QuotaThrottle, StoreUnavailable
-from .types import Bucket, BucketStatus, Decision
 
 #: Staff with one of these may ask about other users: those who may look at some policies in the admin.
 LOOKING = ("view_ratepolicy", "change_ratepolicy", "grant_override", "reset_usage")

@@ -16,9 +16,12 @@ class RateQuotaConfig(AppConfig):
 
     def ready(self) -> None:
         """Connect the receivers and register the checks."""
-        from . import checks, request_log, signals, unrecorded
+        from . import checks
+        from .models import receivers
+        from .monitoring import request_log
+        from .policies import unrecorded
 
         checks.connect()
-        signals.connect()
+        receivers.connect()
         request_log.connect()
         post_migrate.connect(unrecorded.after_migrate, sender=self, dispatch_uid="ratequota_after_migrate")

@@ -15,10 +15,10 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from .addresses import Network, unmap_network
+from .engine.keys import check_prefix
 from .exceptions import ConfigurationError, InvalidBucket
-from .keys import check_prefix
-from .locks import ForkSafeLock
+from .utils.addresses import Network, unmap_network
+from .utils.locks import ForkSafeLock
 
 #: Functions that return identifiers, and are none themselves.
 _FACTORIES = tuple(

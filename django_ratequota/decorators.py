@@ -9,12 +9,12 @@ from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
-from .enforcement import acheck_request, check_request
+from .enforcement.check import acheck_request, check_request
+from .enforcement.outcome import asettle, settle
+from .engine.types import check_cost
 from .headers import add_headers
-from .outcome import asettle, settle
+from .policies.routes import SCOPE_ATTRIBUTE, WRAPPER_ATTRIBUTE
 from .responses import arefusal_response, refusal_response
-from .routes import SCOPE_ATTRIBUTE, WRAPPER_ATTRIBUTE
-from .types import check_cost
 
 View = TypeVar("View", bound=Callable[..., Any])
 

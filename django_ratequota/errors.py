@@ -13,9 +13,9 @@ from rest_framework import views
 from rest_framework.exceptions import Throttled
 from rest_framework.response import Response
 
+from .engine.types import Decision
 from .responses import problem
 from .throttling import StoreUnavailable
-from .types import Decision
 
 Handler = Callable[[Exception, dict[str, Any]], Response | None]
 

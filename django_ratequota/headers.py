@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import http_sf
 
 from .conf import settings
-from .types import BucketStatus, Decision
+from .engine.types import BucketStatus, Decision
 
 #: The headers that were put on responses to a request hang on it (Django's, not DRF's) under this name.
 _SENT = "ratequota_headers"

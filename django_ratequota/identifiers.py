@@ -13,9 +13,9 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 
-from .addresses import network_of
-from .identity import Caller
-from .logins import find_name
+from .policies.identity import Caller
+from .policies.logins import find_name
+from .utils.addresses import network_of
 
 Identifier = Callable[[Any], str | None]
 

@@ -11,13 +11,13 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 
 from .conf import settings
-from .enforcement import acheck_request, check_request
+from .enforcement.check import acheck_request, check_request
+from .enforcement.outcome import RESERVED, asettle, settle
+from .enforcement.settlement import HELD
+from .enforcement.unchecked import ahold, arelease, hold, release
 from .headers import add_headers
-from .outcome import RESERVED, asettle, settle
+from .policies.routes import chooses_throttles, enforces_itself, is_decorated, late_check, throttles_itself
 from .responses import MAX_ACCEPT, arefusal_response, refusal_response
-from .routes import chooses_throttles, enforces_itself, is_decorated, late_check, throttles_itself
-from .settling import HELD
-from .unchecked import ahold, arelease, hold, release
 
 
 class RateQuotaMiddleware:

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
-from .costs import answers_client, compute_cost
-from .enforcement import acheck_request, check_request
+from .enforcement.check import acheck_request, check_request
+from .enforcement.costs import answers_client, compute_cost
+from .engine.types import Decision, check_cost
 from .exceptions import ConfigurationError
-from .extras import require
 from .headers import add_headers, retry_after_seconds
+from .policies.routes import LIMITED_ATTRIBUTE, SCOPE_ATTRIBUTE, LateCheck, least_cost
 from .responses import problem, refusal_text, status_code
-from .routes import LIMITED_ATTRIBUTE, SCOPE_ATTRIBUTE, LateCheck, least_cost
-from .types import Decision, check_cost
+from .utils.optional import require
 
 if TYPE_CHECKING:
     from ninja import errors, operation, throttling

@@ -13,8 +13,8 @@ from rest_framework import serializers, views
 
 from .api import UsageView
 from .conf import settings
-from .extras import require
 from .throttling import QuotaThrottle
+from .utils.optional import require
 
 if TYPE_CHECKING:
     from drf_spectacular import drainage, openapi, plumbing, utils

@@ -17,8 +17,8 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from .engine.types import Decision
 from .headers import add_headers, retry_after_seconds
-from .types import Decision
 
 _TYPES = "https://iana.org/assignments/http-problem-types#"
 #: What is offered, the default first.

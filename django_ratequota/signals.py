@@ -1,61 +1,8 @@
-"""Public signals, and the receivers that hand saves and deletes to ``recording``."""
+"""Public signals."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from django.apps import apps
-from django.db.models.signals import post_save, pre_delete, pre_save
-from django.dispatch import Signal
-
-from .alerts import quota_threshold
-from .breaker import store_state_changed
-from .fixtures import make_way
-from .publication import policies_changed
-from .recording import record, record_deletion, stored
+from .enforcement.check import request_refused
+from .monitoring.alerts import quota_threshold
+from .recording.publication import policies_changed
+from .store.breaker import store_state_changed
 
 __all__ = ["policies_changed", "quota_threshold", "request_refused", "store_state_changed"]
-
-#: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
-request_refused = Signal()
-
-_BEFORE = "_ratequota_before"
-
-
-def _remember(sender: Any, instance: Any, using: str, **_: Any) -> None:
-    # Locked: a save that comes between would be recorded after this one, and be overwritten by it all the same.
-    setattr(instance, _BEFORE, _stored(sender, instance.pk, using, lock=True))
-
-
-def _saved(sender: Any, instance: Any, using: str, raw: bool, **_: Any) -> None:
-    record(instance.__dict__.pop(_BEFORE, None), _stored(sender, instance.pk, using), using, raw)
-
-
-def _to_be_deleted(sender: Any, instance: Any, using: str, **_: Any) -> None:
-    # Before the first row of a cascade goes: afterwards an object may no longer know its endpoint or user.
-    record_deletion(sender, instance.pk, using)
-
-
-def _stored(model: Any, pk: Any, using: str, lock: bool = False) -> Any:
-    # What the database holds, not what the object says: fields may be unsaved, or expressions.
-    return None if pk is None else stored(model, [pk], using, lock).get(pk)
-
-
-def _history_loaded(sender: Any, instance: Any, using: str, raw: bool, **_: Any) -> None:
-    if raw:
-        make_way(sender, instance.pk, using)
-
-
-def connect() -> None:
-    """Listen to the models that decide what is enforced, a project's proxies of them too; called once at start."""
-    from .models import PolicyChange, RecordedModel
-
-    pre_save.connect(_history_loaded, sender=PolicyChange, dispatch_uid="ratequota_history_loaded")
-    for model in apps.get_models():
-        if issubclass(model, RecordedModel):
-            for signal, receiver in (
-                (pre_save, _remember),
-                (post_save, _saved),
-                (pre_delete, _to_be_deleted),
-            ):
-                signal.connect(receiver, sender=model, dispatch_uid=f"ratequota_{receiver.__name__}")

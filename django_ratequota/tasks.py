@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from django.tasks import task
 
-from .rollup import KEEP_DAYS, KEEP_HOURS, roll_up
+from .monitoring.rollup import KEEP_DAYS, KEEP_HOURS, roll_up
 
 
 @task

@@ -13,11 +13,11 @@ from django.utils.encoding import force_str
 from rest_framework.exceptions import APIException
 from rest_framework.throttling import BaseThrottle
 
-from .costs import compute_cost
-from .enforcement import check_request
+from .enforcement.check import check_request
+from .enforcement.costs import compute_cost
+from .engine.types import Decision, check_cost
 from .headers import add_headers, retry_after_seconds
 from .responses import refusal_text, status_code
-from .types import Decision, check_cost
 
 #: A refusal by one of ours hangs on REST framework's request under this name.
 _REFUSED = "_ratequota_refused"

@@ -34,8 +34,8 @@ nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!django_ratequota).*")]
 # Only annotations name these.
 nitpick_ignore = [
-    ("py:class", "django_ratequota.charges.Charge"),
-    ("py:class", "django_ratequota.types.Settler"),
+    ("py:class", "django_ratequota.engine.charges.Charge"),
+    ("py:class", "django_ratequota.engine.types.Settler"),
     ("py:class", "django_ratequota.decorators.View"),
     ("py:class", "django_ratequota.headers.Headers"),
 ]

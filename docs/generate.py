@@ -105,7 +105,7 @@ def _row(*cells: str) -> str:
 
 def main() -> None:
     """Write them."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.project.settings")
     import django
 
     django.setup()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
-    from django_ratequota.scenarios import Scenario
+    from django_ratequota.operations.scenarios import Scenario
 
 IMAGES = Path(__file__).parent / "images"
 #: One panel each; the last rate of each is the one that the traffic is made for.
@@ -44,8 +44,8 @@ def draw() -> dict[str, str]:
     """The files and what is in them: each scenario, a panel for each of ``RATES``."""
     from django.utils import translation
 
-    from django_ratequota.rates import parse_rates
-    from django_ratequota.scenarios import scenarios
+    from django_ratequota.engine.rates import parse_rates
+    from django_ratequota.operations.scenarios import scenarios
 
     with translation.override("en"):
         judged = [scenarios(rates, rates[-1]) for rates in map(parse_rates, RATES) if isinstance(rates, tuple)]

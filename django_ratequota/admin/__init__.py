@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from . import assignments, changes, endpoints, plans, policies
+from . import assignments, endpoints, plans, policies
+from . import history as changes
 
 __all__ = ["assignments", "changes", "endpoints", "plans", "policies"]

@@ -25,12 +25,12 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
-from ..identity import failed_kind
 from ..models import PolicyChange
-from ..publication import when_unpublished
-from ..recording import acting
-from ..validation import visible
-from .deleting import deleted_objects
+from ..policies.identity import failed_kind
+from ..recording.publication import when_unpublished
+from ..recording.recorder import acting
+from ..recording.validators import visible
+from .deletion import deleted_objects
 
 logger = logging.getLogger("django_ratequota")
 

@@ -15,13 +15,13 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..advice import matched_routes
 from ..models import Endpoint, RatePolicy
-from ..routes import known_routes, known_scopes
+from ..operations.advice import matched_routes
+from ..policies.routes import known_routes, known_scopes
 from .base import RecordedAdmin, about, shown
-from .names import page_url
 from .policies import PolicyInline, list_url
 from .preview import WarnsOfPolicies
+from .usage.labels import page_url
 
 #: More routes than this are counted, not listed, where an endpoint's page says what it matches.
 _SHOWN_ROUTES = 20

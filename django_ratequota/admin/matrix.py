@@ -18,14 +18,14 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..facts import UNREADABLE, PolicyFacts
-from ..groups import Group
-from ..meanings import last_meaning
+from ..engine.rates import BLOCKED, UNLIMITED
 from ..models import Endpoint, Plan, RatePolicy
-from ..precedence import strongest
-from ..rates import BLOCKED, UNLIMITED
+from ..policies.facts import UNREADABLE, PolicyFacts
+from ..policies.precedence import strongest
+from ..policies.snapshot import Group
+from ..policies.unreadable import last_meaning
 from .base import RecordedAdmin, moment, shown, when
-from .rights import OVERRIDES, may
+from .permissions import OVERRIDES, may
 
 #: Endpoints on one page; 50 plans make 5,000 cells of them.
 _PAGE = 100

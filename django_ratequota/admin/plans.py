@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import Plan
 from .base import about, shown
-from .copying import CopyPlan
+from .copy_plan import CopyPlan
 from .matrix import MatrixPage
 from .policies import PolicyInline
 from .preview import WarnsOfPolicies

@@ -15,13 +15,13 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
 from .base import ActiveFilter, Lookups, PatientSelect, is_active, shown, user_search_fields, when
-from .boosts import Boosts
+from .explain.actions import Boosts
 from .filters import RelatedFilter
-from .live import LiveUsage
-from .names import page_url
+from .permissions import OVERRIDES, check_audience, is_override, may
 from .preview import Preview
-from .rights import OVERRIDES, check_audience, is_override, may
-from .usage import ResetUsage
+from .reset import ResetUsage
+from .usage.labels import page_url
+from .usage.page import LiveUsage
 
 #: What a policy without the related object is for.
 _WITHOUT = {"endpoint": _("all endpoints"), "plan": _("everyone")}

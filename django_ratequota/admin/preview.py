@@ -17,17 +17,17 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..advice import about_endpoint, about_saved
-from ..concerned import NotEstimable
+from ..engine.rates import BLOCKED, Rate, parse_rates
 from ..exceptions import InvalidRate, StoreError
-from ..impact import estimate, sentences
 from ..models import Endpoint, RatePolicy
-from ..rates import BLOCKED, Rate, parse_rates
-from ..scenarios import Scenario, scenarios
-from ..validation import rate_problem
+from ..operations.advice import about_endpoint, about_saved
+from ..operations.impact import estimate, sentences
+from ..operations.impact_audience import NotEstimable
+from ..operations.scenarios import Scenario, scenarios
+from ..recording.validators import rate_problem
 from .base import RecordedAdmin, moment, shown
-from .plots import Series, plot
-from .rights import PolicyRights
+from .charts import Series, plot
+from .permissions import PolicyRights
 
 #: Rates whose scale gets plots of its own.
 _MOST_SCALES = 4

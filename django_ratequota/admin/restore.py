@@ -17,16 +17,16 @@ from django.urls import path, reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..cascades import Deletion
-from ..databases import policy_alias
 from ..models import PolicyChange, RatePolicy
-from ..recording import image
-from ..restoring import KINDS, Restoration, plan_restoration, problems, restore, versions
-from ..validation import visible
+from ..operations.cascades import Deletion
+from ..operations.restore import KINDS, Restoration, plan_restoration, problems, restore, versions
+from ..recording.databases import policy_alias
+from ..recording.recorder import image
+from ..recording.validators import visible
 from .base import RecordedAdmin, moment, shown
-from .differences import as_table, fields_of
-from .rights import is_override, may
-from .usage import ReasonForm
+from .diff import as_table, fields_of
+from .permissions import is_override, may
+from .reset import ReasonForm
 
 #: More of what was deleted along is counted, not listed; all of it is restored.
 _SHOWN_ALONG = 50

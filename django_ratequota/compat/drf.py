@@ -17,14 +17,14 @@ from django.core.exceptions import ImproperlyConfigured
 from rest_framework import throttling as drf
 from rest_framework.throttling import BaseThrottle
 
+from ..enforcement.on_error import decide_without_store
+from ..engine.keys import bucket_key, short
+from ..engine.limiter import Limiter
+from ..engine.rates import Rate
+from ..engine.types import Bucket, Decision
 from ..exceptions import InvalidRate, StoreError
-from ..fallback import decide_without_store
-from ..health import note_degraded
-from ..keys import bucket_key, short
-from ..limiter import Limiter
-from ..rates import Rate
+from ..monitoring.health import note_degraded
 from ..throttling import StoreUnavailable
-from ..types import Bucket, Decision
 from .limiters import limiter_of
 
 __all__ = ["AnonRateThrottle", "BaseThrottle", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle"]

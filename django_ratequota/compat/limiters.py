@@ -13,8 +13,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache
 
 from ..conf import OncePerSettings, settings
+from ..engine.limiter import Limiter
 from ..exceptions import ConfigurationError, StoreError
-from ..limiter import Limiter, default_limiter
+from ..runtime import default_limiter
 
 Clock = Callable[[], int]
 

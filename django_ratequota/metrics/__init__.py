@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..exceptions import StoreError
-from ..health import health
-from ..histogram import BOUNDS, Histogram
-from ..limiter import default_limiter
-from ..snapshot import policies
+from ..monitoring.health import health
+from ..policies.cache import policies
+from ..runtime import default_limiter
+from ..utils.histogram import BOUNDS, Histogram
 from .counts import tally
 
 #: Values of a metric's labels, in their order, and the value.

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .. import collecting
-from ..locks import ForkSafeLock
-from ..snapshot import policies
+from ..monitoring import collector as collecting
+from ..policies.cache import policies
+from ..utils.locks import ForkSafeLock
 
 #: Combinations of labels that are told apart; those beyond it are counted as one, for operators may rename for ever.
 MAX_SERIES = 5_000

@@ -12,7 +12,7 @@ from typing import Any
 
 import prometheus_client
 
-from .. import collecting
+from ..monitoring import collector as collecting
 from . import BUCKETS, LATENCY_HELP, METRICS, PREFIX, latency
 
 #: How the gauges of all processes become one; revisions stay apart, by pid, to be compared.

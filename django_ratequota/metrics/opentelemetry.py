@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from .. import __version__
-from ..extras import require
-from ..histogram import quantile
+from ..utils.histogram import quantile
+from ..utils.optional import require
 from . import METRICS, Metric, latency
 
 if TYPE_CHECKING:

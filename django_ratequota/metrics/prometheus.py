@@ -14,9 +14,9 @@ from weakref import WeakSet
 
 from django.http import HttpRequest, HttpResponse
 
-from ..extras import require
-from ..histogram import BOUNDS
-from ..routes import SCOPE_ATTRIBUTE
+from ..policies.routes import SCOPE_ATTRIBUTE
+from ..utils.histogram import BOUNDS
+from ..utils.optional import require
 from . import BUCKETS, LATENCY_HELP, METRICS, PREFIX, latency
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import django.core.validators
 import django.db.models.deletion
 import django.db.models.functions.comparison
 import django.utils.timezone
-import django_ratequota.fields
+import django_ratequota.models.fields
 from django.conf import settings
 from django.db import migrations, models
 
@@ -101,7 +101,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('subject', models.CharField(blank=True, default='', help_text='An override for one subject, written kind:value: tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24 (the longest prefix wins).', max_length=200, verbose_name='subject')),
                 ('counted_per', models.CharField(default='caller', help_text='Who shares one counter: caller (each user, or IP when anonymous), ip, plan, everyone, or an identifier.', max_length=50, verbose_name='counted per')),
-                ('rates', django_ratequota.fields.RatesField(help_text='Rates separated by commas, such as 10/s, 1000/hour burst 50, 100000/month; or unlimited, or blocked. A request must pass them all.', max_length=255, verbose_name='rates')),
+                ('rates', django_ratequota.models.fields.RatesField(help_text='Rates separated by commas, such as 10/s, 1000/hour burst 50, 100000/month; or unlimited, or blocked. A request must pass them all.', max_length=255, verbose_name='rates')),
                 ('algorithm', models.CharField(choices=[('fixed_window', 'fixed window'), ('sliding_window_log', 'sliding window log'), ('sliding_window_counter', 'sliding window counter'), ('token_bucket', 'token bucket'), ('leaky_bucket', 'leaky bucket'), ('gcra', 'gcra')], default='token_bucket', help_text='How rates that name no algorithm are counted; a month is always a calendar window.', max_length=30, verbose_name='algorithm')),
                 ('mode', models.CharField(choices=[('enforce', 'enforce'), ('log', 'log only'), ('off', 'off')], default='enforce', help_text='enforce refuses; log only counts and never refuses; off is as if the policy were not there.', max_length=10, verbose_name='mode')),
                 ('on_error', models.CharField(blank=True, choices=[('', 'as the setting ON_ERROR says'), ('allow', 'allow'), ('deny', 'deny (503)')], default='', help_text='What happens while Redis gives no decision.', max_length=10, verbose_name='on error')),

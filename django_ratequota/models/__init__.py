@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .base import RecordedModel
-from .counts import UsageCount
 from .endpoints import METHODS, Endpoint
 from .history import PolicyChange
 from .plans import Plan, PlanAssignment
 from .policies import RatePolicy
+from .usage import UsageCount
 
 __all__ = [
     "METHODS",

@@ -8,8 +8,8 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import models, transaction
 
-from ..databases import policy_alias
-from ..recording import RecordingManager, deleting
+from ..recording.databases import policy_alias
+from ..recording.recorder import RecordingManager, deleting
 
 
 class RecordedModel(models.Model):

@@ -10,7 +10,7 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..rates import MAX_UNITS
+from ..engine.rates import MAX_UNITS
 from .base import RecordedModel
 
 _STATUS = re.compile(r"[1-5](?:xx|[0-9]{2})", re.ASCII)

@@ -6,8 +6,8 @@ from django.conf import settings as django_settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..databases import PrimaryQuerySet
-from ..validation import visible
+from ..recording.databases import PrimaryQuerySet
+from ..recording.validators import visible
 
 
 class PolicyChange(models.Model):

@@ -8,7 +8,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..validation import check_dates, visible
+from ..recording.validators import check_dates, visible
 from .base import RecordedModel
 
 

@@ -12,12 +12,12 @@ from django.db.models.functions import Cast, Coalesce
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import COUNTED_PER, settings
+from ..engine.rates import ALGORITHMS, DEFAULT_ALGORITHM, parse_rates
 from ..exceptions import InvalidRate
-from ..fields import RatesField, SubjectField
-from ..rates import ALGORITHMS, DEFAULT_ALGORITHM, parse_rates
-from ..validation import canonical_subject, check_dates, rate_problem, visible
+from ..recording.validators import canonical_subject, check_dates, rate_problem, visible
 from .base import RecordedModel
 from .endpoints import Endpoint
+from .fields import RatesField, SubjectField
 from .plans import Plan
 
 

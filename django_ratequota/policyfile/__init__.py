@@ -6,8 +6,8 @@ one, ``changes`` brings the database to it.
 
 from __future__ import annotations
 
-from .changes import Comparison, bring
-from .sections import FORMATS, export, pieces
-from .text import MAX_BYTES, decode
+from .apply import Comparison, bring
+from .document import MAX_BYTES, decode
+from .schema import FORMATS, export, pieces
 
 __all__ = ["FORMATS", "MAX_BYTES", "Comparison", "bring", "decode", "export", "pieces"]

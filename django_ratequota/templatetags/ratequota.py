@@ -11,11 +11,11 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import Error as DatabaseError
 from django.utils import timezone
 
+from ..engine.types import BucketStatus
 from ..exceptions import StoreError
-from ..identity import Caller
-from ..limiter import default_limiter
-from ..standing import standing
-from ..types import BucketStatus
+from ..operations.caller_limits import standing
+from ..policies.identity import Caller
+from ..runtime import default_limiter
 
 register = template.Library()
 

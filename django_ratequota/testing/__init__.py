@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .asserting import assert_allowed, assert_limited, remaining
+    from .assertions import assert_allowed, assert_limited, remaining
     from .clock import Clock
-    from .given import Policy
-    from .overriding import isolated, override_policies, unlimited
+    from .overrides import isolated, override_policies, unlimited
+    from .policies import Policy
     from .server import embedded_server
 
 __all__ = [
@@ -28,14 +28,14 @@ __all__ = [
 
 _ROOMS = {
     "Clock": "clock",
-    "Policy": "given",
-    "assert_allowed": "asserting",
-    "assert_limited": "asserting",
+    "Policy": "policies",
+    "assert_allowed": "assertions",
+    "assert_limited": "assertions",
     "embedded_server": "server",
-    "isolated": "overriding",
-    "override_policies": "overriding",
-    "remaining": "asserting",
-    "unlimited": "overriding",
+    "isolated": "overrides",
+    "override_policies": "overrides",
+    "remaining": "assertions",
+    "unlimited": "overrides",
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from .clock import Clock
-    from .scene import Scene
+    from .isolation import Scene
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,7 @@ def ratequota_clock() -> Clock:
 @pytest.fixture
 def ratequota_policies(ratequota_clock: Clock) -> Iterator[Callable[..., Scene]]:
     """``override_policies``, in force until the test ends; called again, it replaces what it said before."""
-    from .overriding import override_policies
+    from .overrides import override_policies
 
     with ExitStack() as stack:
 
@@ -58,7 +58,7 @@ def ratequota_policies(ratequota_clock: Clock) -> Iterator[Callable[..., Scene]]
 @pytest.fixture
 def ratequota_isolated(ratequota_clock: Clock) -> Iterator[Scene]:
     """``isolated``: the database's policies with counters of this test's own, under ``ratequota_clock``."""
-    from .overriding import isolated
+    from .overrides import isolated
 
     with isolated(clock=ratequota_clock) as scene:
         yield scene
@@ -67,7 +67,7 @@ def ratequota_isolated(ratequota_clock: Clock) -> Iterator[Scene]:
 @pytest.fixture
 def ratequota_unlimited() -> Iterator[None]:
     """``unlimited``: nothing is limited in this test."""
-    from .overriding import unlimited
+    from .overrides import unlimited
 
     with unlimited():
         yield

@@ -6,7 +6,7 @@ import os
 import socket
 
 from ..exceptions import ConfigurationError
-from ..extras import require
+from ..utils.optional import require
 
 VARIABLE = "RATEQUOTA_TEST_REDIS_URL"
 

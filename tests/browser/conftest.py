@@ -12,7 +12,7 @@ import pytest
 from django.conf import settings
 from django.test import Client
 
-from django_ratequota import collecting
+from django_ratequota.monitoring import collector as collecting
 from tests.browser.desk import Desk
 from tests.browser.scene import Scene
 

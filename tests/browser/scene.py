@@ -8,9 +8,10 @@ from typing import Any
 from django.contrib.auth.models import Permission, User
 from django.db import transaction
 
-from django_ratequota import check_request, collecting
+from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from tests.views import request_from
+from django_ratequota.monitoring import collector as collecting
+from tests.project.views import request_from
 
 #: The operators, and their permissions (codenames, None = superuser).
 OPERATORS: dict[str, tuple[str, ...] | None] = {

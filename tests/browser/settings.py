@@ -10,10 +10,10 @@ from typing import Any
 
 import django
 
-from tests.settings import *  # noqa: F403
-from tests.settings import MIDDLEWARE, RATEQUOTA, TEMPLATES
+from tests.project.settings import *  # noqa: F403
+from tests.project.settings import MIDDLEWARE, RATEQUOTA, TEMPLATES
 
-RATEQUOTA = {**RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.views.api_key"}, "STATISTICS_SECONDS": 1}
+RATEQUOTA = {**RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.api_key"}, "STATISTICS_SECONDS": 1}
 
 #: Nothing inline but by nonce, nothing from elsewhere, no eval. data: is for the admin's own select arrows.
 SECURE_CSP = {

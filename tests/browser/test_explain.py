@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from django_ratequota import collecting
 from django_ratequota.models import RatePolicy
+from django_ratequota.monitoring import collector as collecting
 
 from .desk import Desk
 from .pages import PAGES

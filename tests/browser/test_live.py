@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from django_ratequota import health
-from django_ratequota.collecting import collector
+from django_ratequota.monitoring import health
+from django_ratequota.monitoring.collector import collector
 
 from .desk import Desk
 from .pages import PAGES

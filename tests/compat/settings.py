@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.settings import *  # noqa: F403
-from tests.settings import CACHES
+from tests.project.settings import *  # noqa: F403
+from tests.project.settings import CACHES
 
 REST_FRAMEWORK: dict[str, object] = {}
 # As projects have it, but for the deadline: the machine may stall.

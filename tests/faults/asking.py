@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import StoreError
-from django_ratequota.rates import ALGORITHMS
 
 Ask = Callable[..., Decision]
 Way = Callable[[], AbstractContextManager[Ask]]

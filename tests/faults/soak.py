@@ -26,9 +26,9 @@ from pathlib import Path
 import redis.cluster
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.engine.keys import bucket_key
+from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import StoreError
-from django_ratequota.keys import bucket_key
-from django_ratequota.rates import ALGORITHMS
 
 from . import poll
 from .cluster import Cluster

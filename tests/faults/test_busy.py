@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from django_ratequota import Bucket, Limiter, Rate
-from django_ratequota.breaker import store_state_changed
 from django_ratequota.exceptions import StoreError
+from django_ratequota.store.breaker import store_state_changed
 
 from .servers import Node
 from .wire import Wire
@@ -190,7 +190,7 @@ print(json.dumps(results))
 
 def test_a_process_that_gevent_patched(node: Node) -> None:
     """Greenlets that burn 20 ms a request, and 200 cold ones at once."""
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.project.settings"}
     process = subprocess.run(
         [sys.executable, "-c", GEVENT, str(node.port)],
         cwd=ROOT,

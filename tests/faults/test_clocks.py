@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.rates import ALGORITHMS
+from django_ratequota.engine.rates import ALGORITHMS
 from tests.conftest import Clock
 
 from .asking import Ask

@@ -19,10 +19,10 @@ from django.contrib.auth.models import AnonymousUser
 from django.test import RequestFactory, override_settings
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
+from django_ratequota.engine.keys import bucket_key, revision_key
 from django_ratequota.exceptions import NewerRevision, StoreError
-from django_ratequota.keys import bucket_key, revision_key
 from django_ratequota.models import Endpoint, Plan, RatePolicy
-from django_ratequota.twin import adrive, drive
+from django_ratequota.utils.sansio import adrive, drive
 
 from . import poll
 from .cluster import Cluster

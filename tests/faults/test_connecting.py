@@ -19,9 +19,9 @@ import redis
 import trustme
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota import attempts as attempts_module
-from django_ratequota.attempts import Attempts
 from django_ratequota.exceptions import StoreError
+from django_ratequota.store import pool as attempts_module
+from django_ratequota.store.pool import Attempts
 
 from . import Address, poll
 from .servers import Node

@@ -21,11 +21,11 @@ import pytest
 import redis
 
 from django_ratequota import Bucket, Decision, Rate, acheck_request, check_request
-from django_ratequota.limiter import default_limiter
 from django_ratequota.models import RatePolicy
-from tests import server
+from django_ratequota.runtime import default_limiter
 from tests.faults import poll
-from tests.views import request_from
+from tests.project.views import request_from
+from tests.support import server
 
 ROOT = Path(__file__).parent.parent.parent
 LOOPS = 3
@@ -185,10 +185,10 @@ from django.core.management import call_command
 from django.db import connections
 
 from django_ratequota import Bucket, Rate, acheck_request, check_request
-from django_ratequota.limiter import default_limiter
+from django_ratequota.runtime import default_limiter
 from django_ratequota.models import RatePolicy
 from tests.faults.test_crowd import COST, ENDLESS, FORKS, asked
-from tests.views import request_from
+from tests.project.views import request_from
 
 awaited = sys.argv[1] == "awaited"
 call_command("migrate", verbosity=0)
@@ -274,7 +274,7 @@ print(json.dumps(answers))
 def test_four_forks_of_a_process_that_had_asked_before(tmp_path: Path, way: str) -> None:
     """As gunicorn --preload: a connection opened before the fork, and used after it, mixes the replies of five."""
     environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
-    environment |= {"DJANGO_SETTINGS_MODULE": "tests.settings"}
+    environment |= {"DJANGO_SETTINGS_MODULE": "tests.project.settings"}
     environment |= {"RATEQUOTA_TEST_DATABASE": f"sqlite:///{tmp_path / 'preloaded.sqlite3'}"}
     before = connected()
     parent = subprocess.Popen(

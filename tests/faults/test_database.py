@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
+from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
 
 from . import poll
 

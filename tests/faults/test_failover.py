@@ -14,9 +14,9 @@ from django.test import override_settings
 from redis.sentinel import Sentinel
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.connect import store_of_url
 from django_ratequota.exceptions import ConfigurationError, StoreError
-from django_ratequota.sentinel import SentinelStore
+from django_ratequota.store.factory import store_of_url
+from django_ratequota.store.sentinel import SentinelStore
 
 from . import poll
 from .proxy import Proxy

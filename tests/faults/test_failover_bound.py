@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from django_ratequota import Bucket, Limiter
+from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import StoreError
-from django_ratequota.rates import ALGORITHMS
 
 from . import poll
 from .asking import Way, one_of_each, plainly, slow

@@ -16,12 +16,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
+from django_ratequota.engine.keys import bucket_key
 from django_ratequota.exceptions import InvalidBucket, InvalidCost, InvalidRate
-from django_ratequota.keys import bucket_key
-from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, RatePolicy
-from tests.test_keys import BUCKETS, RATES, TEXT, counter
-from tests.views import request_from
+from django_ratequota.runtime import default_limiter
+from tests.engine.test_keys import BUCKETS, RATES, TEXT, counter
+from tests.project.views import request_from
 
 EXAMPLES = hypothesis_settings(
     max_examples=150, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
@@ -170,7 +170,7 @@ def everything_counts(settings: Any, transactional_db: None, fresh_policies: Non
         **settings.RATEQUOTA,
         "ENFORCE_ALL": True,
         "TRUSTED_PROXIES": ["127.0.0.0/8", "unix"],
-        "IDENTIFIERS": {"tenant": "tests.views.tenant", "api_key": "tests.views.api_key"},
+        "IDENTIFIERS": {"tenant": "tests.project.views.tenant", "api_key": "tests.project.views.api_key"},
     }
     search = Endpoint.objects.create(name="search", routes="/plain/ v1:*")
     for counted_per in ("caller", "ip", "everyone", "tenant", "api_key"):
@@ -225,7 +225,7 @@ def test_a_principal_whose_key_reads_like_a_user_s_is_not_that_user(pk: str) -> 
 @pytest.mark.django_db(transaction=True)
 def test_no_two_callers_share_a_counter(settings: Any, callers: list[tuple[str, str]]) -> None:
     """By what is counted, not by the names of keys: each pair of user and tenant is admitted once."""
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.views.tenant"}}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
     RatePolicy.objects.get_or_create(counted_per="tenant", defaults={"rates": "1000/3650day"})
     RatePolicy.objects.get_or_create(counted_per="caller", defaults={"rates": "1000/3650day"})
     asked: list[Decision] = []

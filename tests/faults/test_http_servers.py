@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import redis
 
+from tests.enforcement.test_propagation import Process
 from tests.faults import poll
-from tests.test_propagation import Process
 
 ROOT = Path(__file__).parent.parent.parent
 CLIENTS = 64
@@ -47,7 +47,7 @@ def preloaded() -> Any:
     from django.db import connections
 
     from django_ratequota import check_request
-    from tests.views import request_from
+    from tests.project.views import request_from
 
     assert check_request(request_from(address="198.51.100.1"), scope="search").statuses
     connections.close_all()
@@ -171,7 +171,10 @@ def environment(tmp_path: Path, redis_client: redis.Redis) -> dict[str, str]:
     """What server and editor run with: a database in a file."""
     inherited = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
     file = tmp_path / "served.sqlite3"
-    return inherited | {"DJANGO_SETTINGS_MODULE": "tests.settings", "RATEQUOTA_TEST_DATABASE": f"sqlite:///{file}"}
+    return inherited | {
+        "DJANGO_SETTINGS_MODULE": "tests.project.settings",
+        "RATEQUOTA_TEST_DATABASE": f"sqlite:///{file}",
+    }
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import redis
 
-from django_ratequota import attempts as attempts_module
-from django_ratequota import connections, loop_connections
-from django_ratequota.attempts import KEPT, unused
-from django_ratequota.budget import Budget
 from django_ratequota.exceptions import StoreError
-from django_ratequota.server import Server
+from django_ratequota.store import connections, loop_connections
+from django_ratequota.store import pool as attempts_module
+from django_ratequota.store.budget import Budget
+from django_ratequota.store.pool import KEPT, unused
+from django_ratequota.store.server import Server
 
 from . import Address, poll
 from .servers import Node

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from django_ratequota import Limiter
-from django_ratequota.rates import ALGORITHMS
+from django_ratequota.engine.rates import ALGORITHMS
 
 from .asking import Ask, failure, one_of_each, slow
 from .proxy import Proxy

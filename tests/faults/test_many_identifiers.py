@@ -11,10 +11,10 @@ import pytest
 import redis
 
 from django_ratequota import Bucket, Limiter, Rate
-from django_ratequota.keys import bucket_key
-from django_ratequota.rates import ALGORITHMS
-from tests import server
+from django_ratequota.engine.keys import bucket_key
+from django_ratequota.engine.rates import ALGORITHMS
 from tests.faults import poll
+from tests.support import server
 
 MANY = 100_000
 PER_CHECK = 250

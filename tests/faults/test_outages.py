@@ -16,11 +16,11 @@ from django.contrib.auth.models import AnonymousUser
 from django.test import RequestFactory, override_settings
 
 from django_ratequota import Decision, acheck_request, check_request
-from django_ratequota.breaker import store_state_changed
 from django_ratequota.headers import decision_headers
-from django_ratequota.health import health
 from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.monitoring.health import health
 from django_ratequota.responses import problem, status_code
+from django_ratequota.store.breaker import store_state_changed
 
 from . import poll
 from .servers import Node

@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 
 from django_ratequota import check_request
-from tests.snippets import ROOT, snippet
+from tests.support.snippets import ROOT, snippet
 
 #: How often the model was asked, and the words that it has said.
 counts = {"asked": 0, "said": 0}

@@ -11,11 +11,11 @@ from django.urls import path
 
 from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
+from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.rates import ALGORITHMS
 from tests.conftest import Check, Settle
-from tests.test_enforcement import left, monitored
-from tests.views import request_from
+from tests.enforcement.test_check import left, monitored
+from tests.project.views import request_from
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

@@ -18,15 +18,15 @@ import pytest
 from django.conf import settings as django_settings
 
 from django_ratequota import acheck_request, check_request
-from django_ratequota.attempts import MAX_CONNECTIONS
-from django_ratequota.limiter import default_limiter
 from django_ratequota.models import RatePolicy
+from django_ratequota.runtime import default_limiter
+from django_ratequota.store.pool import MAX_CONNECTIONS
+from tests.enforcement.test_propagation import Process
 from tests.faults import poll
 from tests.faults.servers import Node
 from tests.faults.test_http_servers import UVICORN, serving
 from tests.faults.wire import Wire
-from tests.test_propagation import Process
-from tests.views import request_from
+from tests.project.views import request_from
 
 ATTACKER = "127.0.0.1"
 BURST = 300
@@ -161,7 +161,7 @@ def test_a_burst_over_http(command: str, path: str, node: Node, tmp_path: Path) 
     """To a worker that has just started, and to the same one again."""
     environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
     environment |= {
-        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "DJANGO_SETTINGS_MODULE": "tests.project.settings",
         "RATEQUOTA_TEST_DATABASE": f"sqlite:///{tmp_path / 'burst.sqlite3'}",
         "RATEQUOTA_TEST_REDIS_URL": node.url,
         "RATEQUOTA_TEST_TIMEOUT": "0.5",  # a machine that does other work too may keep Redis itself waiting
@@ -170,7 +170,7 @@ def test_a_burst_over_http(command: str, path: str, node: Node, tmp_path: Path) 
     try:
         editor.run("from django.core.management import call_command; call_command('migrate', verbosity=0)")
         editor.run("RatePolicy.objects.create(rates='1/3650day')")
-        editor.run("from django_ratequota import check_request; from tests.views import request_from")
+        editor.run("from django_ratequota import check_request; from tests.project.views import request_from")
         assert editor.run(f"answer = check_request(request_from(address={ATTACKER!r})).allowed")
         with serving(command, environment, tmp_path / "log") as port:
             before = connected(node)

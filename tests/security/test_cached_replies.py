@@ -134,7 +134,7 @@ def kept(url: str) -> list[Any]:
 
 
 def without(*ends: str) -> list[str]:
-    from tests.settings import MIDDLEWARE
+    from tests.project.settings import MIDDLEWARE
 
     return [name for name in MIDDLEWARE if not name.endswith(ends)]
 

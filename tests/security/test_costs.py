@@ -22,8 +22,8 @@ from rest_framework.views import APIView
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
-from tests.test_enforcement import left
-from tests.views import request_from
+from tests.enforcement.test_check import left
+from tests.project.views import request_from
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

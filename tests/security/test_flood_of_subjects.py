@@ -11,12 +11,13 @@ import pytest
 import redis
 from django.test import Client
 
-from django_ratequota import alerts, collecting
-from django_ratequota.collecting import collector
-from django_ratequota.keys import statistics_key
+from django_ratequota.engine.keys import statistics_key
 from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.monitoring import alerts
+from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.statistics import find_refusal
 from django_ratequota.signals import quota_threshold
-from django_ratequota.statistics import find_refusal
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 

@@ -18,7 +18,7 @@ from django.http import HttpRequest, JsonResponse
 from django.urls import path
 from packaging.requirements import Requirement
 
-from django_ratequota.identity import Caller
+from django_ratequota.policies.identity import Caller
 from tests.faults.test_http_servers import GUNICORN, SECONDS, UVICORN, serving
 
 ROOT = Path(__file__).parent.parent.parent
@@ -89,7 +89,7 @@ def asgi() -> Any:
     ids=["gunicorn", "uvicorn"],
 )
 def test_underscores_forge_no_address_at_a_real_server(command: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.project.settings"}
     with serving(command, environment, tmp_path / "log") as port:
         connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
         for name in ("X_Forwarded_For", "X-Forwarded_For", "x_forwarded_for"):

@@ -16,14 +16,15 @@ import redis
 from asgiref.sync import async_to_sync
 from django.http import HttpResponse
 
-from django_ratequota import Bucket, Limiter, Rate, check_request, shielding
+from django_ratequota import Bucket, Limiter, Rate, check_request
+from django_ratequota.enforcement.outcome import asettle
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.outcome import asettle
+from django_ratequota.utils import shielding
+from tests.enforcement.test_propagation import Process
 from tests.faults import poll
 from tests.faults.proxy import Proxy
 from tests.faults.test_http_servers import SECONDS, editor, environment, serving
-from tests.test_propagation import Process
-from tests.views import request_from
+from tests.project.views import request_from
 
 __all__ = ["editor", "environment"]
 
@@ -31,7 +32,7 @@ __all__ = ["editor", "environment"]
 
 UVICORN = "uvicorn --port 0 --lifespan off --factory tests.security.hanging:served"
 LEFT = (
-    "from django_ratequota import check_request; from tests.views import request_from; "
+    "from django_ratequota import check_request; from tests.project.views import request_from; "
     "answer = check_request(request_from(address='127.0.0.1'), 'completions', 0).remaining"
 )
 

@@ -15,12 +15,12 @@ from django.utils.functional import lazy
 from rest_framework.urlpatterns import format_suffix_patterns
 
 from django_ratequota import check_request
-from django_ratequota import languages as module
-from django_ratequota.advice import about_endpoint, matched_routes
-from django_ratequota.looking import Question
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.routes import find_route, known_routes, resolved
-from tests import views
+from django_ratequota.operations.advice import about_endpoint, matched_routes
+from django_ratequota.operations.explain_query import Question
+from django_ratequota.policies import languages as module
+from django_ratequota.policies.routes import find_route, known_routes, resolved
+from tests.project import views
 
 LIMIT = 4
 
@@ -131,7 +131,7 @@ def test_a_translated_route_without_a_prefix(client: Client, settings: Any, rout
 
 
 def test_a_urlconf_of_the_requests_own(settings: Any) -> None:
-    settings.ROOT_URLCONF = "tests.urls"
+    settings.ROOT_URLCONF = "tests.project.urls"
     limit("/x/")
     allowed = 0
     for code in ["en", "de", "fr"] * 3:

@@ -11,14 +11,14 @@ from django.db import connection
 from django.test import Client, RequestFactory
 
 from django_ratequota import check_request
-from django_ratequota.addresses import unmap, unmap_network
 from django_ratequota.identifiers import network
-from django_ratequota.identity import Caller, client_address
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.validation import canonical_subject
-from tests.snippets import ROOT
-from tests.test_docs import Page
-from tests.views import request_from
+from django_ratequota.policies.identity import Caller, client_address
+from django_ratequota.recording.validators import canonical_subject
+from django_ratequota.utils.addresses import unmap, unmap_network
+from tests.package.test_docs import Page
+from tests.project.views import request_from
+from tests.support.snippets import ROOT
 
 database = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 CROSS_SITE = {"HTTP_ORIGIN": "https://evil.example", "REMOTE_ADDR": "198.51.100.1"}

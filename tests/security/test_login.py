@@ -28,10 +28,10 @@ from rest_framework.parsers import JSONParser
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_ratequota import logins
 from django_ratequota.decorators import ratequota
 from django_ratequota.identifiers import login_field, login_name, login_pair
 from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.policies import logins
 
 NAME, PASSWORD = "finchley", "the right one"
 LIMIT = 20

@@ -12,17 +12,17 @@ from django.urls import path
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.throttling import BaseThrottle
 
-from django_ratequota import identity
 from django_ratequota.compat.drf import SimpleRateThrottle
 from django_ratequota.compat.ratelimit import get_usage
-from django_ratequota.explaining import explain_caller
-from django_ratequota.identity import NamedCaller
-from django_ratequota.keys import short
-from django_ratequota.limiter import Limiter
+from django_ratequota.engine.keys import short
+from django_ratequota.engine.limiter import Limiter
 from django_ratequota.models import RatePolicy
+from django_ratequota.operations.explain import explain_caller
+from django_ratequota.policies import identity
+from django_ratequota.policies.identity import NamedCaller
 from django_ratequota.throttling import QuotaThrottle
-from tests import views
 from tests.conftest import Get
+from tests.project import views
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -202,7 +202,7 @@ def test_a_long_api_key_takes_no_memory(settings: Any, subjects: list[str]) -> N
     """Thousands of buckets are remembered, with the names of their callers: 64 KB each, as clients please."""
     settings.RATEQUOTA = {
         **settings.RATEQUOTA,
-        "IDENTIFIERS": {"api_key": "tests.views.api_key"},
+        "IDENTIFIERS": {"api_key": "tests.project.views.api_key"},
         "CALLER": ["api_key", "ip"],
     }
     RatePolicy.objects.create(rates="2/hour")

@@ -31,11 +31,11 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_ratequota import check_request
-from django_ratequota.checks_views import check_methods
+from django_ratequota.checks.views import check_methods
 from django_ratequota.decorators import ratequota
-from django_ratequota.looking import Question
-from django_ratequota.methods import kinds_of
 from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.operations.explain_query import Question
+from django_ratequota.policies.methods import kinds_of
 from django_ratequota.throttling import QuotaThrottle
 from example_project.views import completions
 
@@ -272,7 +272,7 @@ def test_no_other_method_guesses_for_free_where_posts_are_counted(client: Client
 
 
 def test_methods_that_clients_make_up_have_one_counter_and_fill_no_memory(client: Client) -> None:
-    from django_ratequota.snapshot import policies
+    from django_ratequota.policies.cache import policies
 
     limit(routes="/*", methods="POST")
     assert [client.generic(f"M{n}", "/function/").status_code for n in range(50)].count(200) == LIMIT
@@ -503,7 +503,7 @@ def test_methods_of_an_endpoint_whose_view_takes_any(
 
 
 def test_a_view_is_looked_into_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_ratequota import methods as module
+    from django_ratequota.policies import methods as module
 
     calls: list[Any] = []
     find: Callable[..., Any] = module._kinds_of_class

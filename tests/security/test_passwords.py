@@ -11,10 +11,10 @@ import pytest
 
 from django_ratequota import check_request, conf
 from django_ratequota.checks import check_exposed, check_settings, check_store
-from django_ratequota.connect import store_of_settings, store_of_url
 from django_ratequota.exceptions import ConfigurationError
 from django_ratequota.models import RatePolicy
-from tests.views import request_from
+from django_ratequota.store.factory import store_of_settings, store_of_url
+from tests.project.views import request_from
 
 #: What URLs, percent-encoding and lists of URLs are made of, and what text is made of.
 SPECIAL = [

@@ -25,20 +25,20 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, check_request
-from django_ratequota.collecting import collector
-from django_ratequota.connect import store_of_url
 from django_ratequota.decorators import ratequota
+from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import ConfigurationError, StoreError
-from django_ratequota.health import report
-from django_ratequota.limiter import default_limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.notes import Note
-from django_ratequota.rates import ALGORITHMS
-from django_ratequota.statistics import refusals, timeline, top_callers, usage
-from tests import views
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.health import report
+from django_ratequota.monitoring.records import Note
+from django_ratequota.monitoring.statistics import refusals, timeline, top_callers, usage
+from django_ratequota.runtime import default_limiter
+from django_ratequota.store.factory import store_of_url
 from tests.conftest import Clock
 from tests.faults.cluster import Cluster
 from tests.faults.servers import Node
+from tests.project import views
 
 DOCS = (Path(__file__).parent.parent.parent / "docs" / "security.md").read_text()
 database = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -361,7 +361,7 @@ def look(page: Any) -> str:
 
 @with_database
 def test_hostile_names_are_text_on_every_page(hostile: dict[str, Any], settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.views.api_key"}}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.api_key"}}
     client = Client()
     client.force_login(hostile["root"])
     base = "/admin/django_ratequota"

@@ -13,20 +13,21 @@ import redis
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_ratequota import Bucket, Decision, Limiter, Rate, check_request, health
-from django_ratequota.collecting import collector
+from django_ratequota import Bucket, Decision, Limiter, Rate, check_request
+from django_ratequota.engine.keys import bucket_key, revision_key
+from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import NewerRevision
 from django_ratequota.headers import decision_headers
-from django_ratequota.keys import bucket_key, revision_key
-from django_ratequota.limiter import default_limiter
 from django_ratequota.models import RatePolicy
-from django_ratequota.rates import ALGORITHMS
-from django_ratequota.snapshot import policies
-from django_ratequota.twin import drive
+from django_ratequota.monitoring import health
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.policies.cache import policies
+from django_ratequota.runtime import default_limiter
+from django_ratequota.utils.sansio import drive
+from tests.admin.test_permissions import client_of
 from tests.conftest import Check
-from tests.test_enforcement import left, monitored
-from tests.test_rights import client_of
-from tests.views import request_from
+from tests.enforcement.test_check import left, monitored
+from tests.project.views import request_from
 
 Write = Callable[[redis.Redis, str], object]
 REVISION = revision_key("rqtest")

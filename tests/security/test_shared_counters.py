@@ -10,8 +10,8 @@ from django.urls import path
 
 from django_ratequota.api import UsageView
 from django_ratequota.models import Endpoint, RatePolicy
-from tests import views
-from tests.snippets import ROOT, snippet
+from tests.project import views
+from tests.support.snippets import ROOT, snippet
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 

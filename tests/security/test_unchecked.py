@@ -26,18 +26,19 @@ from rest_framework.response import Response
 from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
-from django_ratequota import alerts, check_request
-from django_ratequota.collecting import collector
+from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.monitoring import alerts
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.records import Note
 from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
-from django_ratequota.notes import Note
 from django_ratequota.signals import request_refused
 from django_ratequota.throttling import QuotaThrottle
 from tests.conftest import Get
-from tests.test_enforcement import CLOSED, left, monitored
-from tests.threads import on_threads
-from tests.views import request_from
+from tests.enforcement.test_check import CLOSED, left, monitored
+from tests.project.views import request_from
+from tests.support.threads import on_threads
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

@@ -15,24 +15,25 @@ from django.test import Client
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
-from django_ratequota import check_request, problems
-from django_ratequota.admin.asking import answers
+from django_ratequota import check_request
 from django_ratequota.admin.base import shown_subject
-from django_ratequota.admin.names import explain_url
-from django_ratequota.admin.workers import errors
+from django_ratequota.admin.explain.form import answers
+from django_ratequota.admin.usage.labels import explain_url
+from django_ratequota.admin.usage.workers import errors
 from django_ratequota.checks import check_plans
 from django_ratequota.decorators import ratequota
-from django_ratequota.health import health
-from django_ratequota.identity import FAILED, Caller, failed_kind
-from django_ratequota.looking import Question
 from django_ratequota.models import Endpoint, Plan, RatePolicy
-from django_ratequota.usage import reset_caller, why_shared
+from django_ratequota.monitoring.health import health
+from django_ratequota.operations.counters import reset_caller, why_shared
+from django_ratequota.operations.explain_query import Question
+from django_ratequota.policies.identity import FAILED, Caller, failed_kind
+from django_ratequota.utils import problems
 from tests.conftest import Check
-from tests.views import request_from
+from tests.project.views import request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
-TENANT = "tests.views.tenant"
+TENANT = "tests.project.views.tenant"
 
 
 class Broken:

@@ -13,17 +13,20 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.test import Client
 
-from django_ratequota import Bucket, Rate, breaker, resolver, routes
-from django_ratequota.explaining import explain_caller
-from django_ratequota.identity import Caller
-from django_ratequota.limiter import Limiter, default_limiter
+from django_ratequota import Bucket, Rate
+from django_ratequota.engine.limiter import Limiter
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.server import Server
-from django_ratequota.snapshot import policies
-from django_ratequota.standing import standing
+from django_ratequota.operations.caller_limits import standing
+from django_ratequota.operations.explain import explain_caller
+from django_ratequota.policies import resolver, routes
+from django_ratequota.policies.cache import policies
+from django_ratequota.policies.identity import Caller
+from django_ratequota.runtime import default_limiter
+from django_ratequota.store import breaker
+from django_ratequota.store.server import Server
 from tests.faults.proxy import Proxy
 from tests.faults.servers import Node
-from tests.views import request_from
+from tests.project.views import request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 

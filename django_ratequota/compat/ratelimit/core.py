@@ -21,16 +21,16 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from ...conf import settings
+from ...engine.calendar_windows import calendar_window
+from ...engine.keys import short
+from ...engine.limiter import Limiter
+from ...engine.rates import MAX_UNITS, Rate
+from ...engine.types import Bucket, Decision
 from ...exceptions import InvalidRate, StoreError
-from ...health import note_degraded
-from ...keys import short
-from ...limiter import Limiter
-from ...rates import MAX_UNITS, Rate
-from ...types import Bucket, Decision
-from ...windows import calendar_window
+from ...monitoring.health import note_degraded
 from ..limiters import limiter_of
-from .callers import get_ip as _get_ip
-from .callers import may_block, value_of
+from .keys import get_ip as _get_ip
+from .keys import may_block, value_of
 from .methods import ALL, UNSAFE
 
 # django-ratelimit's tests ask for the first two, and other projects' may.

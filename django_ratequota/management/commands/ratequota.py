@@ -12,23 +12,23 @@ from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 
-from ... import statistics
 from ...conf import settings
+from ...engine.types import Bucket, BucketStatus
 from ...exceptions import StoreError
-from ...explaining import Explanation
-from ...health import Health, reports, state_of
-from ...histogram import merged, quantile
-from ...identity import failed_kind
-from ...info import server_version
-from ...limiter import default_limiter
-from ...looking import Question
-from ...meanings import find_unreadable
 from ...models import Plan, PolicyChange
-from ...recording import record_publication
-from ...rollup import KEEP_DAYS, KEEP_HOURS, roll_up
-from ...types import Bucket, BucketStatus
-from ...usage import reset_caller
-from .. import files
+from ...monitoring import statistics
+from ...monitoring.health import Health, reports, state_of
+from ...monitoring.rollup import KEEP_DAYS, KEEP_HOURS, roll_up
+from ...operations.counters import reset_caller
+from ...operations.explain import Explanation
+from ...operations.explain_query import Question
+from ...policies.identity import failed_kind
+from ...policies.unreadable import find_unreadable
+from ...recording.recorder import record_publication
+from ...runtime import default_limiter
+from ...store.info import server_version
+from ...utils.histogram import merged, quantile
+from .. import policyfile as files
 
 
 class Command(BaseCommand):

@@ -1,0 +1,76 @@
+"""What the delete pages show: of the thousands of rows that go along, the first ones and how many more there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.admin.utils import NestedObjects, quote
+from django.db import models
+from django.urls import NoReverseMatch, reverse
+from django.utils.html import format_html
+from django.utils.text import capfirst
+from django.utils.translation import gettext
+
+from ..models import RatePolicy
+from ..recording.databases import policy_alias
+from .permissions import OVERRIDES
+
+#: Rows of each relation that a delete page lists.
+LISTED = 100
+
+
+class _FirstRows(NestedObjects):
+    """Collects what a deletion takes along; of rows that nothing hangs from, only the first."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: All rows of the relations that are not collected whole.
+        self.cut: list[models.QuerySet[Any]] = []
+
+    def related_objects(self, related_model: Any, related_fields: Any, objs: Any) -> Any:
+        """The rows that refer to the objects."""
+        rows = super().related_objects(related_model, related_fields, objs)
+        cascades = all(field.remote_field.on_delete is models.CASCADE for field in related_fields)
+        if not cascades or related_model._meta.related_objects or rows.count() <= LISTED:
+            return rows
+        self.cut.append(rows)
+        named = [field.name for field in related_model._meta.concrete_fields if field.is_relation]
+        return rows.select_related(*named).order_by("pk")[:LISTED]
+
+
+def deleted_objects(objs: Any, request: Any, site: Any) -> tuple[list[Any], dict[Any, int], set[Any], list[Any]]:
+    """Return what ``ModelAdmin.get_deleted_objects`` does, by as many queries for 50,000 rows as for 200.
+
+    Rights are asked for each row that is listed, and for one policy of each kind that rights tell apart.
+    """
+    if not objs:
+        return [], {}, set(), []
+    collector: Any = _FirstRows(using=policy_alias(objs[0]._meta.model), origin=objs)
+    collector.collect(objs)
+    forbidden: set[Any] = set()
+
+    def line(row: Any) -> Any:
+        opts = row._meta
+        kind = capfirst(opts.verbose_name)
+        if not site.is_registered(type(row)):
+            return f"{kind}: {row}"
+        if not site.get_model_admin(type(row)).has_delete_permission(request, row):
+            forbidden.add(opts.verbose_name)
+        try:
+            url = reverse(f"{site.name}:{opts.app_label}_{opts.model_name}_change", args=[quote(row.pk)])
+        except NoReverseMatch:
+            return f"{kind}: {row}"
+        return format_html('{}: <a href="{}">{}</a>', kind, url, row)
+
+    lines = collector.nested(line)
+    counts = {model._meta.verbose_name_plural: len(rows) for model, rows in collector.model_objs.items()}
+    for rows in collector.cut:
+        kinds = (OVERRIDES, ~OVERRIDES) if rows.model is RatePolicy else ()
+        for one in (rows.filter(kind).first() for kind in kinds):
+            if one is not None:
+                line(one)
+        more = rows.count() - LISTED
+        name = rows.model._meta.verbose_name_plural
+        counts[name] += more
+        lines.append(gettext("and %(more)s more %(kind)s") % {"more": more, "kind": name})
+    return lines, counts, forbidden, [line(row) for row in collector.protected]

@@ -1,0 +1,145 @@
+"""Recorded changes in words: which fields differ, and what their values are called today."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from django.apps import apps
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.utils.dateparse import parse_datetime
+from django.utils.html import format_html, format_html_join
+from django.utils.text import Truncator
+from django.utils.translation import gettext, ngettext
+
+from ..models import PolicyChange
+from ..recording.validators import visible
+from .base import moment, named
+
+#: Fields that a cell of the list names, and characters of each value; the whole is a click away.
+_FIELDS = 2
+_CHARACTERS = 40
+
+#: (field's name, the field or None where the model has it no more, before, after)
+Difference = tuple[str, Any, Any, Any]
+
+
+def fields_of(kind: str) -> dict[str, Any]:
+    """The fields of the model, by name; none for ``*``."""
+    try:
+        model = apps.get_model("django_ratequota", kind)
+    except (LookupError, ValueError):
+        return {}
+    return {field.name: field for field in model._meta.concrete_fields}
+
+
+def differences(change: PolicyChange) -> list[Difference]:
+    """The fields whose values differ before and after the change; every counter of a reset or grant."""
+    before, after = change.before or {}, change.after or {}
+    known = fields_of(change.model)
+    counted = change.model == "counter"
+    found = []
+    # In the model's order: PostgreSQL keeps none for the keys of what was recorded.
+    for name in dict.fromkeys([*known, *before, *after]):
+        field = known.get(name)
+        states = [state.get(name) for state in (before, after)]
+        changed = (states[0] or "") != (states[1] or "") and not (field and field.primary_key)
+        if changed or counted:
+            found.append((name, field, states[0], states[1]))
+    return found
+
+
+def as_table(rows: Iterable[Difference], heads: tuple[Any, Any, Any], empty: Any) -> str:
+    """The differences as a table; ``empty`` stands for no value."""
+    cells = (
+        (label(name, field), *(_whole(field, value) or empty for value in values)) for name, field, *values in rows
+    )
+    return format_html(
+        '<table class="ratequota-difference"><thead><tr><th scope="col">{}</th><th scope="col">{}</th>'
+        '<th scope="col">{}</th></tr></thead><tbody>{}</tbody></table>',
+        *heads,
+        format_html_join("", '<tr><th scope="row">{}</th><td>{}</td><td>{}</td></tr>', cells),
+    )
+
+
+def label(name: str, field: Any) -> Any:
+    """What the field is called."""
+    return field.verbose_name if field else name
+
+
+def in_words(field: Any, value: Any) -> str:
+    """A recorded value that is no related object; "" for none."""
+    if value is None or value == "":
+        return ""
+    if isinstance(value, dict) and value.keys() == {"used", "remaining"}:
+        return gettext("%(used)s used, %(remaining)s left") % value
+    if field is None:  # a field of an earlier version
+        return str(value)
+    if isinstance(field, models.DateTimeField):
+        return moment(parse_datetime(value)) or str(value)
+    return str(dict(field.flatchoices).get(value, value))
+
+
+def _whole(field: Any, value: Any) -> str:
+    if field is not None and field.is_relation and value not in (None, ""):
+        return visible(named(field.related_model, value))
+    return visible(in_words(field, value))
+
+
+class Names:
+    """What related objects are called today, looked up for a whole list at once."""
+
+    def __init__(self, changes: Iterable[PolicyChange]) -> None:
+        wanted: dict[Any, set[Any]] = {}
+        for field, value in _related(changes):
+            wanted.setdefault(field.related_model, set()).add(value)
+        self._found = {
+            model: {str(row.pk): str(row) for row in model._base_manager.filter(pk__in=_keys(model, values))}
+            for model, values in wanted.items()
+        }
+
+    def summary(self, change: PolicyChange) -> str:
+        """What changed, in a few words; "" for what was created or deleted, which its name tells."""
+        if change.model == "counter":
+            count = len(change.before or {})
+            return ngettext("%(count)d counter", "%(count)d counters", count) % {"count": count}
+        if change.action != PolicyChange.Action.UPDATE:
+            return ""
+        rows = differences(change)
+        parts = [
+            gettext("%(field)s: %(before)s → %(after)s")
+            % {"field": label(name, field), "before": self._short(field, before), "after": self._short(field, after)}
+            for name, field, before, after in rows[:_FIELDS]
+        ]
+        more = len(rows) - _FIELDS
+        if more > 0:
+            parts.append(ngettext("and %(count)d more field", "and %(count)d more fields", more) % {"count": more})
+        return "; ".join(parts)
+
+    def _short(self, field: Any, value: Any) -> str:
+        if field is not None and field.is_relation and value not in (None, ""):
+            text = self._found.get(field.related_model, {}).get(str(value))
+            text = text or gettext("deleted (id %(pk)s)") % {"pk": value}
+        else:
+            text = in_words(field, value) or gettext("nothing")
+        return Truncator(visible(text)).chars(_CHARACTERS)
+
+
+def _related(changes: Iterable[PolicyChange]) -> Iterator[tuple[Any, Any]]:
+    for change in changes:
+        if change.action == PolicyChange.Action.UPDATE:
+            for _name, field, *values in differences(change)[:_FIELDS]:
+                if field is not None and field.is_relation:
+                    yield from ((field, value) for value in values if value not in (None, ""))
+
+
+def _keys(model: Any, values: Iterable[Any]) -> list[Any]:
+    """Those that can be primary keys of the model; a project may have changed its user model since."""
+    keys = []
+    for value in values:
+        try:
+            keys.append(model._meta.pk.to_python(value))
+        except ValidationError:
+            continue
+    return keys

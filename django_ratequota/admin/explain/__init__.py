@@ -1,0 +1,1 @@
+"""The Explain page: what applies to a caller, and why."""

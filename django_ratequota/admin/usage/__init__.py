@@ -1,0 +1,1 @@
+"""The Live usage page: requests, refusals and workers."""

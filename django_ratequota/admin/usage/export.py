@@ -1,0 +1,123 @@
+"""What the live usage page exports: CSV for spreadsheets, without a cell that one would run as a formula."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from django.http import StreamingHttpResponse
+from django.utils.translation import gettext_lazy as _
+
+from ...monitoring import statistics
+from ...monitoring.statistics import Counts
+from .counts import Chosen, refusals, sums, tops
+from .labels import Names, caller_text, usernames
+
+#: Callers of a file, by each of the three counts.
+_CALLERS = 1000
+_REFUSALS = 1000
+#: Where a spreadsheet may read a formula: what begins one (the wide forms are East Asian), at the cell's beginning or
+#: behind what some locale separates cells by, blanks and quotes between.
+_FORMULA = re.compile(r"""((?:^|[;,\t\r\n])[\s"']*)(?=[=+\-@＝＋－＠])""")
+#: Without it, Excel reads UTF-8 as the machine's old code page.
+_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
+_COUNTS: tuple[Any, ...] = (_("admitted"), _("of these would be refused"), _("refused"))
+_OF_POLICY = (_("would be refused"), _("refused"))
+
+Table = tuple[Sequence[Any], Iterable[Sequence[Any]]]
+
+
+def csv_response(name: str, table: Table) -> StreamingHttpResponse:
+    """The table as a file to download; ``name`` without its ending, in plain letters."""
+    response = StreamingHttpResponse(_lines(*table), content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="{name}.csv"'
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def cell(value: Any) -> Any:
+    """A text that no spreadsheet runs; numbers stay numbers."""
+    if isinstance(value, int | float):
+        return value
+    return _FORMULA.sub(r"\1'", str(value))
+
+
+class _Echo:
+    """A file that hands each line back instead of keeping it."""
+
+    def write(self, text: str) -> str:
+        return text
+
+
+def _lines(heads: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    writer = csv.writer(_Echo(), quoting=csv.QUOTE_ALL)
+    yield _MARK + writer.writerow([cell(head) for head in heads])
+    for row in rows:
+        yield writer.writerow([cell(value) for value in row])
+
+
+def _of(counts: Counts) -> tuple[int, int, int]:
+    return counts.admitted, counts.would_refuse, counts.refused
+
+
+def _timeline(chosen: Chosen, names: Names) -> Table:
+    timeline = statistics.timeline(chosen.span)
+    slots = zip(timeline.starts, chosen.of(timeline), strict=True)
+    return [_("from"), *_COUNTS], ([start.isoformat(), *_of(counts)] for start, counts in slots)
+
+
+def _endpoints(chosen: Chosen, names: Names) -> Table:
+    found = sums(statistics.timeline(chosen.span).endpoints)
+    return ["id", _("endpoint"), *_COUNTS], [[pk, names.endpoint(pk), *_of(counts)] for pk, counts in found]
+
+
+def _policies(chosen: Chosen, names: Names) -> Table:
+    names.read(chosen, statistics.timeline(chosen.span), most=None)
+    rows = [[pk, names.policy(pk), *_of(counts)] for pk, counts in names.policy_sums]
+    return ["id", _("policy"), *_COUNTS], rows
+
+
+def _callers(chosen: Chosen, names: Names) -> Table:
+    found = {top.caller: top for rows in tops(chosen, _CALLERS).values() for top in rows}
+    users = usernames(found)
+    order = sorted(found.values(), key=lambda top: (-top.counts.refused, -top.counts.admitted, top.caller))
+    # What a policy admitted is not counted by caller.
+    heads, left_out = (_COUNTS, 0) if chosen.policy_id is None else (_OF_POLICY, 1)
+    rows = [[top.caller, caller_text(top.caller, users), *_of(top.counts)[left_out:]] for top in order]
+    return [_("caller"), _("name"), *heads], rows
+
+
+def _refused(chosen: Chosen, names: Names) -> Table:
+    found = refusals(chosen, names.endpoints, _REFUSALS)
+    users = usernames(one.caller for one in found)
+    heads = ["id", _("at"), _("refusals"), _("caller"), _("name"), _("address"), _("method"), _("scope"), _("route")]
+    rows = [
+        [
+            one.id,
+            one.at.isoformat(),
+            one.count,
+            one.caller,
+            caller_text(one.caller, users),
+            one.ip,
+            one.method,
+            one.scope,
+            one.route,
+            ", ".join(one.violated),
+            one.error,
+            one.revision,
+        ]
+        for one in found
+    ]
+    return [*heads, _("refused by"), _("error"), _("revision")], rows
+
+
+#: Each file by its name; may raise ``StoreError``, but not once it is being sent.
+EXPORTS: dict[str, Callable[[Chosen, Names], Table]] = {
+    "timeline": _timeline,
+    "endpoints": _endpoints,
+    "policies": _policies,
+    "callers": _callers,
+    "refusals": _refused,
+}

@@ -1,0 +1,1 @@
+"""From a request to a decision: identify, resolve, check; ``on_error``; settlement afterwards."""

@@ -1,0 +1,275 @@
+"""What ``on_error = local`` falls back on: this process's own counters, each at its limit / LOCAL_SHARE.
+
+They begin empty, know nothing of other processes, and are a makeshift until Redis is back: the window algorithms
+all count as sliding windows, the bucket ones as leaky buckets, by the process's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from ..utils.locks import ForkSafeLock
+from .charges import Charge, charge_each
+from .rates import Rate
+from .types import Bucket, BucketStatus, Decision, check_cost
+
+#: Counters held at most, save those that newcomers share once all of these refuse.
+SIZE = 10_000
+#: Refusing counters looked at for one whose refusal has ended, before newcomers share one.
+_LOOKS = 16
+_WINDOWS = frozenset({"fixed_window", "sliding_window_log", "sliding_window_counter"})
+_NEVER = float("inf")
+#: Waits shorter than this (seconds) are none: what a rounded retry_after and a float's last digits leave over.
+_INSTANT = 1e-6
+_Name = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class _Counter:
+    #: Units counted in this window, or the bucket's level; and in the window before (buckets have none).
+    units: float
+    previous: float
+    #: Start of the window, or when the level was last drained (seconds).
+    since: float
+    #: The bucket's rate when it was last charged: units a second, and its room.
+    drain: float = 0.0
+    room: float = 0.0
+    #: When the last refusal ends (seconds).
+    refused_until: float = 0.0
+
+
+class LocalLimiter:
+    """Counts in this process; bounded, and never forgets a counter that refuses."""
+
+    def __init__(self, share: int, size: int = SIZE, clock: Callable[[], float] = time.monotonic) -> None:
+        """``share`` is how many processes divide a limit; ``clock`` returns seconds."""
+        self._share = share
+        self._size = size
+        self._clock = clock
+        self._lock = ForkSafeLock()
+        # Least recently used first. What refuses is kept apart: a flood of newcomers must not free a client.
+        self._passing: OrderedDict[_Name, _Counter] = OrderedDict()
+        self._refusing: OrderedDict[_Name, _Counter] = OrderedDict()
+        # By policy, without a subject; apart as well, else each newcomer would push out what the others share.
+        self._shared: dict[_Name, _Counter] = {}
+
+    def __len__(self) -> int:
+        return len(self._passing) + len(self._refusing) + len(self._shared)
+
+    def check(
+        self, buckets: Sequence[Bucket], cost: int, *, peek: bool = False, costs: Sequence[int] = ()
+    ) -> tuple[BucketStatus, ...]:
+        """How each bucket stands, same order; every one is charged if all have room and ``peek`` is False.
+
+        ``costs`` are each bucket's own, in the order of the buckets; empty = ``cost`` in each.
+        A share of less than one unit admits one in a period as many times longer. A request that costs more than
+        the share passes where nothing else is counted.
+        """
+        with self._lock:
+            now = self._clock()
+            taken = [self._take(bucket, now, peek) for bucket in buckets]
+            each = costs or (cost,) * len(buckets)
+            waits = [
+                self._wait(counter, bucket.rate, units, now)
+                for bucket, (_, counter), units in zip(buckets, taken, each, strict=True)
+            ]
+            statuses = []
+            for bucket, (name, counter), wait, units in zip(buckets, taken, waits, each, strict=True):
+                if not peek:
+                    if units and not any(waits):
+                        self._charge(counter, bucket.rate, units, now)
+                    # What can never pass is no reason to remember anybody, nor to forget them.
+                    if wait < _NEVER:
+                        counter.refused_until = now + wait if wait else 0.0
+                self._put(name, counter)
+                statuses.append(self._status(bucket, counter, wait, now))
+            return tuple(statuses)
+
+    def charges(self, statuses: Sequence[BucketStatus], cost: int, costs: Sequence[int] = ()) -> list[Charge]:
+        """What ``check`` has just charged, for a decision to give back."""
+        return charge_each(statuses, cost, round(self._clock() * 10**6), self._share, costs)
+
+    def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+        """Charge every bucket, refusing none; a degraded decision settles with it."""
+        cost = check_cost(cost)
+        with self._lock:
+            now = self._clock()
+            statuses = []
+            for bucket in buckets:
+                name, counter = self._take(bucket, now)
+                self._charge(counter, bucket.rate, cost, now)
+                self._put(name, counter)
+                statuses.append(self._status(bucket, counter, 0.0, now))
+        charges = charge_each(statuses, cost, round(now * 10**6), self._share)
+        return Decision(
+            allowed=True, statuses=tuple(statuses), error="local", settler=self, cost=cost, _charges=charges
+        )
+
+    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...] = ()) -> Decision:
+        """Give units back, never more than are still counted of the charge; without ``charged``, the newest."""
+        cost = check_cost(cost)
+        at = charged[0] / 10**6 if charged else 0.0
+        known = [(at, level_us / 10**6) for level_us in charged[1:]]
+        with self._lock:
+            now = self._clock()
+            statuses = []
+            for bucket, of in zip(buckets, known or (None,) * len(buckets), strict=True):
+                name, counter = self._take(bucket, now)
+                self._give_back(counter, bucket.rate, cost, now, of)
+                self._put(name, counter)
+                statuses.append(self._status(bucket, counter, 0.0, now))
+        return Decision(allowed=True, statuses=tuple(statuses), error="local", settler=self)
+
+    def _charge(self, counter: _Counter, rate: Rate, cost: int, now: float) -> None:
+        if rate.algorithm not in _WINDOWS:
+            drain, room = self._meter(rate)
+            level, drained_by = self._level(counter, rate, now)
+            counter.units = min(level, room) if drained_by > drain else level
+            counter.since, counter.drain, counter.room = now, drain, room
+        counter.units += cost
+
+    def _give_back(
+        self, counter: _Counter, rate: Rate, cost: int, now: float, charged: tuple[float, float] | None
+    ) -> None:
+        """``charged`` is when the units were charged, and how long after that it was full again (seconds)."""
+        at, full_after = charged or (0.0, 0.0)
+        if rate.algorithm in _WINDOWS:
+            # The window charged: 2 is the current one, 1 the one before.
+            window = round((at + full_after - counter.since) / self._scaled(rate)[1]) if charged else 2
+            if window == 2:
+                counter.units = max(0.0, counter.units - cost)
+            elif window == 1:
+                counter.previous = max(0.0, counter.previous - cost)
+            return
+        level, drain = self._level(counter, rate, now)
+        left = level
+        if charged:  # the oldest units drain first, so these drain last
+            own, room = self._meter(rate)
+            left = max(0.0, (full_after + _INSTANT) * own - (now - at) * drain)
+            if counter.drain < own:  # no more of it was left by an edit
+                left = min(left, counter.room)
+            elif (own, room) != (counter.drain, counter.room):
+                left = min(left, max(room, counter.room))
+        counter.units, counter.since = level - min(cost, level, left), now
+
+    async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+        """``charge``; there is nothing to wait for."""
+        return self.charge(buckets, cost=cost)
+
+    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...] = ()) -> Decision:
+        """``refund``; there is nothing to wait for."""
+        return self.refund(buckets, cost=cost, charged=charged)
+
+    def _take(self, bucket: Bucket, now: float, peek: bool = False) -> tuple[_Name, _Counter]:
+        """The bucket's counter, brought to now and taken out of its place; ``_put`` puts it back."""
+        name = bucket.counter
+        if name not in self._passing and name not in self._refusing and not self._has_room(now, peek):
+            # All refuse: from here on, the newcomers of a policy share one counter.
+            name = (None, *name[1:])
+        homes = (self._passing, self._refusing, self._shared)
+        counter = next((home.pop(name) for home in homes if name in home), None)
+        if counter is None:
+            return name, _Counter(0.0, 0.0, now)
+        if bucket.rate.algorithm in _WINDOWS:
+            _limit, period = self._scaled(bucket.rate)
+            windows = (now - counter.since) // period
+            if windows:
+                counter.previous = counter.units if windows == 1 else 0.0
+                counter.units, counter.since = 0.0, counter.since + windows * period
+        elif counter.units <= (now - counter.since) * counter.drain:
+            counter.units = 0.0
+        return name, counter
+
+    def _put(self, name: _Name, counter: _Counter) -> None:
+        if name[0] is None:
+            self._shared[name] = counter
+        elif counter.refused_until:
+            self._refusing[name] = counter
+        elif counter.units or counter.previous:
+            self._passing[name] = counter
+
+    def _has_room(self, now: float, peek: bool) -> bool:
+        if len(self._passing) + len(self._refusing) < self._size:
+            return True
+        if peek:
+            return bool(self._passing)
+        for _ in range(min(_LOOKS, len(self._refusing))):
+            name, counter = self._refusing.popitem(last=False)
+            if counter.refused_until <= now:
+                return True
+            self._refusing[name] = counter
+        if self._passing:
+            self._passing.popitem(last=False)
+            return True
+        return False
+
+    def _scaled(self, rate: Rate) -> tuple[float, float]:
+        """This process's part of the rate: units, and the seconds they are for."""
+        limit, period = rate.limit / self._share, rate.period_us / 10**6
+        return (limit, period) if limit >= 1 else (1.0, period / limit)
+
+    def _meter(self, rate: Rate) -> tuple[float, float]:
+        """This process's part of a bucket: units that drain in a second, and its room."""
+        limit, period = self._scaled(rate)
+        return limit / period, max(rate.capacity / self._share, 1)
+
+    def _level(self, counter: _Counter, rate: Rate, now: float) -> tuple[float, float]:
+        """Units in a bucket, and how many drain in a second.
+
+        What was charged under another rate drains by the faster one, and is one full bucket at most, the larger one.
+        """
+        units, (drain, room) = counter.units, self._meter(rate)
+        if units and (drain, room) != (counter.drain, counter.room):
+            units, drain = min(units, max(room, counter.room)), max(drain, counter.drain)
+        return max(0.0, units - (now - counter.since) * drain), drain
+
+    def _wait(self, counter: _Counter, rate: Rate, cost: int, now: float) -> float:
+        """Seconds until ``cost`` units fit; 0 when they do, infinite when they never can."""
+        wait = self._exact_wait(counter, rate, cost, now)
+        return wait if wait > _INSTANT else 0.0
+
+    def _exact_wait(self, counter: _Counter, rate: Rate, cost: int, now: float) -> float:
+        if cost > rate.capacity:
+            return _NEVER
+        if rate.algorithm not in _WINDOWS:
+            level, drain = self._level(counter, rate, now)
+            return max(0.0, level + cost - max(rate.capacity / self._share, cost, 1)) / drain
+        limit, period = self._scaled(rate)
+        limit = max(limit, cost)
+        passed = now - counter.since
+        weighted = counter.previous * max(0.0, 1 - passed / period)
+        if weighted + counter.units + cost <= limit:
+            return 0.0
+        if counter.units + cost <= limit:
+            return period * (1 - (limit - cost - counter.units) / counter.previous) - passed
+        # The units counted now weigh less and less in the window after this.
+        return period * (2 - (limit - cost) / counter.units) - passed
+
+    def _status(self, bucket: Bucket, counter: _Counter, wait: float, now: float) -> BucketStatus:
+        most, period = self._scaled(bucket.rate)
+        if bucket.rate.algorithm in _WINDOWS:
+            passed = now - counter.since
+            room = most - counter.units - counter.previous * max(0.0, 1 - passed / period)
+            reset = (2 if counter.units else 1) * period - passed if counter.units or counter.previous else 0.0
+        else:
+            level, drain = self._level(counter, bucket.rate, now)
+            most = self._meter(bucket.rate)[1]
+            room = most - level
+            reset = level / drain
+        remaining = max(0, int(room))
+        next_us = None
+        if remaining + 1 <= most:  # units beyond the share fit into an empty counter only: they are no quota
+            next_us = max(1, ceil(self._exact_wait(counter, bucket.rate, remaining + 1, now) * 10**6))
+        return BucketStatus(
+            bucket=bucket,
+            allowed=not wait,
+            remaining=remaining,
+            retry_after_us=None if wait == _NEVER else ceil(wait * 10**6),
+            reset_after_us=round(reset * 10**6),
+            window_us=round(period * 10**6),
+            next_after_us=next_us,
+        )

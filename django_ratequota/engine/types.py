@@ -1,0 +1,298 @@
+"""What goes into a check and what comes out of it. No Django, no Redis: plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from ..exceptions import InvalidCost
+from ..utils.shielding import shielded
+from .charges import Charge, Refund, charges_of, take
+from .fast_init import maker
+from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format_period
+
+_SECOND = 10**6
+#: What a client denied for want of a store is told to wait: stores come back within seconds or not soon at all.
+_STORE_RETRY_US = 1 * _SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One rate applied to one subject: one counter, one Redis key.
+
+    The counter is named by ``subject``, ``scope``, and the rate's algorithm and period. Buckets that agree in
+    these share it, whatever their limits.
+    """
+
+    #: Whom the counter belongs to, as ``kind:value``: ``user:42``, ``ip:203.0.113.7``, ``everyone``.
+    subject: str
+    rate: Rate
+    #: What is limited; for policies from the database, the endpoint's name, "" = all endpoints together.
+    scope: str = field(default="", kw_only=True)
+    #: The endpoint's primary key, which stays when it is renamed; None = the counter is named by ``scope``.
+    endpoint_id: int | None = field(default=None, kw_only=True)
+    #: What the policy counts per: caller | ip | plan | everyone | an identifier's name; "" = not from a policy.
+    counted_per: str = field(default="", kw_only=True)
+    #: What clients see in the RateLimit headers; "" = made from scope and rate.
+    name: str = field(default="", kw_only=True)
+    #: ``enforce`` refuses; ``log`` is judged and counted, and never refuses.
+    mode: Literal["enforce", "log"] = field(default="enforce", kw_only=True)
+    #: What happens while the store gives no decision: allow | deny | local; "" = the setting ON_ERROR.
+    on_error: str = field(default="", kw_only=True)
+    #: The RatePolicy it comes from; None outside the database.
+    policy_id: int | None = field(default=None, kw_only=True)
+
+    def __hash__(self) -> int:
+        # Few fields tell buckets apart, and every request looks up what is known of its own.
+        return hash((self.subject, self.scope, self.policy_id))
+
+    @property
+    def counter(self) -> tuple[object, ...]:
+        """What names the counter: equal for buckets that share it."""
+        endpoint = self.scope if self.endpoint_id is None else self.endpoint_id
+        return (self.subject, endpoint, self.counted_per, self.rate.algorithm, self.rate.period)
+
+    @property
+    def title(self) -> str:
+        """The name in headers and problem bodies: ``search/min``, or what ``name`` says."""
+        if self.name:
+            return self.name
+        plain = self.rate.algorithm == DEFAULT_ALGORITHM or self.rate.period == MONTH
+        algorithm = "" if plain else f" {self.rate.algorithm}"
+        shared = "" if self.counted_per in ("", "caller") else f" per {self.counted_per}"
+        return f"{self.scope or 'all'}/{format_period(self.rate.period)}{algorithm}{shared}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketStatus:
+    """One bucket at the instant of the decision, the request's own units included when it was admitted."""
+
+    bucket: Bucket
+    #: Whether this bucket has, or had, room for the cost.
+    allowed: bool
+    #: Whole units still free now; 7 after the third request of ``10/min``; never negative.
+    remaining: int
+    #: µs until this cost would be admitted; 0 when it was; None when it never can be (cost above capacity).
+    retry_after_us: int | None
+    #: µs until the bucket is back to full.
+    reset_after_us: int
+    #: µs that the bucket's window lasts: the calendar month's own length, else the rate's period.
+    window_us: int
+    #: µs until ``remaining`` next grows, if nobody asks: 1,000,000 for ``60/min``, to the window's end for a fixed
+    #: window; None when the bucket is full, or when it is not known.
+    next_after_us: int | None = None
+
+    @property
+    def limit(self) -> int:
+        """The most units the bucket holds (its capacity): what ``remaining`` counts down from."""
+        return self.bucket.rate.capacity
+
+    @property
+    def used(self) -> int:
+        """Units taken of ``limit``; debts beyond it are not counted."""
+        return self.limit - self.remaining
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until this cost would be admitted; 0.0 when it was; None when it never can be."""
+        return None if self.retry_after_us is None else self.retry_after_us / _SECOND
+
+    @property
+    def reset_after(self) -> float:
+        """Seconds until the bucket is back to full."""
+        return self.reset_after_us / _SECOND
+
+    @property
+    def next_after(self) -> float | None:
+        """Seconds until ``remaining`` next grows; None when the bucket is full, or when it is not known."""
+        return None if self.next_after_us is None else self.next_after_us / _SECOND
+
+    @property
+    def refused(self) -> bool:
+        """Whether this bucket makes the decision a refusal: an enforced one without room."""
+        return not self.allowed and self.bucket.mode == "enforce"
+
+
+class Settler(Protocol):
+    """The limiter that made a decision, which charges and refunds its buckets afterwards.
+
+    ``charged`` says which units a refund is of: when they were charged (µs), then for each bucket how long after
+    that it would have been full again (µs). Empty = the newest units.
+    """
+
+    def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
+    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision: ...
+    async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
+    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The outcome of one check: allowed or not, and how each bucket stands."""
+
+    allowed: bool
+    #: Same order and length as the buckets asked about.
+    statuses: tuple[BucketStatus, ...] = ()
+    #: The store's clock at the decision, µs since the Unix epoch; 0 when the store was not reached.
+    at_us: int = 0
+    #: Names of the policies that say ``blocked``; no bucket stands behind them.
+    blocked_by: tuple[str, ...] = ()
+    #: Names of the policies that deny because the store gave no decision.
+    denied_by: tuple[str, ...] = ()
+    #: Why the store gave no decision (``timeout``, ``readonly`` ...); "" when it gave one.
+    error: str = ""
+    #: The revision of the policies it was judged by; 0 without policies from the database.
+    revision: int = 0
+    #: Leads operators to what was decided; 10 letters and digits on a refusal that was noted, else "".
+    refusal_id: str = ""
+    settler: Settler | None = field(default=None, repr=False, compare=False)
+    #: Units charged to each bucket that had room; 0 when refused, and when nothing was to be charged.
+    cost: int = 0
+    # What was charged and not given back; made by ``charges_of`` when it is first needed, as few decisions settle.
+    _charges: list[Charge] | None = field(default=None, repr=False, compare=False)
+    # The counters of its own check, where earlier checks of the request add statuses; None = those of all statuses.
+    _own: frozenset[object] | None = field(default=None, repr=False, compare=False)
+    # As response headers, once they were rendered; a copy with other fields has others.
+    _headers: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the policies' ``on_error`` decided, because the store did not."""
+        return bool(self.error)
+
+    @property
+    def refusing(self) -> tuple[BucketStatus, ...]:
+        """The enforced buckets that had no room; empty when allowed."""
+        return () if self.allowed else tuple(status for status in self.statuses if status.refused)
+
+    @property
+    def violated(self) -> tuple[str, ...]:
+        """Names of the policies that refused, as clients may see them."""
+        return (*self.blocked_by, *self.denied_by, *(status.bucket.title for status in self.refusing))
+
+    @property
+    def retry_after_us(self) -> int | None:
+        """µs until the same request would be admitted; None when waiting cannot help.
+
+        0 when it was admitted, except from ``acquire``: there it is the wait for the booked slot.
+        """
+        if self.allowed:
+            return max((status.retry_after_us or 0 for status in self.statuses if status.allowed), default=0)
+        if self.denied_by and not self.blocked_by:
+            return _STORE_RETRY_US
+        waits = [status.retry_after_us for status in self.refusing]
+        if self.blocked_by or not waits or None in waits:
+            return None
+        return max(wait for wait in waits if wait is not None)
+
+    @property
+    def retry_after(self) -> float | None:
+        """``retry_after_us`` in seconds."""
+        wait = self.retry_after_us
+        return None if wait is None else wait / _SECOND
+
+    @property
+    def binding(self) -> BucketStatus | None:
+        """The enforced bucket that matters most: refused with the longest wait, else the smallest remaining share."""
+        if self.refusing:
+            return max(self.refusing, key=lambda s: float("inf") if s.retry_after_us is None else s.retry_after_us)
+        enforced = [status for status in self.statuses if status.bucket.mode == "enforce"]
+        return min(enforced, key=lambda s: s.remaining / s.limit, default=None)
+
+    @property
+    def limit(self) -> int | None:
+        """The most units that the tightest bucket (``binding``) holds; None where nothing limits."""
+        return None if (tightest := self.binding) is None else tightest.limit
+
+    @property
+    def remaining(self) -> int | None:
+        """Whole units still free in the tightest bucket; None where nothing limits."""
+        return None if (tightest := self.binding) is None else tightest.remaining
+
+    @property
+    def reset_after(self) -> float | None:
+        """Seconds until the tightest bucket is back to full; None where nothing limits."""
+        return None if (tightest := self.binding) is None else tightest.reset_after
+
+    @property
+    def _charged(self) -> tuple[Bucket, ...]:
+        """Without log-mode buckets that had no room; none where the request was refused."""
+        buckets = tuple(status.bucket for status in self.statuses if status.allowed) if self.allowed else ()
+        own = self._own
+        return buckets if own is None else tuple(bucket for bucket in buckets if bucket.counter in own)
+
+    def charge(self, cost: int) -> Decision:
+        """Charge the buckets that were charged ``cost`` units more; never refuses, and may go into debt.
+
+        Log-mode buckets without room stay uncharged. A refused decision charges nothing and returns itself.
+        """
+        if not self.settler or not self._charged:
+            return self
+        return self._note(self.settler.charge(self._charged, cost=cost))
+
+    def refund(self, cost: int) -> Decision:
+        """Give ``cost`` units back to the buckets that were charged.
+
+        Never gives back more than this decision charged, nor what has drained or expired since. A decision that
+        charged nothing returns itself.
+        """
+        if not self.settler or not self._charged:
+            return self
+        settler = self.settler
+        return self._after([settler.refund(of, cost=units, charged=at) for of, units, at in self._take(cost)])
+
+    async def acharge(self, cost: int) -> Decision:
+        """``charge``, awaited; it reaches the store although the awaiting task is cancelled."""
+        if not self.settler or not self._charged:
+            return self
+        return await shielded(self._acharge(self.settler, cost))
+
+    async def arefund(self, cost: int) -> Decision:
+        """``refund``, awaited; it reaches the store although the awaiting task is cancelled."""
+        if not self.settler or not self._charged:
+            return self
+        refunds = self._take(cost)
+        return await shielded(self._arefund(self.settler, refunds)) if refunds else self
+
+    async def _acharge(self, settler: Settler, cost: int) -> Decision:
+        return self._note(await settler.acharge(self._charged, cost=cost))
+
+    async def _arefund(self, settler: Settler, refunds: list[Refund]) -> Decision:
+        return self._after([await settler.arefund(of, cost=units, charged=at) for of, units, at in refunds])
+
+    def _note(self, charged: Decision) -> Decision:
+        """Remember what was charged; what is returned settles the same units."""
+        charges, later = charges_of(self), charges_of(charged)
+        for charge in later:
+            charge.settled = True
+        charges += later
+        return replace(charged, _charges=charges)
+
+    def _take(self, cost: int) -> list[Refund]:
+        return take(charges_of(self), check_cost(cost))
+
+    def _after(self, given: list[Decision]) -> Decision:
+        """How the charged buckets stand after the last of these calls."""
+        if not given:
+            return self
+        now = {status.bucket.counter: status for one in given for status in one.statuses}
+        statuses = tuple(now.get(status.bucket.counter, status) for status in self.statuses if status.allowed)
+        return replace(given[-1], statuses=statuses if now else (), _charges=charges_of(self), _own=self._own)
+
+
+#: Make these of their fields, in order.
+make_status = maker(BucketStatus)
+make_decision = maker(Decision)
+
+
+def check_cost(cost: object) -> int:
+    """Return the cost as a plain ``int``; raises ``InvalidCost`` unless it is a whole number of units in range.
+
+    Enums and NumPy's integers are whole numbers, True and False are not.
+    """
+    units = as_integer(cost)
+    # 0 is a free request: judged, and charged nothing.
+    if units is None or not 0 <= units <= MAX_UNITS:
+        shown = f"of type {type(cost).__name__}" if units is None else "outside it"
+        raise InvalidCost(f"a cost is a whole number from 0 to {MAX_UNITS}; this one is {shown}")
+    return units

@@ -1,0 +1,158 @@
+"""From the throttles in DRF's settings to a file of policies, for ``ratequota import --from-drf-settings``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.core.management.base import CommandError
+from rest_framework import throttling as drf
+from rest_framework.settings import api_settings
+
+from ..compat import drf as compat
+from ..engine.rates import BLOCKED, Rate, show
+from ..exceptions import InvalidRate
+from ..models import Plan
+from ..policyfile import FORMATS
+from ..throttling import QuotaThrottle
+
+#: What the file is called in messages.
+NAME = "DEFAULT_THROTTLE_RATES"
+#: What DRF counts by: the times of the requests admitted in the last period.
+_ALGORITHM = "sliding_window_log"
+#: Whom DRF's own classes count, by what names the counter.
+_COUNTED: dict[Any, str] = {
+    drf.AnonRateThrottle.get_cache_key: "anon",
+    drf.UserRateThrottle.get_cache_key: "user",
+    drf.ScopedRateThrottle.get_cache_key: "scope",
+}
+_DECIDING = {
+    kind.allow_request for kind in (drf.SimpleRateThrottle, drf.ScopedRateThrottle, compat.SimpleRateThrottle)
+}
+
+#: Requests, seconds.
+_Parsed = tuple[int, float]
+
+
+def file_of_settings() -> tuple[str, list[str]]:
+    """The text of the file, and what operators should know of it; raises ``CommandError``.
+
+    DEFAULT_THROTTLE_CLASSES say whom a rate is for; a scope that none of them has is a view's, so an endpoint's.
+    """
+    rates = dict(api_settings.DEFAULT_THROTTLE_RATES or {})
+    found = _Found(rates)
+    for kind in _default_classes():
+        found.take(kind)
+    for scope in rates:
+        found.take_scope(scope)
+    if not found.policies():
+        raise CommandError(f"REST_FRAMEWORK['{NAME}'] has no rate to import")
+    document: dict[str, Any] = {"version": 1}
+    document |= {name: entries for name, entries in found.sections().items() if entries}
+    return FORMATS["yaml"](document), found.notes
+
+
+class _Found:
+    """The limits of DRF's settings."""
+
+    def __init__(self, rates: dict[str, Any]) -> None:
+        self.notes: list[str] = []
+        self._rates = rates
+        self._seen: set[str] = set()
+        self._limits: dict[str, list[_Parsed]] = {"anon": [], "user": []}
+        self._endpoints: dict[str, _Parsed] = {}
+
+    def take(self, kind: Any) -> None:
+        """One of DEFAULT_THROTTLE_CLASSES: it limits all endpoints together."""
+        if issubclass(kind, QuotaThrottle):
+            return
+        counted = _COUNTED.get(getattr(kind, "get_cache_key", None))
+        if counted is None or kind.allow_request not in _DECIDING:
+            self.notes.append(
+                f"{kind.__module__}.{kind.__qualname__} counts in a way of its own: write its policy yourself"
+            )
+            self._seen.add(getattr(kind, "scope", None) or "")
+        elif counted != "scope":
+            self._seen.add(kind.scope)
+            text = getattr(kind, "rate", None) or self._rates.get(kind.scope)
+            self._limits[counted] += _parse(text, kind, kind.scope)
+
+    def take_scope(self, scope: str) -> None:
+        """A rate that none of those classes has taken."""
+        if scope in self._seen:
+            return
+        parsed = _parse(self._rates[scope], drf.SimpleRateThrottle, scope)
+        if not parsed:
+            return
+        if scope not in self._limits:
+            self._endpoints[scope] = parsed[0]
+            return
+        self._limits[scope] += parsed
+        self.notes.append(
+            f"{scope!r} is for all endpoints now, though DEFAULT_THROTTLE_CLASSES had no throttle of that scope"
+        )
+
+    def policies(self) -> list[dict[str, Any]]:
+        """The policies, as the file has them."""
+        # DRF holds anonymous callers to both, and here the plan's policy replaces everyone's.
+        anonymous = self._limits["anon"] and self._limits["anon"] + self._limits["user"]
+        shared: list[tuple[dict[str, Any], list[_Parsed]]] = [
+            ({}, self._limits["user"]),
+            ({"plan": _anonymous_slug()}, anonymous),
+            *(({"endpoint": name}, [parsed]) for name, parsed in self._endpoints.items()),
+        ]
+        return [
+            {**who, "rates": _rates(parsed), "algorithm": _ALGORITHM, "reason": f"from {NAME}"}
+            for who, parsed in shared
+            if parsed
+        ]
+
+    def sections(self) -> dict[str, list[dict[str, Any]]]:
+        """The file's sections; those without entries are to be left out."""
+        plan = {"slug": _anonymous_slug(), "name": "Anonymous", "default_for": Plan.DefaultFor.ANONYMOUS.value}
+        new = self._limits["anon"] and not _anonymous_plan()
+        return {
+            "plans": [plan] if new else [],
+            "endpoints": [{"name": name} for name in self._endpoints],
+            "policies": self.policies(),
+        }
+
+
+def _default_classes() -> Iterable[Any]:
+    try:
+        return list(api_settings.DEFAULT_THROTTLE_CLASSES or ())
+    except ImportError as error:
+        raise CommandError(f"REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] cannot be read: {error}") from error
+
+
+def _anonymous_plan() -> Plan | None:
+    return Plan.objects.filter(default_for=Plan.DefaultFor.ANONYMOUS).first()
+
+
+def _anonymous_slug() -> str:
+    plan = _anonymous_plan()
+    return plan.slug if plan else "anonymous"
+
+
+def _parse(text: Any, kind: Any, scope: str) -> list[_Parsed]:
+    """Requests and seconds, by the class's own understanding of the text; none where it limits nothing."""
+    if text is None:
+        return []
+    try:
+        limit, seconds = kind.parse_rate(object.__new__(kind), text)
+        if limit >= 1:
+            Rate(limit=limit, period=seconds, algorithm=_ALGORITHM)
+    except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
+        reason = f": {error}" if isinstance(error, InvalidRate) else ""
+        raise CommandError(
+            f"{NAME}[{scope!r}] = {show(text)} cannot be read{reason}; DRF wants text such as 100/day"
+        ) from error
+    return [(limit, seconds)]
+
+
+def _rates(limits: list[_Parsed]) -> str:
+    """The rates of one policy: of those with one period, the strictest."""
+    if any(limit < 1 for limit, _ in limits):
+        return BLOCKED
+    strictest = {seconds: min(limit for limit, other in limits if other == seconds) for _, seconds in limits}
+    return ", ".join(str(Rate(limit=limit, period=seconds)) for seconds, limit in strictest.items())

@@ -1,0 +1,98 @@
+"""The verbs ``export`` and ``import`` of ``manage.py ratequota``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import IntegrityError
+
+from ..exceptions import InvalidFile
+from ..policyfile import FORMATS, MAX_BYTES, Comparison, bring, decode, pieces
+
+
+def add_verbs(verbs: Any) -> None:
+    """Both verbs with their options."""
+    out = verbs.add_parser("export", help="Write plans, endpoints and policies as a file.")
+    out.add_argument("--format", choices=sorted(FORMATS), default="yaml", help="yaml (default) or json.")
+    out.add_argument("--output", metavar="FILE", help="File to write (default: standard output).")
+    out.add_argument("--assignments", action="store_true", help="Who is on which plan, too.")
+    into = verbs.add_parser("import", help="Bring plans, endpoints and policies to what a file says.")
+    source = into.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "file", metavar="FILE", nargs="?", help="YAML or JSON as export writes it; - = standard input."
+    )
+    source.add_argument(
+        "--from-drf-settings", action="store_true", help="Instead of a file: what DRF's DEFAULT_THROTTLE_RATES say."
+    )
+    into.add_argument("--dry-run", action="store_true", help="Show what would change, and change nothing.")
+    into.add_argument("--prune", action="store_true", help="Delete what the file does not name, in its sections.")
+    into.add_argument("--reason", default="", help="Kept in the history.")
+
+
+def export_file(command: BaseCommand, options: dict[str, Any]) -> None:
+    """Run ``export``."""
+    text = pieces(options["format"], assignments=options["assignments"])
+    if not options["output"]:
+        for piece in text:
+            command.stdout.write(piece, ending="")
+        return
+    try:
+        with open(options["output"], "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(text)
+    except OSError as error:
+        raise CommandError(f"{options['output']} cannot be written: {error.strerror}") from error
+
+
+def import_file(command: BaseCommand, options: dict[str, Any]) -> None:
+    """Run ``import``."""
+    name = "<stdin>" if options["file"] == "-" else options["file"]
+    notes: list[str] = []
+    wanted = {key: options[key] for key in ("prune", "dry_run", "reason")}
+    try:
+        if options["from_drf_settings"]:
+            from . import drf_settings as drf
+
+            name, (text, notes) = drf.NAME, drf.file_of_settings()
+            comparison = bring(text, **wanted)
+        else:
+            comparison = bring(decode(_bytes(options["file"])), **wanted)
+    except InvalidFile as error:
+        for number, path, message in error.problems:
+            command.stderr.write(f"{name}:{number}: {path}: {message}" if path else f"{name}:{number}: {message}")
+        count = len(error.problems)
+        raise CommandError(f"{count} problem{'s' if count != 1 else ''} in {name}; nothing was changed") from error
+    except IntegrityError as error:
+        raise CommandError(f"Others made changes meanwhile that this file contradicts; try again: {error}") from error
+    for line in comparison.lines():
+        command.stdout.write(line)
+    command.stdout.write(_summary(comparison, name, options["dry_run"]))
+    left = ", ".join(
+        f"{count} {section.word if count == 1 else section.name}"
+        for section, count in comparison.left.items()
+        if count
+    )
+    if left:
+        command.stdout.write(f"Left alone, as the file does not name them: {left}; --prune deletes them")
+    for note in notes:
+        command.stdout.write(f"Note: {note}")
+
+
+def _bytes(name: str) -> bytes:
+    try:
+        if name == "-":
+            return sys.stdin.buffer.read(MAX_BYTES + 1)
+        with open(name, "rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise CommandError(f"{name} cannot be read: {error.strerror}") from error
+
+
+def _summary(comparison: Comparison, name: str, dry_run: bool) -> str:
+    if not comparison.changes:
+        return f"Nothing to do: the database says what {name} says"
+    created, changed, deleted = map(len, (comparison.created, comparison.changed, comparison.deleted))
+    if dry_run:
+        return f"Dry run: {created} to create, {changed} to change, {deleted} to delete; nothing was changed"
+    return f"{created} created, {changed} changed, {deleted} deleted"

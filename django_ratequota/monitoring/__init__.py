@@ -1,0 +1,1 @@
+"""What each process records about its decisions, and what reads it back."""

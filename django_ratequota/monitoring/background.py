@@ -1,0 +1,93 @@
+"""Work that a process does beside its requests: one daemon thread each, started by the first request."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from django.db import close_old_connections
+
+from ..conf import settings
+from ..exceptions import StoreError
+from ..utils.locks import ForkSafeLock
+
+logger = logging.getLogger("django_ratequota")
+
+
+#: From a thread that could not be started to the next try.
+_RETRY_SECONDS = 60.0
+
+
+class Background:
+    """Calls ``work`` again and again, in this process and by the settings in force."""
+
+    def __init__(self, name: str, seconds: Callable[[], float], work: Callable[[], object]) -> None:
+        """``seconds`` says how long to wait in between; 0 = never work. ``work`` may raise ``StoreError``."""
+        self._name, self._seconds, self._work = name, seconds, work
+        #: The generation of the settings that a thread works by; -1 = no thread.
+        self._generation = -1
+        #: When to try again to start a thread (monotonic seconds); 0 = the last one was started.
+        self._retry_at = 0.0
+        #: Reason of the last failure of the work; "" after a success.
+        self._failing = ""
+        self._lock = ForkSafeLock()
+        _all.add(self)
+
+    def keep(self) -> None:
+        """See to it that a thread works, where the settings want one; never raises.
+
+        A thread that cannot be started is tried again a minute later.
+        """
+        if self._generation == settings.generation or time.monotonic() < self._retry_at:
+            return
+        with self._lock:
+            generation = settings.generation
+            if self._generation == generation or time.monotonic() < self._retry_at:
+                return
+            seconds = self._seconds()
+            self._generation = generation
+            if seconds:
+                self._start(generation, seconds)
+
+    def _start(self, generation: int, seconds: float) -> None:
+        try:
+            threading.Thread(target=self._go_on, args=[generation, seconds], name=self._name, daemon=True).start()
+            self._retry_at = 0.0
+        except RuntimeError as error:  # the system or the container has no thread left
+            if not self._retry_at:
+                text = "%s could not be started, and is tried again every %.0f s: %s"
+                logger.error(text, self._name, _RETRY_SECONDS, error)
+            self._generation, self._retry_at = -1, time.monotonic() + _RETRY_SECONDS
+
+    def _go_on(self, generation: int, seconds: float) -> None:
+        while self._generation == generation == settings.generation:
+            try:
+                self._work()
+                self._failing = ""
+            except StoreError as error:
+                # No breaker logs an error reply of a server that lives: once until it works again.
+                logs = error.answered and error.reason != self._failing
+                logger.log(logging.ERROR if logs else logging.DEBUG, "%s failed: %s", self._name, error)
+                self._failing = error.reason
+            except Exception:
+                # What a thread does not outlive, nobody would notice missing.
+                logger.exception("%s failed", self._name)
+            # As after a request: receivers of signals may have asked the database.
+            close_old_connections()
+            time.sleep(seconds)
+
+
+_all: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+def _start_anew() -> None:
+    # A fork takes no threads along.
+    for background in _all:
+        background._generation, background._retry_at = -1, 0.0
+
+
+os.register_at_fork(after_in_child=_start_anew)

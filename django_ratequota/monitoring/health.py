@@ -1,0 +1,194 @@
+"""How this process's decisions do, and what it reports to Redis about itself for ``ratequota status``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ..conf import settings
+from ..engine.keys import workers_key
+from ..engine.limiter import Limiter
+from ..engine.scripts import REPORT
+from ..exceptions import ANSWERS, StoreError
+from ..policies.cache import policies
+from ..runtime import default_limiter
+from ..store.base import reading, run_script
+from ..utils.histogram import BOUNDS, Histogram, merged, quantile
+from ..utils.locks import ForkSafeLock
+from ..utils.problems import forget as forget_problems
+from ..utils.problems import recent, remember
+from ..utils.sansio import drive
+from .background import Background
+
+logger = logging.getLogger("django_ratequota")
+
+#: Seconds that a report is worth reading; those of processes that ended go after it.
+REPORT_TTL = 60
+#: 2020, in seconds: what is older is a counter of revisions, no time.
+_PLAUSIBLE = 1_577_836_800
+_DAY = 86_400
+#: Seconds by which a worker's clock may be ahead of Redis', and an edit may take to be seen (Redis Cluster).
+_SLACK = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """One process at one moment."""
+
+    #: host:pid
+    process: str
+    #: Unix time (s).
+    at: float
+    #: The revision of the policies it judges by, and their age in seconds; 0 before the first request.
+    revision: int
+    policies_age: float
+    #: Decisions that ``on_error`` made, by reason, since the process began.
+    degraded: dict[str, int]
+    #: Servers whose breaker is open: name -> label of the failure that opened it.
+    down: dict[str, str]
+    #: Errors of the last minute that no breaker shows, as the server answers: reason -> message of the last one.
+    errors: dict[str, str] = field(default_factory=dict)
+    #: Decisions of the last minute by duration: one count for each of ``histogram.BOUNDS``, and those above.
+    latency: list[int] = field(repr=False)
+    #: Seconds since its last decision asked of Redis; None before the first.
+    idle: float | None = None
+
+    @property
+    def decisions(self) -> int:
+        """Decisions asked of Redis in the last minute."""
+        return sum(self.latency)
+
+    def latency_quantile(self, share: float) -> float | None:
+        """Seconds that ``share`` (0.99, say) of the last minute's decisions did not exceed; None without any."""
+        return quantile(self.latency, share)
+
+
+_degraded: Counter[str] = Counter()
+#: Reasons that open no breaker: the server answers, or was never asked.
+NO_BREAKER = ANSWERS | {"configuration", "clock", "database", "uncovered", "rates"}
+_lock = ForkSafeLock()
+
+
+def note_degraded(reason: str, error: Exception) -> None:
+    """Count a decision that ``on_error`` made; log reasons that open no breaker, each once a minute."""
+    with _lock:
+        _degraded[reason] += 1
+    logs = reason in NO_BREAKER and remember(reason, str(error))
+    if logs and reason == "database":
+        logger.error("no policies from the database, on_error decides: %s", error)
+    elif logs:
+        logger.error("no decision by Redis (%s), on_error decides: %s", reason, error)
+
+
+def health() -> Health:
+    """How this process does now. Asks nothing of Redis and never fails."""
+    try:
+        limiter: Limiter | None = default_limiter()
+    except StoreError:
+        limiter = None
+    snapshot = policies.current()
+    breakers = limiter.store.breakers if limiter else ()
+    return Health(
+        process=_process(),
+        at=time.time(),
+        revision=snapshot.revision if snapshot else 0,
+        policies_age=time.time() - snapshot.loaded_at if snapshot else 0.0,
+        degraded=dict(_degraded),
+        down={breaker.server: breaker.reason for breaker in breakers if breaker.open},
+        errors=recent(),
+        latency=limiter.latency.last_minute() if limiter else merged(()),
+        idle=limiter.latency.idle() if limiter else None,
+    )
+
+
+def latency() -> Histogram:
+    """The durations of this process's decisions since it began; raises ``StoreError`` without a usable setting."""
+    return default_limiter().latency
+
+
+def report() -> int:
+    """Tell Redis how this process does; returns how many processes have told it lately. Raises ``StoreError``."""
+    limiter, mine = default_limiter(), health()
+    keys = [workers_key(limiter.prefix), workers_key(limiter.prefix, mine.process)]
+    steps = run_script(REPORT, keys, (mine.process, json.dumps(asdict(mine)), REPORT_TTL))
+    return int(drive(steps, limiter.store.call().do))
+
+
+@reading()
+def reports() -> list[Health]:
+    """What every process reported last, by name; raises ``StoreError``."""
+    limiter = default_limiter()
+    names: list[Any] = limiter.store.execute(("ZRANGE", workers_key(limiter.prefix), 0, -1))
+    if not names:
+        return []
+    keys = [workers_key(limiter.prefix, name.decode()) for name in names]
+    found = map(_read, limiter.store.execute(("MGET", *keys)))
+    return sorted((one for one in found if one is not None), key=lambda one: one.process)
+
+
+def published_at(revision: int) -> datetime | None:
+    """Return when the revision was published, read from its number; None where the number is no time."""
+    seconds = revision / 10**6
+    return datetime.fromtimestamp(seconds, UTC) if _PLAUSIBLE < seconds < time.time() + _DAY else None
+
+
+def state_of(worker: Health, revision: int) -> str:
+    """live, idle, behind, fresh or silent.
+
+    An idle one has decided nothing since the revision was published, so it judges nothing by its older one.
+    """
+    if time.time() - worker.at > 10 + 3 * settings.report_seconds:
+        return "silent"
+    if not worker.revision:
+        return "fresh"
+    # A newer one than Redis has was published before Redis lost it; the next decision brings it back.
+    if worker.revision >= revision:
+        return "live"
+    return "behind" if _decided_since(worker, published_at(revision)) else "idle"
+
+
+def _decided_since(worker: Health, published: datetime | None) -> bool:
+    if worker.idle is None:
+        return False
+    if published is None:
+        return worker.decisions > 0
+    return worker.at - worker.idle > published.timestamp() + _SLACK
+
+
+def _read(report: Any) -> Health | None:
+    """The report; None for what is gone, or was written by another version while one takes the other's place."""
+    try:
+        read = Health(**json.loads(report))
+        return read if len(read.latency) == len(BOUNDS) + 1 else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _process() -> str:
+    host = re.sub(r"[^0-9A-Za-z_.-]", "-", socket.gethostname())[:64]
+    return f"{host}:{os.getpid()}"
+
+
+_reporting = Background("ratequota-report", lambda: settings.report_seconds, lambda: report())
+
+
+def keep_reporting() -> None:
+    """See to it that a thread reports every REPORT_SECONDS, in this process and by these settings."""
+    _reporting.keep()
+
+
+def _forget() -> None:
+    # What the parent counted is the parent's.
+    _degraded.clear()
+    forget_problems()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,199 @@
+"""More for one caller, for a while: overrides that end by themselves, and units given back. Knows no admin."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from ..conf import settings
+from ..engine.calendar_windows import calendar_window
+from ..engine.rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
+from ..engine.types import Bucket, BucketStatus
+from ..models import PolicyChange, RatePolicy
+from ..policies.facts import PolicyFacts, policy_facts
+from ..policies.precedence import never_outranked, specificity
+from ..policies.resolver import Asked, resolve
+from ..policies.snapshot import Group
+from ..recording.databases import policy_alias
+from ..recording.recorder import record_grant
+from ..recording.validators import canonical_subject
+from ..runtime import default_limiter
+from .counters import by_subject, peek, why_shared
+from .explain import Explanation
+
+_SECOND_US = 10**6
+_SUBJECT_LENGTH = RatePolicy._meta.get_field("subject").max_length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What a boost would change, as the resolver sees it."""
+
+    #: What is in force now; None = nothing.
+    now: PolicyFacts | None
+    #: What takes its place before it ends, and when (µs); None = nothing does.
+    overtaken: tuple[PolicyFacts, int] | None
+    #: What is in force once the boost has ended; None = nothing.
+    after: PolicyFacts | None
+
+
+def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[BucketStatus, ...]:
+    """Give each bucket so many units back, write it into the history, and return how they stood before.
+
+    Raises ``ValidationError`` when some bucket has used fewer, and ``StoreError``: then the subjects before the
+    one that failed keep what they got, and it is written down.
+    """
+    limiter = default_limiter()
+    before = peek(buckets)
+    for status in before.values():
+        if status.used < units:
+            text = _(
+                "%(counter)s has used %(used)d: no more than that can be given back. To let the caller have more "
+                "than the limit, grant a boost: it raises the limit itself."
+            )
+            raise ValidationError(text % {"counter": status.bucket.title, "used": status.used})
+    for subject, own in by_subject(before):
+        with transaction.atomic(using=policy_alias(PolicyChange)):
+            record_grant(subject, [before[bucket] for bucket in own], units, reason)
+            limiter.refund(own, units)
+    return tuple(before.values())
+
+
+def why_no_boost(explanation: Explanation, policy: PolicyFacts) -> str:
+    """Why no boost of this winner is for the caller alone, in a sentence; "" when it can be had."""
+    subject = subject_of(explanation, policy)
+    if subject is None or why_shared(policy.counted_per, subject):
+        return _("%(why)s A boost for one caller would change it for nobody.") % {
+            "why": why_shared(policy.counted_per, subject)
+        }
+    if policy.rates == UNLIMITED:
+        return _("It is unlimited already.")
+    if policy.mode != "enforce":
+        return _("It refuses nobody: it only logs.")
+    if never_outranked(policy):
+        return _("It blocks a user or a subject, and no other policy outranks that: end it, or give it an end.")
+    if policy.user or subject.startswith("user:"):
+        return ""
+    try:
+        canonical = canonical_subject(subject)
+    except ValidationError as error:
+        return " ".join(error.messages)
+    if canonical != subject or len(subject) > (_SUBJECT_LENGTH or 0):
+        return _("No policy can name this subject: it is too long, or begins or ends with a blank.")
+    if policy.network is None and _outranks(policy, subject):
+        names = {"winner": policy.subject, "subject": subject}
+        return _("It is for %(winner)s, which comes before any policy for %(subject)s: edit it instead.") % names
+    return ""
+
+
+def subject_of(explanation: Explanation, policy: PolicyFacts) -> str | None:
+    """Whose counter a winner uses."""
+    plan = explanation.plan
+    return explanation.asked.caller.subject(policy.counted_per, plan.id if plan else None)
+
+
+def proposed(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
+    """The boost, unsaved and without an end: the winner's fields, the caller as audience, and twice the rates."""
+    facts = policy_facts(winner)
+    boost = RatePolicy(
+        endpoint=winner.endpoint,
+        counted_per=winner.counted_per,
+        rates=doubled(facts.rates, winner.algorithm),
+        algorithm=winner.algorithm,
+        mode=winner.mode,
+        on_error=winner.on_error,
+        # On the second: at work at once in every process, however their views of Redis' clock differ by milliseconds.
+        # Not before the winner: of two dated policies the one that started last counts.
+        starts_at=instant(max(explanation.asked.now_us // _SECOND_US * _SECOND_US, facts.starts_us or 0)),
+    )
+    subject = subject_of(explanation, facts) or ""
+    kind, _colon, value = subject.partition(":")
+    if facts.user or kind == "user":
+        boost.user_id = facts.user or value
+    elif _outranks(facts, subject):
+        boost.subject = facts.subject
+    else:
+        boost.subject = subject
+    return boost
+
+
+def _outranks(winner: PolicyFacts, subject: str) -> bool:
+    """Whether a boost for the subject would lose to the winner: for an address within one client's network, say."""
+    return specificity(winner) > specificity(policy_facts(RatePolicy(subject=subject, rates="1/s")))
+
+
+def doubled(rates: tuple[Rate, ...] | str, algorithm: str) -> str:
+    """Twice the rates as text, where ``algorithm`` need not be named; "" for the words."""
+    if isinstance(rates, str):
+        return ""
+    texts = []
+    for rate in rates:
+        burst = None if rate.burst is None else min(2 * rate.burst, MAX_UNITS)
+        text = str(replace(rate, limit=min(2 * rate.limit, MAX_UNITS), burst=burst))
+        if rate.period != MONTH and rate.algorithm == DEFAULT_ALGORITHM != algorithm:
+            text += f" {rate.algorithm}"
+        texts.append(text.removesuffix(f" {algorithm}") if rate.algorithm == algorithm else text)
+    return ", ".join(texts)
+
+
+def window_end(bucket: Bucket, now_us: int) -> Any:
+    """When the bucket's window ends, as Django keeps times; None for algorithms that have no windows."""
+    rate = bucket.rate
+    if rate.calendar:
+        return instant(calendar_window(rate.calendar, now_us, settings.time_zone)[1])
+    if rate.algorithm != "fixed_window":
+        return None
+    return instant(now_us - now_us % rate.period_us + rate.period_us)
+
+
+def instant(at_us: int) -> Any:
+    """µs since the Unix epoch as Django keeps times: aware, unless USE_TZ is off."""
+    aware = datetime.fromtimestamp(at_us / _SECOND_US, tz=UTC)
+    return aware if django_settings.USE_TZ else timezone.make_naive(aware)
+
+
+def outlook(asked: Asked, boost: RatePolicy) -> Outlook:
+    """What the boost would change; ``asked`` is as it was explained."""
+    facts = replace(policy_facts(boost), id=sys.maxsize)  # the newest policy has the highest id
+    there = _with(asked, facts)
+    group = asked.snapshot.groups.get(facts.endpoint_id, {}).get(facts.counted_per)
+    rivals = (*(group.policies if group else ()), *asked.entry.policies)
+    end_us = facts.ends_us or sys.maxsize
+    overtaken = None
+    for at_us in sorted({policy.starts_us or 0 for policy in rivals}):
+        if asked.now_us < at_us < end_us and overtaken is None:
+            winner = _winner(there, facts, at_us)
+            overtaken = (winner, at_us) if winner is not None and winner is not facts else None
+    return Outlook(
+        now=_winner(asked, facts, asked.now_us),
+        overtaken=overtaken,
+        after=_winner(there, facts, end_us),
+    )
+
+
+def _winner(asked: Asked, like: PolicyFacts, at_us: int) -> PolicyFacts | None:
+    """Who wins in the group of ``like`` at that time."""
+    winners = resolve(replace(asked, now_us=at_us)).winners
+    place = (like.endpoint_id, like.counted_per)
+    return next((winner for winner in winners if (winner.endpoint_id, winner.counted_per) == place), None)
+
+
+def _with(asked: Asked, policy: PolicyFacts) -> Asked:
+    """As if the policy were there, too."""
+    if policy.user:
+        return replace(asked, entry=replace(asked.entry, policies=(*asked.entry.policies, policy)))
+    groups = dict(asked.snapshot.groups)
+    own = dict(groups.get(policy.endpoint_id, {}))
+    old = own.get(policy.counted_per)
+    own[policy.counted_per] = Group((*(old.policies if old else ()), policy))
+    groups[policy.endpoint_id] = own
+    return replace(asked, snapshot=replace(asked.snapshot, groups=groups))

@@ -1,0 +1,130 @@
+"""How a caller stands: each limit that applies, wherever it applies; nothing is consumed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db import Error as DatabaseError
+
+from ..enforcement.steps import limiter_or_error, now_us, stored_revision
+from ..engine.limiter import Limiter
+from ..engine.types import Bucket, BucketStatus
+from ..exceptions import NewerRevision, StoreError
+from ..policies.cache import policies
+from ..policies.facts import NOBODY, EndpointFacts, UserEntry
+from ..policies.identity import Caller
+from ..policies.resolver import Asked, Resolution, resolve_anew
+from ..policies.snapshot import Snapshot
+from ..store.base import Call
+from ..utils.sansio import drive
+
+#: Limits that are shown, and endpoints that are looked at for them: the first in the alphabet, a user's own before.
+MAX_LIMITS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The limits that a caller is held to."""
+
+    #: Enforced buckets, those for all endpoints first, and how each stands; None while the store does not say.
+    limits: tuple[tuple[Bucket, BucketStatus | None], ...]
+    #: Names of the policies that say ``blocked``.
+    blocked_by: tuple[str, ...]
+    #: Whether there were more limits, or more endpoints with limits, than ``MAX_LIMITS``.
+    truncated: bool
+
+    @property
+    def available(self) -> bool:
+        """Whether the store told how every limit stands."""
+        return all(status is not None for _, status in self.limits)
+
+
+def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> Standing:
+    """How the caller stands at one endpoint and under the limits for all; None = at every endpoint.
+
+    Makes one call to the store, within the deadline of a decision, and none while its breaker is open. Without
+    ``ask`` it makes none, and the counts are unknown. Raises ``LookupError`` when no endpoint has that
+    name, and ``django.db.Error`` when no policies were ever read.
+    """
+    limiter = limiter_or_error()
+    call = limiter.store.call() if ask and not isinstance(limiter, StoreError) else None
+    snapshot = policies.current()
+    # Policies that are read now are the newest; they are read once at most, however fast operators publish.
+    revision = None if snapshot is None else snapshot.revision
+    if snapshot is None:
+        snapshot = policies.reload(0 if call is None else drive(stored_revision(limiter), call.do))
+    while True:
+        resolution, more = _resolve(caller, snapshot, scope, now_us(limiter))
+        buckets = tuple(bucket for bucket in resolution.buckets if bucket.mode == "enforce")
+        shown = buckets[:MAX_LIMITS]
+        try:
+            statuses = _peek(limiter, call, shown, revision)
+            break
+        except NewerRevision as newer:
+            revision = None
+            try:
+                snapshot = policies.reload(newer.revision)
+            except DatabaseError:
+                pass  # the last known policies go on, by which requests are judged as well
+    return Standing(
+        limits=tuple((bucket, statuses.get(bucket)) for bucket in shown),
+        blocked_by=resolution.blocked_by,
+        truncated=more or len(buckets) > len(shown),
+    )
+
+
+def _peek(
+    limiter: Limiter | StoreError, call: Call | None, buckets: tuple[Bucket, ...], revision: int | None
+) -> dict[Bucket, BucketStatus]:
+    """Return the status of each bucket; empty where the store does not answer. Raises ``NewerRevision``."""
+    if call is None or isinstance(limiter, StoreError):
+        return {}
+    try:
+        decision = drive(limiter.steps("peek", buckets, 1, revision=revision), call.do)
+    except StoreError:
+        return {}
+    return {status.bucket: status for status in decision.statuses}
+
+
+def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) -> tuple[Resolution, bool]:
+    """What applies to the caller, and whether there are endpoints with limits that were not looked at."""
+    user_id = caller.user_id
+    entry = NOBODY if user_id is None else policies.user(user_id) or _load(user_id)
+    endpoints = _endpoints(snapshot, entry, scope)
+    asked = Asked(
+        caller=caller,
+        entry=entry,
+        endpoints=endpoints[:MAX_LIMITS],
+        scope=scope,
+        snapshot=snapshot.overview.snapshot,
+        now_us=at_us,
+    )
+    return resolve_anew(asked), len(endpoints) > MAX_LIMITS
+
+
+def _load(user_id: str) -> UserEntry:
+    try:
+        return policies.load_user(user_id)
+    except DatabaseError:
+        return NOBODY
+
+
+def _endpoints(snapshot: Snapshot, entry: UserEntry, scope: str | None) -> tuple[EndpointFacts, ...]:
+    """The endpoint of that name; without one, the first ``MAX_LIMITS`` + 1 where policies may limit the caller."""
+    overview = snapshot.overview
+    if scope is not None:
+        endpoint = overview.by_name.get(scope)
+        if endpoint is None:
+            raise LookupError(scope)
+        return (endpoint,)
+    first = overview.limited[: MAX_LIMITS + 1]
+    ids = {policy.endpoint_id for policy in entry.policies if policy.endpoint_id is not None}
+    own = [snapshot.endpoints[pk] for pk in ids if pk in snapshot.endpoints]
+    if not own:
+        return first
+    chosen = [*sorted(own, key=_name), *(endpoint for endpoint in first if endpoint.id not in ids)][: MAX_LIMITS + 1]
+    return (*sorted(chosen[:MAX_LIMITS], key=_name), *chosen[MAX_LIMITS:])
+
+
+def _name(endpoint: EndpointFacts) -> str:
+    return endpoint.name

@@ -1,0 +1,103 @@
+"""What applies to a caller at an endpoint, and why, as operators ask. Nothing is consumed."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..enforcement.deciding import judge
+from ..enforcement.steps import Doer, Step, limiter_or_error, now_us
+from ..engine.types import Bucket, Decision, check_cost
+from ..exceptions import StoreError
+from ..policies.cache import policies
+from ..policies.facts import NOBODY, PlanFacts, UserEntry
+from ..policies.identity import Caller
+from ..policies.methods import how_explained
+from ..policies.resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve, why_plan
+from ..policies.snapshot import Snapshot
+from ..policies.sparing import spare, spare_candidate
+from ..runtime import default_limiter
+from ..utils.sansio import drive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What applies to a caller at an endpoint, and why; nothing was consumed."""
+
+    plan: PlanFacts | None
+    candidates: tuple[Candidate, ...]
+    resolution: Resolution
+    #: What ``check`` would decide now; its statuses stand in the order of ``resolution.buckets``.
+    decision: Decision
+    #: Where the plan comes from, in a few words for operators.
+    plan_source: str
+    #: What the resolver was asked, to be asked again with a change.
+    asked: Asked
+
+    @property
+    def built_in(self) -> list[Bucket]:
+        """The buckets that no policy made."""
+        return [bucket for bucket in self.resolution.buckets if bucket.policy_id is None]
+
+
+def explain_caller(
+    caller: Caller,
+    *,
+    scope: str | None,
+    route: str | None = None,
+    name: str | None = None,
+    method: str = "GET",
+    view: Any = None,
+    cost: int | None = None,
+) -> Explanation:
+    """Return what applies to the caller's request of ``cost`` units; None = the endpoint's own cost.
+
+    ``view`` is what the URLconf has for the route, None = unknown. Raises ``django.db.Error``; a failing store shows
+    in the decision.
+    """
+
+    def steps() -> Generator[Step, Any, Explanation]:
+        snapshot, entry = newest(caller)
+        how = how_explained(view, method)
+        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, how=how)
+        asked = Asked(
+            caller=caller,
+            entry=entry,
+            endpoints=endpoints,
+            scope=scope,
+            snapshot=snapshot,
+            now_us=now_us(limiter),
+        )
+        resolution, candidates = resolve(asked), explain(asked)
+        resolution = spare(resolution, name, view, caller)
+        candidates = tuple(spare_candidate(one, name, view) for one in candidates)
+        if cost is not None:
+            resolution = replace(resolution, cost=check_cost(cost))
+        decision = yield from judge(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
+        return Explanation(
+            plan=plan_of(asked),
+            candidates=candidates,
+            resolution=resolution,
+            decision=decision,
+            plan_source=why_plan(asked),
+            asked=asked,
+        )
+
+    limiter = limiter_or_error()
+    return drive(steps(), Doer(limiter).do)
+
+
+def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:
+    """Return the newest policies, which the caller's next request is checked by, and the caller's own entry.
+
+    Raises ``django.db.Error``.
+    """
+    revision = 0
+    try:
+        revision = default_limiter().stored_revision()
+    except StoreError:
+        pass
+    snapshot = policies.reload(revision)
+    user_id = caller.user_id
+    return snapshot, NOBODY if user_id is None else (policies.user(user_id) or policies.load_user(user_id))

@@ -1,0 +1,126 @@
+"""What rates would have made of a sequence of attempts: judged by the real algorithms, on the attempts' own clock.
+
+    replay([Rate.parse("2/s")], [(1_000_000, 1), (1_000_001, 1), (1_000_002, 1)])  # [True, True, False]
+
+Redis runs the algorithms (``lua/replay.lua``) in slices of so many attempts, and keeps nothing: no key is read or
+written. Both functions raise ``StoreError`` when it gives no answer, and ``ValueError`` on attempts out of order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from struct import pack
+
+from ..engine.calendar_windows import calendar_window
+from ..engine.limiter import Limiter
+from ..engine.rates import MAX_UNITS, Rate
+from ..engine.scripts import REPLAY
+from ..runtime import default_limiter
+from ..store.base import run_script
+from ..utils.sansio import drive
+
+#: (time in µs since the Unix epoch, cost in units): (1_763_702_400_000_000, 1).
+Attempt = tuple[int, int]
+
+#: Attempts a call, of one rate: a server that is busy with them answers nobody else, for 1 to 3 ms.
+SLICE = 1000
+#: How much longer these take: their bounds are searched for.
+_SLOWER = {"sliding_window_log": 3}
+_MAX_US = 2**53 - 1
+#: Between two sequences, and never the time of an attempt.
+_NEXT: Attempt = (0, 0)
+_ADMITTED = ord("1")
+
+
+def replay(
+    rates: Sequence[Rate],
+    attempts: Sequence[Attempt],
+    *,
+    limiter: Limiter | None = None,
+    slice_size: int | None = None,
+) -> list[bool]:
+    """Whether each attempt would have been admitted; same order and length as ``attempts``.
+
+    One subject asks, of whom nothing is used before the first attempt. The attempts are in the order of time.
+    Every rate must admit an attempt, else it is refused and charged to none. ``limiter`` (default: the one of
+    the settings) names the server, and the time zone of calendar windows.
+    """
+    return next(replay_each(rates, [attempts], limiter=limiter, slice_size=slice_size))
+
+
+def replay_each(
+    rates: Sequence[Rate],
+    sequences: Iterable[Sequence[Attempt]],
+    *,
+    limiter: Limiter | None = None,
+    slice_size: int | None = None,
+) -> Iterator[list[bool]]:
+    """``replay`` for many subjects with counters of their own: a list a sequence, in their order, as they are done.
+
+    Sequences are read as they are needed, and short ones share a call.
+    """
+    slice_size = slice_size or max(1, SLICE // max(1, sum(_SLOWER.get(rate.algorithm, 1) for rate in rates)))
+    engine = _Engine(rates, limiter or default_limiter())
+    waiting: list[Attempt] = []
+    outcomes: list[bool] = []
+    for sequence in sequences:
+        _check_order(sequence)
+        waiting += (*sequence, _NEXT)
+        start = 0
+        while len(waiting) - start >= slice_size:
+            outcomes = yield from _finished(outcomes, engine.judge(waiting[start : start + slice_size]))
+            start += slice_size
+        waiting = waiting[start:]
+    if waiting:
+        yield from _finished(outcomes, engine.judge(waiting))
+
+
+def _finished(begun: list[bool], replied: bytes) -> Generator[list[bool], None, list[bool]]:
+    """Yield the sequences that ended in this slice; returns what the last has so far."""
+    *ended, rest = replied.split(b"-")
+    for part in ended:
+        begun += [outcome == _ADMITTED for outcome in part]
+        yield begun
+        begun = []
+    begun += [outcome == _ADMITTED for outcome in rest]
+    return begun
+
+
+class _Engine:
+    """The rates, and what the subject whose turn it is has used of them."""
+
+    def __init__(self, rates: Sequence[Rate], limiter: Limiter) -> None:
+        self._limiter = limiter
+        self._rates = rates
+        self._used: list[bytes] = [b""] * len(rates)
+
+    def judge(self, attempts: Sequence[Attempt]) -> bytes:
+        """One character an attempt: 1, 0, and - for the end of a sequence."""
+        args: list[object] = [b"".join(pack(">dd", at_us, cost) for at_us, cost in attempts)]
+        for rate, used in zip(self._rates, self._used, strict=True):
+            args += (rate.algorithm, rate.limit, rate.period_us, rate.capacity, used, self._windows(rate, attempts))
+        reply = drive(run_script(REPLAY, (), args), self._limiter.store.execute)
+        outcomes, *self._used = reply
+        return bytes(outcomes)
+
+    def _windows(self, rate: Rate, attempts: Sequence[Attempt]) -> bytes:
+        """The calendar windows that the attempts lie in, in the order of time; none for other rates."""
+        if not rate.calendar:
+            return b""
+        windows: set[tuple[int, int]] = set()
+        start = finish = 0
+        for at_us, _cost in attempts:
+            if at_us and not start <= at_us < finish:
+                start, finish = calendar_window(rate.calendar, at_us, self._limiter.time_zone)
+                windows.add((start, finish))
+        return b"".join(pack(">dd", *window) for window in sorted(windows))
+
+
+def _check_order(attempts: Sequence[Attempt]) -> None:
+    before = 1
+    for at_us, cost in attempts:
+        if not before <= at_us <= _MAX_US:
+            raise ValueError(f"attempts are in the order of time, in µs from 1 to 2^53; {at_us} follows {before}")
+        if not 0 <= cost <= MAX_UNITS:
+            raise ValueError(f"a cost is a whole number from 0 to {MAX_UNITS}, not {cost}")
+        before = at_us

@@ -1,0 +1,220 @@
+"""How rates treat three typical clients, judged by the real algorithms on a simulated clock.
+
+Each scenario is made for one of the rates, its scale, while all of them are enforced, as for a policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+
+from ..engine.calendar_windows import calendar_window
+from ..engine.rates import Rate, format_period
+from ..runtime import default_limiter
+from .replay import Attempt, replay_each
+
+#: 2025-11-03 00:00 UTC, a Monday: in no time zone a day on which clocks change.
+_START_US = 1_762_128_000_000_000
+_SLOTS = 40
+#: Instants at which an even stream asks, at most.
+_INSTANTS = 1500
+#: A client that asks for more than the limit asks for this much of it.
+_ABOVE = 1.5
+_MAX_SPAN_US = 50 * 366 * 86_400 * 10**6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What a client asked for and what it got, over time."""
+
+    title: str
+    #: What there is to see, in a sentence or two.
+    sentence: str
+    #: When each slot begins, from the scenario's beginning or the window's edge: "0 s", "-15 s".
+    labels: tuple[str, ...]
+    #: Units in each slot; same order and length as ``labels``.
+    admitted: tuple[int, ...]
+    refused: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Script:
+    """What a client does, and the slots to show it in."""
+
+    attempts: Sequence[Attempt]
+    start_us: int
+    span_us: int
+    slots: int
+    #: The instant that labels count from.
+    zero_us: int
+
+
+def scenarios(rates: Sequence[Rate], scale: Rate) -> tuple[Scenario, ...]:
+    """A steady stream above the limit, bursts at a window's edge, a burst after a pause; raises ``StoreError``."""
+    edge_us = _edge_us(scale)
+    room = min(rate.capacity for rate in rates)
+    scripts = (_stream(scale, edge_us, room), _edge(scale, edge_us), _pause(scale, edge_us, room))
+    outcomes = list(replay_each(rates, [script.attempts for script in scripts]))
+    describe = (_about_stream, _about_edge, _about_pause)
+    return tuple(
+        _shown(title, sentence(scale, script, outcome), script, outcome)
+        for title, sentence, script, outcome in zip(
+            (_("A steady stream above the limit"), _("A burst at a window's edge"), _("A burst after a pause")),
+            describe,
+            scripts,
+            outcomes,
+            strict=True,
+        )
+    )
+
+
+def duration(span_us: int) -> str:
+    """``90 s`` as ``1.5 min``: one unit, at most one decimal."""
+    sign, size = ("−", -span_us) if span_us < 0 else ("", span_us)
+    for unit, unit_us in (("d", 86_400 * 10**6), ("h", 3600 * 10**6), ("min", 60 * 10**6), ("s", 10**6)):
+        if size >= unit_us:
+            return f"{sign}{number(size / unit_us)} {unit}"
+    return f"{sign}{number(size / 1000)} ms" if size else "0"
+
+
+def at_once(units: int) -> Iterator[int]:
+    """Costs that, asked for at one instant, get what so many requests of 1 unit would get.
+
+    Each is at most one more than the sum of those behind it: so whatever room there is, taking those that fit in
+    this order fills it, or takes all. A million requests become 20.
+    """
+    while units:
+        yield (cost := (units + 1) // 2)
+        units -= cost
+
+
+def _edge_us(scale: Rate) -> int:
+    """The beginning of a window, not the first."""
+    if scale.calendar:
+        return calendar_window(scale.calendar, _START_US, default_limiter().time_zone)[1]
+    return (_START_US // scale.period_us + 1) * scale.period_us
+
+
+def _evenly(start_us: int, units: int, span_us: int, room: int) -> tuple[list[Attempt], int]:
+    """Requests of 1 unit, evenly over the span, and the span: a part of it where there are too many for one replay.
+
+    Several come at one instant, but never more than half of what fits at one.
+    """
+    most = max(1, room // 2)
+    if units > most * _INSTANTS:
+        units, span_us = most * _INSTANTS, span_us * most * _INSTANTS // units
+    instants = min(units, max(8 * _SLOTS, -(-units // most)))
+    attempts: list[Attempt] = []
+    for instant in range(instants):
+        at_us = start_us + span_us * instant // instants
+        share = units * (instant + 1) // instants - units * instant // instants
+        attempts += ((at_us, cost) for cost in at_once(share))
+    return attempts, span_us
+
+
+def _stream(scale: Rate, edge_us: int, room: int) -> _Script:
+    # Long enough to use a large burst up, and to see what follows.
+    periods = max(4, -(-3 * scale.capacity // scale.limit))
+    periods = max(4, min(periods, _MAX_SPAN_US // scale.period_us))
+    units = max(6, int(_ABOVE * scale.limit * periods))
+    attempts, span_us = _evenly(edge_us, units, periods * scale.period_us, room)
+    return _Script(attempts, edge_us, span_us, _SLOTS, edge_us)
+
+
+def _edge(scale: Rate, edge_us: int) -> _Script:
+    before_us = edge_us - max(1, scale.period_us // 1000)
+    attempts = [(at_us, cost) for at_us in (before_us, edge_us) for cost in at_once(scale.limit)]
+    return _Script(attempts, edge_us - scale.period_us // 2, scale.period_us, _SLOTS // 2, edge_us)
+
+
+def _pause(scale: Rate, edge_us: int, room: int) -> _Script:
+    attempts = [(edge_us, cost) for cost in at_once(2 * max(scale.limit, scale.capacity))]
+    more, span_us = _evenly(edge_us + 1, 6 * scale.limit, 2 * scale.period_us, room)
+    # The first fifth shows the end of the pause.
+    return _Script([*attempts, *more], edge_us - span_us // 4, span_us // 4 + span_us, _SLOTS, edge_us)
+
+
+def _about_stream(scale: Rate, script: _Script, outcome: list[bool]) -> str:
+    last_us = script.start_us + script.span_us * 3 // 4
+    numbers = {
+        "asked": f"{number(_ABOVE * scale.limit)}/{format_period(scale.period)}",
+        "span": duration(script.span_us),
+        "last": duration(script.span_us // 4),
+        "passed": number(_units(script, outcome, since_us=last_us, admitted=True)),
+        "of": number(_units(script, outcome, since_us=last_us)),
+    }
+    first = next((at_us for (at_us, _cost), ok in zip(script.attempts, outcome, strict=True) if not ok), None)
+    if first is None:
+        return _("Asks for %(asked)s, evenly, for %(span)s: all pass.") % numbers
+    numbers["first"] = duration(first - script.start_us)
+    if first == script.start_us:
+        return _("Asks for %(asked)s, evenly: in the last %(last)s %(passed)s of %(of)s pass.") % numbers
+    return (
+        _("Asks for %(asked)s, evenly: the first %(first)s all pass; in the last %(last)s %(passed)s of %(of)s.")
+        % numbers
+    )
+
+
+def _about_edge(scale: Rate, script: _Script, outcome: list[bool]) -> str:
+    before = _units(script, outcome, until_us=script.zero_us, admitted=True)
+    after = _units(script, outcome, since_us=script.zero_us, admitted=True)
+    numbers = {"asked": number(scale.limit), "before": number(before), "after": number(after)}
+    return (
+        _("Asks for %(asked)s at once right before the edge and again right after it: %(before)s and %(after)s pass.")
+        % numbers
+    )
+
+
+def _about_pause(scale: Rate, script: _Script, outcome: list[bool]) -> str:
+    burst = script.zero_us + 1
+    numbers = {
+        "asked": number(_units(script, outcome, until_us=burst)),
+        "at_once": number(_units(script, outcome, until_us=burst, admitted=True)),
+        "more": number(_units(script, outcome, since_us=burst)),
+        "passed": number(_units(script, outcome, since_us=burst, admitted=True)),
+        "span": duration(script.start_us + script.span_us - script.zero_us),
+    }
+    return (
+        _(
+            "Asks for %(asked)s at once: %(at_once)s pass. Then asks for %(more)s evenly in the next %(span)s: "
+            "%(passed)s pass."
+        )
+        % numbers
+    )
+
+
+def _units(
+    script: _Script, outcome: list[bool], *, since_us: int = 0, until_us: int = 2**62, admitted: bool = False
+) -> int:
+    """Units asked for, or admitted, from ``since_us`` until before ``until_us``."""
+    return sum(
+        cost
+        for (at_us, cost), ok in zip(script.attempts, outcome, strict=True)
+        if since_us <= at_us < until_us and (ok or not admitted)
+    )
+
+
+def _shown(title: str, sentence: str, script: _Script, outcome: list[bool]) -> Scenario:
+    admitted, refused = [0] * script.slots, [0] * script.slots
+    for (at_us, cost), ok in zip(script.attempts, outcome, strict=True):
+        slot = min((at_us - script.start_us) * script.slots // max(1, script.span_us), script.slots - 1)
+        (admitted if ok else refused)[slot] += cost
+    return Scenario(
+        title=title,
+        sentence=sentence,
+        labels=tuple(
+            duration(script.start_us + script.span_us * slot // script.slots - script.zero_us)
+            for slot in range(script.slots)
+        ),
+        admitted=tuple(admitted),
+        refused=tuple(refused),
+    )
+
+
+def number(value: float) -> str:
+    """The number as the operator's language writes it, floats with at most one decimal."""
+    text = f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
+    return number_format(text, use_l10n=True, force_grouping=True)

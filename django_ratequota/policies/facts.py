@@ -1,0 +1,172 @@
+"""Plans, endpoints and policies as the resolver needs them: immutable, and made from rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from ipaddress import ip_network
+from typing import Any
+
+from ..engine.rates import Rate, parse_rates
+from ..exceptions import InvalidRate
+from ..utils.addresses import Network, unmap_network
+
+#: A policy that is not stored yet comes after all that are.
+_NEW_ID = 2**63
+#: ``PolicyFacts.rates`` where this version can read neither the text nor an earlier one: ``on_error`` decides.
+UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFacts:
+    """A plan as the resolver needs it."""
+
+    id: int
+    name: str
+    slug: str
+    #: Who is on it without an assignment: authenticated, anonymous, or "" for nobody.
+    default_for: str = ""
+
+
+# Told apart by identity, as users' entries are: they are parts of keys that every request looks up.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EndpointFacts:
+    """An endpoint as the resolver needs it; ``methods`` empty = all."""
+
+    id: int
+    name: str
+    routes: tuple[str, ...]
+    methods: frozenset[str]
+    cost: int
+    #: Statuses of the responses that count, such as 401 and 5xx; empty = every request counts.
+    charged_statuses: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyFacts:
+    """A policy as the resolver needs it; times in µs since the Unix epoch, None = open."""
+
+    id: int
+    endpoint_id: int | None
+    user: str
+    subject: str
+    plan_id: int | None
+    counted_per: str
+    #: What ``rates`` were read from.
+    text: str
+    #: The rates to count by, or the words unlimited and blocked; or ``UNREADABLE``.
+    rates: tuple[Rate, ...] | str
+    mode: str
+    on_error: str
+    starts_us: int | None
+    ends_us: int | None
+    #: The addresses that a subject ``ip:...`` stands for; None for other audiences.
+    network: Network | None = None
+    #: The stored text, where this version cannot read it; None where it can.
+    unread: str | None = None
+
+    @property
+    def dated(self) -> bool:
+        """Whether it has a start or an end: a dated policy beats an open one."""
+        return self.starts_us is not None or self.ends_us is not None
+
+    def active(self, now_us: int) -> bool:
+        """Whether it counts at ``now_us``."""
+        return (self.starts_us is None or self.starts_us <= now_us) and (
+            self.ends_us is None or now_us < self.ends_us
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A user's plan for a time."""
+
+    plan_id: int
+    starts_us: int
+    ends_us: int | None
+    id: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UserEntry:
+    """What belongs to one user only."""
+
+    policies: tuple[PolicyFacts, ...] = ()
+    assignments: tuple[Assignment, ...] = ()
+
+    def plan_id(self, now_us: int) -> int | None:
+        """The plan assigned at ``now_us``: a dated assignment first, then the latest start, then the highest id."""
+        active = [a for a in self.assignments if a.starts_us <= now_us and (a.ends_us is None or now_us < a.ends_us)]
+        best = max(active, key=lambda a: (a.ends_us is not None, a.starts_us, a.id), default=None)
+        return None if best is None else best.plan_id
+
+
+NOBODY = UserEntry()
+
+
+def endpoint_facts(endpoint: Any) -> EndpointFacts:
+    """What an Endpoint row says."""
+    return EndpointFacts(
+        id=endpoint.pk,
+        name=endpoint.name,
+        routes=tuple(endpoint.routes.split()),
+        methods=frozenset(endpoint.methods.split()),
+        cost=endpoint.cost,
+        charged_statuses=frozenset(endpoint.charged_statuses.replace(",", " ").split()),
+    )
+
+
+#: What ``policy_facts`` reads of a RatePolicy.
+POLICY_COLUMNS = (
+    *("pk", "endpoint_id", "user_id", "subject", "plan_id", "counted_per", "rates", "algorithm", "mode", "on_error"),
+    *("starts_at", "ends_at"),
+)
+
+
+def policy_facts(policy: Any) -> PolicyFacts:
+    """What a RatePolicy says, given as the object or as a row of ``POLICY_COLUMNS``."""
+    rates = read_rates(policy.rates, policy.algorithm)
+    return PolicyFacts(
+        id=_NEW_ID if policy.pk is None else policy.pk,
+        endpoint_id=policy.endpoint_id,
+        user="" if policy.user_id is None else str(policy.user_id),
+        subject=policy.subject,
+        plan_id=policy.plan_id,
+        counted_per=policy.counted_per,
+        text=policy.rates,
+        rates=UNREADABLE if rates is None else rates,
+        mode=policy.mode,
+        on_error=policy.on_error,
+        starts_us=policy.starts_at and to_us(policy.starts_at),
+        ends_us=policy.ends_at and to_us(policy.ends_at),
+        network=_network(policy.subject),
+        unread=policy.rates if rates is None else None,
+    )
+
+
+def read_rates(text: Any, algorithm: Any) -> tuple[Rate, ...] | str | None:
+    """The rates that a policy's text stands for; None where this version cannot read them."""
+    try:
+        return _parse(text, algorithm)
+    except InvalidRate:
+        return None
+
+
+def to_us(moment: datetime) -> int:
+    """µs since the Unix epoch."""
+    return round(moment.timestamp() * 10**6)
+
+
+def _network(subject: str) -> Network | None:
+    kind, _, value = subject.partition(":")
+    if kind != "ip":
+        return None
+    try:
+        return unmap_network(ip_network(value))
+    except ValueError:  # written past the model's validation: it matches nobody
+        return None
+
+
+# Thousands of policies say a few dozen rates among them: parsed once, and held once.
+_parse = lru_cache(maxsize=1024)(parse_rates)

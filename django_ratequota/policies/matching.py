@@ -1,0 +1,148 @@
+"""What competes where: the endpoints of a request, and the groups of policies there.
+
+Both are the same for all requests of a route, so the snapshot remembers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
+from .identity import Caller
+from .methods import How, counts
+from .routes import spellings
+from .snapshot import Group, Snapshot
+
+
+class Competition(NamedTuple):
+    """A group that a request is subject to, in one place."""
+
+    endpoint: EndpointFacts | None
+    counted_per: str
+    #: The user's own policies there.
+    own: list[PolicyFacts]
+    group: Group | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Place:
+    """What competes at some endpoints, those without a user's own policies all alike."""
+
+    groups: tuple[Competition, ...]
+    #: Kinds of subjects to know of a caller, and whether its address counts as well.
+    kinds: tuple[str, ...]
+    by_address: bool
+    endpoint_ids: tuple[int, ...]
+    cost: int
+
+
+def match_endpoints(
+    snapshot: Snapshot, *, scope: str | None, route: str | None, name: str | None, method: str, how: How = "any"
+) -> tuple[EndpointFacts, ...]:
+    """The endpoints that a request belongs to: the one named by its scope first, then those matched by route.
+
+    ``route`` is the resolved route with a leading slash in the default language, ``name`` the URL name with its
+    namespaces. A route with DRF's format suffix matches with and without it, a route that depends on the language in
+    each. A scope without an endpoint matches nothing. ``how`` says what the view does with the method.
+    """
+    method = "GET" if method == "HEAD" else method
+    # All that no endpoint names is alike, so that neither scopes nor methods made up by clients fill the memory.
+    if method == "GET" and how == "any":
+        how = "own"  # the form of a view that takes posts, most often
+    key = (scope if scope in snapshot.names else None, route, name, method if method in snapshot.methods else "", how)
+    matches = snapshot.memo.matches
+    matched = matches.get(key)
+    if matched is None:
+        matched = _match(snapshot, *key)
+        matches.put(key, matched)
+    return matched
+
+
+def place_of(snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, entry: UserEntry) -> Place:
+    """The groups that compete at the endpoints, as ``match_endpoints`` found them, and for the user."""
+    own = entry if entry.policies else NOBODY
+    named = bool(endpoints) and endpoints[0].name == scope
+    places, key = snapshot.memo.places, (endpoints, named, own)
+    place = places.get(key)
+    if place is None:
+        place = _find_place(snapshot, endpoints, named, own)
+        places.put(key, place)
+    return place
+
+
+def contenders(
+    caller: Caller, own: list[PolicyFacts], group: Group | None, plan_id: int | None
+) -> Iterator[PolicyFacts]:
+    """The policies of a group whose audience includes the caller."""
+    if own:
+        yield from (policy for policy in own if policy.mode != "off")
+    if group is None:
+        return
+    for kind in group.kinds:
+        value = caller.value(kind)
+        if value:  # no policy is for callers whose value cannot be found out
+            yield from group.by_subject.get(f"{kind}:{value}", ())
+    if group.by_network and caller.address is not None:
+        yield from group.containing(caller.address)
+    if plan_id is not None:
+        yield from group.by_plan.get(plan_id, ())
+    yield from group.everyone
+
+
+def _match(
+    snapshot: Snapshot, scope: str | None, route: str | None, name: str | None, method: str, how: How
+) -> tuple[EndpointFacts, ...]:
+    routes = () if route is None else spellings(route)
+    matched = [
+        endpoint
+        for endpoint in snapshot.endpoints.values()
+        if endpoint.name == scope or any(_matches(pattern, routes, name) for pattern in endpoint.routes)
+    ]
+    counted = [endpoint for endpoint in matched if counts(endpoint, method, how, matched)]
+    return tuple(sorted(counted, key=lambda endpoint: (endpoint.name != scope, endpoint.id)))
+
+
+def _find_place(snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], named: bool, entry: UserEntry) -> Place:
+    found: list[Competition] = []
+    for endpoint in (None, *endpoints):
+        endpoint_id = endpoint.id if endpoint else None
+        own: dict[str, list[PolicyFacts]] = {}
+        for policy in entry.policies:
+            if policy.endpoint_id == endpoint_id:
+                own.setdefault(policy.counted_per, []).append(policy)
+        groups = snapshot.groups.get(endpoint_id, {})
+        found += [Competition(endpoint, per, own.get(per, []), groups.get(per)) for per in {**groups, **own}]
+    kinds = {one.counted_per for one in found}.difference(("caller", "plan", "everyone"))
+    return Place(
+        groups=tuple(found),
+        kinds=tuple(kinds.union(*[one.group.kinds for one in found if one.group])),
+        by_address=any(one.group and one.group.by_network for one in found),
+        endpoint_ids=tuple(endpoint.id for endpoint in endpoints),
+        cost=(endpoints[0].cost if named else 0) or max((e.cost for e in endpoints), default=1),
+    )
+
+
+def _matches(pattern: str, routes: tuple[str, ...], name: str | None) -> bool:
+    """Whether a glob covers a spelling of the route, or the name."""
+    if pattern.startswith("/"):
+        return any(_covers(pattern, route) for route in routes)
+    return name is not None and _covers(pattern, name)
+
+
+def _covers(pattern: str, text: str) -> bool:
+    """Whether a glob covers a text. Only * is special: routes are full of brackets."""
+    first, *parts = pattern.split("*")
+    if not parts:
+        return text == pattern
+    last = parts.pop()
+    if not (text.startswith(first) and text.endswith(last)):
+        return False
+    at, end = len(first), len(text) - len(last)
+    for part in parts:
+        found = text.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return at <= end

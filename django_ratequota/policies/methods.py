@@ -1,0 +1,189 @@
+"""What views do with the methods of requests, and so at which endpoints a request counts.
+
+An endpoint's ``methods`` say what an operator means: "guesses are POSTs". A function view answers any method with the
+same code, so a guess by PUT, or by a method that the client makes up, counts like the POST.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache, partial
+from inspect import unwrap
+from os import SEEK_END
+from types import FunctionType, MethodType
+from typing import Any, Literal
+
+from django.views import View
+
+from .facts import EndpointFacts
+from .routes import class_attribute, enforces_itself, is_decorated, view_class
+from .view_code import FRAMEWORKS, MOST, codes_of, held_values, operations_of, project_functions
+
+#: How a request's method counts at endpoints that do not name it.
+#: ``free``: nowhere, as an ``options`` handler answers.
+#: ``own``: at those for all methods, as the view has code for the method, or answers 405.
+#: ``any``: also at those for other methods, as the view's code for these answers it.
+#: ``every``: like ``any``, and no endpoint names it.
+How = Literal["free", "own", "any", "every"]
+#: ``authenticating``: ``any`` until REST framework's view has authenticated the caller, which it does before it looks
+#: at the method: else passwords could be tried by a method that does nothing. Then ``free`` or ``own``.
+_Kinds = Mapping[str, Literal["free", "own", "any", "authenticating"]]
+
+_READING = ("GET", "HEAD")
+_NO_BODY = (None, "", "0")
+#: The default under "".
+_ANY: _Kinds = {"": "any"}
+#: Functions of a class that run for every request method, before or instead of its handler.
+_RUN_ALWAYS = (
+    *("__getattr__", "__getattribute__", "setup", "dispatch", "http_method_not_allowed"),
+    *("initialize_request", "initial"),
+)
+
+
+def how_heard(request: Any, http: Any, method: str) -> How:
+    """Return how a request's method counts; ``http`` is Django's request, ``request`` that or REST framework's."""
+    if method in _READING:
+        meta = http.META
+        if meta.get("CONTENT_LENGTH") in _NO_BODY and "HTTP_TRANSFER_ENCODING" not in meta:
+            scope = getattr(http, "scope", None)
+            if scope is None or not _has_untold_body(http, scope):
+                return "own"
+    match = getattr(http, "resolver_match", None)
+    if match is not None:
+        kinds = kinds_of(getattr(match, "func", None))
+    else:
+        view = (getattr(request, "parser_context", None) or {}).get("view")
+        kinds = _ANY if view is None else _kinds_of_class(type(view), getattr(view, "action_map", None), view)
+    return _how(kinds, method, request is not http)
+
+
+def _has_untold_body(http: Any, scope: Mapping[str, Any]) -> bool:
+    """Whether an ASGI request has a body that no header tells of, as HTTP/2 and 3 allow it; Django has all of it."""
+    if str(scope.get("http_version", "1.1")).startswith("1"):
+        return False
+    if hasattr(http, "_body"):
+        return bool(http._body)
+    stream = getattr(http, "_stream", None)
+    if stream is None or stream.closed:
+        return False
+    at = stream.tell()
+    size = stream.seek(0, SEEK_END)
+    stream.seek(at)
+    return bool(size)
+
+
+def how_explained(view: Any, method: str) -> How:
+    """Return how the method of a request to the view counts; None = no view is known."""
+    if method in _READING:
+        return "own"
+    return _how(kinds_of(view), method, enforces_itself(view) and not is_decorated(view))
+
+
+def _how(kinds: _Kinds, method: str, authenticated: bool) -> How:
+    if method in _READING:  # with a body, which no page has: the code for other methods may read it
+        return "every" if kinds.get("GET", kinds[""]) == "any" else "own"
+    kind = kinds.get(method) or kinds[""]
+    if kind == "authenticating":
+        kind = "any" if not authenticated else "free" if method == "OPTIONS" else "own"
+    return kind
+
+
+def counts(endpoint: EndpointFacts, method: str, how: How, matched: Iterable[EndpointFacts]) -> bool:
+    """Whether a request counts at one of the endpoints that its route or scope ``matched``.
+
+    A method that the view does not tell from others counts at all of them, unless an operator does: by an endpoint
+    that names the method, and none of this one's.
+    """
+    if method in endpoint.methods:
+        return True
+    if how == "free" or (how == "own" and endpoint.methods):
+        return False
+    if how == "every" or not endpoint.methods:
+        return True
+    return not any(method in one.methods and one.methods.isdisjoint(endpoint.methods) for one in matched)
+
+
+def takes_any_method(view: Any) -> bool:
+    """Whether the view runs the same code for every method, as far as its code shows."""
+    cls = view_class(view)
+    answers = view if cls is None else getattr(cls, "dispatch", None)
+    if kinds_of(view)[""] != "any" or (cls is not None and _of_framework(answers)):
+        return False
+    functions = project_functions([answers])
+    names = {name for function in functions for code in codes_of(function) for name in code.co_names}
+    return 0 < len(functions) <= MOST and names.isdisjoint(("method", "dispatch"))
+
+
+def kinds_of(view: Any) -> _Kinds:
+    """How each method counts at the view, in capitals; "" = any other method."""
+    try:
+        return _kinds(view)
+    except TypeError:  # the view cannot be hashed
+        return _kinds.__wrapped__(view)
+
+
+@lru_cache(maxsize=4096)
+def _kinds(view: Any) -> _Kinds:
+    cls = view_class(view)
+    if isinstance(cls, type) and issubclass(cls, View):
+        return _kinds_of_class(cls, getattr(view, "actions", None), view)
+    operations = [(method, one.view_func) for one in operations_of(view) for method in one.methods]
+    return {"": "own", **_tell_apart(dict(operations), ())} if operations else _ANY
+
+
+def _kinds_of_class(cls: Any, actions: Mapping[str, str] | None, view: Any) -> _Kinds:
+    """The kinds of a class' methods; ``view`` is what ``as_view`` made of it, or an instance."""
+
+    def attribute(name: str) -> Any:
+        return getattr(view, name, None) if isinstance(view, cls) else class_attribute(view, name)
+
+    names = [name for name in attribute("http_method_names") if name != "head"]
+    found = {name: getattr(cls, (actions or {}).get(name, name), None) for name in names}
+    kinds = _tell_apart({name: unwrap(handler) for name, handler in found.items() if handler}, names)
+    run_always = [vars(base)[name] for base in cls.__mro__[:-1] for name in _RUN_ALWAYS if name in vars(base)]
+    if not all(map(_of_framework, _held([view, *run_always], cls))):
+        default = "any"
+    else:
+        default = "authenticating" if attribute("authentication_classes") else "own"
+    if kinds.get("OPTIONS") == "own":
+        kinds["OPTIONS"] = "free" if default == "own" else default
+    return {"": default, **kinds}
+
+
+def _tell_apart(handlers: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """``own`` for methods with code of their own; ``any`` for methods that share a handler or only call another."""
+    shared = list(handlers.values())
+    return {
+        name.upper(): "any" if shared.count(handler) > 1 or _only_calls(handler, names) else "own"
+        for name, handler in handlers.items()
+    }
+
+
+def _only_calls(handler: Any, names: Iterable[str]) -> bool:
+    """Whether the handler only calls one of ``names``, as Django's ``ProcessFormView.put`` does."""
+    code = getattr(handler, "__code__", None)
+    return code is not None and len(code.co_names) == 1 and code.co_names[0] in names
+
+
+def _held(functions: list[Any], cls: type) -> Iterator[Any]:
+    """Yield the functions, and the callables that they wrap or hold; not ``cls`` and its instances."""
+    waiting, seen = list(functions), set[int]()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, MethodType | partial):
+            waiting.append(one.__func__ if isinstance(one, MethodType) else one.func)
+        elif isinstance(one, list | tuple):
+            waiting += one
+        elif callable(one) and one is not cls and not isinstance(one, cls) and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += held_values(one)
+
+
+def _of_framework(one: Any) -> bool:
+    """Whether a framework defines the function, or the class of the object; ``wraps`` hides neither."""
+    if isinstance(one, FunctionType):
+        module = one.__globals__.get("__name__")
+    else:
+        module = (one if isinstance(one, type) else type(one)).__module__
+    return str(module).partition(".")[0] in FRAMEWORKS

@@ -1,0 +1,74 @@
+"""Pages that policies for all endpoints spare: those of Django's admin, and the usage endpoint.
+
+Such policies could lock operators out of the admin, and hide from a client that its quota is used up. Policies for an
+endpoint apply there as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from ..engine.rates import Rate
+from ..engine.types import Bucket
+from .facts import PolicyFacts
+from .identity import Caller
+from .resolver import Candidate, Resolution
+from .routes import is_admin_page, shows_usage
+
+#: The rate per caller at the usage endpoint where no policy is enforced for it.
+LOOKS = Rate.parse("60/min")
+
+
+def spare(resolution: Resolution, name: str | None, view: Any, caller: Caller) -> Resolution:
+    """Return the resolution without the policies that do not apply at the view of that URL name."""
+    if shows_usage(view):
+        own = narrowed(resolution, _names_endpoint)
+        enforced = any(policy.mode == "enforce" for policy in own.winners)
+        return own if enforced else replace(own, buckets=(*own.buckets, _looks(caller)))
+    return narrowed(resolution, _names_endpoint) if is_admin_page(name) else resolution
+
+
+def spare_candidate(candidate: Candidate, name: str | None, view: Any) -> Candidate:
+    """Return the candidate, lost where its policy does not apply at the view of that URL name."""
+    if candidate.policy.endpoint_id is not None:
+        return candidate
+    if shows_usage(view):
+        why = _("policies for all endpoints spare the usage endpoint")
+    elif is_admin_page(name):
+        why = _("policies for all endpoints spare the pages of the admin")
+    else:
+        return candidate
+    return replace(candidate, won=False, buckets=(), reason=_("lost: %(why)s") % {"why": why})
+
+
+def _looks(caller: Caller) -> Bucket:
+    """The caller's bucket of ``LOOKS``. Without an endpoint id, its key is apart from those of all endpoints."""
+    return Bucket(caller.name, LOOKS, scope="usage", counted_per="caller", on_error="allow")
+
+
+def narrowed(resolution: Resolution, only: Callable[[PolicyFacts], bool]) -> Resolution:
+    """Return the resolution with ``only`` some of its policies, and no bucket that is built in."""
+    winners = tuple(policy for policy in resolution.winners if only(policy))
+    ids = {policy.id for policy in winners}
+    buckets = tuple(bucket for bucket in resolution.buckets if bucket.policy_id in ids)
+    if len(winners) == len(resolution.winners) and len(buckets) == len(resolution.buckets):
+        return resolution
+    blocked = zip(resolution.blocked_by, resolution.blocking, strict=True)
+    return replace(
+        resolution,
+        buckets=buckets,
+        blocked_by=tuple(name for name, policy_id in blocked if policy_id in ids),
+        blocking=tuple(policy_id for policy_id in resolution.blocking if policy_id in ids),
+        would_block=tuple(policy_id for policy_id in resolution.would_block if policy_id in ids),
+        winners=winners,
+        policy_ids=tuple(policy.id for policy in winners),
+        unreadable=tuple((name, policy) for name, policy in resolution.unreadable if policy.id in ids),
+    )
+
+
+def _names_endpoint(policy: PolicyFacts) -> bool:
+    return policy.endpoint_id is not None

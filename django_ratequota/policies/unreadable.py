@@ -1,0 +1,123 @@
+"""What policies mean whose rates this version cannot read: they were written past the model's validation, or by a
+newer version while one takes the other's place.
+
+Their last readable rates go on: those that this process held, else the newest in the history. A policy without any
+does what its ``on_error`` says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.apps import apps
+from django.db.models import Count, Min
+
+from ..engine.rates import Rate, parse_rates, show
+from ..exceptions import InvalidRate
+from ..recording.validators import rate_problem
+from .change_feed import POLICY
+from .facts import UNREADABLE, PolicyFacts, policy_facts, read_rates
+
+logger = logging.getLogger("django_ratequota")
+
+#: Texts that are listed, and objects whose history is read in one query.
+_LISTED, _BATCH = 20, 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A rate text that this version cannot read."""
+
+    #: A policy with the text (the model's object), and how many others have it.
+    policy: Any
+    others: int
+    #: What was expected, at which character.
+    problem: str
+    #: The text of the policy's last readable rates; "" = there are none, and ``on_error`` decides.
+    goes_on: str
+
+    def __str__(self) -> str:
+        others = f" and {self.others} more" if self.others else ""
+        goes_on = f"{self.goes_on} goes on" if self.goes_on else "on_error decides"
+        policy = self.policy
+        place = f"{policy.audience} at {policy.endpoint or 'all endpoints'}"
+        return f"Policy {policy.pk} ({place}){others}: rates {show(policy.rates)}: {self.problem}; {goes_on}."
+
+
+def understand(policies: list[PolicyFacts], remembered: Callable[[int], PolicyFacts | None]) -> list[PolicyFacts]:
+    """Return the policies with their last readable rates in place of unreadable ones; logs each of these.
+
+    ``remembered`` finds a policy by its id as this process held it until now. Raises ``django.db.Error``.
+    """
+    unread = [policy for policy in policies if policy.rates == UNREADABLE]
+    if not unread:
+        return policies
+    known = {policy.id: remembered(policy.id) for policy in unread}
+    last = {pk: (held.text, held.rates) for pk, held in known.items() if held and held.rates != UNREADABLE}
+    last |= _recorded(pk for pk in known if pk not in last)
+    for policy in unread:
+        goes_on = f"{last[policy.id][0]!r} goes on" if policy.id in last else "its on_error decides"
+        logger.error("policy %s: its rates %s cannot be read; %s", policy.id, show(policy.unread), goes_on)
+    return [
+        replace(policy, text=last[policy.id][0], rates=last[policy.id][1])
+        if policy.rates == UNREADABLE and policy.id in last
+        else policy
+        for policy in policies
+    ]
+
+
+def find_unreadable() -> list[Unreadable]:
+    """The texts in the database that cannot be read, ``_LISTED`` of them at most; raises ``django.db.Error``."""
+    model = apps.get_model("django_ratequota", "RatePolicy")
+    texts = model.objects.order_by().values_list("rates", "algorithm")
+    bad: dict[int, int] = {}
+    for rates, algorithm, first, count in texts.annotate(Min("pk"), Count("pk")):
+        if read_rates(rates, algorithm) is None and len(bad) < _LISTED:
+            bad[first] = count
+    last = _recorded(bad)
+    return [
+        Unreadable(
+            policy=policy,
+            others=bad[policy.pk] - 1,
+            problem=_problem(policy),
+            goes_on=last[policy.pk][0] if policy.pk in last else "",
+        )
+        for policy in model.objects.filter(pk__in=list(bad)).select_related("endpoint", "user", "plan").order_by("pk")
+    ]
+
+
+def last_meaning(policy: Any) -> PolicyFacts:
+    """What a RatePolicy says, by its last readable rates in the history where its own cannot be read."""
+    return understand([policy_facts(policy)], lambda pk: None)[0]
+
+
+def _problem(policy: Any) -> str:
+    try:
+        parse_rates(policy.rates, policy.algorithm)
+    except InvalidRate as error:
+        return rate_problem(error)
+    return ""
+
+
+def _recorded(ids: Iterable[int]) -> dict[int, tuple[str, tuple[Rate, ...] | str]]:
+    """Policy's id -> (text, rates) of the newest state in its history that can be read."""
+    found: dict[int, tuple[str, tuple[Rate, ...] | str]] = {}
+    ids = list(ids)
+    changes = apps.get_model("django_ratequota", "PolicyChange").objects.filter(model=POLICY).order_by("-pk")
+    for at in range(0, len(ids), _BATCH):
+        wanted = {str(pk) for pk in ids[at : at + _BATCH]}
+        rows = changes.filter(object_id__in=wanted).values_list("object_id", "after", "before")
+        for object_id, *states in rows.iterator(chunk_size=_BATCH):
+            for state in states if object_id in wanted else ():
+                text = str(state.get("rates")) if state else ""
+                rates = read_rates(text, state.get("algorithm")) if state else None
+                if rates is not None:
+                    found[int(object_id)] = text, rates
+                    wanted.discard(object_id)
+                    break
+            if not wanted:
+                break
+    return found

@@ -1,0 +1,248 @@
+"""How a connection is made: its class, TLS, and a login that takes one round trip.
+
+redis-py's own greeting takes up to six (HELLO, AUTH, SELECT, CLIENT SETNAME, twice CLIENT SETINFO). Here redis-py
+connects without credentials, by RESP2, which needs no HELLO; login, database and name then go out together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ssl
+from functools import cache, cached_property
+from typing import Any
+
+import redis
+import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
+
+from ..exceptions import ConfigurationError
+from .budget import Budget
+from .sockets import patient, spend
+
+#: Seconds that connecting may take, whatever its decision's timeout: the connection serves the next decision.
+CONNECT_SECONDS = 5.0
+
+#: Options of a client that its decisions must not inherit. Retries, for one: a client that retried lost replies
+#: counted one request eleven times.
+_IGNORED = frozenset(
+    {
+        "retry",
+        "retry_on_timeout",
+        "retry_on_error",
+        "socket_timeout",
+        "socket_connect_timeout",
+        "health_check_interval",
+        "parser_class",
+        "decode_responses",
+        "encoding",
+        "encoding_errors",
+        "event_dispatcher",
+        "maint_notifications_config",
+        "maint_notifications_pool_handler",
+        "oss_cluster_maint_notifications_handler",
+        "max_connections",  # the server's own number
+        "connection_pool",  # of a Sentinel, by which its connections find the master
+        "protocol",
+    }
+)
+#: What the login sends by itself.
+_LOGIN = ("db", "username", "password", "credential_provider", "client_name")
+
+#: Any of redis-py's classes of connections -> the class for threads, and the class for tasks.
+_CLASSES: dict[type, tuple[type, type]] = {}
+for _sync, _async, _managed in (
+    (
+        redis.Connection,
+        redis.asyncio.Connection,
+        (redis.sentinel.SentinelManagedConnection, redis.asyncio.sentinel.SentinelManagedConnection),
+    ),
+    (
+        redis.SSLConnection,
+        redis.asyncio.SSLConnection,
+        (redis.sentinel.SentinelManagedSSLConnection, redis.asyncio.sentinel.SentinelManagedSSLConnection),
+    ),
+    (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection, ()),
+):
+    _patient_class = patient(_sync)
+    for _kind in (_sync, _async, *_managed):
+        _CLASSES[_kind] = (_patient_class, _async)
+
+_PING = ("PING",)
+
+
+class Handshake:
+    """Makes connections to one server."""
+
+    def __init__(self, kind: type, kwargs: dict[str, Any]) -> None:
+        """``kind`` is redis-py's class of connections, ``kwargs`` what a client makes them with.
+
+        Raises ``ConfigurationError`` for classes other than redis-py's own TCP, TLS and Unix sockets, and for
+        options that these do not take.
+        """
+        try:
+            self._class, self._async_class = _CLASSES[kind]
+        except KeyError:
+            raise ConfigurationError(
+                f"connections of class {kind.__name__} are not supported; use redis-py's own"
+            ) from None
+        options = {key: value for key, value in kwargs.items() if key not in _IGNORED}
+        try:
+            model = self._class(**options)
+        except (TypeError, ValueError, redis.RedisError) as error:
+            raise ConfigurationError(f"no connection to Redis can be made as configured: {error}") from error
+        # A connect function of the project's own logs in by itself.
+        self._logs_in = not options.get("redis_connect_func")
+        login = {key: options.pop(key, None) for key in _LOGIN} if self._logs_in else {}
+        self._provider = login.get("credential_provider")
+        if login.get("username") or login.get("password"):
+            self._provider = redis.UsernamePasswordCredentialProvider(login["username"], login["password"])
+        self._database, self._name = login.get("db"), login.get("client_name")
+        self._options = {**options, "protocol": 2}
+        # Tasks' connections take fewer options: those of TLS come as one context, no other says anything there.
+        taken = _parameters(self._async_class)
+        self._async_options = {
+            key: value for key, value in self._options.items() if key in taken and not key.startswith("ssl_")
+        }
+        self._tls = None
+        if isinstance(model, redis.SSLConnection):
+            self._tls = _Tls(model)
+            if model.cert_reqs == ssl.CERT_NONE:  # which leaves no name to check; redis-py 6.0 fails there
+                self._options["ssl_check_hostname"] = False
+
+    def connect(self, seconds: float = CONNECT_SECONDS) -> Any:
+        """Return a connection that is logged in; raises what redis-py and credential providers raise.
+
+        ``seconds`` is for each step: connecting to each of the server's addresses, TLS, login.
+        """
+        connection = _unnamed(self._class(**self._options, socket_timeout=seconds, socket_connect_timeout=seconds))
+        spend(Budget(seconds))
+        try:
+            connection.connect()
+            commands = self._commands(_credentials(self._provider))
+            connection.send_packed_command(connection.pack_commands(commands))
+            for command in commands:
+                try:
+                    connection.read_response()
+                except redis.exceptions.NoPermissionError:
+                    if command is not _PING:  # refused or not, it was answered
+                        raise
+        except BaseException as error:
+            connection.disconnect()
+            _raise_refused(error)
+            raise
+        return connection
+
+    async def aconnect(self) -> Any:
+        """``connect``, awaited."""
+        connection = _unnamed(self._async_class(**self._async_options, socket_timeout=None))
+        if self._tls is not None:
+            connection.ssl_context.context = self._tls.context
+        try:
+            commands = self._commands(await _acredentials(self._provider))
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await connection.connect()
+                await connection.send_packed_command(connection.pack_commands(commands))
+                for command in commands:
+                    try:
+                        await connection.read_response()
+                    except redis.exceptions.NoPermissionError:
+                        if command is not _PING:
+                            raise
+        except BaseException as error:
+            await connection.disconnect(nowait=True)
+            _raise_refused(error)
+            raise
+        return connection
+
+    def _commands(self, credentials: tuple[str, ...] | None) -> list[tuple[Any, ...]]:
+        """What to send on a new connection, all at once: something always, so that the server has answered once."""
+        if not self._logs_in:
+            return [_PING]
+        commands: list[tuple[Any, ...]] = []
+        if credentials:
+            commands.append(("AUTH", *credentials))
+        if self._database:
+            commands.append(("SELECT", self._database))
+        if self._name:
+            commands.append(("CLIENT", "SETNAME", self._name))
+        return commands or [_PING]
+
+
+class _Tls:
+    """The options of redis-py's TLS connection as one context, which tasks' connections share."""
+
+    def __init__(self, connection: Any) -> None:
+        self._of = connection
+
+    @cached_property
+    def context(self) -> ssl.SSLContext:
+        """The context; raises ``ConfigurationError`` for options that only threads' connections have."""
+        of = self._of
+        if of.ssl_validate_ocsp or of.ssl_validate_ocsp_stapled:
+            raise ConfigurationError(
+                "redis-py validates OCSP for threads only; for asyncio, leave ssl_validate_ocsp out"
+            )
+        context = ssl.create_default_context()
+        context.check_hostname = of.check_hostname and of.cert_reqs != ssl.CERT_NONE
+        context.verify_mode = of.cert_reqs
+        for flag in getattr(of, "ssl_include_verify_flags", None) or ():
+            context.verify_flags |= flag
+        for flag in getattr(of, "ssl_exclude_verify_flags", None) or ():
+            context.verify_flags &= ~flag
+        if of.certfile or of.keyfile:
+            context.load_cert_chain(of.certfile, of.keyfile, of.certificate_password)
+        if of.ca_certs or of.ca_path or of.ca_data:
+            context.load_verify_locations(of.ca_certs, of.ca_path, of.ca_data)
+        if of.ssl_min_version is not None:
+            context.minimum_version = of.ssl_min_version
+        if of.ssl_ciphers:
+            context.set_ciphers(of.ssl_ciphers)
+        return context
+
+
+def _unnamed(connection: Any) -> Any:
+    """The connection without the name of its library, which redis-py sends in two more round trips."""
+    connection.lib_name = connection.lib_version = connection.driver_info = None
+    return connection
+
+
+def _raise_refused(error: BaseException) -> None:
+    """Turn into no connection what else passed as an answer: a plain error reply, or a connect function's own error.
+
+    It concerns every command, not one.
+    """
+    own = isinstance(error, Exception) and not isinstance(error, redis.RedisError | OSError)
+    if own or type(error) is redis.ResponseError:
+        raise redis.ConnectionError(str(error)) from error
+
+
+def _credentials(provider: Any) -> tuple[str, ...] | None:
+    """The provider's credentials; whatever it raises, there is no connection."""
+    try:
+        return provider and provider.get_credentials()  # type: ignore[no-any-return]
+    except Exception as error:
+        raise redis.ConnectionError(f"no credentials: {error}") from error
+
+
+async def _acredentials(provider: Any) -> tuple[str, ...] | None:
+    """``_credentials``, awaited; of a provider that can only block, in a thread."""
+    method = getattr(type(provider), "get_credentials_async", None)
+    if method is None or method is redis.CredentialProvider.get_credentials_async:
+        return provider and await asyncio.to_thread(_credentials, provider)  # type: ignore[no-any-return]
+    try:
+        return await provider.get_credentials_async()  # type: ignore[no-any-return]
+    except Exception as error:
+        raise redis.ConnectionError(f"no credentials: {error}") from error
+
+
+@cache
+def option_names() -> frozenset[str]:
+    """The names of all options that connections of any kind take."""
+    return frozenset(name for kind in _CLASSES for name in _parameters(kind))
+
+
+def _parameters(cls: type) -> set[str]:
+    """The names of all options that a class of connections and its bases take."""
+    return {name for base in cls.__mro__ for name in inspect.signature(base).parameters}

@@ -1,0 +1,196 @@
+"""What decides during a part of a test: policies, a clock and counters of its own.
+
+The names that every decision goes through are replaced on first use, by what looks for a scene and, finding none,
+does what was there before: ``runtime._made`` and ``on_error._local`` (the limiters in Redis and in this process),
+``note`` and ``watch`` of ``enforcement``, and ``policies`` of the modules that decide by them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
+
+from .. import runtime
+from ..conf import OncePerSettings, settings
+from ..enforcement import check as enforcement
+from ..enforcement import on_error as fallback
+from ..enforcement import unchecked
+from ..engine.keys import bucket_key, revision_key
+from ..engine.limiter import Limiter
+from ..engine.local import LocalLimiter
+from ..engine.types import Bucket, Decision
+from ..exceptions import StoreError
+from ..monitoring.alerts import crossed, quota_threshold, told_us
+from ..monitoring.collector import Collector
+from ..operations import caller_limits as standing
+from ..operations import explain as explaining
+from ..policies.cache import Policies
+from ..store.base import Store
+from ..store.factory import store_of_settings
+from .clock import Clock
+from .policies import FixedPolicies
+
+#: Keys of one command; far more than a test has.
+_TOGETHER = 500
+#: Seconds that a decision may take.
+_PATIENCE = 5.0
+
+
+class Scene:
+    """Policies, clock and counters; in force from ``enter`` to ``leave``."""
+
+    def __init__(self, policies: Policies | FixedPolicies, clock: Clock | None) -> None:
+        #: What the engine takes for the time.
+        self.clock = clock or Clock()
+        self.policies = policies
+        # No thread hands over what is counted here.
+        self._collector = Collector()
+        self._name = secrets.token_hex(5)
+        self._limiters: list[SceneLimiter] = []
+        # Others where a test overrides the settings meanwhile.
+        self.limiter = OncePerSettings(self._make_limiter)
+        self.local = OncePerSettings(lambda: LocalLimiter(settings.local_share, clock=lambda: self.clock() / 10**6))
+        #: (counter, level) -> until when ``quota_threshold`` was sent for it (µs).
+        self._told: dict[tuple[object, ...], int] = {}
+
+    def reset(self) -> None:
+        """Forget all that was counted."""
+        for one in self._limiters:
+            one.forget_keys()
+        self.local.forget()
+        self._told.clear()
+
+    @property
+    def entered(self) -> bool:
+        """Whether this context has entered it."""
+        return self in _own.get()
+
+    def note(self, asked: Any, route: str | None, *decided: Any) -> str:
+        """Note a decision; returns the id of a refusal, as in production, "" without one."""
+        return self._collector.note(asked, route or "", *decided) if settings.statistics_seconds else ""
+
+    def watch(self, decision: Decision) -> None:
+        """Send ``quota_threshold``: at once, as a test does not wait."""
+        for status in decision.statuses if not decision.degraded else ():
+            for level in crossed(status):
+                key = (*status.bucket.counter, level)
+                if self._told.get(key, 0) <= decision.at_us:
+                    self._told[key] = decision.at_us + told_us(status)
+                    at = datetime.fromtimestamp(decision.at_us / 10**6, UTC)
+                    quota_threshold.send_robust(sender=None, level=level, status=status, at=at, suppressed=0)
+
+    def enter(self, all_threads: bool) -> None:
+        """Be in force in this context, or in all threads of the process."""
+        _install()
+        _own.set((*_own.get(), self))
+        if all_threads:
+            _shared.append(self)
+
+    def leave(self) -> None:
+        """Be in force no more, and leave nothing in Redis."""
+        _own.set(tuple(scene for scene in _own.get() if scene is not self))
+        if self in _shared:
+            _shared.remove(self)
+        self.reset()
+
+    def _make_limiter(self) -> SceneLimiter:
+        made = SceneLimiter(self.clock, self._name, fixed=isinstance(self.policies, FixedPolicies))
+        self._limiters.append(made)
+        return made
+
+
+class SceneLimiter(Limiter):
+    """The default limiter's server, with keys that no other scene, process or test run has."""
+
+    def __init__(self, clock: Clock, name: str, *, fixed: bool) -> None:
+        # It begins with the project's prefix, which an ACL may demand. 16 characters are the most.
+        super().__init__(clock=clock, prefix=f"{settings.prefix[:5]}:{name}", deny_cache_seconds=0)
+        self.store = _store()  # on connections that are open already
+        self._fixed = fixed
+        self._buckets: set[Bucket] = set()
+        # Whether Redis may hold a key of ours.
+        self._asked = False
+        if fixed:  # nothing can be published: requests without limits need no Redis
+            self._look_seconds = float("inf")
+
+    def publish(self) -> int:
+        """Tell those outside the scene too: what is committed in a test is committed."""
+        self._asked = True
+        _limiters.real().publish()
+        return super().publish()
+
+    def _begin(self, mode: str, buckets: Iterable[Bucket], *args: Any) -> Any:
+        buckets = tuple(buckets)
+        self._buckets.update(buckets)
+        self._asked = self._asked or bool(buckets) or not self._fixed
+        return super()._begin(mode, buckets, *args)
+
+    def forget_keys(self) -> None:
+        """Delete all that was counted; what Redis does not delete now goes when its time is over."""
+        keys = [*{bucket_key(self.prefix, bucket) for bucket in self._buckets}, revision_key(self.prefix)]
+        asked, self._asked, self._buckets = self._asked, False, set()
+        size = 1 if self.store.clustered else _TOGETHER
+        try:
+            for start in range(0, len(keys) if asked else 0, size):
+                self.store.execute(("DEL", *keys[start : start + size]))
+        except StoreError:
+            pass
+
+
+#: The scenes entered in this context, the last one counts; async code and the threads of asgiref inherit them.
+_own: ContextVar[tuple[Scene, ...]] = ContextVar("ratequota_scenes", default=())
+#: Those in force where this context has none.
+_shared: list[Scene] = []
+
+
+def current_scene() -> Scene | None:
+    """The scene in force; None outside of any."""
+    own = _own.get()
+    return own[-1] if own else _shared[-1] if _shared else None
+
+
+class _Staged:
+    """In place of a name: what the scene has under ``name``, without one the real thing."""
+
+    def __init__(self, name: str, real: Any) -> None:
+        self._name = name
+        self.real = real
+
+    def __call__(self, *args: Any) -> Any:
+        return self._found()(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._found(), name)
+
+    def _found(self) -> Any:
+        scene = current_scene()
+        return getattr(scene, self._name) if scene else self.real
+
+
+_limiters = _Staged("limiter", vars(runtime)["_made"])
+
+
+def _make_store() -> Store:
+    """The settings' server, with more patience than requests have: a machine that tests may be busy."""
+    store = store_of_settings(settings)
+    store.timeout = max(store.timeout, _PATIENCE)
+    return store
+
+
+_store = OncePerSettings(_make_store)
+os.register_at_fork(after_in_child=_store.forget)
+
+
+def _install() -> None:
+    if vars(runtime)["_made"] is _limiters:
+        return
+    vars(runtime)["_made"] = _limiters
+    vars(fallback)["_local"] = _Staged("local", vars(fallback)["_local"])
+    for name in ("policies", "note", "watch"):
+        vars(enforcement)[name] = _Staged(name, vars(enforcement)[name])
+    for module in (explaining, standing, unchecked):
+        vars(module)["policies"] = vars(enforcement)["policies"]

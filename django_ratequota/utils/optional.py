@@ -1,0 +1,18 @@
+"""The optional packages: imported on use, and asked for by the name of their extra where they are missing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+from ..exceptions import ConfigurationError
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """The optional module; raises ``ConfigurationError`` naming the extra that installs it."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != module.partition(".")[0]:
+            raise
+        raise ConfigurationError(f"{module} is not installed: pip install 'django-ratequota[{extra}]'") from error

@@ -1,0 +1,232 @@
+"""Plots: round marks, labels that fit, numbers that no language breaks, and the same numbers as a table."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from django.template.loader import render_to_string
+from django.utils import translation
+
+from django_ratequota.admin.charts import Plot, Series, plot, round_ticks
+
+MINUTES = [f"13:{minute:02d}" for minute in range(7, 60)] + [f"14:{minute:02d}" for minute in range(7)]
+_SVG = "{http://www.w3.org/2000/svg}"
+
+
+def draw(shown: Plot) -> str:
+    return render_to_string("django_ratequota/plot.html", {"plot": shown})
+
+
+def drawing(shown: Plot) -> ElementTree.Element:
+    """The SVG, which must be XML too."""
+    found = re.search(r'<svg class="ratequota-plot-drawing".*?</svg>', draw(shown), re.S)
+    assert found is not None
+    return ElementTree.fromstring(found[0])
+
+
+def of(*values: float, **kwargs: Any) -> Plot:
+    """A plot of one series."""
+    labels = [f"t{number}" for number in range(len(values))]
+    return plot(title="Requests", labels=labels, series=[Series("admitted", "admitted", values)], **kwargs)
+
+
+def rects(svg: ElementTree.Element, kind: str) -> list[ElementTree.Element]:
+    return [one for one in svg.iter("rect") if f"ratequota-plot-{kind}" in one.get("class", "").split()]
+
+
+@pytest.mark.parametrize(
+    ("highest", "ticks"),
+    [
+        (0, (0, 1)),
+        (1, (0, 1)),
+        (3, (0, 1, 2, 3)),
+        (5, (0, 1, 2, 3, 4, 5)),
+        (6, (0, 2, 4, 6)),
+        (10, (0, 2, 4, 6, 8, 10)),
+        (11, (0, 5, 10, 15)),
+        (24, (0, 5, 10, 15, 20, 25)),
+        (99, (0, 20, 40, 60, 80, 100)),
+        (101, (0, 50, 100, 150)),
+        (4210, (0, 1000, 2000, 3000, 4000, 5000)),
+        (10**9, (0, 2 * 10**8, 4 * 10**8, 6 * 10**8, 8 * 10**8, 10**9)),
+        (0.3, (0, 0.1, 0.2, 0.3)),
+    ],
+)
+def test_ticks_are_round_and_reach_the_highest(highest: float, ticks: tuple[float, ...]) -> None:
+    assert round_ticks(highest) == ticks
+
+
+@pytest.mark.parametrize("highest", [*range(1, 200), 1e3 + 1, 123_456, 7.77, 2**53])
+def test_ticks_are_few(highest: float) -> None:
+    ticks = round_ticks(highest)
+    assert 2 <= len(ticks) <= 6
+    assert ticks[-2] < highest <= ticks[-1]
+
+
+def test_bars_stand_on_each_other_and_reach_the_axis() -> None:
+    shown = plot(
+        title="Requests",
+        labels=["a", "b"],
+        series=[Series("admitted", "admitted", [6, 0]), Series("refused", "refused", [4, 10])],
+    )
+    svg = drawing(shown)
+    (admitted,), (first, second) = rects(svg, "admitted"), rects(svg, "refused")
+    top, height = float(shown.edges["top"]), float(shown.edges["height"])
+    assert float(first.get("y", "")) == top
+    assert float(first.get("y", "")) + float(first.get("height", "")) == pytest.approx(float(admitted.get("y", "")))
+    assert float(admitted.get("height", "")) == pytest.approx(height * 0.6)
+    assert float(second.get("height", "")) == height
+    assert first.get("x") == admitted.get("x") != second.get("x")
+
+
+def test_every_bar_tells_its_numbers_on_hover() -> None:
+    shown = plot(
+        title="Requests",
+        labels=["13:05"],
+        series=[Series("admitted", "admitted", [1200]), Series("refused", "refused", [0])],
+        line=[2000],
+        line_name="limit",
+    )
+    titles = [one.text for one in drawing(shown).iter("title")]
+    assert titles == ["13:05: admitted 1,200, refused 0, limit 2,000"]
+
+
+def test_colour_is_not_the_only_carrier() -> None:
+    kinds = ("admitted", "refused", "would")
+    shown = plot(title="Requests", labels=["a"], series=[Series(kind, kind, [1]) for kind in kinds])
+    svg = drawing(shown)
+    patterns = {f"url(#{one.get('id')})" for one in svg.iter("pattern")}
+    fills = {kind: rects(svg, kind)[0].get("fill") for kind in kinds}
+    assert fills["admitted"] is None, "plain, by the style sheet"
+    assert len({fills["refused"], fills["would"]} & patterns) == 2
+    legend = re.search(r"<ul class=\"ratequota-plot-legend\">.*?</ul>", draw(shown), re.S)
+    assert legend is not None
+    assert fills["refused"] in legend[0]
+
+
+def test_a_kind_of_the_callers_own_is_drawn() -> None:
+    shown = plot(title="Requests", labels=["a"], series=[Series("idle", "idle", [1])])
+    (rect,) = rects(drawing(shown), "idle")
+    assert rect.get("fill") is None
+
+
+def test_the_table_holds_every_number() -> None:
+    shown = plot(
+        title="Requests",
+        labels=["13:05", "13:06"],
+        series=[Series("admitted", "admitted", [1234, 0]), Series("refused", "refused", [5, 2.5])],
+        line=[None, 7],
+        line_name="limit",
+    )
+    text = draw(shown)
+    assert re.findall(r'<th scope="col">(.*?)</th>', text) == ["Time", "admitted", "refused", "limit"]
+    found = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', text)
+    assert [(label, re.findall("<td>(.*?)</td>", cells)) for label, cells in found] == [
+        ("13:05", ["1,234", "5", "–"]),
+        ("13:06", ["0", "2.5", "7"]),
+    ]
+
+
+def test_it_is_an_image_with_a_name_and_a_description() -> None:
+    svg = drawing(of(1, 7, 3))
+    assert (svg.get("role"), svg.get("aria-label")) == ("img", "Requests")
+    (desc,) = svg.iter("desc")
+    assert desc.get("id") == svg.get("aria-describedby")
+    assert "from t0 to t2" in (desc.text or "")
+    assert "the highest, 7, at t1" in (desc.text or "")
+
+
+def test_the_line_goes_in_steps_and_stops_where_it_has_no_value() -> None:
+    shown = of(1, 1, 1, 1, line=[2, 4, None, 4], line_name="limit")
+    path = drawing(shown).findall("path")[-1]
+    commands = re.sub(r"[\d. ]+", "", path.get("d", ""))
+    assert path.get("class") == "ratequota-plot-line"
+    assert commands == "MHVHMH"
+    assert shown.values[-1].text == "4", "the axis reaches the line"
+
+
+@pytest.mark.parametrize("language", ["de", "fr", "ar", "hi"])
+def test_no_language_breaks_the_drawing(language: str) -> None:
+    """A decimal comma, a space in thousands or other digits in an attribute would."""
+    shown = of(*[1234.5, 0.25, 100_000] * 9, line=[9876.5] * 27, line_name="limit")
+    with translation.override(language):
+        svg = drawing(shown)
+        assert shown.rows[0][1][0] != "1,234.5" or language == "hi", "texts are localised"
+    for element in svg.iter():
+        for name in ("x", "y", "width", "height", "d", "viewBox", "dy"):
+            assert re.fullmatch(r"[-MHVem\d. ]*", element.get(name, "")), (element.tag, name, element.get(name))
+
+
+def test_nothing_is_inline_and_hostile_names_stay_text() -> None:
+    hostile = "\"'><script>alert(1)</script>"
+    shown = plot(
+        title=hostile,
+        labels=[hostile, "b"],
+        series=[Series(hostile, "refused", [1, 2])],
+        unit=hostile,
+        line=[1, 2],
+        line_name=hostile,
+    )
+    text = draw(shown)
+    assert "<script" not in text
+    assert not re.search(r"<style|\sstyle=|\son\w+=", text)
+    assert drawing(shown).get("aria-label") == hostile
+
+
+def test_two_plots_share_no_id() -> None:
+    both = draw(of(1)) + draw(plot(title="Other", labels=["a"], series=[Series("x", "admitted", [1])]))
+    ids = re.findall(r'\sid="(.*?)"', both)
+    assert len(ids) == len(set(ids)) > 2
+
+
+@pytest.mark.parametrize("shown", [of(), of(0, 0, 0), plot(title="Requests", labels=["a"], series=[])])
+def test_without_numbers_there_is_a_sentence(shown: Plot) -> None:
+    text = draw(shown)
+    assert "There is nothing to show." in text
+    assert "<svg" not in text
+    assert "<table" not in text
+
+
+def test_the_sentence_may_be_another() -> None:
+    assert "No request yet." in draw(of(empty="No request yet."))
+
+
+def test_lengths_must_agree() -> None:
+    with pytest.raises(ValueError, match="2 labels, but 1 values"):
+        plot(title="", labels=["a", "b"], series=[Series("x", "admitted", [1])])
+    with pytest.raises(ValueError, match="2 labels, but 3 values"):
+        plot(title="", labels=["a", "b"], series=[], line=[1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("labels", "wide", "narrow"),
+    [
+        (MINUTES, [f"13:{minute}" for minute in range(10, 60, 5)] + ["14:00", "14:05"], 6),
+        ([f"{hour:02d}:{minute:02d}" for hour in range(24) for minute in (0, 15, 30, 45)], None, 6),
+        ([f"Sat {day}, {hour:02d}:00" for day in range(1, 8) for hour in range(24)], None, 4),
+        (["one"], ["one"], 1),
+        (["x" * 500, "y" * 500], [], 0),
+    ],
+)
+def test_labels_are_thinned_to_what_there_is_room_for(labels: list[str], wide: Any, narrow: int) -> None:
+    shown = plot(title="", labels=labels, series=[Series("x", "admitted", [1] * len(labels))])
+    written = [tick.text for tick in shown.times]
+    assert wide is None or written == wide
+    assert len(written) <= 14
+    assert sum(tick.narrow for tick in shown.times) <= narrow
+    for ticks, character in ((shown.times, 6), ([one for one in shown.times if one.narrow], 11)):
+        ends = [(float(one.at), len(one.text) * character / 2) for one in ticks]
+        for (left, half), (right, other) in pairwise(ends):
+            assert left + half < right - other, "labels overlap"
+        assert all(at - half >= 0 and at + half <= 720 for at, half in ends), "cut off at the edge"
+
+
+def test_a_week_is_labelled_at_midnight() -> None:
+    days = ["Sat", "Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"]
+    labels = [f"{days[hour // 24]} {hour % 24:02d}:00" for hour in range(13, 13 + 168)]
+    shown = plot(title="", labels=labels, series=[Series("x", "admitted", [1] * 168)])
+    assert [tick.text for tick in shown.times] == [f"{day} 00:00" for day in days[1:]]

@@ -1,0 +1,184 @@
+"""Copying a plan: every field of its policies, one publication, and who may."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.signals import policies_changed
+from tests.support.operators import client_of
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+BASE = "/admin/django_ratequota/plan"
+HOSTILE = "<script>alert(1)</script>\u202e"
+FORM = {"name": "Pro", "slug": "pro", "description": "For some", "reason": "Ticket 4711"}
+
+
+@pytest.fixture
+def free() -> Plan:
+    """A plan with a policy that has every field set, and a plain one."""
+    free = Plan.objects.create(name="Free", slug="free", description="For all", default_for="anonymous")
+    now = timezone.now()
+    RatePolicy.objects.create(plan=free, rates="1/s")
+    RatePolicy.objects.create(
+        plan=free,
+        endpoint=Endpoint.objects.create(name="search"),
+        counted_per="ip",
+        rates="10/s, 1000/hour burst 50",
+        algorithm="gcra",
+        mode="log",
+        on_error="deny",
+        starts_at=now - timedelta(days=1),
+        ends_at=now + timedelta(days=1),
+        reason="A trial",
+    )
+    return free
+
+
+@pytest.fixture
+def operator() -> Client:
+    return client_of(superuser=True)
+
+
+def policies(plan: Plan) -> list[dict[str, Any]]:
+    rows = list(RatePolicy.objects.filter(plan=plan).order_by("rates").values())
+    for row in rows:
+        del row["id"], row["plan_id"]
+    return rows
+
+
+def test_a_copy_has_every_field_of_the_policies(operator: Client, free: Plan) -> None:
+    PlanAssignment.objects.create(user=User.objects.create(username="alice"), plan=free)
+    RatePolicy.objects.create(subject="ip:::1", rates="71/s")
+    page = operator.get(f"{BASE}/{free.pk}/copy/").content.decode()
+    assert 'value="Copy of Free"' in page
+    assert 'value="free-copy"' in page
+    assert "its copy is nobody’s default" in page
+    assert "1000/hour burst 50" in page
+    before = policies(free)
+    revisions = []
+    last = PolicyChange.objects.latest("pk").pk
+
+    def published(revision: int | None, **_: Any) -> None:
+        revisions.append(revision)
+
+    policies_changed.connect(published)
+    try:
+        done = operator.post(f"{BASE}/{free.pk}/copy/", FORM)
+    finally:
+        policies_changed.disconnect(published)
+    pro = Plan.objects.get(slug="pro")
+    assert (done.status_code, done.headers["Location"]) == (302, f"{BASE}/{pro.pk}/change/")
+    assert (pro.name, pro.description, pro.default_for) == ("Pro", "For some", "")
+    assert policies(pro) == policies(free) == before
+    assert len(before) == 2
+    assert not pro.assignments.exists()
+    assert len(revisions) == 1
+    changes = PolicyChange.objects.filter(pk__gt=last)
+    assert {(c.model, c.action, c.actor.username, c.reason) for c in changes} == {
+        ("plan", "create", "operator", "Ticket 4711"),
+        ("ratepolicy", "create", "operator", "Ticket 4711"),
+    }
+    assert len(changes) == 3
+    assert LogEntry.objects.get().get_change_message() == "Copied from Free, with 2 policies."
+    assert "Plan Pro was made, with 2 policies." in operator.get(f"{BASE}/{pro.pk}/change/").content.decode()
+
+
+def test_without_a_reason_the_history_names_the_plan(operator: Client, free: Plan) -> None:
+    assert operator.post(f"{BASE}/{free.pk}/copy/", {**FORM, "reason": ""}).status_code == 302
+    assert {change.reason for change in PolicyChange.objects.all()[:3]} == {"copy of Free"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"name": "Free"}, "Plan with this Name already exists."),
+        ({"slug": "free"}, "Plan with this Slug already exists."),
+        ({"name": ""}, "This field is required."),
+        ({"slug": "no slug"}, "Enter a valid “slug”"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(operator: Client, free: Plan, edit: dict[str, str], message: str) -> None:
+    page = operator.post(f"{BASE}/{free.pk}/copy/", {**FORM, **edit})
+    assert page.status_code == 200
+    assert message in page.content.decode()
+    assert 'value="Ticket 4711"' in page.content.decode()
+    assert Plan.objects.count() == 1
+
+
+def test_a_policy_that_cannot_be_saved_as_it_is_stops_the_copy(operator: Client, free: Plan) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'garbage' WHERE rates = '1/s'")
+    page = operator.post(f"{BASE}/{free.pk}/copy/", FORM)
+    assert page.status_code == 200
+    text = page.content.decode()
+    assert "Nothing was copied: plan Free × all endpoints: garbage cannot be saved as it is." in text
+    assert "expected a limit" in text
+    assert (Plan.objects.count(), RatePolicy.objects.count()) == (1, 2)
+    assert not LogEntry.objects.exists()
+
+
+def test_queries_do_not_grow_with_the_policies(operator: Client, free: Plan) -> None:
+    def count(slug: str) -> tuple[int, int]:
+        with CaptureQueriesContext(connection) as asked:
+            assert operator.get(f"{BASE}/{free.pk}/copy/").status_code == 200
+        with CaptureQueriesContext(connection) as copied:
+            form = {**FORM, "name": slug, "slug": slug}
+            assert operator.post(f"{BASE}/{free.pk}/copy/", form).status_code == 302
+        return len(asked), len(copied)
+
+    count("warm")
+    few = count("few")
+    for number in range(30):
+        endpoint = Endpoint.objects.create(name=f"e{number}")
+        RatePolicy.objects.create(plan=free, endpoint=endpoint, rates="1/s")
+    assert count("many") == few
+
+
+def test_hostile_names_are_shown_harmlessly(operator: Client) -> None:
+    evil = Plan.objects.create(name=HOSTILE + "x" * 60, slug="x" * 100)
+    page = operator.get(f"{BASE}/{evil.pk}/copy/").content.decode()
+    assert "<script>alert" not in page
+    form = {**FORM, "name": HOSTILE}
+    done = operator.post(f"{BASE}/{evil.pk}/copy/", form, follow=True).content.decode()
+    assert "Plan &lt;script&gt;alert(1)&lt;/script&gt;\\u202e was made, with 0 policies." in done
+
+
+def test_what_is_not_there_cannot_be_copied(operator: Client) -> None:
+    assert operator.get(f"{BASE}/4711/copy/").status_code == 404
+    assert operator.get(f"{BASE}/x/copy/").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("permissions", "with_policies", "without"),
+    [
+        (("add_plan", "view_plan", "add_ratepolicy"), True, True),
+        (("add_plan", "view_plan", "view_ratepolicy", "grant_override"), False, True),
+        (("view_plan", "change_plan", "add_ratepolicy"), False, False),
+        (("add_plan", "add_ratepolicy"), False, False),
+        (("view_plan", "view_ratepolicy"), False, False),
+        ((), False, False),
+    ],
+)
+def test_who_may_copy(free: Plan, permissions: tuple[str, ...], with_policies: bool, without: bool) -> None:
+    empty = Plan.objects.create(name="Empty", slug="empty")
+    client = client_of(*permissions)
+    for plan, allowed in ((free, with_policies), (empty, without)):
+        url = f"{BASE}/{plan.pk}/copy/"
+        assert client.get(url).status_code == (200 if allowed else 403)
+        if "view_plan" in permissions:
+            assert (url in client.get(f"{BASE}/{plan.pk}/change/").content.decode()) is allowed
+        before = Plan.objects.count()
+        form = {**FORM, "name": f"x{plan.pk}", "slug": f"x{plan.pk}"}
+        assert client.post(url, form).status_code == (302 if allowed else 403)
+        assert Plan.objects.count() == before + allowed

@@ -1,0 +1,699 @@
+"""Explain: who wins and why, live counters, what was refused; and that looking consumes nothing."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from html import unescape
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_ratequota import check_request
+from django_ratequota.engine.types import Decision
+from django_ratequota.exceptions import StoreError
+from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring import statistics
+from django_ratequota.monitoring.statistics import Refusal, RefusedBucket
+from django_ratequota.operations.explain_query import Question
+from tests.support.operators import a_customer, client_of
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+LIST = "/admin/django_ratequota/ratepolicy/"
+PAGE = f"{LIST}explain/"
+DOWN = "redis://127.0.0.1:1/0"
+IDENTIFIERS = {"tenant": "tests.project.views.api_key"}
+FIND_REFUSAL, REFUSALS = statistics.find_refusal, statistics.refusals
+HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
+
+
+class Kept:
+    """The refusals that are kept: what ``statistics`` answers in these tests."""
+
+    def __init__(self) -> None:
+        self.refusals: list[Refusal] = []
+        self.down = False
+        self.asked: list[str] = []
+
+    def find(self, refusal_id: str) -> Refusal | None:
+        self.asked.append(refusal_id)
+        if self.down:
+            raise StoreError("connection", "no")
+        return next((one for one in self.refusals if one.id == refusal_id.upper()), None)
+
+    def latest(self, most: int = 50, caller: str = "") -> tuple[Refusal, ...]:
+        if self.down:
+            raise StoreError("connection", "no")
+        return tuple(one for one in self.refusals if caller in ("", one.caller))[:most]
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    kept = Kept()
+    monkeypatch.setattr(statistics, "find_refusal", kept.find)
+    monkeypatch.setattr(statistics, "refusals", kept.latest)
+    return kept
+
+
+@pytest.fixture
+def operator() -> Client:
+    return staff(None)
+
+
+@pytest.fixture
+def alice() -> User:
+    return a_customer()
+
+
+def staff(permissions: tuple[str, ...] | None) -> Client:
+    """Who is at work; None = superuser."""
+    return client_of(*permissions or (), superuser=permissions is None, name="support")
+
+
+def ask(user: User | None = None, address: str = "203.0.113.7", **kwargs: Any) -> Decision:
+    request = RequestFactory().get("/", REMOTE_ADDR=address)
+    if user is not None:
+        request.user = user
+    return check_request(request, **kwargs)
+
+
+def look(client: Client, **query: Any) -> str:
+    """The page's text, with one blank between words."""
+    page = client.get(f"{PAGE}?{urlencode(query)}" if query else PAGE)
+    assert page.status_code == 200
+    return re.sub(r"\s+", " ", unescape(page.content.decode()))
+
+
+def counters(text: str) -> list[str]:
+    """What each counter's card says, without its tags."""
+    cards = re.findall(r'<li class="ratequota-counter">(.*?)</li>', text)
+    return [re.sub(r"\s+", " ", re.sub("<[^>]+>", "", card)).strip() for card in cards]
+
+
+def candidates(text: str) -> list[list[str]]:
+    """The table of policies, cell by cell."""
+    (table,) = re.findall(r"Policies that were looked at</h3>.*?<tbody>(.*?)</tbody>", text)
+    rows = re.findall(r"<tr.*?</tr>", table)
+    return [
+        [re.sub("<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row)] for row in rows
+    ]
+
+
+def refused(user: User, **fields: Any) -> Refusal:
+    """A refusal as it would have been kept."""
+    policy = RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).first()
+    bucket = {
+        "title": "search/min",
+        "rate": "10/min",
+        "policy_id": policy and policy.pk,
+        "subject": f"user:{user.pk}",
+        "refused": True,
+        "limit": 10,
+        "remaining": 0,
+        "retry_after": 5.5,
+        "reset_after": 60.0,
+    }
+    given = {
+        "id": "ABCDE12345",
+        "at": datetime(2026, 11, 20, 10, 30, 15, tzinfo=UTC),
+        "count": 17,
+        "caller": f"user:{user.pk}",
+        "ip": "ip:203.0.113.7",
+        "plan_id": Plan.objects.get(slug="free").pk,
+        "scope": "search",
+        "route": "/search/",
+        "method": "GET",
+        "cost": 1,
+        "violated": ("search/min",),
+        "error": "",
+        "buckets": (RefusedBucket(**bucket),),
+        "revision": 1_763_702_400_000_000,
+    }
+    return Refusal(**{**given, **fields})
+
+
+# --- What applies to a caller. ---
+
+
+def test_winners_losers_and_live_counters(operator: Client, alice: User) -> None:
+    for _ in range(3):
+        assert ask(alice, scope="search").allowed
+    text = look(operator, user=alice.pk, endpoint="search")
+    override = RatePolicy.objects.get(user=alice)
+    assert [(row[1], row[2], row[3], row[5]) for row in candidates(text)] == [
+        ("wins: the user is the most specific audience here", "user alice", "all endpoints", "1000/day"),
+        (f"lost: policy {override.pk} for the user is more specific", "plan Free", "all endpoints", "100/min"),
+        ("wins: the plan is the most specific audience here", "plan Free", "search", "10/min"),
+        ("wins: everyone is the most specific audience here", "everyone", "search", "10000/month"),
+    ]
+    assert f'<a href="{LIST}{override.pk}/change/">{override.pk}</a>' in text
+    cards = counters(text)
+    assert cards[0].startswith(f"all/day user:{alice.pk} (alice) 3 of 1000 used, 997 left. Full again at ")
+    assert cards[1].startswith(f"search/min user:{alice.pk} (alice) 3 of 10 used, 7 left. Full again at ")
+    assert re.search(r"\d\d:\d\d:\d\d \(in 1[5-8] s\)\.", cards[1])
+    assert cards[2].startswith("search/month per everyone everyone 3 of 10000 used, 9997 left.")
+    assert 'width="30" height="8"' in text
+    assert "The next request, of 1 unit, would be admitted." in text
+    assert re.search(r'<a href="/admin/django_ratequota/plan/\d+/change/">Free</a> \(assigned\)', text)
+
+
+def test_looking_consumes_nothing(operator: Client, alice: User, redis_client: redis.Redis) -> None:
+    for _ in range(11):
+        ask(alice, scope="search")
+
+    def state() -> Any:
+        return {key: redis_client.dump(key) for key in redis_client.scan_iter("rqtest:*")}
+
+    before = state()
+    for cost in ("", 1, 5000):
+        assert "would be refused by" in look(operator, user=alice.pk, endpoint="search", cost=cost)
+    assert state() == before
+
+
+def test_what_the_next_request_would_get(operator: Client, alice: User) -> None:
+    for _ in range(10):
+        ask(alice, scope="search")
+    text = look(operator, user=alice.pk, endpoint="search")
+    assert re.search(
+        r"The next request, of 1 unit, would be refused by search/min, until \d\d:\d\d:\d\d \(in [1-6] s\)\.", text
+    )
+    assert "ratequota-over" in text
+    text = look(operator, user=alice.pk, endpoint="search", cost=11)
+    assert "of 11 units, would be refused by search/min, and waiting does not help." in text
+    assert "Never has room for this cost." in text
+    RatePolicy.objects.filter(user=alice).update(rates="blocked")
+    text = look(operator, user=alice.pk, endpoint="search")
+    assert "would be refused by all/blocked, and waiting does not help." in text
+    assert "Blocked: every request is refused." in text
+    assert "10 of 10 used, 0 left." in text
+
+
+def test_log_only_and_unlimited_are_told(operator: Client, alice: User) -> None:
+    RatePolicy.objects.filter(user=alice).update(rates="unlimited")
+    RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(mode="log")
+    cards = counters(look(operator, user=alice.pk, endpoint="search"))
+    assert cards[0].startswith("all endpoints Unlimited: nothing is counted.")
+    assert cards[1].startswith(f"search/min user:{alice.pk} (alice) log only 0 of 10 used, 10 left. Full.")
+
+
+@pytest.mark.parametrize(
+    ("who", "source"),
+    [("assigned", "Free</a> (assigned)"), ("user", "(the default for logged-in users"), ("ip", "none: none is")],
+)
+def test_where_the_plan_comes_from(operator: Client, alice: User, who: str, source: str) -> None:
+    Plan.objects.create(name="Basic", slug="basic", default_for="authenticated")
+    bob = User.objects.create(username="bob")
+    query = {"assigned": {"user": alice.pk}, "user": {"user": bob.pk}, "ip": {"ip": "203.0.113.7"}}[who]
+    assert source in look(operator, **query)
+
+
+def test_the_plan_that_a_resolver_would_say(operator: Client, alice: User, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
+    Plan.objects.create(name="Pro", slug="pro")
+    assert "Say what PLAN_RESOLVER would answer for this caller." in look(operator, user=alice.pk)
+    assert "Pro</a> (as PLAN_RESOLVER says)" in look(operator, user=alice.pk, plan="pro")
+    assert "PLAN_RESOLVER names none, and none is the default" in look(operator, user=alice.pk, plan="(none)")
+    assert "gold is not one of the choices." in look(operator, user=alice.pk, plan="gold")
+
+
+@pytest.mark.parametrize("path", ["/api/reports/7/", "/api/reports/7/?page=2", "/api/reports/(?P<pk>[^/.]+)/"])
+def test_a_path_or_a_route_finds_the_endpoint(operator: Client, path: str) -> None:
+    endpoint = Endpoint.objects.create(name="reports", routes="/api/reports/*", methods="GET")
+    RatePolicy.objects.create(endpoint=endpoint, counted_per="ip", rates="5/min")
+    for method, found in (("GET", True), ("HEAD", True), ("DELETE", False)):
+        text = look(operator, ip="203.0.113.7", path=path, method=method)
+        assert ("reports/min per ip" in text) is found
+
+
+def test_a_route_is_found_by_its_url_name(operator: Client) -> None:
+    endpoint = Endpoint.objects.create(name="items", routes="v1:*")
+    RatePolicy.objects.create(endpoint=endpoint, counted_per="ip", rates="5/min")
+    for path in ("/v1/items/7/", "/v1/items/<int:pk>/"):
+        assert "items/min per ip" in look(operator, ip="203.0.113.7", path=path)
+
+
+def test_a_view_that_names_its_scope_says_it(operator: Client, alice: User) -> None:
+    assert f"search/min user:{alice.pk} (alice)" in counters(look(operator, user=alice.pk, path="/decorated/"))[1]
+
+
+@pytest.mark.parametrize(
+    ("address", "subject"),
+    [
+        ("203.0.113.7", "ip:203.0.113.7"),
+        ("::ffff:203.0.113.7", "ip:203.0.113.7"),
+        ("2001:db8::7", "ip:2001:db8::/64"),
+        ("2001:db8::/64", "ip:2001:db8::/64"),
+        ("unknown", "ip:unknown"),
+    ],
+)
+def test_an_anonymous_caller(operator: Client, address: str, subject: str) -> None:
+    RatePolicy.objects.create(rates="5/min")
+    (card,) = counters(look(operator, ip=address))
+    assert card.startswith(f"all/min {subject} 0 of 5 used")
+
+
+def test_another_identifier(operator: Client, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    RatePolicy.objects.create(rates="5/min", counted_per="tenant")
+    assert counters(look(operator, kind="tenant", value="acme"))[0].startswith(
+        "all/min per tenant tenant:acme 0 of 5"
+    )
+
+
+def test_a_refusal_by_an_identifier_asks_about_its_value(
+    operator: Client, alice: User, settings: Any, kept: Kept
+) -> None:
+    """A customer locked out by their login's pair: the page said they would be admitted, and had nothing to reset."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    RatePolicy.objects.create(rates="5/min", counted_per="tenant")
+    [own] = refused(alice).buckets
+    others = (replace(own, refused=False), replace(own, subject="tenant:acme"), replace(own, subject="gone:x"))
+    kept.refusals = [refused(alice, buckets=others)]
+    cards = counters(look(operator, id="ABCDE12345"))
+    assert any(card.startswith("all/min per tenant tenant:acme 0 of 5") for card in cards), cards
+    assert Question.of(refused(alice, buckets=(replace(own, subject="tenant:"),))).identifiers == {"tenant": ""}
+
+
+@pytest.mark.parametrize(
+    ("caller", "subject"),
+    [
+        ("user:{user}", "user:{user} (bob)"),
+        ("ip:203.0.113.7", "ip:203.0.113.7"),
+        ("ip:2001:db8::/64", "ip:2001:db8::/64"),
+        ("ip:unknown", "ip:unknown"),
+        ("tenant:a:b", "ip:unknown"),
+    ],
+)
+def test_other_pages_name_callers_as_counters_do(operator: Client, settings: Any, caller: str, subject: str) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    bob = User.objects.create(username="bob")
+    search = Endpoint.objects.create(name="search")
+    RatePolicy.objects.create(rates="5/min", endpoint=search)
+    RatePolicy.objects.create(rates="6/min", endpoint=search, counted_per="tenant")
+    cards = counters(look(operator, caller=caller.format(user=bob.pk), endpoint="search"))
+    assert cards[0].startswith(f"search/min {subject.format(user=bob.pk)} 0 of 5 used")
+    assert [card for card in cards[1:] if "tenant:a:b" in card] == cards[1:]
+    assert len(cards) == 1 + caller.startswith("tenant")
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ({"method": "GET"}, "Say who asks: a user, an IP address or another identifier."),
+        ({"user": "4711"}, "There is no such user; choose one, or write the id of one."),
+        ({"user": "alice"}, "There is no such user; choose one, or write the id of one."),
+        ({"user": "9" * 40}, "There is no such user; choose one, or write the id of one."),
+        ({"ip": "300.1.1.1"}, "'300.1.1.1' does not appear to be an IPv4 or IPv6 address; write an address such as"),
+        ({"ip": "203.0.113.0/24"}, "203.0.113.0/24 is many clients; write the address of one."),
+        ({"ip": "1/2/3"}, "write an address such as"),
+        ({"ip": "a\x00b"}, "Null characters are not allowed."),
+        ({"ip": "::1", "endpoint": "serach"}, "serach is not one of the choices."),
+        ({"ip": "::1", "path": "/nowhere/"}, "No route matches '/nowhere/'; write a path such as /api/reports/"),
+        ({"ip": "::1", "path": "https://example.com/search/"}, "No route matches 'https://example.com/search/'"),
+        ({"ip": "::1", "method": "BREW"}, "BREW is not one of the available choices."),
+        ({"ip": "::1", "cost": "-1"}, "Ensure this value is greater than or equal to 0."),
+        ({"ip": "::1", "cost": "1e9"}, "Enter a whole number."),
+        ({"kind": "tenant"}, "An identifier is a name and a value: give both."),
+        ({"value": "acme"}, "An identifier is a name and a value: give both."),
+        ({"kind": "planet", "value": "acme"}, "planet is not one of the choices."),
+        ({"caller": "planet:mars"}, "planet is not one of the choices."),
+        ({"caller": "user:x"}, "There is no such user"),
+        ({"caller": HOSTILE}, "is not one of the choices."),
+        ({"ip": HOSTILE}, "write an address such as"),
+        ({"ip": "::1", "path": HOSTILE}, "No route matches"),
+        ({"ip": "::1", "endpoint": HOSTILE}, "is not one of the choices."),
+    ],
+)
+def test_bad_input_is_told_what_to_write(
+    operator: Client, alice: User, settings: Any, query: dict[str, str], error: str
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    page = operator.get(f"{PAGE}?{urlencode(query)}")
+    assert page.status_code == 200
+    text = page.content.decode()
+    assert "<script>alert" not in text
+    assert error in re.sub(r"\s+", " ", unescape(text))
+    assert "What applies now" not in text
+
+
+def test_without_a_question_there_is_only_the_form(operator: Client) -> None:
+    text = look(operator)
+    assert 'name="path"' in text
+    assert "errornote" not in text
+    assert "What applies now" not in text
+
+
+# --- What is shown to whom, and at what cost. ---
+
+
+@pytest.mark.parametrize(
+    ("permissions", "status", "rows", "boost", "reset"),
+    [
+        (None, 200, 4, True, True),
+        (("view_ratepolicy",), 200, 4, False, False),
+        (("grant_override",), 200, 3, True, False),
+        (("reset_usage",), 200, 3, False, True),
+        ((), 403, 0, False, False),
+    ],
+)
+def test_each_operator_sees_what_they_should(
+    alice: User, permissions: tuple[str, ...] | None, status: int, rows: int, boost: bool, reset: bool
+) -> None:
+    client = staff(permissions)
+    assert client.get(PAGE).status_code == status
+    page = client.get(f"{PAGE}?user={alice.pk}&endpoint=search")
+    assert page.status_code == status
+    if status == 200:
+        text = look(client, user=alice.pk, endpoint="search")
+        assert len(candidates(text)) == rows
+        assert ("1 more lost that you may not look at." in text) is (rows == 3)
+        assert ("100/min" in [row[5] for row in candidates(text)]) is (rows == 4)
+        assert (f"{LIST}boost/?" in text) is boost
+        assert ("So it is neither boosted nor reset for one caller." in text) is (boost or reset)
+        assert (f'formaction="{LIST}reset-counters/"' in text) is reset
+        assert (f'formaction="{LIST}grant/"' in text) is reset
+        assert re.findall(r'name="bucket" value="(.*?)"', text) == (["all/day", "search/min"] if reset else [])
+        # A policy that they may not look at is told where it is in force, without a link.
+        plan_policy = RatePolicy.objects.get(plan__isnull=False, endpoint__isnull=False)
+        assert (f"{LIST}{plan_policy.pk}/change/" in text) is (rows == 4)
+
+
+def test_anonymous_visitors_are_sent_to_the_login() -> None:
+    assert Client().get(PAGE)["Location"].startswith("/admin/login/")
+
+
+def test_the_user_is_searched_by_those_who_may_and_named_by_id_else(alice: User) -> None:
+    operator = staff(None)
+    text = look(operator, user=alice.pk)
+    assert "admin-autocomplete" in text
+    assert f'<option value="{alice.pk}" selected>alice</option>' in text
+    User.objects.filter(username="support").update(username="root")
+    text = look(staff(("view_ratepolicy",)), user=alice.pk)
+    assert "admin-autocomplete" not in text
+    assert f'name="user" value="{alice.pk}"' in text
+
+
+def test_as_many_queries_for_many_policies_as_for_few(operator: Client, alice: User) -> None:
+    search = Endpoint.objects.get()
+
+    def count() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            look(operator, user=alice.pk, endpoint="search")
+        return len(captured)
+
+    def fill(first: int, last: int) -> None:
+        for number in range(first, last):
+            plan = Plan.objects.create(name=f"p{number}", slug=f"p{number}")
+            RatePolicy.objects.create(plan=plan, endpoint=search, rates="5/s")
+            RatePolicy.objects.create(user=User.objects.create(username=f"u{number}"), rates="5/s")
+            dated = timezone.now() - timedelta(days=number + 1)
+            RatePolicy.objects.create(user=alice, endpoint=search, rates=f"{number + 1}/s", starts_at=dated)
+
+    fill(0, 2)
+    count()
+    few = count()
+    fill(2, 20)
+    count()  # the first look after edits reads them
+    assert count() == few
+
+
+def test_thousands_of_tenants_do_not_make_an_endless_page(operator: Client, alice: User) -> None:
+    rows = [RatePolicy(subject=f"ip:10.0.{n // 250}.{n % 250}", rates="5/s") for n in range(300)]
+    RatePolicy.objects.bulk_create(rows)
+    text = look(operator, user=alice.pk, endpoint="search")
+    assert len(candidates(text)) == 200
+    assert sum(row[1].startswith("wins") for row in candidates(text)) == 3
+    assert "104 more lost." in text
+
+
+def test_hostile_names_are_harmless(operator: Client, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    plan = Plan.objects.create(name=HOSTILE[:90], slug="free", default_for="anonymous")
+    RatePolicy.objects.create(plan=plan, rates="5/min", counted_per="tenant")
+    RatePolicy.objects.create(subject=f"tenant:{HOSTILE[:150]}", rates="6/min", counted_per="tenant")
+    page = operator.get(f"{PAGE}?{urlencode({'kind': 'tenant', 'value': HOSTILE})}")
+    text = page.content.decode()
+    assert page.status_code == 200
+    assert "<script>alert" not in text
+    assert "What applies now" in text
+    # The form keeps what was typed, and links ask it again; nothing that is shown as text turns its neighbours.
+    shown = re.sub(r'<input[^>]*>|href="[^"]*"', "", text)
+    assert "\u202e" not in shown
+    assert "x" * 300 not in shown
+
+
+def test_a_list_offers_the_page(operator: Client) -> None:
+    assert f'<li><a href="{PAGE}">Explain</a></li>' in operator.get(LIST).content.decode()
+
+
+def test_an_override_leads_to_its_caller(operator: Client, alice: User) -> None:
+    search = Endpoint.objects.get()
+    tenant = RatePolicy.objects.create(subject="ip:203.0.113.7", endpoint=search, rates="1/s")
+    for policy, query in (
+        (RatePolicy.objects.get(user=alice), {"caller": f"user:{alice.pk}"}),
+        (tenant, {"caller": "ip:203.0.113.7", "endpoint": "search"}),
+    ):
+        page = unescape(operator.get(f"{LIST}{policy.pk}/change/").content.decode())
+        assert f'<a href="{PAGE}?{urlencode(query)}">Explain</a>' in page
+        assert f">{policy.pk}</a>" in look(operator, **query)
+    shared = RatePolicy.objects.filter(plan__isnull=False)[0]
+    assert PAGE not in operator.get(f"{LIST}{shared.pk}/change/").content.decode()
+
+
+def test_nothing_is_inline(operator: Client, alice: User) -> None:
+    """A strict content security policy holds."""
+    text = operator.get(f"{PAGE}?user={alice.pk}&endpoint=search").content.decode()
+    text = text[text.index('id="content"') :]
+    assert not re.search(r'\sstyle=|<style|\son\w+="', text)
+
+
+# --- While Redis fails. ---
+
+
+@pytest.mark.parametrize(
+    ("on_error", "verdict"), [("allow", "would be admitted."), ("deny", "would be refused by search/min.")]
+)
+def test_redis_down_still_tells_who_wins(
+    operator: Client, alice: User, kept: Kept, settings: Any, on_error: str, verdict: str
+) -> None:
+    RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(on_error=on_error)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
+    kept.down = True
+    text = look(operator, user=alice.pk, endpoint="search")
+    assert "Redis gives no answer (connection): how much is used cannot be shown" in text
+    assert len(candidates(text)) == 4
+    assert "Nobody knows how it stands while Redis gives no answer." in text
+    assert "ratequota-bar" not in text
+    assert f"The next request, of 1 unit, {verdict}" in text
+    assert "Redis gives no answer (connection): what was decided cannot be looked up now." in look(
+        operator, id="ABCDE12345"
+    )
+    assert operator.get(f"{LIST}?q=ABCDE12345").status_code == 200
+
+
+# --- Refusals. ---
+
+
+def test_an_id_shows_what_was_decided_and_what_applies_now(operator: Client, alice: User, kept: Kept) -> None:
+    kept.refusals = [refused(alice)]
+    text = look(operator, id="abcde12345")
+    assert "What was decided: ABCDE12345" in text
+    assert re.search(r"Refused by search/min, 11/20/2026 10:30:15\. It happened 17 times in that minute\.", text)
+    for part in (
+        f"<dd>user:{alice.pk} (alice)</dd>",
+        "<dd>ip:203.0.113.7</dd>",
+        "<dd>/search/</dd>",
+        "<dd>Free</dd>",
+    ):
+        assert part in text
+    then, *now = counters(text)
+    assert then.startswith(
+        f"search/min user:{alice.pk} (alice) 10 of 10 used, 0 left. Refused. Room again at 11/20/2026 10:"
+    )
+    assert "The same request now" in text
+    assert now[1].startswith(f"search/min user:{alice.pk} (alice) 0 of 10 used")
+    assert f'<option value="{alice.pk}" selected>alice</option>' in text
+    assert '<option value="search" selected>search</option>' in text
+    # What is done for the caller leads back to the refusal.
+    assert 'name="id" value="ABCDE12345"' in text
+    assert "id=ABCDE12345" in re.findall(rf'href="({LIST}boost/[^"]*)"', text)[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "subject"),
+    [
+        ({"caller": "ip:2001:db8::/64", "ip": "ip:2001:db8::/64"}, "ip:2001:db8::/64"),
+        ({"caller": "ip:unknown", "ip": ""}, "ip:unknown"),
+        ({"caller": "tenant:acme", "ip": "ip:203.0.113.7"}, "ip:203.0.113.7"),
+        ({"caller": "ip:203.0.113.7", "scope": "gone", "route": ""}, "ip:203.0.113.7"),
+    ],
+)
+def test_whoever_was_refused_is_asked_about(
+    operator: Client, alice: User, kept: Kept, settings: Any, fields: dict[str, Any], subject: str
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    RatePolicy.objects.create(rates="77/min")
+    kept.refusals = [refused(alice, buckets=(), **fields)]
+    text = look(operator, id="ABCDE12345")
+    assert "errornote" not in text
+    assert counters(text)[0].startswith(f"all/min {subject} 0 of 77 used")
+
+
+def test_a_refusal_of_what_is_gone_is_still_told(operator: Client, alice: User, kept: Kept) -> None:
+    gone = refused(alice, caller="user:4711", plan_id=4711, route="/gone/", scope="gone", method="BREW")
+    kept.refusals = [gone]
+    RatePolicy.objects.all().delete()
+    text = look(operator, id="ABCDE12345")
+    assert "What was decided: ABCDE12345" in text
+    assert "There is no such user" in text
+    assert "No route matches '/gone/'" in text
+
+
+def test_an_id_that_is_not_kept_is_told(operator: Client, kept: Kept) -> None:
+    assert "No refusal with the id ABCDE12345 is kept. They are kept for 48 hours" in look(operator, id="ABCDE12345")
+    assert "No refusal with the id nonsense! is kept." in look(operator, id="nonsense!")
+    assert kept.asked == ["ABCDE12345"]
+    page = operator.get(f"{PAGE}?{urlencode({'id': HOSTILE})}").content.decode()
+    assert "<script>alert" not in page
+    assert "\u202e" not in page
+
+
+def test_hostile_refusals_are_harmless(operator: Client, alice: User, kept: Kept) -> None:
+    kept.refusals = [
+        refused(
+            alice,
+            caller=f"tenant:{HOSTILE}",
+            scope=HOSTILE,
+            route=f"/{HOSTILE}",
+            violated=(HOSTILE,),
+            buckets=(
+                RefusedBucket(
+                    title=HOSTILE,
+                    rate=HOSTILE,
+                    policy_id=None,
+                    subject=HOSTILE,
+                    refused=True,
+                    limit=0,
+                    remaining=0,
+                    retry_after=None,
+                    reset_after=0,
+                ),
+            ),
+        )
+    ]
+    for url in (f"{PAGE}?id=ABCDE12345", PAGE):
+        page = operator.get(url)
+        assert page.status_code == 200
+        text = page.content.decode()
+        assert "<script>alert" not in text
+        shown = re.sub(r'<input[^>]*>|href="[^"]*"', "", text)
+        assert "\u202e" not in shown
+        assert "x" * 300 not in shown
+
+
+def test_the_callers_latest_refusals_are_listed(operator: Client, alice: User, kept: Kept) -> None:
+    kept.refusals = [refused(alice), refused(alice, id="ZZZZZ99999", caller="user:4711")]
+    text = look(operator, user=alice.pk)
+    assert "Latest refusals of this caller" in text
+    assert f'<a href="{PAGE}?id=ABCDE12345">ABCDE12345</a>' in text
+    assert "ZZZZZ99999" not in text
+    assert "ZZZZZ99999" in look(operator)
+
+
+@pytest.mark.parametrize(("query", "told"), [("abcde12345", True), ("abcde1234", False), ("zzzzz99999", False)])
+def test_a_search_for_an_id_is_told_where_it_leads(
+    operator: Client, alice: User, kept: Kept, query: str, told: bool
+) -> None:
+    kept.refusals = [refused(alice)]
+    text = operator.get(f"{LIST}?q={query}").content.decode()
+    assert (f'ABCDE12345 is the id of a refusal: <a href="{PAGE}?id=ABCDE12345">' in text) is told
+    assert len(kept.asked) == (len(query) == 10)
+
+
+def test_the_command_tells_the_same(alice: User, kept: Kept) -> None:
+    kept.refusals = [refused(alice)]
+    out = io.StringIO()
+    call_command("ratequota", "explain", "--id", "abcde12345", stdout=out)
+    text = out.getvalue()
+    assert "refused      2026-11-20 10:30:15 UTC, 17 times in that minute" in text
+    assert f"caller       user:{alice.pk} from ip:203.0.113.7" in text
+    assert "request      GET /search/ search, cost 1" in text
+    assert f"search/min of user:{alice.pk}: 0 of 10 left, refused" in text
+    assert "plan         Free (assigned)" in text
+    assert f"search/min of user:{alice.pk}: 10 of 10 left" in text
+    with pytest.raises(CommandError, match="No refusal 'ZZZZZ99999' is kept; they are kept for 48 hours"):
+        call_command("ratequota", "explain", "--id", "ZZZZZ99999", stdout=out)
+
+
+def test_a_refusal_without_redis_says_so(operator: Client, alice: User, kept: Kept) -> None:
+    kept.refusals = [refused(alice, error="timeout", buckets=())]
+    text = look(operator, id="abcde12345")
+    assert "Redis gave no decision then (timeout), so the policies' “on error” decided." in text
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_from_a_refused_response_to_what_was_decided(
+    operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch, settings: Any, blocked: bool
+) -> None:
+    """End to end: the id of a real response finds a real refusal."""
+    monkeypatch.setattr(statistics, "find_refusal", FIND_REFUSAL)
+    monkeypatch.setattr(statistics, "refusals", REFUSALS)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
+    monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(rates="2/hour")
+    if blocked:
+        RatePolicy.objects.filter(user=alice).update(rates="blocked")
+    client = Client()
+    client.force_login(alice)
+    answers = [client.get("/decorated/", REMOTE_ADDR="2001:db8::7") for _ in range(5)]
+    assert answers[-1].status_code == 429
+    collecting.collector.flush()
+    refusal_id = answers[-1].json()["refusal_id"]
+    text = look(operator, id=refusal_id.upper())
+    assert f"What was decided: {refusal_id}" in text
+    assert f"It happened {5 if blocked else 3} times in that minute." in text
+    for part in (f"user:{alice.pk} (alice)", "ip:2001:db8::/64", "/decorated/", "search", "GET", "Free"):
+        assert f"<dd>{part}</dd>" in text
+    if blocked:
+        assert "Refused by all/blocked, " in text
+    else:
+        then = next(card for card in counters(text) if "Refused." in card)
+        assert then.startswith(f"search/hour user:{alice.pk} (alice) 2 of 2 used, 0 left. Refused. Room again at ")
+    assert "errornote" not in text
+    assert re.search(rf"of 1 unit, would be refused by {'all/blocked' if blocked else 'search/hour'}, ", text)
+    assert f'<a href="{PAGE}?id={refusal_id}">' in look(operator, user=alice.pk)
+    assert f'<a href="{PAGE}?id={refusal_id}">' in operator.get(f"{LIST}?q={refusal_id}").content.decode()
+    out = io.StringIO()
+    call_command("ratequota", "explain", "--id", refusal_id, stdout=out)
+    assert "request      GET /decorated/ search, cost 1" in out.getvalue()
+
+
+# --- Questions. ---
+
+
+@pytest.mark.parametrize(
+    ("read", "field"),
+    [
+        (lambda: Question(ip="nonsense").caller(), "ip"),
+        (lambda: Question(ip="::1", endpoint="gone").place(), "endpoint"),
+        (lambda: Question(ip="::1", path="/gone/").place(), "path"),
+    ],
+)
+def test_a_question_names_the_field_that_cannot_be_read(read: Callable[[], Any], field: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        read()
+    assert list(caught.value.message_dict) == [field]

@@ -1,0 +1,335 @@
+"""The matrix page: what a cell says, against the resolver's own answer; what it links to; who sees it."""
+
+from __future__ import annotations
+
+import html
+import re
+from datetime import timedelta
+from itertools import product
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from django_ratequota import check_request
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from tests.support.operators import client_of
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+BASE = "/admin/django_ratequota"
+MATRIX = f"{BASE}/plan/matrix/"
+HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def operator() -> Client:
+    return client_of(superuser=True)
+
+
+@pytest.fixture
+def free() -> Plan:
+    return Plan.objects.create(name="Free", slug="free", default_for="anonymous")
+
+
+@pytest.fixture
+def search() -> Endpoint:
+    return Endpoint.objects.create(name="search")
+
+
+def text(page: Any) -> str:
+    assert page.status_code == 200
+    return page.content.decode()
+
+
+def cells(page: Any) -> dict[tuple[str, str], str]:
+    """(endpoint, plan) -> the markup of the cell."""
+    table = re.search(r'matrix-box".*?<table>(.*?)</table>', text(page), re.S)[1]  # type: ignore[index]
+    head, *rows = re.findall(r"<tr>(.*?)</tr>", table, re.S)
+    plans = [words(re.sub("<small>.*?</small>", "", cell)) for cell in re.findall(r"<th.*?>(.*?)</th>", head, re.S)]
+    found = {}
+    for row in rows:
+        name = words(re.sub("<small>.*?</small>", "", re.search(r"<th.*?>(.*?)</th>", row, re.S)[1]))  # type: ignore[index]
+        for plan, cell in zip(plans[1:], re.findall(r"<td>(.*?)</td>", row, re.S), strict=True):
+            found[name, plan] = cell
+    return found
+
+
+def words(cell: str) -> str:
+    """What is read in a cell, but for what only screen readers say."""
+    cell = re.sub(r'<span class="ratequota-matrix-hidden">.*?</span>', "", cell)
+    return " ".join(html.unescape(re.sub("<[^>]*>", " ", cell)).split())
+
+
+def links(cell: str) -> list[str]:
+    return [html.unescape(link) for link in re.findall(r'href="(.*?)"', cell)]
+
+
+def test_an_endpoint_that_counts_by_status_says_so(operator: Client, free: Plan, search: Endpoint) -> None:
+    Endpoint.objects.create(name="login", charged_statuses="401, 5xx")
+    rows = re.findall(r'<th scope="row">.*?</th>', text(operator.get(MATRIX)), re.S)
+    assert [words(row) for row in rows] == ["all endpoints", "login only 401, 5xx stay charged", "search"]
+
+
+def test_a_cell_shows_the_rates_in_force_and_leads_to_their_policy(
+    operator: Client, free: Plan, search: Endpoint
+) -> None:
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    own = RatePolicy.objects.create(plan=free, endpoint=search, rates="10/s, 1000/hour burst 50")
+    everyone = RatePolicy.objects.create(endpoint=search, rates="5/s")
+    per_ip = RatePolicy.objects.create(plan=free, counted_per="ip", rates="blocked")
+    found = cells(operator.get(MATRIX))
+    assert {place: words(cell) for place, cell in found.items()} == {
+        ("all endpoints", "everyone"): "+",
+        ("all endpoints", "Free"): "blocked per ip +",
+        ("all endpoints", "Pro"): "+",
+        ("search", "everyone"): "5/s",
+        ("search", "Free"): "10/s, 1000/hour burst 50",
+        ("search", "Pro"): "5/s inherited from everyone",
+    }
+    add = f"{BASE}/ratepolicy/add/?"
+    assert {place: links(cell) for place, cell in found.items()} == {
+        ("all endpoints", "everyone"): [f"{add}counted_per=caller"],
+        ("all endpoints", "Free"): [
+            f"{BASE}/ratepolicy/{per_ip.pk}/change/",
+            f"{add}plan={free.pk}&counted_per=caller",
+        ],
+        ("all endpoints", "Pro"): [f"{add}plan={pro.pk}&counted_per=caller"],
+        ("search", "everyone"): [f"{BASE}/ratepolicy/{everyone.pk}/change/"],
+        ("search", "Free"): [f"{BASE}/ratepolicy/{own.pk}/change/"],
+        ("search", "Pro"): [f"{add}plan={pro.pk}&endpoint={search.pk}&counted_per=caller"],
+    }
+    page = text(operator.get(MATRIX))
+    assert "default for anonymous callers" in page
+    assert re.search(r"(&rsaquo;|<li[^>]*>)\s*Matrix\s*<", page), "the end of the breadcrumbs"
+
+
+def test_the_page_that_adds_is_filled_in(operator: Client, free: Plan, search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="5/s", counted_per="ip")
+    link, _add = links(cells(operator.get(MATRIX))["search", "Free"])
+    form = text(operator.get(link))
+    assert f'<option value="{free.pk}" selected>Free</option>' in form
+    assert f'<option value="{search.pk}" selected>search</option>' in form
+    assert '<option value="ip" selected>ip</option>' in form
+
+
+def test_several_policies_of_a_cell_are_linked_each(operator: Client, free: Plan) -> None:
+    per_caller = RatePolicy.objects.create(plan=free, rates="unlimited")
+    per_ip = RatePolicy.objects.create(plan=free, rates="9/s", counted_per="ip", mode="log")
+    cell = cells(operator.get(MATRIX))["all endpoints", "Free"]
+    assert words(cell) == "unlimited per caller 9/s per ip log only"
+    assert links(cell) == [f"{BASE}/ratepolicy/{policy.pk}/change/" for policy in (per_caller, per_ip)]
+
+
+def test_dates_are_said_and_what_does_not_count_now_is_a_click_away(
+    operator: Client, free: Plan, search: Endpoint
+) -> None:
+    now = timezone.now()
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="1/s")
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="2/s", ends_at=now + DAY)
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="3/s", starts_at=now + DAY)
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="4/s", ends_at=now - DAY)
+    RatePolicy.objects.create(plan=free, rates="5/s", mode="off")
+    RatePolicy.objects.create(rates="6/s", starts_at=now - DAY)
+    found = cells(operator.get(MATRIX))
+    assert re.fullmatch(r"2/s until \d\d/\d\d/\d{4} \S+ [ap]\.m\. 2 not in force", words(found["search", "Free"]))
+    assert re.fullmatch(r"6/s since \S+ \S+ [ap]\.m\.", words(found["all endpoints", "everyone"]))
+    assert re.fullmatch(r"6/s inherited from everyone since .* 1 not in force", words(found["all endpoints", "Free"]))
+    for place, rates in {
+        ("search", "Free"): {"1/s", "2/s", "3/s", "4/s"},
+        ("all endpoints", "Free"): {"5/s"},
+    }.items():
+        listed = operator.get(links(found[place])[-1]).context["cl"].queryset
+        assert {policy.rates for policy in listed} == rates
+
+
+def test_cells_say_what_requests_meet(operator: Client, free: Plan, search: Endpoint) -> None:
+    """Every policy there can be, in turn and together: the page and a request's decision name the same rates."""
+    now = timezone.now()
+    dates: list[dict[str, Any]] = [
+        {},
+        {"starts_at": now - DAY},
+        {"starts_at": now - 2 * DAY, "ends_at": now + DAY},
+        {"ends_at": now + DAY},
+        {"starts_at": now + DAY},
+    ]
+    alice = User.objects.create(username="alice")
+    PlanAssignment.objects.create(user=alice, plan=free)
+    seen = set()
+    for number, (when, plan, endpoint) in enumerate(product(dates, (None, free), (None, search))):
+        mode = "off" if number == 7 else "enforce"
+        RatePolicy.objects.create(rates=f"{100 + number}/s", plan=plan, endpoint=endpoint, mode=mode, **when)
+        request = RequestFactory().get("/")
+        request.user = alice
+        decision = check_request(request, scope="search")
+        met = {status.bucket.scope: str(status.bucket.rate) for status in decision.statuses}
+        found = cells(operator.get(MATRIX))
+        for scope, name in (("", "all endpoints"), ("search", "search")):
+            shown = words(found[name, "Free"])
+            assert shown.startswith(met.get(scope, "+")), number
+            seen.add(met.get(scope))
+    assert len(seen) > 6, "the winners changed often"
+
+
+def test_a_plan_s_rates_stand_where_everyone_is_blocked(operator: Client, free: Plan, search: Endpoint) -> None:
+    """A gated feature: blocked for everyone, open for a plan, and closed to a blocked address whatever its plan."""
+    RatePolicy.objects.create(endpoint=search, rates="blocked")
+    RatePolicy.objects.create(endpoint=search, plan=free, rates="5/s")
+    RatePolicy.objects.create(endpoint=search, subject="ip:203.0.113.0/24", rates="blocked")
+    page = cells(operator.get(MATRIX))
+    assert [words(page["search", plan]) for plan in ("everyone", "Free")] == ["blocked", "5/s"]
+    allowed = {
+        address: check_request(RequestFactory().get("/", REMOTE_ADDR=address), scope="search").allowed
+        for address in ("203.0.113.7", "198.51.100.7")
+    }
+    assert allowed == {"203.0.113.7": False, "198.51.100.7": True}
+
+
+def test_rates_that_cannot_be_read_say_what_counts(operator: Client, free: Plan) -> None:
+    RatePolicy.objects.create(plan=free, rates="1/s")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'garbage'")
+    cell = words(cells(operator.get(MATRIX))["all endpoints", "Free"])
+    assert cell == "1/s in place of garbage, which cannot be read"
+    PolicyChange.objects.all().delete()
+    assert words(cells(operator.get(MATRIX))["all endpoints", "Free"]) == "garbage cannot be read: on error decides"
+
+
+def test_overrides_are_counted_and_listed(operator: Client, search: Endpoint) -> None:
+    alice = User.objects.create(username="alice")
+    RatePolicy.objects.create(user=alice, endpoint=search, rates="71/s")
+    RatePolicy.objects.create(subject="ip:::1", endpoint=search, rates="72/s")
+    RatePolicy.objects.create(user=alice, endpoint=search, rates="73/s", ends_at=timezone.now() - DAY)
+    RatePolicy.objects.create(user=alice, rates="74/s")
+    RatePolicy.objects.create(endpoint=search, rates="75/s")
+    RatePolicy.objects.create(subject="ip:::2", endpoint=search, rates="blocked", mode="log")
+    RatePolicy.objects.create(subject="ip:::3", endpoint=search, rates="blocked", mode="off")
+    page = text(operator.get(MATRIX))
+    assert not re.findall(r"(\d+ blocked)", page)
+    RatePolicy.objects.filter(rates="blocked").update(mode="enforce")
+    page = text(operator.get(MATRIX))
+    assert re.findall(r"</a>, (\d+ blocked)</small>", page) == ["2 blocked"]
+    found = re.findall(r'<a href="([^"]*)">(\d+ overrides?)</a>', page)
+    assert [count for _link, count in found] == ["1 override", "4 overrides"]
+    for (link, _count), rates in zip(found, [{"74/s"}, {"71/s", "72/s", "blocked"}], strict=True):
+        listed = operator.get(html.unescape(link)).context["cl"].queryset
+        assert {policy.rates for policy in listed} == rates
+    assert "71/s" not in page
+
+
+def test_endpoints_are_filtered_by_name_and_paged(operator: Client) -> None:
+    Endpoint.objects.bulk_create([Endpoint(name=f"e{number:03}") for number in range(230)])
+    RatePolicy.objects.create(endpoint=Endpoint.objects.get(name="e150"), rates="7/s")
+
+    def names(query: str) -> list[str]:
+        return list(dict.fromkeys(endpoint for endpoint, _plan in cells(operator.get(f"{MATRIX}?{query}"))))
+
+    assert names("")[:2] == ["all endpoints", "e000"]
+    assert len(names("")) == 101
+    assert names("p=3") == ["all endpoints", *(f"e{number}" for number in range(200, 230))]
+    assert names("p=99") == names("p=3")
+    assert names("p=x") == names("")
+    assert names("q=E15") == ["all endpoints", *(f"e{number}" for number in range(150, 160))]
+    assert len(names("q=e1&p=1")) == 101
+    assert names("q=nothing%00") == ["all endpoints"]
+    assert "7/s" in text(operator.get(f"{MATRIX}?p=2"))
+    page = text(operator.get(f"{MATRIX}?q=e%26"))
+    assert 'value="e&amp;"' in page
+    assert "No endpoint’s name contains this." in page
+    assert '<a href="?q=e&amp;p=2">2</a>' in text(operator.get(f"{MATRIX}?q=e"))
+
+
+def test_hostile_names_are_shown_harmlessly(operator: Client, search: Endpoint) -> None:
+    Plan.objects.create(name=HOSTILE[:100], slug="evil", description=HOSTILE)
+    RatePolicy.objects.create(endpoint=search, rates="1/s", reason=HOSTILE[:200])
+    assert "\u202e" not in text(operator.get(f"{BASE}/plan/"))
+    page = text(operator.get(f"{MATRIX}", {"q": HOSTILE})) + text(operator.get(MATRIX))
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\u202e" in page
+    table = page.rpartition("<table>")[2]
+    assert "\u202e" not in table
+
+
+def test_the_page_has_nothing_inline(operator: Client, free: Plan, search: Endpoint) -> None:
+    RatePolicy.objects.create(plan=free, rates="1/s")
+    page = text(operator.get(MATRIX))
+    ours = page[page.index('<div id="content-main"') :]
+    assert not re.search(r"<[^>]*\s(style|on\w+)=", ours)
+    assert not re.search(r"<script(?![^>]*\bsrc=)[^>]*>", ours)
+
+
+def test_queries_do_not_grow(operator: Client) -> None:
+    def fill(first: int, last: int) -> None:
+        for number in range(first, last):
+            plan = Plan.objects.create(name=f"p{number}", slug=f"p{number}")
+            endpoint = Endpoint.objects.create(name=f"e{number}")
+            user = User.objects.create(username=f"u{number}")
+            RatePolicy.objects.create(user=user, endpoint=endpoint, rates="1/s")
+            RatePolicy.objects.create(endpoint=endpoint, rates="1/s")
+            for other in Endpoint.objects.all():
+                RatePolicy.objects.create(plan=plan, endpoint=other, rates="1/s")
+
+    def count() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            text(operator.get(MATRIX))
+        return len(captured)
+
+    fill(0, 2)
+    few = count()
+    fill(2, 12)
+    assert count() == few <= 8
+
+
+EDITOR = ("view_ratepolicy", "add_ratepolicy", "change_ratepolicy", "view_plan", "view_endpoint")
+
+
+@pytest.mark.parametrize(
+    ("permissions", "status", "changes", "adds"),
+    [
+        (EDITOR, 200, True, True),
+        (("view_ratepolicy",), 200, False, False),
+        (("change_ratepolicy",), 200, True, False),
+        (("view_ratepolicy", "grant_override"), 200, False, False),
+        # They see overrides only, of which there are none here.
+        (("grant_override", "reset_usage", "view_plan", "view_endpoint"), 403, False, False),
+        (("view_plan",), 403, False, False),
+        ((), 403, False, False),
+    ],
+)
+def test_who_sees_what(
+    free: Plan, search: Endpoint, permissions: tuple[str, ...], status: int, changes: bool, adds: bool
+) -> None:
+    policy = RatePolicy.objects.create(plan=free, rates="71/s")
+    client = client_of(*permissions)
+    page = client.get(MATRIX)
+    assert page.status_code == status
+    content = page.content.decode().rpartition('<div id="content-main"')[2]  # not the sidebar
+    assert ("71/s" in content) is (status == 200)
+    assert (f"{BASE}/ratepolicy/{policy.pk}/change/" in content) is changes
+    assert (f"{BASE}/ratepolicy/add/" in content) is adds
+    assert (f"{BASE}/plan/{free.pk}/change/" in content) is (status == 200 and "view_plan" in permissions)
+    assert (f"{BASE}/endpoint/{search.pk}/change/" in content) is (status == 200 and "view_endpoint" in permissions)
+    if "view_plan" in permissions:
+        assert (MATRIX in text(client.get(f"{BASE}/plan/"))) is (status == 200)
+    if {"view_ratepolicy", "grant_override"} & set(permissions):
+        assert (MATRIX in text(client.get(f"{BASE}/ratepolicy/"))) is (status == 200)
+    assert Client().get(MATRIX).status_code == 302, "the login"
+
+
+def test_a_site_without_policies_or_endpoints_shows_the_rest(operator: Client, free: Plan, search: Endpoint) -> None:
+    RatePolicy.objects.create(plan=free, rates="71/s")
+    reverse("admin:index")  # the URLs of this process are made with them
+    kept = {model: admin.site._registry.pop(model) for model in (RatePolicy, Endpoint)}
+    try:
+        page = text(operator.get(MATRIX)).rpartition('<div id="content-main"')[2]
+    finally:
+        admin.site._registry.update(kept)
+    assert "71/s" in page
+    assert f"{BASE}/ratepolicy/" not in page

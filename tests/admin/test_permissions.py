@@ -1,0 +1,368 @@
+"""Who may do what with policies: every kind of operator at every page, and what became of the rows and counters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.templatetags.admin_urls import admin_urlname
+from django.contrib.auth import get_permission_codename
+from django.contrib.auth.models import Permission, User
+from django.test import Client, RequestFactory
+from django.urls import reverse
+
+from django_ratequota import check_request
+from django_ratequota.admin.permissions import permission_name
+from django_ratequota.models import Endpoint, Plan, RatePolicy
+from tests.support import operators
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+LIST = "/admin/django_ratequota/ratepolicy/"
+HISTORY = "/admin/django_ratequota/policychange/"
+OPERATORS: dict[str, tuple[str, ...] | None] = {
+    "superuser": None,
+    "editor": ("add_ratepolicy", "change_ratepolicy", "delete_ratepolicy", "view_ratepolicy"),
+    "granter": ("grant_override",),
+    "resetter": ("reset_usage",),
+    "viewer": ("view_ratepolicy", "view_policychange"),
+    "nobody": (),
+}
+
+
+class Scene:
+    """One override and one policy of a plan, and who is at work on them."""
+
+    def __init__(self, operator: str) -> None:
+        self.alice = User.objects.create(username="alice")
+        self.free = Plan.objects.create(name="Free", slug="free")
+        self.override = RatePolicy.objects.create(user=self.alice, rates="10/hour")
+        self.policy = RatePolicy.objects.create(plan=self.free, rates="20/hour")
+        self.client = client_of(operator)
+        assert self.ask() == 9
+
+    def ask(self) -> int:
+        """What alice has left after one more request."""
+        request = RequestFactory().get("/")
+        request.user = self.alice
+        decision = check_request(request)
+        assert decision.binding is not None
+        return decision.binding.remaining
+
+    def state(self) -> Any:
+        return list(RatePolicy.objects.order_by("pk").values_list("user", "subject", "plan", "rates", "mode"))
+
+    def form(self, policy: RatePolicy | None = None, **fields: Any) -> dict[str, Any]:
+        """What a browser sends for a policy's page."""
+        own = {"user": policy.user_id or "", "plan": policy.plan_id or "", "rates": policy.rates} if policy else {}
+        form = {"counted_per": "caller", "algorithm": "token_bucket", "mode": "enforce", "rates": "5/s"}
+        return {**form, **own, **fields}
+
+    def list_form(self, policy: RatePolicy) -> dict[str, Any]:
+        """What a browser sends for the list with one row's mode edited."""
+        rows = [row for row in (self.override, self.policy) if self.sees(row)]
+        form = {"form-TOTAL_FORMS": str(len(rows)), "form-INITIAL_FORMS": str(len(rows)), "_save": "1"}
+        for number, row in enumerate(rows):
+            mode = "log" if row == policy else row.mode
+            form |= {f"form-{number}-id": str(row.pk), f"form-{number}-mode": mode}
+        return form
+
+    def sees(self, policy: RatePolicy) -> bool:
+        page = self.client.get(LIST)
+        return page.status_code == 200 and policy in page.context["cl"].queryset
+
+
+def client_of(operator: str) -> Client:
+    permissions = OPERATORS[operator]
+    return operators.client_of(*permissions or (), superuser=permissions is None, name=operator)
+
+
+def action(name: str, *policies: RatePolicy, **fields: str) -> dict[str, Any]:
+    return {"action": name, "_selected_action": [policy.pk for policy in policies], "post": "yes", **fields}
+
+
+POSTS: dict[str, Callable[[Scene], tuple[str, dict[str, Any]]]] = {
+    "add override": lambda s: ("add/", s.form(user=s.alice.pk, ends_at_0="2100-01-01", ends_at_1="00:00")),
+    "add subject": lambda s: ("add/", s.form(subject="ip:203.0.113.7")),
+    "add policy": lambda s: ("add/", s.form()),
+    "change override": lambda s: (f"{s.override.pk}/change/", s.form(s.override, rates="7/s")),
+    "change policy": lambda s: (f"{s.policy.pk}/change/", s.form(s.policy, rates="7/s")),
+    "override to policy": lambda s: (f"{s.override.pk}/change/", s.form(s.override, user="")),
+    "policy to override": lambda s: (f"{s.policy.pk}/change/", s.form(s.policy, plan="", subject="ip:::1")),
+    "delete override": lambda s: (f"{s.override.pk}/delete/", {"post": "yes"}),
+    "delete policy": lambda s: (f"{s.policy.pk}/delete/", {"post": "yes"}),
+    "list override": lambda s: ("", s.list_form(s.override)),
+    "list policy": lambda s: ("", s.list_form(s.policy)),
+    "delete action override": lambda s: ("", action("delete_selected", s.override)),
+    "delete action policy": lambda s: ("", action("delete_selected", s.policy)),
+    "delete action both": lambda s: ("", action("delete_selected", s.policy, s.override)),
+    "reset action": lambda s: ("", action("reset_usage", s.override)),
+    "reset page": lambda s: (f"{s.override.pk}/reset/", {"post": "yes"}),
+}
+TAKES_EFFECT = {
+    "superuser": set(POSTS),
+    "editor": {"add policy", "change policy", "delete policy", "list policy", "delete action policy"},
+    "granter": {
+        "add override",
+        "add subject",
+        "change override",
+        "delete override",
+        "list override",
+        "delete action override",
+        # The other one is out of their sight, and stays.
+        "delete action both",
+    },
+    "resetter": {"reset action", "reset page"},
+    "viewer": set(),
+    "nobody": set(),
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("post", POSTS)
+def test_what_takes_effect(operator: str, post: str) -> None:
+    scene = Scene(operator)
+    path, form = POSTS[post](scene)
+    before = scene.state()
+    page = scene.client.post(LIST + path, form)
+    if post.startswith("reset"):
+        assert scene.state() == before
+        assert scene.ask() == (9 if post in TAKES_EFFECT[operator] else 8)
+    else:
+        assert (scene.state() != before) == (post in TAKES_EFFECT[operator]), page.content.decode()
+    if post in TAKES_EFFECT[operator]:
+        assert page.status_code == 302
+    elif operator in ("viewer", "nobody") and "action" not in post:
+        assert page.status_code == 403
+    if operator != "superuser":
+        assert RatePolicy.objects.filter(pk=scene.policy.pk).exists() == (
+            operator != "editor" or post not in ("delete policy", "delete action policy")
+        )
+
+
+GETS: dict[str, Callable[[Scene], str]] = {
+    "list": lambda s: LIST,
+    "add": lambda s: f"{LIST}add/",
+    "override": lambda s: f"{LIST}{s.override.pk}/change/",
+    "policy": lambda s: f"{LIST}{s.policy.pk}/change/",
+    "delete": lambda s: f"{LIST}{s.override.pk}/delete/",
+    "own history": lambda s: f"{LIST}{s.override.pk}/history/",
+    "other history": lambda s: f"{LIST}{s.policy.pk}/history/",
+    "reset": lambda s: f"{LIST}{s.override.pk}/reset/",
+    "reset policy": lambda s: f"{LIST}{s.policy.pk}/reset/",
+    "reset nothing": lambda s: f"{LIST}4711/reset/",
+    "history": lambda s: HISTORY,
+}
+#: 302 = "doesn't exist. Perhaps it was deleted?", as for any object that the operator may not see.
+OPENS = {
+    "superuser": [200, 200, 200, 200, 200, 200, 200, 200, 200, 404, 200],
+    "editor": [200, 200, 200, 200, 403, 200, 200, 403, 403, 403, 403],
+    "granter": [200, 200, 200, 302, 200, 200, 302, 403, 403, 403, 403],
+    "resetter": [200, 403, 200, 302, 403, 200, 302, 200, 404, 404, 403],
+    "viewer": [200, 403, 200, 200, 403, 200, 200, 403, 403, 403, 200],
+    "nobody": [403, 403, 403, 403, 403, 302, 302, 403, 403, 403, 403],
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_what_opens(operator: str) -> None:
+    scene = Scene(operator)
+    found = {name: scene.client.get(path(scene)).status_code for name, path in GETS.items()}
+    assert found == dict(zip(GETS, OPENS[operator], strict=True))
+    assert scene.ask() == 8, "looking resets nothing"
+
+
+@pytest.mark.parametrize(
+    ("operator", "both"), [("superuser", True), ("editor", True), ("viewer", True), ("granter", False)]
+)
+def test_granters_see_the_rest_only_with_the_permission_to_view(operator: str, both: bool) -> None:
+    scene = Scene(operator)
+    assert scene.sees(scene.override)
+    assert scene.sees(scene.policy) is both
+    assert ("20/hour" in scene.client.get(LIST).content.decode()) is both
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "link", "actions"),
+    [
+        ("superuser", True, True, {"delete_selected", "reset_usage"}),
+        ("editor", False, False, {"delete_selected"}),
+        ("granter", True, False, {"delete_selected"}),
+        ("resetter", False, True, {"reset_usage"}),
+        ("viewer", False, False, set()),
+    ],
+)
+def test_what_is_offered(operator: str, inputs: bool, link: bool, actions: set[str]) -> None:
+    """Nothing is offered that would be refused."""
+    scene = Scene(operator)
+    page = scene.client.get(f"{LIST}{scene.override.pk}/change/").content.decode()
+    assert ('name="rates"' in page) is inputs
+    assert (f'href="{LIST}{scene.override.pk}/reset/"' in page) is link
+    form = scene.client.get(LIST).context["action_form"]
+    assert ({name for name, _ in form.fields["action"].choices if name} if form else set()) == actions
+
+
+def test_a_policy_that_is_no_override_offers_no_reset() -> None:
+    scene = Scene("superuser")
+    assert "/reset/" not in scene.client.get(f"{LIST}{scene.policy.pk}/change/").content.decode()
+
+
+@pytest.mark.parametrize(
+    ("operator", "fields", "verb", "override"),
+    [
+        ("editor", {"subject": "ip:203.0.113.7"}, "add", True),
+        ("granter", {}, "add", False),
+    ],
+)
+def test_the_form_names_the_permission_and_keeps_what_was_typed(
+    operator: str, fields: dict[str, str], verb: str, override: bool
+) -> None:
+    scene = Scene(operator)
+    page = scene.client.post(f"{LIST}add/", scene.form(**fields, rates="71/s", reason="Ticket 4711"))
+    text = page.content.decode()
+    assert f"“{permission_name(verb, override=override)}”" in text
+    assert 'value="71/s"' in text
+    assert 'value="Ticket 4711"' in text
+    assert 'value="203.0.113.7"' not in text
+    assert all(value in text for value in fields.values())
+
+
+def test_permissions_are_called_what_the_page_of_a_group_calls_them() -> None:
+    for codename, (verb, override) in {
+        "grant_override": ("change", True),
+        "add_ratepolicy": ("add", False),
+        "delete_ratepolicy": ("delete", False),
+    }.items():
+        assert Permission.objects.get(codename=codename).name == permission_name(verb, override=override)
+
+
+def test_rows_of_the_list_that_are_not_theirs_are_closed() -> None:
+    scene = Scene("editor")
+    page = scene.client.get(LIST)
+    forms = page.context["cl"].formset.forms
+    assert {form.instance: "mode" in form.fields for form in forms} == {scene.override: False, scene.policy: True}
+    assert page.content.decode().count('<select name="form-') == 1
+    assert '<td class="field-mode">enforce</td>' in page.content.decode()
+
+
+def test_the_table_of_an_endpoint_takes_no_override() -> None:
+    """The row of an override is not on the page; its id, sent all the same, is refused."""
+    scene = Scene("editor")
+    search = Endpoint.objects.create(name="search")
+    RatePolicy.objects.filter(pk=scene.override.pk).update(endpoint=search)
+    user = User.objects.get(username="editor")
+    user.user_permissions.add(*Permission.objects.filter(codename__in=["change_endpoint", "change_plan"]))
+    form = {"name": "search", "description": "", "routes": "", "methods": "", "cost": "1"}
+    form |= {"policies-TOTAL_FORMS": "1", "policies-INITIAL_FORMS": "1", "policies-0-id": str(scene.override.pk)}
+    row = {"endpoint": str(search.pk), "user": "", "plan": "", "counted_per": "caller", "rates": "1/s"}
+    form |= {f"policies-0-{k}": v for k, v in {**row, "algorithm": "gcra", "mode": "off"}.items()}
+    assert scene.client.post(f"/admin/django_ratequota/endpoint/{search.pk}/change/", form).status_code == 200
+    form |= {"policies-INITIAL_FORMS": "0", "policies-0-id": "", "policies-0-subject": "ip:203.0.113.7"}
+    form |= {"policies-0-user": str(scene.alice.pk)}
+    assert scene.client.post(f"/admin/django_ratequota/endpoint/{search.pk}/change/", form).status_code == 302
+    scene.override.refresh_from_db()
+    assert (scene.override.rates, scene.override.mode) == ("10/hour", "enforce")
+    assert not RatePolicy.objects.exclude(pk=scene.override.pk).exclude(user=None, subject="").exists()
+    assert RatePolicy.objects.filter(endpoint=search, rates="1/s").count() == 1
+
+
+def test_the_table_of_a_plan_is_closed_to_granters() -> None:
+    scene = Scene("granter")
+    user = User.objects.get(username="granter")
+    user.user_permissions.add(*Permission.objects.filter(codename__in=["change_plan", "view_ratepolicy"]))
+    page = f"/admin/django_ratequota/plan/{scene.free.pk}/change/"
+    text = scene.client.get(page).content.decode()
+    assert "<p>20/hour</p>" in text
+    assert 'name="policies-0-rates"' not in text
+    form = {"name": "Free", "slug": "free", "description": "", "default_for": ""}
+    form |= {"policies-TOTAL_FORMS": "2", "policies-INITIAL_FORMS": "1", "policies-0-id": str(scene.policy.pk)}
+    for number in (0, 1):
+        row = {"endpoint": "", "counted_per": "ip", "rates": "1/s", "algorithm": "gcra", "mode": "off"}
+        form |= {f"policies-{number}-{name}": value for name, value in row.items()}
+    before = scene.state()
+    assert scene.client.post(page, form).status_code == 302
+    assert scene.state() == before
+
+
+@pytest.mark.parametrize("model", [Endpoint, User])
+def test_deleting_what_overrides_hang_on_needs_the_right_to_them(model: Any) -> None:
+    scene = Scene("editor")
+    search = Endpoint.objects.create(name="search")
+    RatePolicy.objects.filter(pk=scene.override.pk).update(endpoint=search)
+    editor = User.objects.get(username="editor")
+    for action in ("delete", "view"):
+        codename = get_permission_codename(action, model._meta)
+        editor.user_permissions.add(Permission.objects.get(codename=codename))
+    page = reverse(admin_urlname(model._meta, "delete"), args=[(scene.alice if model is User else search).pk])
+    assert "your account doesn't have permission to delete" in scene.client.get(page).content.decode().replace(
+        "&#x27;", "'"
+    )
+    assert scene.client.post(page, {"post": "yes"}).status_code == 403
+    editor.user_permissions.add(Permission.objects.get(codename="grant_override"))
+    assert scene.client.post(page, {"post": "yes"}).status_code == 302
+    assert not RatePolicy.objects.filter(pk=scene.override.pk).exists()
+
+
+@pytest.mark.parametrize(
+    ("operator", "links"),
+    [
+        ("superuser", ["usage", "explain", "matrix"]),
+        ("viewer", ["usage", "explain", "matrix"]),
+        ("granter", ["usage", "explain"]),
+        ("resetter", ["usage", "explain"]),
+    ],
+)
+def test_each_is_led_to_the_pages_that_open(operator: str, links: list[str]) -> None:
+    client = client_of(operator)
+    for page in ("/admin/django_ratequota/", LIST):
+        text = client.get(page).content.decode()
+        found = re.findall(r'<li><a href="(/admin/django_ratequota/\w+/(\w+)/)">', text)
+        assert [name for _, name in found if name != "add"] == links, page
+        assert {client.get(link).status_code for link, _ in found} == {200}
+
+
+@pytest.mark.parametrize("path", ["preview/", "impact/"])
+@pytest.mark.parametrize(
+    ("permissions", "override", "policy"),
+    [
+        (("add_ratepolicy",), False, False),
+        (("add_ratepolicy", "delete_ratepolicy"), False, False),
+        (("add_ratepolicy", "reset_usage"), True, False),
+        (("grant_override",), True, False),
+        (("view_ratepolicy",), True, True),
+    ],
+)
+def test_the_preview_tells_nothing_of_a_policy_that_its_page_would_not(
+    path: str, permissions: tuple[str, ...], override: bool, policy: bool
+) -> None:
+    """Staff who may add a policy for a plan were shown the rates of every override."""
+    scene = Scene("nobody")
+    client = operators.client_of(*permissions, name="asker")
+    other = RatePolicy.objects.create(subject="ip:203.0.113.7", rates="77/hour")
+    for one, seen in ((scene.override, override), (other, override), (scene.policy, policy)):
+        opened = client.get(f"{LIST}{one.pk}/change/")
+        assert (opened.status_code == 200) is seen
+        page = client.get(f"{LIST}{path}", {"object": one.pk})
+        if path == "preview/":
+            assert (one.rates in page.content.decode()) is seen
+        # What advice on a new policy names is theirs to see as well.
+        form = scene.form(subject=one.subject, user=one.user_id or "", plan=one.plan_id or "", rates="1/s")
+        told = client.post(f"{LIST}{path}?object={one.pk}", form).content.decode()
+        assert one.rates not in told or seen
+
+
+def test_the_preview_asks_for_each_policy_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project may decide object by object who sees what."""
+    scene = Scene("viewer")
+    policies = admin.site.get_model_admin(RatePolicy)
+    monkeypatch.setattr(policies, "has_view_permission", lambda request, obj=None: obj != scene.override)
+    for path in ("preview/", "impact/"):
+        assert scene.client.get(f"{LIST}{path}", {"object": scene.override.pk}).status_code == 403
+        assert scene.client.get(f"{LIST}{path}", {"object": scene.policy.pk}).status_code == 200
+
+
+def test_nobody_is_led_anywhere() -> None:
+    assert client_of("nobody").get("/admin/django_ratequota/").status_code == 404

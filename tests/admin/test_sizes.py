@@ -1,0 +1,325 @@
+"""Pages of the admin with many rows: each opens, is saved, and leads to what it leaves out."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.db import connection
+from django.db.models import QuerySet
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from tests.admin.test_admin import BASE, TWIN
+from tests.support.operators import client_of
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+#: More than the columns of one SELECT: 2,000 on SQLite, 1,664 on PostgreSQL.
+MANY = 2_001
+
+
+@pytest.fixture
+def operator() -> Client:
+    return client_of(superuser=True)
+
+
+@pytest.fixture
+def free() -> Plan:
+    return Plan.objects.create(name="Free", slug="free")
+
+
+def rows(objs: list[Any]) -> None:
+    """Write them as raw SQL does: nothing is recorded, which would take most of the time."""
+    QuerySet(type(objs[0])).bulk_create(objs)
+
+
+def endpoints(count: int, first: int = 0) -> list[Endpoint]:
+    rows([Endpoint(name=f"e{number:05d}") for number in range(first, first + count)])
+    return list(Endpoint.objects.order_by("name"))
+
+
+def plans(count: int) -> list[Plan]:
+    rows([Plan(name=f"p{number:05d}", slug=f"p{number:05d}") for number in range(count)])
+    return list(Plan.objects.filter(name__startswith="p").order_by("name"))
+
+
+class Form(HTMLParser):
+    """What a browser would send of the page's form that is posted."""
+
+    def __init__(self, page: Any) -> None:
+        super().__init__()
+        self.fields: dict[str, str] = {}
+        self._inside = False
+        self._select = ""
+        self._area = ""
+        self.feed(page.content.decode())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        name = given.get("name", "")
+        if tag == "form":
+            self._inside = given.get("method") == "post" and given.get("id", "").endswith("form")
+        if not self._inside or "__prefix__" in name:
+            return
+        if tag == "input" and given.get("type") not in ("submit", "checkbox"):
+            self.fields[name] = given.get("value", "")
+        elif tag == "select":
+            self._select = name
+            self.fields[name] = ""
+        elif tag == "option" and self._select and "selected" in given:
+            self.fields[self._select] = given["value"]
+        elif tag == "textarea":
+            self._area = name
+            self.fields[name] = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "form":
+            self._inside = False
+        if tag in ("select", "textarea"):
+            self._select = self._area = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._area:
+            self.fields[self._area] += data
+
+
+def page_with_policies(kind: str, count: int) -> str:
+    """A plan's or endpoint's page with that many policies in its table."""
+    if kind == "plan":
+        plan = Plan.objects.create(name="Free", slug="free")
+        rows([RatePolicy(plan=plan, endpoint=one, rates="10/min") for one in endpoints(count)])
+        return f"{BASE}/plan/{plan.pk}/change/"
+    search = Endpoint.objects.create(name="search")
+    rows([RatePolicy(plan=one, endpoint=search, rates="10/min") for one in plans(count)])
+    return f"{BASE}/endpoint/{search.pk}/change/"
+
+
+@pytest.mark.parametrize("kind", ["plan", "endpoint"])
+@pytest.mark.parametrize("count", [99, 141, 400])
+def test_a_page_of_many_policies_is_saved(operator: Client, kind: str, count: int) -> None:
+    """Of 141 policies and more every save was a 400: a row has seven fields, and Django takes 1,000 of a form."""
+    path = page_with_policies(kind, count)
+    page = operator.get(path)
+    sent = Form(page).fields
+    stored = int(sent["policies-INITIAL_FORMS"])
+    assert stored == min(count, 100)
+    assert ("ratequota-more" in page.content.decode()) is (count > 100)
+    sent["policies-0-rates"] = "11/min"
+    # As many new rows as the page lets one add; a box for each stored one that is to be deleted would be sent, too.
+    most = int(sent["policies-MAX_NUM_FORMS"])
+    new = range(stored, most)
+    for number in new:
+        row = {"plan": "", "endpoint": "", "counted_per": "ip", "rates": "5/s", "algorithm": "gcra", "mode": "log"}
+        sent |= {f"policies-{number}-{name}": value for name, value in {"id": "", **row}.items()}
+    sent["policies-TOTAL_FORMS"] = str(most)
+    limit = django_settings.DATA_UPLOAD_MAX_NUMBER_FIELDS
+    assert limit is not None
+    assert len(sent) + stored < limit
+    told = operator.post(path, sent)
+    assert told.status_code == 200, "no 400: the new rows are twins, which the page tells"
+    assert TWIN in told.content.decode()
+    for number in new:
+        sent = {name: value for name, value in sent.items() if not name.startswith(f"policies-{number}-")}
+    sent["policies-TOTAL_FORMS"] = str(stored)
+    assert operator.post(path, sent).status_code == 302
+    assert RatePolicy.objects.filter(rates="11/min").count() == 1
+    assert RatePolicy.objects.count() == count
+
+
+@pytest.mark.parametrize("kind", ["plan", "endpoint"])
+def test_the_others_are_in_the_list(operator: Client, kind: str) -> None:
+    page = operator.get(page_with_policies(kind, 150)).content.decode()
+    assert "These are 100 of 150 policies." in page
+    link = re.search(r'<p class="ratequota-more">[^<]*<a href="([^"]*)">The others are in the list', page)
+    assert link is not None
+    assert operator.get(link[1]).context["cl"].result_count == 150
+
+
+def test_the_list_is_offered_to_those_who_may_see_it(free: Plan) -> None:
+    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(101)])
+    text = client_of("view_plan", "view_ratepolicy").get(f"{BASE}/plan/{free.pk}/change/").content.decode()
+    assert "These are 100 of 101 policies." in text
+    assert "The others are" in text
+    policies = admin.site._registry.pop(RatePolicy)
+    try:
+        text = client_of("view_plan", "view_ratepolicy", name="b").get(f"{BASE}/plan/{free.pk}/change/")
+    finally:
+        admin.site._registry[RatePolicy] = policies
+    assert "The others are" not in text.content.decode()
+
+
+def test_policies_for_everything_come_first(operator: Client, free: Plan) -> None:
+    """PostgreSQL sorts NULLs last: the plan's most important policy would be left out."""
+    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(101)])
+    RatePolicy.objects.create(plan=free, rates="77/min")
+    sent = Form(operator.get(f"{BASE}/plan/{free.pk}/change/")).fields
+    assert (sent["policies-0-endpoint"], sent["policies-0-rates"]) == ("", "77/min")
+
+
+def test_a_new_row_has_its_twin_among_the_others(operator: Client, free: Plan) -> None:
+    known = endpoints(120)
+    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in known])
+    path = f"{BASE}/plan/{free.pk}/change/"
+    sent = Form(operator.get(path)).fields
+    row = {"id": "", "endpoint": str(known[-1].pk), "counted_per": "caller", "rates": "5/s"}
+    row |= {"algorithm": "gcra", "mode": "log"}
+    sent |= {f"policies-100-{name}": value for name, value in row.items()} | {"policies-TOTAL_FORMS": "101"}
+    page = operator.post(path, sent)
+    assert page.status_code == 200
+    assert page.content.decode().count(TWIN) == 1
+
+
+def test_rows_that_were_sent_are_saved_whatever_came_before_them(operator: Client, free: Plan) -> None:
+    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(100)])
+    path = f"{BASE}/plan/{free.pk}/change/"
+    sent = Form(operator.get(path)).fields
+    RatePolicy.objects.create(plan=free, rates="77/min")  # now the last row sent is not among the first hundred
+    sent["policies-99-rates"] = "12/min"
+    assert operator.post(path, sent).status_code == 302
+    assert RatePolicy.objects.filter(rates="12/min").count() == 1
+
+
+@pytest.mark.parametrize("pk", ["", "x", "-1", "٣", "9" * 30, "\x00"])
+def test_what_is_no_row_is_told(operator: Client, free: Plan, pk: str) -> None:
+    RatePolicy.objects.create(plan=free, rates="10/min")
+    path = f"{BASE}/plan/{free.pk}/change/"
+    sent = Form(operator.get(path)).fields | {"policies-0-id": pk, "policies-0-rates": "1/s"}
+    assert operator.post(path, sent).status_code == 200
+    assert operator.post(path, sent | {"policies-INITIAL_FORMS": "9" * 9}).status_code in (200, 302)
+    assert RatePolicy.objects.get(plan=free).rates == "10/min"
+
+
+def test_the_rows_of_operators_who_may_search_nothing_stay_short(free: Plan) -> None:
+    """Each row had a select of all endpoints."""
+    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(101)])
+    client = client_of("view_plan", "change_plan", "view_ratepolicy", "change_ratepolicy")
+    path = f"{BASE}/plan/{free.pk}/change/"
+    page = client.get(path)
+    assert len(page.content) < 400_000
+    sent = Form(page).fields
+    other = Endpoint.objects.create(name="other")
+    wrong = client.post(path, sent | {"policies-0-endpoint": "4711"})
+    assert "Select a valid choice." in wrong.content.decode()
+    assert client.post(path, sent | {"policies-0-endpoint": str(other.pk)}).status_code == 302
+    assert RatePolicy.objects.get(endpoint=other).rates == "10/min"
+
+
+# --- Filters. ---
+
+
+def listed(client: Client, path: str) -> tuple[Any, int]:
+    """The page, and how long its queries are together."""
+    with CaptureQueriesContext(connection) as captured:
+        page = client.get(f"{BASE}/{path}")
+    assert page.status_code == 200, path
+    return page, sum(len(query["sql"]) for query in captured)
+
+
+def test_the_list_of_policies_opens_with_any_number_of_endpoints_and_plans(operator: Client) -> None:
+    """It was a 500 of 1,700 endpoints: each was a column of the query that counts for the filters."""
+    RatePolicy.objects.create(plan=plans(1)[0], rates="1/s")
+    RatePolicy.objects.create(endpoint=endpoints(1)[0], rates="1/s")
+    listed(operator, "ratepolicy/")
+    few = listed(operator, "ratepolicy/")[1]
+    rows([Plan(name=f"q{number}", slug=f"q{number}") for number in range(MANY)])
+    rows([RatePolicy(plan=plan, rates="1/s") for plan in Plan.objects.filter(name__startswith="q")])
+    rows([RatePolicy(endpoint=one, rates="1/s") for one in endpoints(MANY, first=1)[1:]])
+    page, length = listed(operator, "ratepolicy/")
+    assert length < few + 2_000, "the first fifty rows are looked up, and nothing else grows"
+    assert len(page.content) < 250_000
+    for filters in ("plan__isnull=True", f"endpoint__id__exact={Endpoint.objects.get(name='e01999').pk}&mode=log"):
+        listed(operator, f"ratepolicy/?{filters}")
+    nobody = client_of("view_ratepolicy", name="viewer")
+    page, _ = listed(nobody, "ratepolicy/")
+    assert len(page.content) < 250_000
+    assert len(re.findall(r"<option value=\"\d+\">", page.content.decode())) == 200
+
+
+def test_assignments_and_history_open_with_any_number_of_plans_and_actors(operator: Client) -> None:
+    alice = User.objects.create(username="alice")
+    rows([PlanAssignment(user=alice, plan=plan) for plan in plans(MANY)])
+    rows([User(username=f"u{number}", password="!") for number in range(MANY)])
+    rows([PolicyChange(model="plan", action="update", actor=user) for user in User.objects.all()])
+    for path in ("planassignment/", f"planassignment/?plan__id__exact={Plan.objects.first().pk}"):
+        page, _ = listed(operator, path)
+        assert len(page.content) < 250_000
+    for path in ("", "?_facets=True", f"?_facets=True&actor__id__exact={alice.pk}"):
+        page, _ = listed(operator, f"policychange/{path}")
+        assert len(page.content) < 250_000
+    assert page.context["cl"].result_count == 1
+
+
+def chooser(page: Any, name: str) -> str:
+    """The form of a filter."""
+    forms = re.findall(r'<form method="get" class="ratequota-filter">.*?</form>', page.content.decode(), re.S)
+    (found,) = (form for form in forms if f'<select name="{name}"' in form)
+    return str(found)
+
+
+def test_a_filter_is_chosen_by_autocomplete_and_keeps_the_others(operator: Client, free: Plan) -> None:
+    search, other = endpoints(2)
+    kept = RatePolicy.objects.create(plan=free, endpoint=search, rates="1/s", mode="log")
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="2/s", counted_per="ip")
+    RatePolicy.objects.create(plan=free, endpoint=other, rates="3/s", mode="log")
+    RatePolicy.objects.create(endpoint=search, rates="4/s", mode="log")
+    query = f"q=Free&mode__exact=log&o=1&plan__id__exact={free.pk}&endpoint__id__exact={search.pk}"
+    page = operator.get(f"{BASE}/ratepolicy/?{query}&p=1")
+    assert list(page.context["cl"].queryset) == [kept]
+    form = chooser(page, "endpoint__id__exact")
+    assert re.search(r'<select name="endpoint__id__exact"[^>]* class="admin-autocomplete"', form)
+    assert f'<option value="{search.pk}" selected>{search}</option>' in form
+    hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="(\w+)">', form))
+    assert hidden == {"q": "Free", "mode__exact": "log", "o": "1", "plan__id__exact": str(free.pk)}
+    assert "select2.full" in page.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "texts"), [("ratepolicy", ["no plan", "all endpoints"]), ("policychange", ["none"])]
+)
+def test_a_filter_names_what_an_empty_field_means(operator: Client, path: str, texts: list[str]) -> None:
+    page = operator.get(f"{BASE}/{path}/").content.decode()
+    assert re.findall(r'__isnull=True">\s*(.+?)\s*</a>', page) == texts
+
+
+def test_a_filter_without_a_choice_filters_nothing(operator: Client, free: Plan) -> None:
+    RatePolicy.objects.create(plan=free, rates="1/s")
+    page = operator.get(f"{BASE}/ratepolicy/?endpoint__id__exact=&plan__id__exact=")
+    assert page.status_code == 200
+    assert page.context["cl"].result_count == 1
+
+
+@pytest.mark.parametrize("value", ["x", "9" * 30, "-1", "\x00", "1,2"])
+def test_a_filter_by_what_is_no_id_leads_back(operator: Client, free: Plan, value: str) -> None:
+    page = operator.get(f"{BASE}/ratepolicy/", {"plan__id__exact": value}, follow=True)
+    assert page.status_code == 200
+
+
+def test_those_who_may_not_search_choose_from_a_select(free: Plan) -> None:
+    Plan.objects.create(name="Unused", slug="unused")
+    RatePolicy.objects.create(plan=free, rates="1/s")
+    form = chooser(client_of("view_ratepolicy").get(f"{BASE}/ratepolicy/"), "plan__id__exact")
+    assert re.findall(r"<option[^>]*>(.*?)</option>", form) == ["---------", "Free"]
+    assert "autocomplete" not in form
+
+
+@pytest.mark.parametrize(
+    "path",
+    [f"ratepolicy/?{name}=" for name in ("mode__exact", "counted_per", "audience", "time", "subject")]
+    + [f"policychange/?{name}=" for name in ("model", "action__exact", "touched_user", "object_id")]
+    + ["plan/?default_for__exact=", "endpoint/?policies=", "planassignment/?time="],
+)
+def test_a_nul_is_no_value_of_a_filter(operator: Client, path: str) -> None:
+    """PostgreSQL takes none: the pages were a 500 there."""
+    page = operator.get(f"{BASE}/{path}a%00b")
+    assert page.status_code == 302
+    assert page["Location"].endswith("/?e=1")
+    assert operator.get(page["Location"]).status_code == 200
+    posted = operator.post(f"{BASE}/{path}%00", {"action": "delete_selected", "_selected_action": "1"})
+    assert posted.status_code in (302, 400)

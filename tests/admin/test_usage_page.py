@@ -1,0 +1,884 @@
+"""The live usage page: what it shows to whom, what it exports, and what it still says while Redis is down."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_ratequota import check_request
+from django_ratequota.admin.usage import counts as figures
+from django_ratequota.admin.usage.export import cell
+from django_ratequota.admin.usage.workers import published_at, servers, state_of
+from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring import health, statistics
+from django_ratequota.monitoring.collector import OUTCOMES, collector
+from django_ratequota.monitoring.health import Health
+from django_ratequota.monitoring.statistics import Counts, Refusal, RefusedBucket, Timeline, Top
+from django_ratequota.runtime import default_limiter
+from django_ratequota.utils.histogram import BOUNDS
+from tests.admin.test_permissions import client_of
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+LIST = "/admin/django_ratequota/ratepolicy/"
+PAGE = f"{LIST}usage/"
+CSV = f"{PAGE}csv/"
+HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
+START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+#: A minute, in revisions.
+BEHIND = 60 * 10**6
+
+
+class Scene:
+    """What ``statistics`` would tell, made up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.total: list[Counts] = [Counts(8, 2, 1), Counts(0, 0, 0)]
+        self.endpoints: dict[int, Counts] = {}
+        self.policies: dict[int, Counts] = {}
+        self.tops: list[Top] = []
+        self.refused: list[Refusal] = []
+        self.asked: list[Any] = []
+        monkeypatch.setattr(statistics, "timeline", self.timeline)
+        monkeypatch.setattr(statistics, "top_callers", self.top_callers)
+        monkeypatch.setattr(statistics, "refusals", lambda most=50, caller="": tuple(self.refused[:most]))
+
+    def timeline(self, span: Any) -> Timeline:
+        self.asked.append(span)
+        zero = Counts()
+        return Timeline(
+            starts=(START, START + timedelta(minutes=1)),
+            step=timedelta(minutes=1),
+            total=tuple(self.total),
+            endpoints={pk: (counts, zero) for pk, counts in self.endpoints.items()},
+            policies={pk: (counts, zero) for pk, counts in self.policies.items()},
+        )
+
+    def top_callers(self, span: Any, **kwargs: Any) -> dict[str, tuple[Top, ...]]:
+        self.asked.append((span, kwargs))
+        tops = {by: [top for top in self.tops if getattr(top.counts, by)] for by in OUTCOMES}
+        return {by: tuple(sorted(found, key=lambda top: -getattr(top.counts, by))) for by, found in tops.items()}
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(monkeypatch)
+
+
+@pytest.fixture
+def operator() -> Client:
+    return client_of("superuser")
+
+
+@pytest.fixture
+def search() -> Endpoint:
+    return Endpoint.objects.create(name="search")
+
+
+def refusal(number: int = 1, **fields: Any) -> Refusal:
+    one = Refusal(
+        id=f"refused{number:03d}",
+        at=START,
+        count=3,
+        caller="ip:203.0.113.7",
+        ip="ip:203.0.113.7",
+        plan_id=None,
+        scope="search",
+        route="/search/",
+        method="GET",
+        cost=1,
+        violated=("search/min",),
+        error="",
+        buckets=(),
+        revision=1,
+    )
+    return replace(one, **fields)
+
+
+def bucket(policy_id: int | None, refused: bool = True) -> RefusedBucket:
+    return RefusedBucket(
+        title="search/min",
+        rate="5/min",
+        policy_id=policy_id,
+        subject="ip:203.0.113.7",
+        refused=refused,
+        limit=5,
+        remaining=0,
+        retry_after=3.0,
+        reset_after=60.0,
+    )
+
+
+def worker(name: str, revision: int, *, age: float = 1.0, loaded: float = 60.0, **fields: Any) -> Health:
+    now = time.time()
+    latency = [0] * (len(BOUNDS) + 1)
+    one = Health(
+        process=name,
+        at=now - age,
+        revision=revision,
+        policies_age=loaded - age,
+        degraded={},
+        down={},
+        latency=latency,
+    )
+    return replace(one, **fields)
+
+
+def text_of(page: Any) -> str:
+    assert page.status_code == 200
+    return str(page.content.decode())
+
+
+def section(page: Any, name: str) -> str:
+    """One part of the page."""
+    found = re.search(rf'<section aria-labelledby="ratequota-{name}">.*?</section>', text_of(page), re.S)
+    assert found is not None
+    return found[0]
+
+
+def rows(markup: str) -> list[list[str]]:
+    """The cells of the tables in it, without markup."""
+    found = re.findall(r"<tr>\s*(<th scope=\"row\">.*?)</tr>", markup, re.S)
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in found]
+    return [[html.unescape(re.sub(r"<[^>]*>", "", one)).strip() for one in row] for row in cells]
+
+
+def told(page: Any) -> list[str]:
+    return [str(message) for message in page.context["messages"]]
+
+
+# --- Requests over time. ---
+
+
+def test_the_list_of_policies_leads_here(operator: Client) -> None:
+    assert f'<a href="{PAGE}">Live usage</a>' in text_of(operator.get(LIST))
+    assert reverse("admin:django_ratequota_ratepolicy_usage") == PAGE
+    assert reverse("admin:django_ratequota_ratepolicy_usage_csv") == CSV
+
+
+def test_requests_are_drawn_and_summed(operator: Client, scene: Scene) -> None:
+    scene.total = [Counts(1500, 500, 100), Counts(0, 0, 0)]
+    page = operator.get(PAGE)
+    text = text_of(page)
+    assert "Live usage: last hour" in text
+    data = re.search(r"<details.*?</details>", text, re.S)
+    assert data is not None
+    # Admitted ones that log mode would refuse are a part of their own in each bar.
+    assert rows(data[0]) == [["12:00", "1,400", "100", "500"], ["12:01", "0", "0", "0"]]
+    numbers = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text)[:4]
+    assert [(name, re.sub("<.*?>", "", number)) for name, number in numbers] == [
+        ("Requests", "2,000"),
+        ("Admitted", "1,500 (75.0 %)"),
+        ("Of these, would be refused (log mode)", "100 (5.0 %)"),
+        ("Refused", "500 (25.0 %)"),
+    ]
+
+
+def test_without_requests_it_says_so(operator: Client, scene: Scene) -> None:
+    scene.total = [Counts(), Counts()]
+    text = text_of(operator.get(PAGE))
+    assert "No request was counted in this time." in text
+    assert "ratequota-plot-drawing" not in text
+    assert "No policy applied to a request in this time." in text
+    assert "No refusal is kept." in text
+
+
+@pytest.mark.parametrize("span", ["hour", "day", "week"])
+def test_the_span_is_chosen(operator: Client, scene: Scene, span: str) -> None:
+    page = operator.get(PAGE, {"span": span})
+    assert f"Live usage: last {span}" in text_of(page)
+    assert f'<option value="{span}" selected>' in text_of(page)
+    assert scene.asked[0] == span
+    assert told(page) == []
+
+
+def test_an_endpoint_is_chosen(operator: Client, scene: Scene, search: Endpoint) -> None:
+    scene.endpoints = {search.pk: Counts(3, 1, 0), 0: Counts(5, 1, 1)}
+    scene.tops = [Top(caller="ip:203.0.113.7", counts=Counts(3, 1, 0))]
+    page = operator.get(PAGE, {"endpoint": search.pk})
+    assert "Live usage: last hour, endpoint search" in text_of(page)
+    assert page.context["totals"][0]["number"] == "4"
+    place = {"endpoint_id": search.pk, "policy_id": None, "most": 10}
+    assert scene.asked[1:] == [("hour", place)]
+    assert 'href="/admin/django_ratequota/ratepolicy/explain/?ip=203.0.113.7&amp;endpoint=search"' in text_of(page)
+    page = operator.get(PAGE, {"endpoint": "0"})
+    assert "Live usage: last hour, no endpoint" in text_of(page)
+    assert page.context["totals"][0]["number"] == "6"
+
+
+def test_a_policy_is_chosen(operator: Client, scene: Scene, search: Endpoint) -> None:
+    policy = RatePolicy.objects.create(endpoint=search, rates="5/min")
+    scene.policies = {policy.pk: Counts(2, 1, 0)}
+    page = operator.get(PAGE, {"policy": policy.pk})
+    assert "Live usage: last hour, policy everyone × search: 5/min" in text_of(page)
+    assert page.context["totals"][0]["number"] == "3"
+
+
+def test_of_a_policys_callers_nothing_is_told_that_is_not_counted(operator: Client, scene: Scene) -> None:
+    """Each was said to have been admitted 0 times, and refused in 100 % of its requests."""
+    policy = RatePolicy.objects.create(rates="5/min")
+    scene.tops = [Top(caller="ip:203.0.113.7", counts=Counts(0, 2, 1))]
+    callers = section(operator.get(PAGE, {"policy": policy.pk}), "callers")
+    assert "What it admitted is not counted by caller." in callers
+    assert re.findall("<h3>(.*?)</h3>", callers) == [
+        "Most requests refused",
+        "Most requests that log mode would refuse",
+    ]
+    assert re.findall('<th scope="col">(.*?)</th>', callers) == ["Caller", "Would be refused", "Refused"] * 2
+    assert rows(callers) == [["ip:203.0.113.7", "1", "2"]] * 2
+    assert exported(operator, "callers", policy=policy.pk) == [
+        ["caller", "name", "would be refused", "refused"],
+        ["ip:203.0.113.7", "ip:203.0.113.7", "1", "2"],
+    ]
+
+
+def test_both_are_the_policys(operator: Client, scene: Scene, search: Endpoint) -> None:
+    policy = RatePolicy.objects.create(rates="5/min")
+    page = operator.get(PAGE, {"policy": policy.pk, "endpoint": search.pk})
+    assert told(page) == ["Requests are counted by endpoint and by policy, not by both: these are the policy's."]
+    assert page.context["chosen"] == figures.Chosen(policy_id=policy.pk)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"span": "year"},
+        {"span": HOSTILE},
+        {"endpoint": "-1"},
+        {"endpoint": "1_0"},
+        {"endpoint": "١"},
+        {"policy": "9" * 40},
+        {"policy": "1; DROP TABLE"},
+        {"endpoint": HOSTILE},
+        {"policy": "\x00"},
+    ],
+)
+@pytest.mark.parametrize("path", [PAGE, CSV])
+def test_what_makes_no_sense_is_left_out_and_told(
+    operator: Client, scene: Scene, query: dict[str, str], path: str
+) -> None:
+    page = operator.get(path, {**query, "what": "nothing"}, follow=True)
+    assert f"{next(iter(query))}=" in told(page)[0]
+    assert "says nothing here, and is left out." in told(page)[0]
+    assert len(told(page)[0]) < 200
+    assert page.context["chosen"] == figures.Chosen()
+    assert "<script>alert" not in text_of(page)
+
+
+def test_the_choice_stays_in_links(operator: Client, scene: Scene, search: Endpoint) -> None:
+    scene.endpoints = {search.pk: Counts(1, 0, 0)}
+    page = operator.get(PAGE, {"span": "day", "refresh": "1"})
+    assert f'href="?span=day&amp;endpoint={search.pk}&amp;refresh=1"' in section(page, "endpoints")
+    assert 'value="1" checked' in text_of(page)
+    assert f'href="{CSV}?span=day&amp;what=timeline"' in text_of(page)
+    assert 'value="1" checked' not in text_of(operator.get(PAGE))
+
+
+# --- Endpoints and policies. ---
+
+
+def test_endpoints_come_by_refusals_then_use(operator: Client, scene: Scene, search: Endpoint) -> None:
+    other = Endpoint.objects.create(name="other")
+    scene.endpoints = {
+        0: Counts(1000, 0, 0),
+        search.pk: Counts(10, 5, 2),
+        other.pk: Counts(2000, 0, 0),
+        999: Counts(1),
+    }
+    found = section(operator.get(PAGE), "endpoints")
+    assert rows(found) == [
+        ["search open", "10", "2", "5", "33.3 %"],
+        ["other open", "2,000", "0", "0", "0.0 %"],
+        ["no endpoint", "1,000", "0", "0", "0.0 %"],
+        ["deleted (id 999)", "1", "0", "0", "0.0 %"],
+    ]
+    assert f'href="/admin/django_ratequota/endpoint/{search.pk}/change/"' in found
+    assert 'href="/admin/django_ratequota/endpoint/999' not in found
+
+
+def test_policies_lead_to_their_pages(operator: Client, scene: Scene, search: Endpoint) -> None:
+    policy = RatePolicy.objects.create(endpoint=search, rates="5/min")
+    scene.policies = {policy.pk: Counts(10, 5, 2), policy.pk + 1: Counts(1, 0, 0)}
+    found = section(operator.get(PAGE), "policies")
+    assert [row[0] for row in rows(found)] == [
+        "everyone × search: 5/min open",
+        f"deleted (id {policy.pk + 1})",
+    ]
+    assert f'href="{LIST}{policy.pk}/change/"' in found
+    assert f'href="?span=hour&amp;policy={policy.pk}"' in found
+
+
+def test_many_are_counted_not_listed(operator: Client, scene: Scene) -> None:
+    scene.endpoints = {pk: Counts(1, 0, 0) for pk in range(1, 76)}
+    scene.policies = {pk: Counts(1, 0, 0) for pk in range(1, 52)}
+    page = operator.get(PAGE)
+    for name, more in (("endpoints", 25), ("policies", 1)):
+        found = rows(section(page, name))
+        assert len(found) == 51
+        assert found[-1][0] == f"and {more} more"
+
+
+# --- Callers and refusals. ---
+
+
+def test_callers_are_named_and_lead_to_explain(operator: Client, scene: Scene) -> None:
+    alice = User.objects.create(username="alice")
+    scene.tops = [
+        Top(caller=f"user:{alice.pk}", counts=Counts(90, 10, 0)),
+        Top(caller="ip:2001:db8::/64", counts=Counts(5, 0, 5)),
+        Top(caller="tenant:a&b", counts=Counts(1, 1, 0)),
+        Top(caller="user:10000000000000000000000", counts=Counts(1, 0, 0)),
+        Top(caller="", counts=Counts(1, 0, 0)),
+    ]
+    found = section(operator.get(PAGE), "callers")
+    most, refused, would = re.split("<h3>", found)[1:]
+    assert rows(most)[:2] == [["user alice", "90", "0", "10", "10.0 %"], ["ip:2001:db8::/64", "5", "5", "0", "0.0 %"]]
+    assert [row[0] for row in rows(most)[2:]] == ["tenant:a&b", "user:10000000000000000000000", "unknown"]
+    assert [row[0] for row in rows(refused)] == ["user alice", "tenant:a&b"]
+    assert [row[0] for row in rows(would)] == ["ip:2001:db8::/64"]
+    links = re.findall(r'explain/\?([^"]*)"', most)
+    assert links[:3] == [f"user={alice.pk}", "ip=2001%3Adb8%3A%3A%2F64", "kind=tenant&amp;value=a%26b"]
+
+
+def test_refusals_tell_who_what_and_by_which_policy(operator: Client, scene: Scene, search: Endpoint) -> None:
+    alice = User.objects.create(username="alice")
+    policy = RatePolicy.objects.create(endpoint=search, rates="5/min")
+    other = RatePolicy.objects.create(rates="50/min")
+    buckets = (bucket(policy.pk), bucket(other.pk, refused=False), bucket(12345), bucket(None))
+    scene.refused = [
+        refusal(1, caller=f"user:{alice.pk}", buckets=buckets),
+        refusal(2, scope="", error="timeout", violated=()),
+    ]
+    found = section(operator.get(PAGE), "refusals")
+    first, second = rows(found)
+    assert first[:5] == ["refused001", "11/21/2026 12:00:00", "3", "user alice", "GET search"]
+    assert first[5] == "search/mineveryone × search: 5/mindeleted (id 12345)"
+    assert second[4:] == ["GET /search/", "on_error, for Redis gave no decision (timeout)"]
+    assert 'explain/?id=refused001"' in found
+    assert f'href="{LIST}{policy.pk}/change/"' in found
+    assert "50/min" not in found
+
+
+def test_refusals_are_those_of_what_is_chosen(operator: Client, scene: Scene, search: Endpoint) -> None:
+    policy = RatePolicy.objects.create(endpoint=search, rates="5/min")
+    reports = Endpoint.objects.create(name="reports", routes="/api/reports/*\nplain")
+    scene.refused = [
+        refusal(1, buckets=(bucket(policy.pk),)),
+        refusal(2, buckets=(bucket(policy.pk, refused=False),)),
+        refusal(3, scope="", route="/api/reports/7/"),
+        refusal(4, scope="", route="/plain/"),
+        refusal(5, scope="", route=""),
+    ]
+
+    def shown(**query: Any) -> list[str]:
+        return [row[0][-1] for row in rows(section(operator.get(PAGE, query), "refusals"))]
+
+    assert shown() == ["1", "2", "3", "4", "5"]
+    assert shown(policy=policy.pk) == ["1"]
+    assert shown(endpoint=search.pk) == ["1", "2"]
+    assert shown(endpoint=reports.pk) == ["3", "4"]
+    assert shown(endpoint=0) == ["5"]
+
+
+# --- The store and the proof. ---
+
+
+def test_the_store_is_described(operator: Client, scene: Scene) -> None:
+    found = section(operator.get(PAGE), "store")
+    ((name, state, version, up, memory, policy, evicted),) = rows(found)
+    assert re.fullmatch(r"127\.0\.0\.1:\d+|/.*|localhost:\d+", name)
+    assert state == "up"
+    assert re.fullmatch(r"(valkey|redis) \d+\.\d+.*", version)
+    assert re.fullmatch(r"\d+ days?, \d\d:\d\d:\d\d", up)
+    assert re.search(r"[KM]B \(", memory)
+    assert policy
+    assert evicted == "0"
+
+
+def test_evictions_are_a_warning() -> None:
+    info = {"redis_version": "7.4.0", "evicted_keys": 1234, "maxmemory": 1048576, "used_memory": 2048}
+    (row,) = servers({"cache:6379": info})
+    assert (row["evicted"], row["loses"], row["limit"]) == ("1,234", True, "1.0\xa0MB")
+    (row,) = servers({"cache:6379": {"redis_version": "7.4.0"}})
+    assert (row["up"], row["memory"], row["policy"], row["evicted"], row["loses"]) == ("–", "–", "–", "–", False)
+
+
+@pytest.mark.parametrize(
+    ("revisions", "proof", "complaints"),
+    [
+        ([0, 0], "is live on 2 of 2 workers since", []),
+        ([0], "is live on 1 of 1 worker since", []),
+        ([0, -BEHIND], "is live on 1 of 2 workers since", ["1 worker is behind"]),
+        ([-BEHIND, -2 * BEHIND], "is live on 0 of 2 workers.", ["2 workers are behind"]),
+        ([0, None], "is live on 1 of 2 workers since", ["1 worker has read no policies yet"]),
+        ([1, 0], "is live on 2 of 2 workers since", []),
+    ],
+)
+def test_the_proof(
+    operator: Client,
+    scene: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    revisions: list[int | None],
+    proof: str,
+    complaints: list[str],
+) -> None:
+    # Published a minute ago: they have decided since.
+    published = default_limiter().publish() - BEHIND
+    monkeypatch.setattr(type(default_limiter()), "stored_revision", lambda self: published)
+    found = [
+        worker(f"web-1:{number}", 0 if behind is None else published + behind, idle=0.5)
+        for number, behind in enumerate(revisions)
+    ]
+    monkeypatch.setattr(health, "reports", lambda: found)
+    page = operator.get(PAGE)
+    at = datetime.fromtimestamp(published / 10**6, UTC)
+    text = section(page, "proof")
+    assert f"Revision {published} (published {at:%m/%d/%Y %H:%M:%S}) {proof}" in text
+    said = re.findall('<p class="ratequota-usage-complaint">(.*?)</p>', text)
+    assert len(said) == len(complaints)
+    assert all(one.startswith(wanted) for one, wanted in zip(said, complaints, strict=True))
+    assert ("ratequota-usage-complete" in text) is (not complaints)
+    assert len(rows(text)) == len(revisions)
+
+
+@pytest.mark.parametrize(
+    ("idle", "state"),
+    [(None, "no decision since"), (120.0, "no decision since"), (58.0, "no decision since"), (30.0, "behind")],
+)
+def test_a_worker_that_decided_nothing_since_is_not_behind(
+    operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch, idle: float | None, state: str
+) -> None:
+    """After each edit, workers without requests stood there as behind."""
+    published = default_limiter().publish() - BEHIND
+    monkeypatch.setattr(type(default_limiter()), "stored_revision", lambda self: published)
+    monkeypatch.setattr(
+        health, "reports", lambda: [worker("a:1", published, idle=0.5), worker("b:2", published - 1, idle=idle)]
+    )
+    text = section(operator.get(PAGE), "proof")
+    assert sorted(row[1] for row in rows(text)) == sorted([state, "up to date"])
+    note = "1 worker has decided nothing since: it reads the newest policies before its next decision."
+    assert (note in text) is (state != "behind")
+    assert ("ratequota-usage-complete" in text) is (state != "behind")
+    assert ("ratequota-usage-complaint" in text) is (state == "behind")
+
+
+def test_without_a_time_of_publication_a_worker_is_behind_that_decided_in_the_last_minute() -> None:
+    decided = [1, *[0] * len(BOUNDS)]
+    assert state_of(worker("a:1", 6, idle=30.0, latency=decided), 7) == "behind"
+    assert state_of(worker("a:1", 6, idle=90.0), 7) == "idle"
+
+
+def test_since_is_the_latest_of_the_workers_moments(
+    operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = default_limiter().publish()
+    later = [worker("a:1", published, loaded=-100), worker("b:2", published, loaded=-500)]
+    monkeypatch.setattr(health, "reports", lambda: later)
+    since = datetime.fromtimestamp(later[1].at - later[1].policies_age, UTC)
+    assert f"since {since:%m/%d/%Y %H:%M:%S}." in section(operator.get(PAGE), "proof")
+    # A worker's clock that lags cannot make a revision live before it was published.
+    monkeypatch.setattr(health, "reports", lambda: [worker("a:1", published, loaded=5000)])
+    at = datetime.fromtimestamp(published / 10**6, UTC)
+    assert f"since {at:%m/%d/%Y %H:%M:%S}." in section(operator.get(PAGE), "proof")
+
+
+def test_a_worker_that_falls_silent_is_told(operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = default_limiter().publish()
+    found = [worker("web-1:1", published), worker("web-2:7", published, age=45)]
+    monkeypatch.setattr(health, "reports", lambda: found)
+    text = section(operator.get(PAGE), "proof")
+    assert "is live on 1 of 2 workers" in text
+    assert "1 worker is silent: it ended, hangs, or does not reach Redis." in text
+    assert rows(text)[0][:2] == ["web-2:7", "silent"], "trouble comes first"
+    assert rows(text)[0][3] == "45 s ago"
+
+
+def test_an_open_breaker_and_decisions_without_redis_are_told(
+    operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = default_limiter().publish()
+    latency = [0] * (len(BOUNDS) + 1)
+    latency[10] = 990
+    latency[-1] = 10
+    found = [
+        worker("a:1", published, down={"cache:6379": "timeout"}, degraded={"timeout": 7}, latency=latency),
+        worker("b:2", published, degraded={"timeout": 3, "oom": 1}, latency=latency),
+    ]
+    monkeypatch.setattr(health, "reports", lambda: found)
+    page = operator.get(PAGE)
+    assert [row[-2:] for row in rows(section(page, "proof"))] == [
+        ["1,000", "open: cache:6379 (timeout)"],
+        ["1,000", "closed"],
+    ]
+    numbers = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section(page, "store")))
+    assert numbers["Decisions in the last minute"] == "2,000"
+    assert numbers["Half of them took at most"] == f"{BOUNDS[10] * 1000:.2f} ms"
+    assert numbers["99 % of them took at most"] == f"{BOUNDS[10] * 1000:.2f} ms"
+    assert numbers["Decided without Redis since the workers began"] == "timeout 10, oom 1"
+
+
+def test_errors_that_no_breaker_shows(operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every decision was an error of the script, while the page showed closed breakers and a server that is up."""
+    published = default_limiter().publish()
+    found = [
+        worker("a:1", published, errors={"wrongtype": "WRONGTYPE <Operation>", "response": "at driver.lua:7"}),
+        worker("b:2", published, errors={"wrongtype": "WRONGTYPE <Operation>"}, down={"cache:6379": "oom"}),
+        worker("c:3", published),
+    ]
+    monkeypatch.setattr(health, "reports", lambda: found)
+    page = operator.get(PAGE)
+    assert [row[-1] for row in rows(section(page, "proof"))] == [
+        "closed; errors: wrongtype, response",
+        "open: cache:6379 (oom); errors: wrongtype",
+        "closed",
+    ]
+    text = section(page, "store")
+    told = "In the last minute on_error decided requests at"
+    assert f"{told} 2 workers (wrongtype): WRONGTYPE &lt;Operation&gt;</p>" in text
+    assert f"{told} 1 worker (response): at driver.lua:7</p>" in text
+
+
+def test_without_reports_there_is_no_proof(operator: Client, scene: Scene, settings: Any) -> None:
+    assert "Workers do not report: REPORT_SECONDS is 0." in section(operator.get(PAGE), "proof")
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 5}
+    assert "No worker has reported in the last minute." in section(operator.get(PAGE), "proof")
+
+
+def test_no_revision_yet(operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "reports", lambda: [worker("a:1", 0)])
+    assert "No revision has been published yet." in section(operator.get(PAGE), "proof")
+
+
+def test_the_number_of_a_revision_is_a_time_only_where_it_can_be() -> None:
+    assert published_at(7) is None
+    assert published_at(2**62) is None
+    assert published_at(int(START.timestamp() * 10**6)) == START
+    assert state_of(worker("a:1", 8), 7) == "live"
+
+
+def test_the_last_change_is_told(operator: Client, scene: Scene, search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="5/min")
+    assert re.search(r"The last change, [\d/: ]+: .*everyone × search: 5/min", section(operator.get(PAGE), "proof"))
+
+
+# --- CSV. ---
+
+
+def exported(client: Client, what: str, **query: Any) -> list[list[str]]:
+    response = client.get(CSV, {"what": what, **query})
+    assert response.status_code == 200
+    assert response.streaming
+    assert response["Content-Type"] == "text/csv; charset=utf-8"
+    text = b"".join(response).decode()
+    assert text[0] == "\N{ZERO WIDTH NO-BREAK SPACE}"
+    return list(csv.reader(io.StringIO(text[1:])))
+
+
+def test_exports(operator: Client, scene: Scene, search: Endpoint) -> None:
+    alice = User.objects.create(username="=alice")
+    policy = RatePolicy.objects.create(endpoint=search, rates="5/min")
+    scene.total = [Counts(1500, 500, 100), Counts()]
+    scene.endpoints = {search.pk: Counts(3, 1, 2), 0: Counts(9, 0, 0)}
+    scene.policies = {policy.pk: Counts(3, 1, 0)}
+    scene.tops = [Top(caller=f"user:{alice.pk}", counts=Counts(3, 1, 0)), Top(caller="@b:c", counts=Counts(9, 0, 0))]
+    scene.refused = [refusal(1, caller="-1+1:x", violated=("search/min", "all/day"))]
+    counts = ["admitted", "of these would be refused", "refused"]
+    assert exported(operator, "timeline") == [
+        ["from", *counts],
+        ["2026-11-21T12:00:00+00:00", "1500", "100", "500"],
+        ["2026-11-21T12:01:00+00:00", "0", "0", "0"],
+    ]
+    assert exported(operator, "timeline", endpoint=search.pk)[1][1:] == ["3", "2", "1"]
+    assert exported(operator, "endpoints") == [
+        ["id", "endpoint", *counts],
+        [str(search.pk), "search", "3", "2", "1"],
+        ["0", "no endpoint", "9", "0", "0"],
+    ]
+    assert exported(operator, "policies")[1:] == [[str(policy.pk), "everyone × search: 5/min", "3", "0", "1"]]
+    assert exported(operator, "callers")[1:] == [
+        [f"user:{alice.pk}", "user =alice", "3", "0", "1"],
+        ["'@b:c", "'@b:c", "9", "0", "0"],
+    ]
+    (heads, row) = exported(operator, "refusals")
+    assert dict(zip(heads, row, strict=True)) == {
+        "id": "refused001",
+        "at": "2026-11-21T12:00:00+00:00",
+        "refusals": "3",
+        "caller": "'-1+1:x",
+        "name": "'-1+1:x",
+        "address": "ip:203.0.113.7",
+        "method": "GET",
+        "scope": "search",
+        "route": "/search/",
+        "refused by": "search/min, all/day",
+        "error": "",
+        "revision": "1",
+    }
+
+
+def test_all_policies_are_exported(operator: Client, scene: Scene) -> None:
+    """Not those fifty only that the page lists."""
+    made = [RatePolicy.objects.create(rates="5/min", counted_per="ip", subject=f"ip:10.0.0.{n}") for n in range(60)]
+    scene.policies = {policy.pk: Counts(1, 0, 0) for policy in made}
+    assert [row[1][:8] for row in exported(operator, "policies")[1:]] == ["ip:10.0."] * 60
+
+
+def test_a_file_has_a_name(operator: Client, scene: Scene, search: Endpoint) -> None:
+    response = operator.get(CSV, {"what": "timeline", "span": "week", "endpoint": search.pk})
+    name = f"ratequota-timeline-last-week-endpoint-{search.pk}.csv"
+    assert response["Content-Disposition"] == f'attachment; filename="{name}"'
+    assert b"".join(response)
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", ' "=1', "'=1"])
+def test_no_cell_is_a_formula(text: str) -> None:
+    harmless = re.sub("(?=[=+@＝-])", "'", text, count=1)
+    for before in ("", "a;", "a,", "a\t", "a\r", "a\n", 'a;"\n'):
+        assert cell(before + text) == before + harmless
+
+
+#: How spreadsheets read a file, by the operator's country.
+DIALECTS = [{"delimiter": ","}, {"delimiter": ";"}, {"delimiter": "\t"}]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=["comma", "semicolon", "tab"])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_NONE], ids=["quotes", "no quotes"])
+@pytest.mark.parametrize("caller", ["a;=cmd|'/C calc'!A0", 'a";"=cmd', "a,=cmd", "a;\n=cmd", "=cmd", 'a;;" =cmd'])
+def test_no_spreadsheet_finds_a_formula_in_a_name(
+    operator: Client, scene: Scene, caller: str, dialect: Any, quoting: Any
+) -> None:
+    """A German Excel splits at semicolons, which nothing quoted: ``=cmd|'/C calc'!A0`` was a cell of its own."""
+    scene.tops = [Top(caller=f"tenant:{caller}", counts=Counts(3, 1, 0))]
+    scene.refused = [refusal(1, caller=caller, scope=caller, route=caller, violated=(caller, caller))]
+    for what in ("callers", "refusals"):
+        text = b"".join(operator.get(CSV, {"what": what})).decode()
+        assert re.fullmatch(r'\ufeff(?:"(?:[^"]|"")*"(?:,|\r\n))+', text), "every cell is quoted"
+        found = csv.reader(io.StringIO(text[1:]), quoting=quoting, **dialect)
+        cells = [one.strip(' \t\r\n"') for row in found for one in row]
+        assert [one for one in cells if one.startswith(("=", "+", "-", "@"))] == []
+
+
+@pytest.mark.parametrize("value", [5, -5, 0.5, "a=1", "", "1-1", "a; b, c", "search/min, all/day"])
+def test_other_cells_stay_as_they_are(value: Any) -> None:
+    assert cell(value) == value
+
+
+def test_an_unknown_export_leads_back(operator: Client, scene: Scene) -> None:
+    page = operator.get(CSV, {"what": HOSTILE, "span": "day"}, follow=True)
+    assert page.redirect_chain == [(f"{PAGE}?span=day", 302)]
+    assert "choose one of timeline, endpoints, policies, callers, refusals." in told(page)[0]
+    assert "<script>alert" not in text_of(page)
+
+
+# --- Who may see it. ---
+
+
+@pytest.mark.parametrize(
+    ("who", "status"),
+    [("superuser", 200), ("editor", 200), ("viewer", 200), ("granter", 200), ("resetter", 200), ("nobody", 403)],
+)
+@pytest.mark.parametrize("path", [PAGE, f"{CSV}?what=timeline"])
+def test_who_may_see_it(scene: Scene, who: str, status: int, path: str) -> None:
+    assert client_of(who).get(path).status_code == status
+
+
+def test_strangers_log_in_first(scene: Scene) -> None:
+    for path in (PAGE, CSV):
+        assert Client().get(path)["Location"].startswith("/admin/login/?next=")
+
+
+def test_whoever_sees_overrides_only_sees_no_other_policy(scene: Scene) -> None:
+    plan = Plan.objects.create(name="Free", slug="free")
+    policy = RatePolicy.objects.create(plan=plan, rates="77/min")
+    override = RatePolicy.objects.create(subject="ip:203.0.113.7", rates="9/min")
+    scene.policies = {policy.pk: Counts(8, 2, 0), override.pk: Counts(1, 1, 0), 999: Counts(1)}
+    scene.refused = [refusal(1, buckets=(bucket(policy.pk), bucket(override.pk)))]
+    granter = client_of("granter")
+    page = granter.get(PAGE)
+    assert [row[0] for row in rows(section(page, "policies"))] == ["ip:203.0.113.7 × all endpoints: 9/min open"]
+    refused = section(page, "refusals")
+    assert "9/min" in refused
+    assert "77/min" not in refused
+    assert f"deleted (id {policy.pk})" not in text_of(page)
+    assert page.context["totals"][0]["number"] == "10"
+    assert [row[0] for row in exported(granter, "policies")[1:]] == [str(override.pk)]
+    page = granter.get(PAGE, {"policy": policy.pk})
+    assert "says nothing here" in told(page)[0]
+    assert page.context["chosen"].policy_id is None
+    assert granter.get(PAGE, {"policy": override.pk}).context["chosen"].policy_id == override.pk
+
+
+def test_endpoints_lead_nowhere_for_those_who_may_not_see_them(scene: Scene, search: Endpoint) -> None:
+    scene.endpoints = {search.pk: Counts(1, 0, 0)}
+    viewer = client_of("viewer")
+    page = f"/admin/django_ratequota/endpoint/{search.pk}/change/"
+    assert page not in section(viewer.get(PAGE), "endpoints")
+    User.objects.get(username="viewer").user_permissions.add(Permission.objects.get(codename="view_endpoint"))
+    assert page in section(viewer.get(PAGE), "endpoints")
+
+
+# --- Hostile names, costs, outages. ---
+
+
+def test_hostile_names_are_harmless(operator: Client, scene: Scene) -> None:
+    hostile = Endpoint.objects.create(name="x")
+    Endpoint.objects.filter(pk=hostile.pk).update(name=HOSTILE[:90])
+    user = User.objects.create(username=HOSTILE[:140])
+    policy = RatePolicy.objects.create(user=user, endpoint=hostile, rates="5/min", reason=HOSTILE[:200])
+    scene.endpoints = {hostile.pk: Counts(1, 1, 1)}
+    scene.policies = {policy.pk: Counts(1, 1, 1)}
+    scene.tops = [Top(caller=f"user:{user.pk}", counts=Counts(1, 1, 1)), Top(caller=HOSTILE, counts=Counts(1, 1, 1))]
+    scene.refused = [
+        refusal(1, caller=HOSTILE, scope=HOSTILE, method=HOSTILE, violated=(HOSTILE,), buckets=(bucket(policy.pk),)),
+        refusal(2, caller=f"tenant:{HOSTILE}", error=HOSTILE),
+    ]
+    for query in ({}, {"endpoint": hostile.pk}, {"policy": policy.pk}):
+        text = text_of(operator.get(PAGE, query))
+        assert "<script>alert" not in text
+        assert "\u202e" not in text
+        assert not re.search(r"\sstyle=|<style|\son\w+=\"", text)
+        # Cells are bounded; a link to Explain names its caller in full.
+        assert "x" * 300 not in re.sub(r'href="[^"]*"', "", text)
+
+
+def test_the_page_costs_as_many_queries_and_commands_for_many_as_for_few(
+    operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = default_limiter().store
+    commands: list[Any] = []
+    execute, info = type(store).execute, type(store).info
+    monkeypatch.setattr(type(store), "execute", lambda self, c: (commands.append(c), execute(self, c))[1])
+    monkeypatch.setattr(type(store), "info", lambda self: (commands.append("INFO"), info(self))[1])
+
+    def count(client: Client) -> tuple[int, int]:
+        commands.clear()
+        with CaptureQueriesContext(connection) as captured:
+            text_of(client.get(PAGE))
+        return len(captured), len(commands)
+
+    def fill(first: int, last: int) -> None:
+        for number in range(first, last):
+            user = User.objects.create(username=f"u{number}")
+            endpoint = Endpoint.objects.create(name=f"e{number}")
+            policy = RatePolicy.objects.create(user=user, endpoint=endpoint, rates="5/s")
+            scene.endpoints[endpoint.pk] = scene.policies[policy.pk] = Counts(9, 1, 1)
+            scene.tops.append(Top(caller=f"user:{user.pk}", counts=Counts(9, 1, 1)))
+            scene.refused.append(refusal(number, caller=f"user:{user.pk}", buckets=(bucket(policy.pk),)))
+
+    granter = client_of("granter")
+    fill(0, 2)
+    count(operator)  # the server learns the script
+    few = [count(client) for client in (operator, granter)]
+    fill(2, 60)
+    assert [count(client) for client in (operator, granter)] == few
+    assert few[0] == (7, 3), (
+        "session, user, endpoints, policies, texts, users, last change; revision, workers and INFO"
+    )
+
+
+@pytest.mark.parametrize("query", [{}, {"span": "week"}, {"endpoint": "1"}, {"policy": "1"}])
+def test_redis_down_is_told_part_by_part(operator: Client, settings: Any, query: dict[str, str]) -> None:
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="5/min")
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
+    text = text_of(operator.get(PAGE, query))
+    sentences = [
+        "what was counted cannot be shown now",
+        "which revision is live cannot be told now",
+        "it is down, or out of reach from here",
+        "the busiest callers cannot be shown now",
+        "refusals cannot be shown now",
+    ]
+    for sentence in sentences:
+        assert re.search(rf"Redis gives no answer \(connection\): {sentence}", text), sentence
+    assert "The last change" in text
+    assert re.search(r'<option value="\d+">search</option>', text)
+    assert len(rows(text)) == 1, "this worker, as it knows itself"
+
+
+@pytest.mark.parametrize("what", ["timeline", "endpoints", "policies", "callers", "refusals"])
+def test_nothing_is_exported_while_redis_is_down(operator: Client, settings: Any, what: str) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
+    page = operator.get(CSV, {"what": what, "span": "day"}, follow=True)
+    assert page.redirect_chain == [(f"{PAGE}?span=day", 302)]
+    assert told(page) == ["Redis gives no answer (connection): there is nothing to export now."]
+
+
+# --- With real decisions. ---
+
+
+@pytest.fixture
+def counting(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
+    """Decisions are noted, and handed over when the test says so."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
+    monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    collector.forget()
+    yield
+    collector.forget()
+
+
+@pytest.mark.usefixtures("counting")
+def test_what_is_decided_is_shown(operator: Client, search: Endpoint) -> None:
+    alice = User.objects.create(username="alice")
+    limit = RatePolicy.objects.create(endpoint=search, rates="3/hour")
+    RatePolicy.objects.create(rates="1/hour", mode="log")
+    request = RequestFactory().get("/")
+    request.user = alice
+    outcomes = []
+    for _ in range(5):
+        request = RequestFactory().get("/")
+        request.user = alice
+        outcomes.append(check_request(request, scope="search").allowed)
+    assert outcomes == [True, True, True, False, False]
+    collector.flush()
+    health.report()
+    for query in ({}, {"span": "day"}, {"span": "week"}, {"endpoint": search.pk}):
+        page = operator.get(PAGE, query)
+        assert [total["number"] for total in page.context["totals"]] == ["5", "3", "2", "2"]
+    page = operator.get(PAGE)
+    assert rows(section(page, "endpoints")) == [["search open", "3", "2", "2", "40.0 %"]]
+    assert rows(section(page, "policies"))[0] == ["everyone × search: 3/hour open", "3", "0", "2", "40.0 %"]
+    callers = [rows(part) for part in section(page, "callers").split("<h3>")[1:]]
+    assert callers == [[["user alice", "3", "2", "2", "40.0 %"]]] * 3
+    ((_, _, count, caller, what, by),) = rows(section(page, "refusals"))
+    assert (count, caller, what) == ("2", "user alice", "GET search")
+    assert by == "search/houreveryone × search: 3/hour"
+    assert "is live on 1 of 1 worker since" in section(page, "proof")
+    assert rows(section(page, "proof"))[0][1] == "up to date"
+    assert [row[1:] for row in exported(operator, "endpoints")[1:]] == [["search", "3", "2", "2"]]
+    # After the next edit this worker has an older revision until it decides again; then it is proven live.
+    limit.rates = "4/hour"
+    limit.save()
+    page = operator.get(PAGE)
+    assert "is live on 0 of 1 worker." in section(page, "proof")
+    assert rows(section(page, "proof"))[0][1] == "no decision since"
+    check_request(request, scope="search")
+    health.report()
+    assert "is live on 1 of 1 worker since" in section(operator.get(PAGE), "proof")
+
+
+def test_a_change_of_one_user_dates_the_policies_anew(operator: Client, scene: Scene) -> None:
+    """Else a worker would seem to have had the revision before it was published."""
+    RatePolicy.objects.create(rates="5/hour")
+    check_request(RequestFactory().get("/"))
+    before = health.health()
+    RatePolicy.objects.create(user=User.objects.create(username="alice"), rates="9/hour")
+    check_request(RequestFactory().get("/"))
+    after = health.health()
+    assert after.revision > before.revision
+    assert after.at - after.policies_age > before.at - before.policies_age + 1e-3

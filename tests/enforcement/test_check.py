@@ -1,0 +1,847 @@
+"""From a request to a decision: one round trip, by the newest policies, whatever fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+import time_machine
+from asgiref.sync import async_to_sync
+from django.conf import settings as django_settings
+from django.contrib.auth.models import AnonymousUser, User
+from django.db import OperationalError, connection, transaction
+from django.test import override_settings
+from django.utils.functional import SimpleLazyObject
+from rest_framework.request import Request
+
+from django_ratequota import Decision, Limiter, acheck_request, check_request, conf, headers, runtime
+from django_ratequota.enforcement import steps
+from django_ratequota.exceptions import InvalidCost
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.monitoring.health import health
+from django_ratequota.operations import counters as usage
+from django_ratequota.operations.boosts import grant
+from django_ratequota.operations.explain import explain_caller
+from django_ratequota.policies import cache as snapshot
+from django_ratequota.policies.cache import policies
+from django_ratequota.policies.identity import NamedCaller
+from django_ratequota.runtime import default_limiter
+from django_ratequota.signals import request_refused
+from django_ratequota.testing import Policy, override_policies
+from tests.conftest import Check, Clock, Get
+from tests.project.views import NameAuthentication, Units, request_from
+from tests.support import server
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+#: A port that nobody listens on.
+CLOSED = {
+    "PREFIX": "rqtest",
+    "REDIS_URL": "redis://127.0.0.1:1/0",
+    "TIMEOUT": 5.0,
+    "REPORT_SECONDS": 0,
+    "STATISTICS_SECONDS": 0,
+}
+
+
+@pytest.fixture
+def alice() -> User:
+    return User.objects.create(username="alice")
+
+
+@pytest.fixture
+def search() -> Endpoint:
+    return Endpoint.objects.create(name="search", cost=2)
+
+
+def left(decision: Decision) -> list[int]:
+    return [status.remaining for status in decision.statuses]
+
+
+def room(decision: Decision) -> list[str]:
+    """``remaining/limit`` of each bucket."""
+    return [f"{status.remaining}/{status.limit}" for status in decision.statuses]
+
+
+@contextmanager
+def monitored() -> Iterator[list[str]]:
+    """The names of the commands that clients send to the server meanwhile; what scripts call is left out."""
+    commands: list[str] = []
+    with redis.Redis.from_url(server.url()) as watcher, redis.Redis.from_url(server.url()) as marker:
+        marker.ping()
+        with watcher.monitor() as monitor:
+            yield commands
+            marker.echo("the end")
+            for entry in iter(monitor.next_command, None):
+                if entry["command"] == "ECHO the end":
+                    return
+                if entry["client_type"] != "lua":
+                    commands.append(entry["command"].partition(" ")[0])
+
+
+@contextmanager
+def database_down() -> Iterator[None]:
+    def fail(*args: Any) -> None:
+        raise OperationalError("the database is gone")
+
+    with connection.execute_wrapper(fail):
+        yield
+
+
+class TestOneRoundTrip:
+    def test_a_warm_request_is_one_command_and_no_query(
+        self, alice: User, search: Endpoint, django_assert_num_queries: Any
+    ) -> None:
+        RatePolicy.objects.create(rates="100/hour")
+        RatePolicy.objects.create(endpoint=search, rates="50/hour")
+        RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="1000/hour, 20/hour gcra")
+        check_request(request_from(alice), "search")
+        with monitored() as commands, django_assert_num_queries(0):
+            decision = check_request(request_from(alice), "search")
+        assert commands == ["EVALSHA"]
+        assert room(decision) == ["96/100", "46/50", "996/1000", "16/20"]
+
+    def test_so_is_an_async_one(self, alice: User, search: Endpoint, django_assert_num_queries: Any) -> None:
+        RatePolicy.objects.create(rates="100/hour")
+        RatePolicy.objects.create(endpoint=search, rates="50/hour")
+        RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="1000/hour")
+
+        async def ask_twice() -> tuple[list[str], Decision]:
+            await acheck_request(request_from(alice), "search")
+            # In one loop, for each has a connection of its own to make.
+            with monitored() as commands:
+                decision = await acheck_request(request_from(alice), "search")
+            return commands, decision
+
+        check_request(request_from(alice))
+        with django_assert_num_queries(0):
+            commands, decision = async_to_sync(ask_twice)()
+        assert commands == ["EVALSHA"]
+        assert room(decision) == ["95/100", "46/50", "996/1000"]
+
+    @pytest.mark.parametrize("rates", [None, "unlimited", "blocked"])
+    def test_a_request_without_buckets_asks_all_the_same(self, rates: str | None) -> None:
+        if rates:
+            RatePolicy.objects.create(rates=rates)
+        check_request(request_from())
+        with monitored() as commands:
+            decision = check_request(request_from())
+        assert commands == ["EVALSHA"]
+        assert decision.allowed is (rates != "blocked")
+        assert decision.statuses == ()
+
+    def test_concurrent_requests_are_admitted_up_to_the_limit(self) -> None:
+        RatePolicy.objects.create(rates="50/hour")
+        check_request(request_from(address="203.0.113.8"))
+        with ThreadPoolExecutor(16) as pool:
+            decisions = list(pool.map(lambda _: check_request(request_from()).allowed, range(120)))
+        assert decisions.count(True) == 50
+
+
+def test_a_scope_without_an_endpoint_matches_nothing(check: Check, search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="1/hour")
+    RatePolicy.objects.create(rates="9/hour")
+    assert [room(check(request_from(), scope)) for scope in ("serach", "", None)] == [["8/9"], ["7/9"], ["6/9"]]
+    assert room(check(request_from(), "\x00\ud800" * 1000)) == ["5/9"]
+
+
+@pytest.mark.parametrize("name", ["", None, "Mars/Olympus"])
+def test_a_time_zone_of_djangos_that_is_none_fails_no_request(check: Check, name: Any) -> None:
+    """Django takes "" and None for the system's own; every request was an error."""
+    RatePolicy.objects.create(rates="5/day fixed_window")
+    with override_settings(USE_TZ=False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(django_settings, "TIME_ZONE", name)
+            conf.settings.reload()
+            assert check(request_from()).error == "configuration"
+            assert "write RATEQUOTA['TIME_ZONE']" in health().errors["configuration"]
+        conf.settings.reload()
+        assert not check(request_from()).degraded
+
+
+class TestCost:
+    @pytest.mark.parametrize(("cost", "expected"), [(None, 8), (1, 9), (3, 7), (10, 0), (0, 10), (Units.THREE, 7)])
+    def test_units_are_the_calls_or_the_endpoints(
+        self, check: Check, search: Endpoint, cost: int | None, expected: int
+    ) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        assert left(check(request_from(), "search", cost)) == [expected]
+
+    def test_the_dearest_matching_endpoint_counts_where_no_scope_is_named(self, client: Any) -> None:
+        Endpoint.objects.create(name="cheap", routes="/bare/", cost=2)
+        Endpoint.objects.create(name="dear", routes="bare", cost=5)
+        RatePolicy.objects.create(rates="10/hour")
+        assert client.get("/bare/")["X-RateLimit-Remaining"] == "5"
+
+    @pytest.mark.parametrize("cost", [-1, True, False, 1.0, float("nan"), float("inf"), 10**30, 10**12 + 1, "1", [1]])
+    def test_what_is_no_number_of_units_is_an_error_that_charges_nothing(self, check: Check, cost: Any) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        with pytest.raises(InvalidCost, match="a cost is a whole number"):
+            check(request_from(), None, cost)
+        assert left(check(request_from())) == [9]
+        with override_settings(RATEQUOTA={"CACHE": "local"}), pytest.raises(InvalidCost):
+            check(request_from(), None, cost)
+
+    def test_more_than_the_capacity_is_refused_for_good(self, check: Check) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        decision = check(request_from(), None, 10**12)
+        assert (decision.allowed, decision.retry_after, left(decision)) == (False, None, [10])
+
+
+class TestOncePerRequest:
+    def test_what_was_charged_is_not_charged_again(self, check: Check, search: Endpoint) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        RatePolicy.objects.create(endpoint=search, rates="20/hour")
+        request = request_from()
+        assert room(check(request, None, 1)) == ["9/10"]
+        assert room(check(request, "search", 1)) == ["9/10", "19/20"]
+        assert room(check(request, "search", 1)) == ["9/10", "19/20"]
+        assert room(request.ratequota) == ["9/10", "19/20"]
+        assert room(check(request_from(), "search", 1)) == ["8/10", "18/20"]
+
+    def test_a_later_refusal_gives_back_what_was_charged_before(self, check: Check, search: Endpoint) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        RatePolicy.objects.create(endpoint=search, rates="1/hour")
+        check(request_from(), "search", 1)
+        request = request_from()
+        assert check(request, None, 1).allowed
+        decision = check(request, "search", 1)
+        assert (decision.allowed, room(decision), decision.violated) == (False, ["9/10", "0/1"], ("search/hour",))
+        assert room(check(request_from(), None, 0)) == ["9/10"]
+
+    def test_a_later_block_refuses_what_was_admitted_before(self, check: Check, search: Endpoint) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        RatePolicy.objects.create(endpoint=search, rates="blocked")
+        request = request_from()
+        assert check(request).allowed
+        decision = check(request, "search")
+        assert (decision.allowed, decision.blocked_by, room(decision)) == (False, ("search/blocked",), ["10/10"])
+        assert room(check(request_from(), None, 0)) == ["10/10"]
+
+    def test_a_refused_request_may_ask_again(self, check: Check) -> None:
+        policy = RatePolicy.objects.create(rates="1/hour")
+        check(request_from())
+        request = request_from()
+        assert not check(request).allowed
+        policy.rates = "3/hour"
+        policy.save()
+        assert left(check(request)) == [1]
+
+    def test_an_edit_in_the_midst_of_a_request_does_not_charge_it_twice(self, check: Check) -> None:
+        policy = RatePolicy.objects.create(rates="10/hour")
+        request = request_from()
+        assert room(check(request)) == ["9/10"]
+        policy.rates = "20/hour"
+        policy.save()
+        assert room(check(request_from())) == ["18/20"]
+        decision = check(request)
+        assert decision.allowed
+        decision.charge(1)
+        # Two requests, one unit settled, and this.
+        assert room(check(request_from())) == ["16/20"]
+
+
+class TestSettling:
+    def test_charge_and_refund_apply_to_what_was_checked(self, settle: Any, search: Endpoint) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        RatePolicy.objects.create(endpoint=search, rates="5/hour")
+        decision = check_request(request_from(), "search")
+        assert left(decision) == [8, 3]
+        assert left(settle(decision, "charge", 4)) == [4, 0]
+        assert left(settle(decision, "refund", 1)) == [5, 0]
+        assert left(settle(decision, "refund", 100)) == [10, 5]
+        assert left(check_request(request_from(), "search")) == [8, 3]
+
+    def test_each_check_of_a_request_gives_back_what_it_charged(self, settle: Any, search: Endpoint) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        RatePolicy.objects.create(endpoint=search, rates="5/hour")
+        check_request(request_from(), "search")
+        request = request_from()
+        first = check_request(request, cost=4)
+        both = check_request(request, "search", cost=2)
+        assert left(both) == [4, 1]
+        assert left(settle(both, "refund", 3)) == [4, 3]
+        assert left(settle(first, "refund", 3)) == [7]
+        assert settle(both, "refund", 1) is both
+
+    def test_a_debt_is_paid_before_the_next_request(self, settle: Any) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        settle(check_request(request_from()), "charge", 20)
+        decision = check_request(request_from())
+        assert not decision.allowed
+        # 21 used and 1 asked for, of 10: 12 units at 360 s each.
+        assert decision.retry_after == pytest.approx(12 * 360, abs=60)
+
+    def test_settling_returns_a_decision_that_settles_too(self, settle: Any) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        decision = settle(settle(check_request(request_from()), "charge", 5), "refund", 2)
+        assert left(decision) == [6]
+
+    @pytest.mark.parametrize("cost", [-1, 1.5, 10**30])
+    def test_what_is_no_number_of_units_is_an_error(self, settle: Any, cost: Any) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        with pytest.raises(InvalidCost):
+            settle(check_request(request_from()), "charge", cost)
+
+    @pytest.mark.parametrize("verb", ["charge", "refund"])
+    def test_a_store_that_fails_meanwhile_fails_no_request(self, settle: Any, verb: str) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        decision = check_request(request_from())
+        before = health().degraded.get("connection", 0)
+        with override_settings(RATEQUOTA=CLOSED):
+            settled = settle(decision, verb, 5)
+        assert (settled.allowed, settled.error) == (True, "connection")
+        assert health().degraded["connection"] == before + 1
+        assert left(check_request(request_from())) == [8]
+
+    def test_nothing_to_settle(self, settle: Any, settings: Any) -> None:
+        free = check_request(request_from())
+        settings.RATEQUOTA = CLOSED
+        degraded = check_request(request_from())
+        for decision in (free, degraded):
+            assert settle(decision, "charge", 5) == settle(decision, "refund", 5) == decision
+
+
+class TestRefusedSignal:
+    @pytest.fixture
+    def heard(self) -> Iterator[list[dict[str, Any]]]:
+        heard: list[dict[str, Any]] = []
+
+        def receiver(signal: Any, **kwargs: Any) -> None:
+            heard.append(kwargs)
+
+        request_refused.connect(receiver)
+        yield heard
+        request_refused.disconnect(receiver)
+
+    def test_it_is_sent_for_refusals_only(self, check: Check, heard: list[dict[str, Any]]) -> None:
+        RatePolicy.objects.create(rates="1/hour")
+        assert check(request_from()).allowed
+        assert heard == []
+        request = request_from()
+        decision = check(request)
+        assert heard == [{"sender": None, "request": request, "decision": decision}]
+
+    def test_it_carries_djangos_request(self, heard: list[dict[str, Any]]) -> None:
+        RatePolicy.objects.create(rates="blocked")
+        http = request_from()
+        check_request(Request(http))
+        assert heard[0]["request"] is http
+        assert http.ratequota.blocked_by == ("all/blocked",)
+
+    def test_a_receiver_that_fails_fails_no_request(self, check: Check, caplog: Any) -> None:
+        def fail(**kwargs: Any) -> None:
+            raise RuntimeError("the receiver is broken")
+
+        RatePolicy.objects.create(rates="blocked")
+        request_refused.connect(fail)
+        try:
+            assert not check(request_from()).allowed
+        finally:
+            request_refused.disconnect(fail)
+        assert "the receiver is broken" in caplog.text
+
+
+class TestEdits:
+    def test_the_first_policy_ever_binds_the_next_request(self, check: Check) -> None:
+        assert check(request_from()).statuses == ()
+        RatePolicy.objects.create(rates="1/hour")
+        assert [check(request_from()).allowed for _ in range(2)] == [True, False]
+
+    def test_a_block_and_the_edit_that_lifts_it(self, check: Check) -> None:
+        policy = RatePolicy.objects.create(rates="3/hour")
+        assert left(check(request_from())) == [2]
+        policy.rates = "blocked"
+        policy.save()
+        for _ in range(2):
+            decision = check(request_from())
+            assert (decision.allowed, decision.blocked_by, decision.retry_after) == (False, ("all/blocked",), None)
+        policy.rates = "3/hour"
+        policy.save()
+        assert left(check(request_from())) == [1]
+        policy.delete()
+        assert check(request_from()).statuses == ()
+
+    def test_blocked_outweighs_what_has_room_and_charges_nothing(self, check: Check, search: Endpoint) -> None:
+        RatePolicy.objects.create(rates="5/hour")
+        RatePolicy.objects.create(endpoint=search, rates="blocked")
+        decision = check(request_from(), "search")
+        assert (decision.allowed, decision.violated, decision.statuses) == (False, ("search/blocked",), ())
+        assert left(check(request_from())) == [4]
+
+    def test_asking_again_for_newer_policies_consumes_nothing(self, check: Check) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        for expected in (9, 8, 7):
+            assert left(check(request_from())) == [expected]
+            default_limiter().publish()
+        with monitored() as commands:
+            check_request(request_from())
+        assert commands == ["EVALSHA", "EVALSHA"]
+
+    def test_a_decision_names_the_revision_it_was_judged_by(self, check: Check) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        revision = default_limiter().publish()
+        assert check(request_from()).revision == revision == default_limiter().stored_revision()
+
+    def test_a_revision_that_the_store_lost_is_published_anew(self, check: Check, redis_client: redis.Redis) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        revision = check(request_from()).revision
+        redis_client.delete("rqtest:revision")
+        # With it, a publication may be lost that nobody has seen yet: all look again.
+        RatePolicy.objects.all()._raw_delete("default")
+        RatePolicy(rates="20/hour").save_base(raw=True)
+        redis_client.delete("rqtest:revision")
+        decision = check(request_from())
+        assert left(decision) == [18]
+        assert decision.revision == default_limiter().stored_revision() > revision
+
+    def test_publications_faster_than_a_process_can_read_hold_no_request_up(
+        self, check: Check, monkeypatch: Any
+    ) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        check(request_from())
+        reload = policies.reload
+        reloads: list[int] = []
+
+        def outrun(revision: int, *instead_of: Any) -> Any:
+            reloads.append(revision)
+            snapshot = reload(revision)
+            default_limiter().publish()
+            return snapshot
+
+        monkeypatch.setattr(policies, "reload", outrun)
+        default_limiter().publish()
+        assert left(check(request_from())) == [8]
+        assert len(reloads) == 1
+        policies.forget()
+        assert left(check(request_from())) == [7]
+        assert len(reloads) == 2, "a process that starts reads once as well"
+
+    def test_what_a_transaction_takes_back_was_never_in_force(self, check: Check) -> None:
+        with suppress(InterruptedError), transaction.atomic():
+            RatePolicy.objects.create(rates="blocked")
+            assert not check(request_from()).allowed
+            raise InterruptedError
+        assert check(request_from()).allowed
+
+    def test_a_lost_publication_is_found_by_polling(self, check: Check, settings: Any, caplog: Any) -> None:
+        policy = RatePolicy.objects.create(rates="10/hour")
+        check(request_from())
+        patient = {**settings.RATEQUOTA, "POLL_SECONDS": 86_400}
+        settings.RATEQUOTA = CLOSED
+        policy.rates = "20/hour"
+        policy.save()
+        assert "could not be published" in caplog.text
+        settings.RATEQUOTA = patient
+        assert room(check(request_from())) == ["8/10"]
+        settings.RATEQUOTA = {**patient, "POLL_SECONDS": 0}
+        assert room(check(request_from())) == ["17/20"]
+
+    def test_polling_that_fails_leaves_the_last_policies_in_force(self, settings: Any, caplog: Any) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        check_request(request_from())
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
+        with database_down():
+            assert room(check_request(request_from())) == ["8/10"]
+        assert "the policies cannot be read, the last known ones go on" in caplog.text
+
+    def test_revision_max_age_lets_requests_without_limits_skip_the_call(
+        self, settings: Any, search: Endpoint
+    ) -> None:
+        patient = {**settings.RATEQUOTA, "REVISION_MAX_AGE": 3600}
+        settings.RATEQUOTA = patient
+        RatePolicy.objects.create(endpoint=search, rates="9/hour")
+        check_request(request_from())
+        with monitored() as commands:
+            assert check_request(request_from()).allowed
+        assert commands == []
+        with monitored() as commands:
+            check_request(request_from(), "search")
+        assert commands == ["EVALSHA"]
+        RatePolicy.objects.create(rates="blocked")
+        assert check_request(request_from()).allowed
+        settings.RATEQUOTA = {**patient, "REVISION_MAX_AGE": 0}
+        assert not check_request(request_from()).allowed
+
+
+class TestDates:
+    @pytest.fixture
+    def now(self, limiter: Limiter, clock: Clock, monkeypatch: Any) -> datetime:
+        """The present, on a clock moved by hand that stands for the store's."""
+        clock.now_us = time.time_ns() // 10**9 * 10**6
+        monkeypatch.setattr(steps, "default_limiter", lambda: limiter)
+        return datetime.fromtimestamp(clock.now_us / 10**6, UTC)
+
+    def test_policies_start_and_end_on_time_without_any_change(
+        self, check: Check, now: datetime, clock: Clock, django_assert_num_queries: Any
+    ) -> None:
+        hour = timedelta(hours=1)
+        RatePolicy.objects.create(rates="5/s")
+        RatePolicy.objects.create(rates="7/s", starts_at=now - hour, ends_at=now)
+        RatePolicy.objects.create(rates="9/s", starts_at=now + hour, ends_at=now + 2 * hour)
+        seen = [check(request_from()).statuses[0].limit]
+        with django_assert_num_queries(0):
+            for seconds in (3599, 1, 3599, 1):
+                clock.advance(seconds)
+                seen.append(check(request_from()).statuses[0].limit)
+        assert seen == [5, 5, 9, 9, 5]
+
+    def test_so_do_plan_assignments(self, check: Check, now: datetime, clock: Clock, alice: User) -> None:
+        minute = timedelta(minutes=1)
+        for slug, limit, starts, ends in (("trial", 7, now + minute, now + 2 * minute), ("free", 5, now, None)):
+            plan = Plan.objects.create(name=slug, slug=slug)
+            RatePolicy.objects.create(plan=plan, rates=f"{limit}/s")
+            PlanAssignment.objects.create(user=alice, plan=plan, starts_at=starts, ends_at=ends)
+        seen = []
+        for seconds in (0, 59, 1, 59, 1):
+            clock.advance(seconds)
+            seen.append(check(request_from(alice)).statuses[0].limit)
+        assert seen == [5, 5, 7, 7, 5]
+
+    @pytest.mark.parametrize("hours", [-20, 20])
+    def test_a_process_with_a_wrong_clock_goes_by_the_stores(self, check: Check, settings: Any, hours: int) -> None:
+        now = datetime.now(UTC)
+        RatePolicy.objects.create(rates="5/hour")
+        RatePolicy.objects.create(
+            rates="9/hour", starts_at=now - timedelta(hours=1), ends_at=now + timedelta(hours=1)
+        )
+        with time_machine.travel(now + timedelta(hours=hours)):
+            # A limiter made now has this clock to start from.
+            settings.RATEQUOTA = dict(settings.RATEQUOTA)
+            assert check(request_from()).statuses[0].limit == 9
+
+
+class TestUsers:
+    def test_callers_never_share_a_counter(self, check: Check, alice: User) -> None:
+        RatePolicy.objects.create(rates="1/hour")
+        bob = User.objects.create(username="bob")
+        callers = [(alice, "203.0.113.7"), (bob, "203.0.113.7"), (None, "203.0.113.7"), (None, "203.0.113.8")]
+        assert all(check(request_from(user, address)).allowed for user, address in callers)
+        assert not any(check(request_from(user, address)).allowed for user, address in callers)
+
+    def test_an_anonymous_caller_has_one_counter_per_caller_and_one_per_ip(
+        self, check: Check, redis_client: redis.Redis
+    ) -> None:
+        RatePolicy.objects.create(rates="1/hour")
+        RatePolicy.objects.create(counted_per="ip", rates="3/hour")
+        assert room(check(request_from())) == ["0/1", "2/3"]
+        assert check(request_from()).violated == ("all/hour",)
+        assert len(list(redis_client.scan_iter("rqtest:{ip:203.0.113.7}:*"))) == 2
+
+    def test_memory_holds_so_many_users_and_no_more(self, settings: Any, django_assert_num_queries: Any) -> None:
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "USER_CACHE_SIZE": 2}
+        one, two, three = (User.objects.create(username=name) for name in ("one", "two", "three"))
+        for user in (one, two):
+            check_request(request_from(user))
+        with django_assert_num_queries(0):
+            check_request(request_from(one))
+        with django_assert_num_queries(2):
+            check_request(request_from(three))
+        with django_assert_num_queries(0):
+            check_request(request_from(one))
+        # The one asked longest ago made room.
+        with django_assert_num_queries(2):
+            check_request(request_from(two))
+
+    def test_an_override_drops_its_own_user_only(
+        self, check: Check, alice: User, django_assert_num_queries: Any
+    ) -> None:
+        bob = User.objects.create(username="bob")
+        RatePolicy.objects.create(rates="10/hour")
+        for user in (alice, bob):
+            check(request_from(user))
+        RatePolicy.objects.create(user=alice, rates="20/hour")
+        # One for the changes since; nothing that is not alice's is read anew.
+        with django_assert_num_queries(1):
+            assert room(check(request_from(bob))) == ["8/10"]
+        with django_assert_num_queries(2):
+            assert room(check(request_from(alice))) == ["18/20"]
+
+    def test_a_shared_change_keeps_users_in_memory(
+        self, check: Check, alice: User, django_assert_num_queries: Any
+    ) -> None:
+        policy = RatePolicy.objects.create(rates="10/hour")
+        check(request_from(alice))
+        policy.rates = "20/hour"
+        policy.save()
+        # One for the changes, one for the policy.
+        with django_assert_num_queries(2):
+            assert room(check(request_from(alice))) == ["18/20"]
+
+    def test_a_principal_that_is_no_row_of_the_user_model_has_nothing_of_its_own(self, check: Check) -> None:
+        class Service:
+            is_authenticated = True
+            pk = "billing-service"
+
+        RatePolicy.objects.create(rates="10/hour")
+        decision = check(request_from(Service()))
+        assert [status.bucket.subject for status in decision.statuses] == ["user:billing-service"]
+
+    def test_the_user_is_whoever_the_request_says(self, check: Check, alice: User) -> None:
+        async def auser() -> AnonymousUser:
+            return AnonymousUser()
+
+        RatePolicy.objects.create(rates="10/hour")
+        # Django's own middleware put auser there; DRF, or a token middleware, then set the user.
+        drf = Request(request_from(auser=auser))
+        drf.user = alice
+        token = request_from(auser=auser, headers={"Authorization": "Name alice"})
+        unread = Request(token, authenticators=[NameAuthentication()])
+        lazy, lazy_too = (SimpleLazyObject(lambda: User.objects.get(username="alice")) for _ in range(2))
+        plain = [request_from(user, auser=auser) for user in (alice, lazy)]
+        for request in (drf, unread, *plain, request_from(lazy_too)):
+            decision = check(request)
+            assert [status.bucket.subject for status in decision.statuses] == [f"user:{alice.pk}"]
+
+    def test_a_user_known_to_the_event_loop_only_is_awaited(self, alice: User) -> None:
+        async def auser() -> User:
+            return alice
+
+        RatePolicy.objects.create(rates="10/hour")
+        request = request_from(auser=auser)
+        del request.user
+        decision = async_to_sync(acheck_request)(request)
+        assert [status.bucket.subject for status in decision.statuses] == [f"user:{alice.pk}"]
+
+    def test_an_identifier_may_read_the_database(self, check: Check, settings: Any, alice: User) -> None:
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"crowd": "tests.project.views.busiest"}}
+        RatePolicy.objects.create(counted_per="crowd", rates="10/hour")
+        decision = check(request_from(alice))
+        assert [status.bucket.subject for status in decision.statuses] == ["crowd:1 users"]
+
+
+class TestDatabaseDown:
+    @pytest.mark.parametrize(("on_error", "allowed", "denied_by"), [("allow", True, ()), ("deny", False, ("all",))])
+    def test_at_the_first_request_the_setting_decides(
+        self, check: Check, settings: Any, caplog: Any, on_error: str, allowed: bool, denied_by: tuple[str, ...]
+    ) -> None:
+        RatePolicy.objects.create(rates="1/hour")
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "ON_ERROR": on_error}
+        with database_down():
+            decision = check(request_from())
+        assert (decision.allowed, decision.denied_by, decision.error) == (allowed, denied_by, "database")
+        assert "the policies cannot be read: the database is gone" in caplog.text
+        assert [check(request_from()).allowed for _ in range(2)] == [True, False]
+
+    @pytest.mark.parametrize("on_error", ["allow", "deny"])
+    def test_with_redis_down_as_well(self, check: Check, settings: Any, on_error: str) -> None:
+        RatePolicy.objects.create(rates="1/hour")
+        settings.RATEQUOTA = {**CLOSED, "ON_ERROR": on_error}
+        with database_down():
+            decision = check(request_from())
+        assert (decision.allowed, decision.error) == (on_error == "allow", "database")
+
+    def test_later_the_last_policies_go_on(self, check: Check, alice: User, caplog: Any) -> None:
+        policy = RatePolicy.objects.create(rates="10/hour")
+        check(request_from(alice))
+        policy.rates = "20/hour"
+        policy.save()
+        with database_down():
+            assert [room(check(request_from(alice))) for _ in range(2)] == [["8/10"], ["7/10"]]
+            with monitored() as commands:
+                assert room(check_request(request_from(alice))) == ["6/10"]
+        # Refused for the newer policies, then judged by those at hand.
+        assert commands == ["EVALSHA", "EVALSHA"]
+        assert "the last known ones go on: the database is gone" in caplog.text
+        assert room(check(request_from(alice))) == ["15/20"]
+
+    @pytest.mark.parametrize("on_error", ["allow", "deny"])
+    def test_a_user_not_in_memory_is_held_to_the_shared_policies(
+        self, check: Check, settings: Any, caplog: Any, alice: User, on_error: str
+    ) -> None:
+        """Else a database that is down would lift every limit, or close the door on everybody."""
+        RatePolicy.objects.create(rates="2/hour")
+        RatePolicy.objects.create(user=alice, rates="10/hour")
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "ON_ERROR": on_error}
+        check(request_from())
+        with database_down():
+            assert [room(check(request_from(alice))) for _ in range(3)] == [["1/2"], ["0/2"], ["0/2"]]
+        assert [record.message for record in caplog.records] == [
+            "the policies cannot be read, the last known ones go on: the database is gone"
+        ]
+        assert room(check(request_from(alice))) == ["7/10"]
+        assert caplog.records[-1].message == "the policies can be read again"
+
+    def test_it_is_logged_as_the_databases_failure(self, check: Check, caplog: Any) -> None:
+        with database_down():
+            check(request_from())
+        assert "no policies from the database, on_error decides: the database is gone" in caplog.text
+        assert "Redis" not in caplog.text
+
+
+class TestRedisDown:
+    @pytest.mark.parametrize("when", ["from the first request on", "later"])
+    @pytest.mark.parametrize(
+        ("setting", "rows", "denied_by"),
+        [
+            ("allow", [], ()),
+            ("deny", [], ()),
+            ("allow", [""], ()),
+            ("deny", [""], ("all/hour",)),
+            ("allow", ["deny"], ("all/hour",)),
+            ("deny", ["allow"], ()),
+            ("allow", ["allow", "deny"], ("search/hour",)),
+            ("deny", ["", "allow"], ("all/hour",)),
+            ("deny", ["", ""], ("all/hour", "search/hour")),
+            ("deny", ["log"], ()),
+        ],
+    )
+    def test_each_policy_says_what_happens(
+        self,
+        check: Check,
+        settings: Any,
+        search: Endpoint,
+        when: str,
+        setting: str,
+        rows: list[str],
+        denied_by: tuple[str, ...],
+    ) -> None:
+        for row, endpoint in zip(rows, (None, search), strict=False):
+            logged = row == "log"
+            RatePolicy.objects.create(
+                endpoint=endpoint,
+                rates="1/hour",
+                on_error="" if logged else row,
+                mode="log" if logged else "enforce",
+            )
+        if when == "later":
+            check(request_from(), "search", 1)
+        settings.RATEQUOTA = {**CLOSED, "ON_ERROR": setting}
+        for _ in range(2):
+            decision = check(request_from(), "search")
+            assert (decision.allowed, decision.denied_by) == (not denied_by, denied_by)
+            assert (decision.error, decision.degraded, decision.statuses) == ("connection", True, ())
+
+    def test_unlimited_and_blocked_need_no_store(self, check: Check, settings: Any, search: Endpoint) -> None:
+        RatePolicy.objects.create(rates="unlimited", on_error="deny")
+        RatePolicy.objects.create(endpoint=search, rates="blocked", on_error="allow")
+        settings.RATEQUOTA = {**CLOSED, "ON_ERROR": "deny"}
+        assert check(request_from()).allowed
+        decision = check(request_from(), "search")
+        assert (decision.allowed, decision.blocked_by) == (False, ("search/blocked",))
+
+    def test_a_store_that_comes_up_later_is_used_from_then_on(self, check: Check, settings: Any) -> None:
+        RatePolicy.objects.create(rates="1/hour")
+        up = settings.RATEQUOTA
+        settings.RATEQUOTA = CLOSED
+        assert [check(request_from()).allowed for _ in range(3)] == [True] * 3
+        settings.RATEQUOTA = up
+        assert [check(request_from()).allowed for _ in range(2)] == [True, False]
+
+    @pytest.mark.parametrize("on_error", ["allow", "deny"])
+    @pytest.mark.parametrize(
+        "unusable",
+        [
+            {"CACHE": "local"},
+            {"CACHE": "nowhere"},
+            {"CACHE": "schemeless"},
+            {"REDIS_URL": "http://127.0.0.1/"},
+            {"REDIS_URL": "redis://127.0.0.1:port/0"},
+        ],
+        ids=str,
+    )
+    def test_a_store_that_cannot_be_used_is_a_store_that_is_down(
+        self, check: Check, settings: Any, unusable: dict[str, str], on_error: str
+    ) -> None:
+        schemeless = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "127.0.0.1:6379"}
+        settings.CACHES = {**settings.CACHES, "schemeless": schemeless}
+        now = datetime.now(UTC)
+        hour = timedelta(hours=1)
+        RatePolicy.objects.create(starts_at=now - hour, ends_at=now + hour, rates="1/hour")
+        RatePolicy.objects.create(starts_at=now + hour, counted_per="ip", on_error="deny", rates="1/hour")
+        settings.RATEQUOTA = {**unusable, "ON_ERROR": on_error}
+        decision = check(request_from())
+        assert (decision.allowed, decision.error) == (on_error == "allow", "configuration")
+
+
+class TestTooManyLimits:
+    @pytest.fixture(autouse=True)
+    def _limits(self) -> None:
+        endpoints = Endpoint.objects.bulk_create(Endpoint(name=f"e{n}", routes="/plain/") for n in range(501))
+        RatePolicy.objects.bulk_create(
+            RatePolicy(endpoint=one, rates="9/hour", mode="enforce" if number else "log")
+            for number, one in enumerate(endpoints)
+        )
+
+    def test_the_first_are_checked_and_it_is_logged_once(self, get: Get, settings: Any, caplog: Any) -> None:
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+        responses = [get("/plain/") for _ in range(10)]
+        assert [response.status_code for response in responses] == [200] * 9 + [429]
+        decision = vars(responses[0]).get("wsgi_request", vars(responses[0]).get("asgi_request")).ratequota
+        assert [status.bucket.mode for status in decision.statuses] == ["enforce"] * 500
+        logged = [one.message for one in caplog.records if "501 limits, of which 500 are checked" in one.message]
+        assert len(logged) == 1
+        assert health().errors["buckets"] == logged[0]
+
+    def test_explain_shows_them_all(self) -> None:
+        found = explain_caller(NamedCaller(user_id=None, address="203.0.113.7"), scope=None, route="/plain/")
+        assert (len(found.candidates), len(found.decision.statuses)) == (501, 500)
+
+    def test_counters_of_all_are_looked_at_granted_and_reset(self) -> None:
+        caller = NamedCaller(user_id=None, address="203.0.113.7")
+        buckets = explain_caller(caller, scope=None, route="/plain/").resolution.buckets
+        default_limiter().charge(buckets[:500], 3)
+        default_limiter().charge(buckets[500:], 3)
+        assert {status.used for status in grant(buckets, 1)} == {3}
+        assert [status.used for status in usage.peek(buckets).values()] == [2] * 501
+        assert len(usage.reset_caller(caller, scope=None, route="/plain/")) == 501
+        assert {status.used for status in usage.peek(buckets).values()} == {0}
+
+
+class TestWhatARequestDoesOnce:
+    """Each of these was done two or three times."""
+
+    def test_the_limiter_and_pending_changes_are_looked_up(self, alice: User, monkeypatch: Any) -> None:
+        made, pending = runtime._made, snapshot.publication_pending
+        looked: list[str] = []
+
+        def look_up(name: str, found: Any) -> Any:
+            looked.append(name)
+            return found()
+
+        RatePolicy.objects.create(rates="100/hour")
+        check_request(request_from(alice))
+        monkeypatch.setattr(runtime, "_made", lambda: look_up("limiter", made))
+        monkeypatch.setattr(snapshot, "publication_pending", lambda: look_up("pending", pending))
+        check_request(request_from(alice))
+        assert sorted(looked) == ["limiter", "pending"]
+
+    @pytest.mark.parametrize(
+        "path", ["/search/", "/decorated/", "/adecorated/", "/plain/", "/aplain/", "/unthrottled/"]
+    )
+    @pytest.mark.parametrize("rates", ["9/hour", "blocked"])
+    def test_headers_are_rendered(self, get: Get, settings: Any, monkeypatch: Any, path: str, rates: str) -> None:
+        render, rendered = headers.decision_headers, []
+
+        def count(decision: Decision) -> dict[str, str]:
+            rendered.append(decision)
+            return render(decision)
+
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+        RatePolicy.objects.create(rates=rates)
+        RatePolicy.objects.create(rates="20/hour", counted_per="everyone")
+        monkeypatch.setattr(headers, "decision_headers", count)
+        response = get(path)
+        assert ("RateLimit" in response.headers) is (rates != "blocked")
+        assert len(rendered) == 1
+
+
+def test_a_refusal_without_redis_has_no_id(get: Get, settings: Any) -> None:
+    """What is noted of it goes to Redis, which is down: nobody would find it there."""
+    settings.RATEQUOTA = {**CLOSED, "ENFORCE_ALL": True, "STATISTICS_SECONDS": 20}
+    for on_error, status in (("deny", 503), ("local", 429)):
+        with override_policies({None: Policy("1/hour", on_error=on_error)}):
+            responses = [
+                get("/plain/", headers={"Accept": accept}) for accept in ("text/html", "application/json") * 2
+            ]
+        assert responses[-1].status_code == responses[-2].status_code == status
+        for response in responses[2:]:
+            assert "X-RateLimit-Refusal" not in response.headers
+            assert "refusal_id" not in response.content.decode()
+            assert "eference" not in response.content.decode()

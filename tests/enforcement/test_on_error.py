@@ -1,0 +1,358 @@
+"""``on_error = local``: while Redis is down, each process holds callers to its share of their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.db import OperationalError, connection
+from django.test import Client
+from django.urls import reverse
+
+from django_ratequota import Decision, check_request
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.monitoring.health import health
+from django_ratequota.operations.explain import explain_caller
+from django_ratequota.policies.identity import NamedCaller
+from django_ratequota.responses import status_code
+from django_ratequota.signals import request_refused
+from tests.conftest import Check, Settle
+from tests.project.views import request_from
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+#: Nobody listens there; four processes share each limit.
+DOWN = {
+    "PREFIX": "rqtest",
+    "REDIS_URL": "redis://127.0.0.1:1/0",
+    "TIMEOUT": 5.0,
+    "REPORT_SECONDS": 0,
+    "STATISTICS_SECONDS": 0,
+}
+
+
+@pytest.fixture
+def search() -> Endpoint:
+    return Endpoint.objects.create(name="search")
+
+
+@pytest.fixture
+def down(settings: Any) -> None:
+    settings.RATEQUOTA = DOWN
+
+
+def policy(rates: str, on_error: str = "local", **values: Any) -> RatePolicy:
+    return RatePolicy.objects.create(rates=rates, on_error=on_error, **values)
+
+
+def left(decision: Decision) -> list[int]:
+    return [status.remaining for status in decision.statuses]
+
+
+# --- The share. ---
+
+
+@pytest.mark.parametrize("when", ["from the first request on", "later"])
+@pytest.mark.parametrize(
+    ("setting", "on_error"), [("allow", "local"), ("deny", "local"), ("local", "local"), ("local", "")]
+)
+def test_each_process_admits_its_share_and_refuses_the_rest(
+    check: Check, settings: Any, when: str, setting: str, on_error: str
+) -> None:
+    policy("8/hour", on_error)
+    if when == "later":
+        assert check(request_from()).statuses[0].remaining == 7
+    settings.RATEQUOTA = {**DOWN, "ON_ERROR": setting}
+    decisions = [check(request_from()) for _ in range(4)]
+    assert [decision.allowed for decision in decisions] == [True, True, False, False]
+    assert [left(decision) for decision in decisions] == [[1], [0], [0], [0]]
+    for decision in decisions:
+        assert (decision.error, decision.degraded, decision.denied_by) == ("connection", True, ())
+    assert decisions[2].violated == ("all/hour",)
+    assert decisions[2].retry_after == pytest.approx(1800, abs=60)
+    assert status_code(decisions[2]) == 429
+    # Another caller has a share of its own.
+    assert check(request_from(address="203.0.113.8")).allowed
+
+
+@pytest.mark.parametrize("setting", ["allow", "deny"])
+def test_what_a_policy_says_outweighs_the_setting(check: Check, settings: Any, setting: str) -> None:
+    policy("4/hour", setting)
+    settings.RATEQUOTA = {**DOWN, "ON_ERROR": "local"}
+    decisions = [check(request_from()) for _ in range(3)]
+    assert [(decision.allowed, decision.statuses) for decision in decisions] == [(setting == "allow", ())] * 3
+
+
+@pytest.mark.parametrize(("share", "admitted"), [(1, 8), (2, 4), (3, 2), (8, 1), (100, 1)])
+def test_among_so_many_processes(check: Check, settings: Any, share: int, admitted: int) -> None:
+    policy("8/hour")
+    settings.RATEQUOTA = {**DOWN, "LOCAL_SHARE": share}
+    assert [check(request_from()).allowed for _ in range(10)].count(True) == admitted
+
+
+@pytest.mark.usefixtures("down")
+def test_a_request_dearer_than_the_share_passes_once(check: Check, search: Endpoint) -> None:
+    policy("8/hour")
+    search.cost = 5
+    search.save()
+    assert [check(request_from(), "search").allowed for _ in range(3)] == [True, False, False]
+    decision = check(request_from(address="203.0.113.8"), None, 9)
+    assert (decision.allowed, decision.retry_after) == (False, None)
+
+
+def test_a_breaker_that_is_open_changes_nothing(check: Check, settings: Any) -> None:
+    policy("40/hour")
+    settings.RATEQUOTA = {**DOWN, "BREAKER_FAILURES": 1}
+    decisions = [check(request_from()) for _ in range(12)]
+    assert [decision.allowed for decision in decisions] == [True] * 10 + [False] * 2
+    assert {decision.error for decision in decisions} == {"connection"}
+    assert health().down == {"127.0.0.1:1": "connection"}
+
+
+@pytest.mark.parametrize("unusable", [{"CACHE": "local"}, {"REDIS_URL": "http://127.0.0.1/"}])
+def test_no_usable_setting_is_a_store_that_is_down(check: Check, settings: Any, unusable: dict[str, str]) -> None:
+    policy("8/hour", "")
+    settings.RATEQUOTA = {**unusable, "ON_ERROR": "local", "REPORT_SECONDS": 0, "STATISTICS_SECONDS": 0}
+    decisions = [check(request_from()) for _ in range(3)]
+    assert [decision.allowed for decision in decisions] == [True, True, False]
+    assert {decision.error for decision in decisions} == {"configuration"}
+
+
+def test_without_policies_there_is_nothing_to_count(check: Check, settings: Any) -> None:
+    def fail(*_: Any) -> None:
+        raise OperationalError("the database is gone")
+
+    policy("1/hour", "")
+    settings.RATEQUOTA = {**DOWN, "ON_ERROR": "local"}
+    with connection.execute_wrapper(fail):
+        decisions = [check(request_from()) for _ in range(3)]
+    assert [(decision.allowed, decision.error) for decision in decisions] == [(True, "database")] * 3
+
+
+def test_redis_decides_again_as_soon_as_it_can(check: Check, settings: Any, redis_client: redis.Redis) -> None:
+    policy("8/hour")
+    up = settings.RATEQUOTA
+    settings.RATEQUOTA = DOWN
+    assert [check(request_from()).allowed for _ in range(3)] == [True, True, False]
+    settings.RATEQUOTA = up
+    decision = check(request_from())
+    assert (decision.allowed, decision.degraded, left(decision)) == (True, False, [7])
+
+
+@pytest.mark.usefixtures("down")
+def test_threads_are_admitted_the_share_exactly() -> None:
+    policy("200/hour")
+    check_request(request_from(address="203.0.113.8"))
+    with ThreadPoolExecutor(16) as pool:
+        decisions = list(pool.map(lambda _: check_request(request_from()).allowed, range(120)))
+    assert decisions.count(True) == 50
+
+
+# --- Together with other policies. ---
+
+
+@pytest.mark.usefixtures("down")
+def test_one_that_denies_closes_the_door_and_nothing_is_counted(check: Check, search: Endpoint) -> None:
+    policy("8/hour")
+    policy("8/hour", "deny", endpoint=search)
+    for _ in range(5):
+        decision = check(request_from(), "search")
+        assert (decision.allowed, decision.denied_by, status_code(decision)) == (False, ("search/hour",), 503)
+        assert decision.retry_after == 1
+    assert [check(request_from()).allowed for _ in range(3)] == [True, True, False]
+    # Without room there as well, it still is the store's failure.
+    decision = check(request_from(), "search")
+    assert (decision.violated, status_code(decision)) == (("search/hour", "all/hour"), 503)
+
+
+@pytest.mark.usefixtures("down")
+def test_those_that_allow_are_not_counted_and_those_that_count_decide(check: Check, search: Endpoint) -> None:
+    policy("4/hour", "allow")
+    policy("12/hour", endpoint=search)
+    decisions = [check(request_from(), "search") for _ in range(4)]
+    assert [decision.allowed for decision in decisions] == [True, True, True, False]
+    assert [status.bucket.title for status in decisions[0].statuses] == ["search/hour"]
+    assert all(check(request_from()).allowed for _ in range(9))
+
+
+@pytest.mark.usefixtures("down")
+def test_a_request_counts_in_all_of_its_buckets_or_in_none(check: Check, search: Endpoint) -> None:
+    policy("40/hour")
+    policy("8/hour", endpoint=search)
+    seen = [(decision.allowed, left(decision)) for decision in (check(request_from(), "search") for _ in range(4))]
+    assert seen == [(True, [9, 1]), (True, [8, 0]), (False, [8, 0]), (False, [8, 0])]
+    assert left(check(request_from())) == [7]
+
+
+@pytest.mark.usefixtures("down")
+def test_who_is_blocked_stays_blocked_and_is_counted_nowhere(check: Check, search: Endpoint) -> None:
+    policy("8/hour")
+    policy("blocked", endpoint=search)
+    for _ in range(5):
+        decision = check(request_from(), "search")
+        assert (decision.allowed, decision.blocked_by) == (False, ("search/blocked",))
+        assert (decision.retry_after, status_code(decision)) == (None, 429)
+    assert [check(request_from()).allowed for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.usefixtures("down")
+def test_what_only_logs_refuses_nobody(check: Check) -> None:
+    policy("4/hour", mode="log")
+    decisions = [check(request_from()) for _ in range(5)]
+    assert [(decision.allowed, decision.statuses) for decision in decisions] == [(True, ())] * 5
+
+
+@pytest.mark.usefixtures("down")
+def test_a_request_that_is_checked_twice_is_charged_once(check: Check, search: Endpoint) -> None:
+    policy("40/hour")
+    policy("20/hour", endpoint=search)
+    request = request_from()
+    assert left(check(request)) == [9]
+    assert left(check(request, "search")) == [9, 4]
+    assert left(check(request, "search")) == [9, 4]
+    assert left(check(request_from())) == [8]
+
+
+@pytest.mark.usefixtures("down")
+def test_explaining_counts_nothing() -> None:
+    policy("8/hour")
+    for _ in range(5):
+        decision = explain_caller(NamedCaller(user_id=None, address="203.0.113.7"), scope=None).decision
+        assert (decision.allowed, left(decision)) == (True, [2])
+    assert [check_request(request_from()).allowed for _ in range(3)] == [True, True, False]
+    assert not explain_caller(NamedCaller(user_id=None, address="203.0.113.7"), scope=None).decision.allowed
+
+
+# --- Settling. ---
+
+
+@pytest.mark.usefixtures("down")
+def test_what_is_settled_counts_here_too(settle: Settle, search: Endpoint) -> None:
+    policy("40/hour")
+    policy("80/hour", endpoint=search)
+    decision = check_request(request_from(), "search")
+    assert left(decision) == [9, 19]
+    assert left(settle(decision, "charge", 4)) == [5, 15]
+    assert left(settle(decision, "refund", 2)) == [7, 17]
+    assert left(settle(settle(decision, "charge", 1), "refund", 1)) == [7, 17]
+    assert left(check_request(request_from(), "search")) == [6, 16]
+    settle(decision, "charge", 100)
+    decision = check_request(request_from(), "search")
+    assert (decision.allowed, left(decision)) == (False, [0, 0])
+
+
+@pytest.mark.usefixtures("down")
+def test_a_refused_request_has_nothing_to_give_back(settle: Settle) -> None:
+    policy("4/hour")
+    assert check_request(request_from()).allowed
+    refused = check_request(request_from())
+    assert settle(refused, "refund", 1) is refused
+    assert not check_request(request_from()).allowed
+
+
+@pytest.mark.usefixtures("down")
+def test_what_was_admitted_uncounted_settles_nothing(settle: Settle) -> None:
+    policy("4/hour", "allow")
+    decision = check_request(request_from())
+    assert settle(decision, "charge", 1) is decision
+    assert settle(decision, "refund", 1) is decision
+
+
+# --- What clients are told. ---
+
+
+def rate_headers(response: Any) -> list[str]:
+    return [name for name in response.headers if "ratelimit" in name.lower()]
+
+
+@pytest.mark.usefixtures("down")
+@pytest.mark.parametrize("path", ["/bare/", "/class/", "/aclass/", "/search/"])
+def test_a_refusal_has_a_retry_after_and_no_numbers(get: Callable[..., Any], path: str) -> None:
+    policy("8/hour")
+    responses = [get(path) for _ in range(3)]
+    assert [response.status_code for response in responses] == [200, 200, 429]
+    assert [rate_headers(response) for response in responses] == [[], [], []]
+    assert ["Retry-After" in response.headers for response in responses] == [False, False, True]
+    assert 1740 <= int(responses[2].headers["Retry-After"]) <= 1800
+
+
+@pytest.mark.usefixtures("down")
+def test_a_problem_names_who_refused(get: Callable[..., Any]) -> None:
+    policy("4/hour")
+    get("/bare/")
+    problem = get("/bare/").json()
+    assert problem["type"].endswith("#quota-exceeded")
+    assert (problem["status"], problem["violated-policies"]) == (429, ["all/hour"])
+
+
+@pytest.mark.usefixtures("down", "search")
+def test_a_door_that_is_closed_says_when_to_come_back(get: Callable[..., Any]) -> None:
+    policy("4/hour")
+    policy("4/hour", "deny", endpoint=Endpoint.objects.get())
+    response = get("/decorated/")
+    assert (response.status_code, response.headers["Retry-After"], rate_headers(response)) == (503, "1", [])
+    assert get("/bare/").status_code == 200
+
+
+@pytest.mark.usefixtures("down")
+def test_a_refusal_is_signalled(check: Check) -> None:
+    refused: list[Decision] = []
+
+    def receive(decision: Decision, **_: Any) -> None:
+        refused.append(decision)
+
+    policy("4/hour")
+    request_refused.connect(receive)
+    try:
+        decisions = [check(request_from()) for _ in range(3)]
+    finally:
+        request_refused.disconnect(receive)
+    assert refused == decisions[1:]
+
+
+# --- Where operators choose it. ---
+
+
+@pytest.fixture
+def operator() -> Client:
+    client = Client()
+    client.force_login(User.objects.create_superuser("root"))
+    return client
+
+
+def test_the_policy_form_offers_it(operator: Client) -> None:
+    page = operator.get(reverse("admin:django_ratequota_ratepolicy_add"))
+    assert '<option value="local">count in each process</option>' in page.content.decode()
+
+
+def test_what_the_form_saves_is_what_happens(operator: Client, settings: Any) -> None:
+    added = policy("8/hour", "")
+    url = reverse("admin:django_ratequota_ratepolicy_change", args=[added.pk])
+    form = operator.get(url).context["adminform"].form
+    data = {name: form[name].value() or "" for name in form.fields}
+    response = operator.post(url, {**data, "on_error": "local"})
+    assert (response.status_code, RatePolicy.objects.get().on_error) == (302, "local")
+    settings.RATEQUOTA = DOWN
+    assert [check_request(request_from()).allowed for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("first", ["local", "redis"])
+def test_what_was_counted_in_two_places_is_not_mixed(settings: Any, search: Endpoint, first: str) -> None:
+    """Checked twice while Redis went or came: a refund gave Redis a unit that it had never taken."""
+    RatePolicy.objects.create(rates="40/hour", on_error="local")
+    RatePolicy.objects.create(endpoint=search, rates="80/hour", on_error="local")
+    up, request = settings.RATEQUOTA, request_from()
+    check_request(request_from(), cost=5)  # some is used there, so that a refund too many would show
+    settings.RATEQUOTA = DOWN if first == "local" else up
+    assert check_request(request, cost=3).allowed
+    settings.RATEQUOTA = up if first == "local" else DOWN
+    decision = check_request(request, "search", cost=3)
+    assert [status.limit for status in decision.statuses] == [80]
+    decision.refund(3)
+    settings.RATEQUOTA = up
+    remaining = {s.limit: s.remaining for s in check_request(request_from(), "search", cost=0).statuses}
+    assert remaining == {40: 35 if first == "local" else 32, 80: 80}

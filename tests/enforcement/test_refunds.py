@@ -1,0 +1,486 @@
+"""Refunds give back the units of their own charge, as far as these are still counted, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.enforcement.on_error import decide_without_store
+from django_ratequota.engine.keys import bucket_key
+from django_ratequota.engine.local import LocalLimiter
+from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
+from django_ratequota.engine.types import charges_of
+from tests.conftest import NOON_US, Clock
+
+SECOND = 10**6
+METERS = sorted(BURST_ALGORITHMS)
+EXAMPLES = settings(
+    max_examples=60, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def bucket(rate: str, subject: str = "user:1", **more: Any) -> Bucket:
+    return Bucket(subject, Rate.parse(rate), **more)
+
+
+def left(limiter: Limiter, asked: Bucket) -> int:
+    return limiter.peek([asked]).statuses[0].remaining
+
+
+# --- Late. ---
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_refund_a_window_later_mints_no_room(limiter: Limiter, clock: Clock, algorithm: str) -> None:
+    """Three were charged, three more admitted a window later, the first three refunded: three more were admitted."""
+    asked = bucket(f"3/min {algorithm}")
+    first = [limiter.check([asked]) for _ in range(3)]
+    clock.advance(120)
+    assert [limiter.check([asked]).allowed for _ in range(4)] == [True] * 3 + [False]
+    for decision in first:
+        decision.refund(1)
+    assert not limiter.check([asked]).allowed
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_refund_in_time_gives_back_all_of_it(limiter: Limiter, clock: Clock, algorithm: str) -> None:
+    asked = bucket(f"10/min {algorithm}")
+    limiter.check([asked], 5)
+    decision = limiter.check([asked], 3)
+    clock.advance(12)  # two of the five have drained, where units drain
+    assert decision.refund(3).statuses[0].remaining == left(limiter, asked) == (7 if algorithm in METERS else 5)
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_the_oldest_units_drain_first(limiter: Limiter, clock: Clock, meter: str) -> None:
+    asked = bucket(f"60/min {meter}")
+    older, decision = limiter.check([asked], 20), limiter.check([asked], 10)
+    clock.advance(25)
+    limiter.check([asked], 30)
+    assert left(limiter, asked) == 25
+    assert older.refund(20).statuses[0].remaining == 25
+    assert decision.refund(10).statuses[0].remaining == 30
+
+
+def test_a_counter_s_refund_is_of_the_window_that_was_charged(limiter: Limiter, clock: Clock) -> None:
+    asked = bucket("100/min sliding_window_counter")
+    decision = limiter.check([asked], 40)
+    clock.advance(90)
+    limiter.check([asked], 30)
+    assert left(limiter, asked) == 100 - 20 - 30
+    assert decision.refund(30).statuses[0].remaining == 100 - 5 - 30
+    clock.advance(30)
+    assert decision.refund(10).statuses[0].remaining == 100 - 30
+
+
+def test_a_log_s_refund_is_of_the_request_that_was_charged(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock
+) -> None:
+    asked = bucket("20/min sliding_window_log")
+    decisions = []
+    for units in (1, 4, 2, 3):
+        decisions.append(limiter.check([asked], units))
+        clock.advance(10)
+    decisions[1].refund(1)
+    decisions[2].refund(2)
+    entries = [int(item) for item in redis_client.lrange(bucket_key("rqtest", asked), 0, -1)]
+    assert entries == [NOON_US, 1, NOON_US + 10 * SECOND, 4, NOON_US + 30 * SECOND, 7]
+    decisions[3].refund(3)
+    assert limiter.peek([asked]).statuses[0].reset_after == 30
+    clock.advance(30)  # the first two have expired
+    assert decisions[0].refund(1).statuses[0].remaining == 20
+    assert redis_client.keys("rqtest:*") == []
+
+
+def test_requests_of_one_instant_are_the_same_to_the_log(limiter: Limiter, clock: Clock) -> None:
+    asked = bucket("20/min sliding_window_log")
+    same = [limiter.check([asked], 2) for _ in range(3)]
+    clock.advance(1)
+    limiter.check([asked], 2)
+    assert [decision.refund(2).statuses[0].remaining for decision in same] == [14, 16, 18]
+    assert same[0].refund(2) is same[0]
+
+
+def test_a_long_log_is_written_anew_behind_the_request(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock
+) -> None:
+    asked = bucket("10000/hour sliding_window_log")
+    decision = limiter.check([asked], 7)
+    for _ in range(2500):
+        clock.advance(us=1)
+        limiter.check([asked])
+    assert decision.refund(7).statuses[0].remaining == 7500
+    entries = [int(item) for item in redis_client.lrange(bucket_key("rqtest", asked), 0, -1)]
+    assert entries[1::2] == list(range(1, 2501))
+    assert entries[::2] == list(range(NOON_US + 1, NOON_US + 2501))
+    assert redis_client.pttl(bucket_key("rqtest", asked)) > 0
+
+
+@dataclass
+class Oldest:
+    """One bucket by definition: a queue of charges, the oldest of which drains or expires first."""
+
+    rate: Rate
+    queue: list[list[Any]] = field(default_factory=list)
+    at: int = NOON_US
+
+    def advance(self, now: int) -> None:
+        drained = Fraction((now - self.at) * self.rate.limit, self.rate.period_us)
+        for entry in self.queue if self.rate.algorithm in BURST_ALGORITHMS else ():
+            gone = min(drained, entry[1])
+            entry[1], drained = entry[1] - gone, drained - gone
+        self.at = now
+
+    def counted(self, entry: list[Any]) -> Fraction:
+        """Units of one charge, as the algorithm's definition counts them now."""
+        charged, units = entry
+        period, now = self.rate.period_us, self.at
+        if self.rate.algorithm == "fixed_window":
+            return units * (charged // period == now // period)
+        if self.rate.algorithm == "sliding_window_log":
+            return units * (charged > now - period)
+        if self.rate.algorithm == "sliding_window_counter":
+            passed = now // period - charged // period
+            return units * {0: Fraction(1), 1: 1 - Fraction(now % period, period)}.get(passed, Fraction(0))
+        return units
+
+    def used(self) -> Fraction:
+        return sum((self.counted(entry) for entry in self.queue), Fraction(0))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@given(
+    charges=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 60)), min_size=1, max_size=8),
+    limit=st.integers(40, 900),
+    which=st.integers(0, 7),
+    units=st.integers(1, 60),
+    late=st.integers(0, 150) | st.just(0),
+    number=st.integers(1, 10**12),
+)
+@EXAMPLES
+def test_what_is_given_back_is_what_is_still_counted(
+    limiter: Limiter,
+    clock: Clock,
+    algorithm: str,
+    charges: list[tuple[int, int]],
+    limit: int,
+    which: int,
+    units: int,
+    late: int,
+    number: int,
+) -> None:
+    """As a queue that drains by definition counts it; a microsecond's refill is what rounding may add."""
+    clock.now_us = NOON_US
+    asked = Bucket(f"user:{number}", Rate(limit=limit, period=60, algorithm=algorithm))
+    limiter.reset([asked])
+    oracle, decisions = Oldest(asked.rate), []
+    for pause, cost in charges:
+        clock.advance(pause)
+        oracle.advance(clock.now_us)
+        decisions.append(limiter.charge([asked], cost))
+        oracle.queue.append([clock.now_us, Fraction(cost)])
+    clock.advance(late)
+    oracle.advance(clock.now_us)
+    which %= len(charges)
+    entry = oracle.queue[which]
+    entry[1] -= min(entry[1], units)
+    decisions[which].refund(units)
+    free = max(Fraction(0), limit - oracle.used())
+    slack = Fraction(limit, asked.rate.period_us)
+    assert int(free) <= left(limiter, asked) <= int(free + slack)
+
+
+# --- Its own units only. ---
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_decision_gives_back_what_it_charged_and_no_more(limiter: Limiter, algorithm: str, awaited: bool) -> None:
+    asked = [bucket(f"1000/hour {algorithm}"), bucket(f"2000/hour {algorithm}", "everyone")]
+    limiter.check(asked, 100)
+    decision = limiter.check(asked, 2)
+
+    def settle(verb: str, cost: int) -> list[int]:
+        settled = asyncio.run(getattr(decision, f"a{verb}")(cost)) if awaited else getattr(decision, verb)(cost)
+        return [status.remaining for status in settled.statuses]
+
+    assert settle("charge", 350) == [548, 1548]
+    assert settle("refund", 350) == [898, 1898]
+    assert settle("charge", 50) == [848, 1848]
+    assert settle("refund", 1000) == [900, 1900]
+    assert (decision.refund(1), decision.refund(0)) == (decision, decision)
+    assert [left(limiter, one) for one in asked] == [900, 1900]
+
+
+def test_what_settling_returns_settles_the_same_units(limiter: Limiter) -> None:
+    asked = [bucket("100/hour")]
+    limiter.check(asked, 50)
+    decision = limiter.check(asked, 5)
+    charged = decision.charge(3)
+    assert charged.refund(4).refund(3).statuses[0].remaining == 49
+    assert decision.refund(2).statuses[0].remaining == 50
+    assert charged.refund(1) is charged
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_refund_in_parts_is_no_more_than_in_one(limiter: Limiter, clock: Clock, algorithm: str) -> None:
+    """What is left of a charge drains as if the rest had never been charged."""
+    asked = bucket(f"60/min {algorithm}")
+    decision = limiter.check([asked], 10)
+    decision.refund(5)
+    clock.advance(5)
+    limiter.check([asked], 20)
+    decision.refund(5)
+    assert left(limiter, asked) == 40
+
+
+def test_a_peek_and_a_refund_charged_nothing(limiter: Limiter) -> None:
+    asked = [bucket("10/hour")]
+    limiter.check(asked, 5)
+    peeked, refunded = limiter.peek(asked, 3), limiter.refund(asked, 1)
+    assert (peeked.refund(3), refunded.refund(1)) == (peeked, refunded)
+    assert left(limiter, asked[0]) == 6
+    assert peeked.charge(2).refund(5).statuses[0].remaining == 6
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_log_mode_without_room_is_neither_charged_nor_refunded(limiter: Limiter, algorithm: str) -> None:
+    """A charge of 5 and a refund of 5 left 5 on a full bucket in log mode."""
+    logged = bucket(f"3/hour {algorithm}", scope="a", mode="log")
+    enforced = bucket(f"50/hour {algorithm}", scope="b")
+    limiter.check([logged], 3)
+    decision = limiter.check([logged, enforced])
+    assert [status.allowed for status in decision.statuses] == [False, True]
+    assert [status.bucket for status in decision.charge(5).statuses] == [enforced]
+    limiter.refund([logged], 1)
+    assert [left(limiter, one) for one in (logged, enforced)] == [1, 44]
+    assert [status.bucket for status in decision.refund(6).statuses] == [enforced]
+    assert [left(limiter, one) for one in (logged, enforced)] == [1, 50]
+
+
+def test_a_refused_decision_is_neither_charged_nor_refunded(limiter: Limiter) -> None:
+    full, other = bucket("1/hour", scope="a"), bucket("9/hour", scope="b")
+    limiter.check([full, other])
+    refused = limiter.check([full, other])
+    assert not refused.allowed
+    assert refused.charge(3) is refused
+    assert refused.refund(1) is refused
+    assert asyncio.run(refused.acharge(3)) is refused
+    assert asyncio.run(refused.arefund(1)) is refused
+    assert left(limiter, other) == 8
+
+
+# --- After an edit. ---
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_after_a_raise_units_have_drained_faster(limiter: Limiter, clock: Clock, meter: str) -> None:
+    decision = limiter.check([bucket(f"10/hour {meter}")], 10)
+    raised = bucket(f"100/hour burst 10 {meter}")
+    clock.advance(360)
+    assert limiter.check([raised], 10).allowed
+    decision.refund(10)
+    assert left(limiter, raised) == 0
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_a_refund_under_an_edited_rate_leaves_debts_of_the_present_one(limiter: Limiter, meter: str) -> None:
+    before = limiter.check([bucket(f"10/hour {meter}")], 5)
+    edited = bucket(f"20/hour {meter}")
+    limiter.charge([edited], 55)
+    before.refund(5)
+    limiter.charge([edited], 60)
+    assert limiter.check([edited], 20).retry_after is not None
+    assert limiter.check([edited], 20).retry_after > 3600 * 3
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_a_refund_takes_no_more_than_an_edit_left_of_its_charge(limiter: Limiter, meter: str) -> None:
+    """10,000 units count as one bucket of the lowered limit; the refund took those charged since as well."""
+    before = limiter.check([bucket(f"10000/hour {meter}")], 10_000)
+    lowered = bucket(f"10/hour {meter}")
+    limiter.charge([lowered], 5)
+    before.refund(10_000)
+    assert left(limiter, lowered) == 5
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_in_the_process_too_a_refund_takes_no_more_than_an_edit_left(algorithm: str) -> None:
+    local = LocalLimiter(1, clock=Seconds())
+    before = local.charge((bucket(f"1000/hour {algorithm}"),), cost=1000)
+    lowered = bucket(f"10/hour {algorithm}")
+    local.charge((lowered,), cost=5)
+    before.refund(1000)
+    assert local.check([lowered], 0, peek=True)[0].remaining == 5
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_units_cut_off_for_a_slower_limit_are_given_back_to_the_faster(limiter: Limiter, meter: str) -> None:
+    fast, slow = bucket(f"100/min {meter}"), bucket(f"10/min {meter}")
+    decision = limiter.check([fast], 60)
+    limiter.charge([slow], 2)
+    assert left(limiter, fast) == 38
+    assert decision.refund(30).statuses[0].remaining == left(limiter, fast) == 68
+    assert decision.refund(30).statuses[0].remaining == left(limiter, fast) == 98
+
+
+# --- Slots. ---
+
+QUEUE = bucket("10/s burst 1 leaky_bucket")
+
+
+def book(limiter: Limiter, queue: Bucket = QUEUE, cost: int = 1) -> Decision:
+    decision = limiter.acquire(queue, timeout=20, cost=cost)
+    assert decision.allowed
+    return decision
+
+
+def test_a_slot_behind_which_others_wait_is_not_given_back(limiter: Limiter, clock: Clock) -> None:
+    """The next one to book got the slot of the last."""
+    turns = [book(limiter) for _ in range(3)]
+    turns[0].refund(1)
+    turns[1].refund(1)
+    limiter.refund([QUEUE], 1)  # whose, is not known
+    assert book(limiter).retry_after == 0.3
+    clock.advance(0.25)
+    assert book(limiter).retry_after == 0.15
+
+
+def test_the_last_slots_are_given_back_one_by_one(limiter: Limiter, clock: Clock) -> None:
+    turns = [book(limiter) for _ in range(4)]
+    clock.advance(0.15)
+    turns[3].refund(1)
+    turns[2].refund(1)
+    assert book(limiter).retry_after == 0.05
+    turns[1].refund(1)  # had its turn, and another waits
+    assert book(limiter).retry_after == pytest.approx(0.15)
+
+
+def test_a_slot_of_many_units_is_given_back_in_parts(limiter: Limiter) -> None:
+    queue = bucket("7/s burst 3 leaky_bucket")
+    book(limiter, queue, 3)
+    turn = book(limiter, queue, 3)
+    turn.refund(1)
+    turn.refund(1)
+    assert book(limiter, queue).retry_after_us == -(-2 * SECOND // 7)
+    turn.refund(1)
+    assert book(limiter, queue).retry_after_us == -(-3 * SECOND // 7)
+
+
+def test_a_refund_from_before_an_edit_leaves_booked_slots(limiter: Limiter) -> None:
+    """Slots that were none by the larger burst of the refunding decision were booked twice."""
+    before = limiter.check([bucket("10/s burst 100 leaky_bucket")], 5)
+    turns = [book(limiter).retry_after for _ in range(3)]
+    before.refund(5)
+    assert [*turns, book(limiter).retry_after] == [0.5, 0.6, 0.7, 0.8]
+
+
+def test_a_slot_booked_after_an_edit_comes_before_the_next(limiter: Limiter, clock: Clock) -> None:
+    """The first one had to wait 10 s, the second one 0.04 s."""
+    limiter.check([bucket("100/s burst 1000 leaky_bucket")], 1000)
+    lowered = bucket("50/s burst 1 leaky_bucket")
+    assert [book(limiter, lowered).retry_after for _ in range(3)] == [10, 10.02, 10.04]
+    clock.advance(10)
+    assert book(limiter, lowered).retry_after == 0.06
+
+
+def test_a_meter_in_debt_is_no_queue(limiter: Limiter) -> None:
+    meter = bucket("10/s leaky_bucket")
+    first, second = limiter.check([meter]), limiter.check([meter])
+    first.charge(20)
+    second.charge(20)
+    first.refund(20)
+    limiter.refund([meter], 15)
+    assert left(limiter, meter) == 10 - 42 + 35
+
+
+def test_a_queue_that_is_done_is_given_back_as_any_bucket(limiter: Limiter, clock: Clock) -> None:
+    queue = bucket("10/s burst 3 leaky_bucket")
+    turns = [book(limiter, queue) for _ in range(4)]
+    clock.advance(0.1)  # the last one's turn
+    turns[2].refund(1)
+    assert left(limiter, queue) == 1
+    limiter.charge([queue], 5)
+    limiter.refund([queue], 5)
+    assert left(limiter, queue) == 1
+
+
+# --- Nothing counted is nothing stored. ---
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "calendar"])
+@pytest.mark.parametrize("by_clock", [True, False], ids=["simulated", "server"])
+def test_a_count_of_zero_has_no_key(redis_client: redis.Redis, clock: Clock, algorithm: str, by_clock: bool) -> None:
+    limiter = Limiter(client=redis_client, clock=clock if by_clock else None, prefix="rqtest", timeout=5)
+    asked = [bucket("10/month" if algorithm == "calendar" else f"10/hour {algorithm}")]
+    limiter.check(asked, 0)
+    limiter.charge(asked, 0)
+    limiter.refund(asked, 3)
+    assert redis_client.keys("rqtest:*") == []
+    limiter.check(asked, 2)
+    assert redis_client.keys("rqtest:*") != []
+    limiter.refund(asked, 2)
+    assert redis_client.keys("rqtest:*") == []
+    limiter.check(asked, 2).refund(2)
+    assert redis_client.keys("rqtest:*") == []
+    limiter.store.close()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_free_request_writes_nothing(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock, algorithm: str
+) -> None:
+    asked = bucket(f"10/hour {algorithm}")
+    limiter.check([asked], 4)
+    key = bucket_key("rqtest", asked)
+    before = redis_client.dump(key), redis_client.pexpiretime(key)
+    clock.advance(60)
+    assert limiter.check([asked], 0).allowed
+    assert (redis_client.dump(key), redis_client.pexpiretime(key)) == before
+
+
+# --- In each process, while Redis is down. ---
+
+
+class Seconds:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("share", [1, 4])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_in_the_process_a_late_refund_mints_no_room(algorithm: str, share: int) -> None:
+    clock = Seconds()
+    local = LocalLimiter(share, clock=clock)
+    asked = (bucket(f"{12 * share}/min {algorithm}"),)
+    first = local.charge(asked, cost=12)
+    clock.now += 30
+    second = local.charge(asked, cost=6)
+    assert second.refund(2).refund(4).statuses[0].remaining == (6 if algorithm in METERS else 0)
+    assert second.refund(6) is second
+    clock.now += 90
+    local.charge(asked, cost=12)
+    assert first.refund(12).statuses[0].remaining == 0
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_in_the_process_too_a_decision_gives_back_its_own_only(algorithm: str, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ON_ERROR": "local", "LOCAL_SHARE": 1}
+    asked = (bucket(f"100/hour {algorithm}"),)
+    decide_without_store(asked, "timeout", 50)
+    decision = decide_without_store(asked, "timeout", 5)
+    assert [(charge.units, charge.at_us > 0) for charge in charges_of(decision)] == [(5, True)]
+    assert decision.charge(10).refund(20).statuses[0].remaining == 50
+    looked = decide_without_store(asked, "timeout", 5, peek=True)
+    assert looked.refund(5) is looked

@@ -1,0 +1,330 @@
+"""Several checks of one request: it pays its highest cost once, and nothing where one of them refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, JsonResponse
+from django.urls import path
+
+from django_ratequota import Decision, check_request
+from django_ratequota.decorators import ratequota
+from django_ratequota.engine.charges import charges_of
+from django_ratequota.engine.rates import ALGORITHMS
+from django_ratequota.models import Endpoint, RatePolicy
+from tests.conftest import Check, Get, Settle
+from tests.enforcement.test_check import CLOSED, left, monitored
+from tests.project.views import request_from
+from tests.support.snippets import ROOT, snippet
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+MOST, USED = 100, 30
+
+
+def complete(request: HttpRequest) -> JsonResponse:
+    """The view of docs/howto/tokens.md: it reserves the most that it may take, and gives the rest back."""
+    decision = check_request(request, "completions", MOST)
+    if not decision.allowed:
+        return JsonResponse({}, status=429)
+    decision.refund(MOST - USED)
+    return JsonResponse({})
+
+
+urlpatterns = [
+    path("completions/", complete),
+    path("decorated/", ratequota("completions")(complete)),
+    path("plain/", ratequota(lambda request: JsonResponse({}))),
+]
+
+
+@pytest.fixture
+def completions() -> Endpoint:
+    return Endpoint.objects.create(name="completions", routes="/completions/")
+
+
+@pytest.fixture(params=["redis", "local"])
+def counted(request: Any, settings: Any) -> str:
+    """Where counts are kept: in Redis, or, while it is down, in the process."""
+    if request.param == "local":
+        settings.RATEQUOTA = {**CLOSED, "ON_ERROR": "local", "LOCAL_SHARE": 1}
+    return str(request.param)
+
+
+def free(scope: str | None = None) -> list[int]:
+    return left(check_request(request_from(), scope, 0))
+
+
+# --- Quota is not washed. ---
+
+
+@pytest.mark.urls(__name__)
+@pytest.mark.parametrize(("path", "everywhere"), [("/completions/", True), ("/decorated/", False)])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_completion_costs_what_it_used(
+    get: Get, settings: Any, completions: Endpoint, path: str, everywhere: bool, algorithm: str
+) -> None:
+    """Each one gave back what it had never paid: clients made room by asking."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": everywhere}
+    RatePolicy.objects.create(rates="100000/day", algorithm=algorithm)
+    RatePolicy.objects.create(endpoint=completions, rates="1000/day", algorithm=algorithm)
+    for _ in range(20):
+        get("/plain/")
+    remaining = [100_000 - 20, 1000]
+    for _ in range(3):
+        assert get(path).status_code == 200
+        remaining = [units - USED for units in remaining]
+        assert left(check_request(request_from(address="127.0.0.1"), "completions", 0)) == remaining
+
+
+@pytest.mark.parametrize(("on_error", "left_over"), [("allow", None), ("local", 220)])
+def test_the_view_of_the_docs_answers_without_redis(
+    settings: Any, completions: Endpoint, on_error: str, left_over: int | None
+) -> None:
+    """``binding`` is None there, as where no policy applies: it was a 500."""
+    page: dict[str, Any] = {}
+    exec(snippet(ROOT / "docs" / "howto" / "tokens.md", "views.py"), page)
+    RatePolicy.objects.create(endpoint=completions, rates="1000/day", on_error=on_error)
+    settings.RATEQUOTA = CLOSED
+    response = page["complete"](request_from())
+    assert (response.status_code, json.loads(response.content)["left"]) == (200, left_over)
+
+
+class TestLaterChecks:
+    @pytest.mark.usefixtures("counted")
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_they_charge_what_their_cost_exceeds_the_first_by(
+        self, check: Check, completions: Endpoint, algorithm: str
+    ) -> None:
+        RatePolicy.objects.create(rates="1000/hour", algorithm=algorithm)
+        RatePolicy.objects.create(endpoint=completions, rates="2000/hour", algorithm=algorithm)
+        request = request_from()
+        assert left(check(request, None, 10)) == [990]
+        assert left(check(request, "completions", 100)) == [900, 1900]
+        assert left(check(request, "completions", 60)) == [900, 1900]
+        assert left(check(request, "completions", 101)) == [899, 1899]
+        assert free("completions") == [899, 1899]
+
+    @pytest.mark.usefixtures("counted")
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_each_settles_its_own_units_only(
+        self, check: Check, settle: Settle, completions: Endpoint, algorithm: str
+    ) -> None:
+        RatePolicy.objects.create(rates="1000/hour", algorithm=algorithm)
+        RatePolicy.objects.create(endpoint=completions, rates="2000/hour", algorithm=algorithm)
+        request = request_from()
+        first = check(request, None, 10)
+        second = check(request, "completions", 100)
+        settle(second, "refund", 95)
+        assert free("completions") == [990, 1995]
+        settle(second, "refund", 95)
+        assert free("completions") == [990, 2000]
+        settle(first, "refund", 95)
+        assert free("completions") == [1000, 2000]
+
+    def test_one_that_charges_nothing_gives_nothing_back(self, check: Check, settle: Settle) -> None:
+        RatePolicy.objects.create(rates="1000/hour")
+        check(request_from(), None, 300)
+        request = request_from()
+        first = check(request, None, 5)
+        again = check(request, None, 5)
+        assert (again.allowed, left(again)) == (True, [695])
+        assert settle(again, "refund", 5) is again
+        assert request.ratequota is first
+        assert settle(first, "refund", 5).remaining == 700
+
+    def test_it_charges_afterwards_all_the_same(self, check: Check, settle: Settle) -> None:
+        """Else a decorator would make all that a view charges by hand free of charge."""
+        RatePolicy.objects.create(rates="1000/hour")
+        request = request_from()
+        check(request, None, 1)
+        again = check(request, None, 1)
+        assert left(settle(again, "charge", 50)) == [949]
+        assert left(settle(again, "refund", 80)) == [999]
+
+    def test_what_a_view_charges_by_hand_is_charged_where_it_asked(
+        self, check: Check, settle: Settle, completions: Endpoint
+    ) -> None:
+        """A limit on requests that only the decorator asked about paid the tokens as well."""
+        RatePolicy.objects.create(endpoint=completions, rates="1000/hour")
+        RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="door"), rates="60/hour")
+        request = request_from()
+        check(request, "door")
+        for _ in range(2):
+            completed = check(request, "completions", 100)
+            settled = settle(completed, "charge", 50)
+            settle(settle(settled, "refund", 50), "charge", 50)
+        assert (free("door"), free("completions")) == ([59], [800])
+
+    def test_what_was_given_back_is_charged_again(self, check: Check, settle: Settle) -> None:
+        RatePolicy.objects.create(rates="1000/hour")
+        request = request_from()
+        settle(check(request, None, 100), "refund", 100)
+        assert left(check(request, None, 100)) == [900]
+
+    def test_what_was_charged_by_hand_is_not_deducted(self, check: Check, settle: Settle) -> None:
+        RatePolicy.objects.create(rates="1000/hour")
+        request = request_from()
+        settle(check(request, None, 10), "charge", 500)
+        assert left(check(request, None, 100)) == [400]
+
+    def test_they_are_one_round_trip_each(self, completions: Endpoint) -> None:
+        RatePolicy.objects.create(rates="1000/hour")
+        RatePolicy.objects.create(endpoint=completions, rates="2000/hour")
+        check_request(request_from())
+        request = request_from()
+        with monitored() as commands:
+            check_request(request, None, 10)
+            check_request(request, "completions", 100)
+            check_request(request, "completions", 100)
+        assert commands == ["EVALSHA", "EVALSHA"]
+
+    def test_a_log_only_limit_without_room_is_judged_once(self, check: Check, completions: Endpoint) -> None:
+        RatePolicy.objects.create(rates="5/hour", mode="log")
+        RatePolicy.objects.create(endpoint=completions, rates="20/hour")
+        request = request_from()
+        check(request_from(), None, 5)
+        assert not check(request, None, 1).statuses[0].allowed
+        both = check(request, "completions", 2)
+        assert [(s.allowed, s.remaining) for s in both.statuses] == [(False, 0), (True, 18)]
+        assert [charge.units for charge in charges_of(both)] == [2]
+
+
+class TestARefusalChargesNowhere:
+    @pytest.mark.usefixtures("counted")
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_the_units_of_earlier_checks_go_back(self, check: Check, completions: Endpoint, algorithm: str) -> None:
+        RatePolicy.objects.create(rates="1000/hour", algorithm=algorithm)
+        RatePolicy.objects.create(endpoint=completions, rates="50/hour", algorithm=algorithm)
+        request = request_from()
+        check(request_from(), None, 300)
+        assert check(request, None, 7).allowed
+        assert check(request, None, 20).allowed
+        refused = check(request, "completions", 60)
+        assert (refused.allowed, len(refused.violated)) == (False, 1)
+        assert left(refused) == [700, 50]
+        assert request.ratequota is refused
+        assert free("completions") == [700, 50]
+
+    def test_so_do_they_where_the_same_limit_refuses_the_rest(self, check: Check) -> None:
+        RatePolicy.objects.create(rates="50/hour")
+        request = request_from()
+        check(request_from(), None, 10)
+        check(request, None, 5)
+        refused = check(request, None, 45)
+        assert (refused.allowed, left(refused)) == (False, [40])
+        # 5 of 45 units are missing, at 72 s each.
+        assert refused.retry_after == pytest.approx(5 * 72, abs=5)
+        assert free() == [40]
+
+    def test_a_limit_that_is_full_again_promises_no_more_units(self, check: Check, completions: Endpoint) -> None:
+        """It said ``r=60;t=1``."""
+        RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="door"), rates="60/min")
+        RatePolicy.objects.create(endpoint=completions, rates="1/min")
+        check(request_from(), "completions")
+        request = request_from()
+        check(request, "door")
+        spared, _refusing = check(request, "completions").statuses
+        assert (spared.remaining, spared.reset_after, spared.next_after) == (60, 0, None)
+
+    def test_what_can_never_be_admitted_has_no_wait(self, check: Check) -> None:
+        RatePolicy.objects.create(rates="50/hour")
+        request = request_from()
+        check(request, None, 5)
+        assert check(request, None, 51).retry_after is None
+
+    def test_a_limit_lowered_between_the_checks_has_no_more_left_than_it_holds(self, check: Check) -> None:
+        policy = RatePolicy.objects.create(rates="50/hour")
+        request = request_from()
+        check(request, None, 40)
+        policy.rates = "20/hour"
+        policy.save()
+        refused = check(request, None, 45)
+        assert (refused.allowed, refused.limit, refused.remaining) == (False, 20, 0)
+        assert free() == [20]
+
+    def test_a_request_that_was_refused_may_ask_again_at_its_full_cost(self, check: Check) -> None:
+        policy = RatePolicy.objects.create(rates="50/hour")
+        request = request_from()
+        check(request, None, 5)
+        assert not check(request, None, 60).allowed
+        policy.rates = "100/hour"
+        policy.save()
+        assert left(check(request, None, 60)) == [40]
+
+    def test_what_a_view_charged_by_hand_stays(self, check: Check, settle: Settle, completions: Endpoint) -> None:
+        """It was done: a refusal afterwards makes no work undone."""
+        RatePolicy.objects.create(rates="1000/hour")
+        RatePolicy.objects.create(endpoint=completions, rates="blocked")
+        request = request_from()
+        settle(check(request, None, 5), "charge", 200)
+        assert not check(request, "completions").allowed
+        assert free() == [800]
+
+    def test_what_was_given_back_by_hand_is_not_given_back_twice(
+        self, check: Check, settle: Settle, completions: Endpoint
+    ) -> None:
+        RatePolicy.objects.create(rates="1000/hour")
+        RatePolicy.objects.create(endpoint=completions, rates="blocked")
+        check(request_from(), None, 300)
+        request = request_from()
+        settle(check(request, None, 50), "refund", 40)
+        assert not check(request, "completions").allowed
+        assert free() == [700]
+
+    def test_an_outcome_gives_nothing_back_a_second_time(self, completions: Endpoint) -> None:
+        counting = Endpoint.objects.create(name="counting", charged_statuses="401")
+        RatePolicy.objects.create(endpoint=counting, rates="50/hour")
+        RatePolicy.objects.create(endpoint=completions, rates="blocked")
+
+        @ratequota("counting", cost=5)
+        def view(request: HttpRequest) -> JsonResponse:
+            return JsonResponse({"allowed": check_request(request, "completions").allowed})
+
+        check_request(request_from(), "counting", 20)
+        assert view(request_from()).content == b'{"allowed": false}'
+        assert free("counting") == [30]
+
+
+class TestTwoPlaces:
+    """Redis goes or comes between the checks."""
+
+    @pytest.fixture
+    def places(self, settings: Any, completions: Endpoint) -> Any:
+        RatePolicy.objects.create(rates="1000/hour", on_error="local")
+        RatePolicy.objects.create(endpoint=completions, rates="50/hour", on_error="local")
+        up = settings.RATEQUOTA
+        check_request(request_from(), None, 300)
+
+        def go(where: str) -> None:
+            settings.RATEQUOTA = up if where == "redis" else {**CLOSED, "LOCAL_SHARE": 1}
+
+        return go
+
+    def test_a_unit_is_paid_in_one_of_them(self, check: Check, places: Any) -> None:
+        request = request_from()
+        check(request, None, 10)
+        places("local")
+        assert left(check(request, None, 30)) == [980]
+        places("redis")
+        assert check(request, None, 30).allowed
+        assert free() == [690]
+
+    def test_a_refusal_without_redis_leaves_the_units_there(self, check: Check, places: Any) -> None:
+        request = request_from()
+        check(request, None, 10)
+        places("local")
+        refused: Decision = check(request, "completions", 60)
+        assert (refused.allowed, refused.error) == (False, "connection")
+        places("redis")
+        assert free() == [690]
+
+    def test_a_refusal_by_redis_frees_the_process(self, check: Check, places: Any) -> None:
+        request = request_from()
+        places("local")
+        assert left(check(request, None, 10)) == [990]
+        places("redis")
+        assert not check(request, "completions", 60).allowed
+        assert free() == [700]

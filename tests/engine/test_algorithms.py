@@ -1,0 +1,616 @@
+"""The six algorithms on a real server: tables to read, and properties that hold for all of them."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable
+from fractions import Fraction
+from math import ceil, floor
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.engine.keys import bucket_key
+from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
+from tests.conftest import NOON_US, Clock
+
+SECOND = 10**6
+METERS = sorted(BURST_ALGORITHMS)
+#: A property's examples, the same in every run, on fixtures that hold no state of their own.
+EXAMPLES = settings(
+    max_examples=40,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def bucket(rate: str, subject: str = "user:1", **more: Any) -> Bucket:
+    return Bucket(subject, Rate.parse(rate), **more)
+
+
+def ask_all(
+    client: redis.Redis, limiter: Limiter, clock: Clock, asks: Iterable[tuple[int, Bucket]]
+) -> list[Decision]:
+    """``check`` many times at given instants, in one pipeline: same commands, a tenth of the time."""
+    limiter.peek([])  # the script is loaded
+    running, pipeline = [], client.pipeline(transaction=False)
+    for clock.now_us, asked in asks:
+        steps = limiter.steps("check", (asked,), 1)
+        pipeline.execute_command(*next(steps))
+        running.append(steps)
+    decisions = []
+    for steps, reply in zip(running, pipeline.execute(), strict=True):
+        with pytest.raises(StopIteration) as stop:
+            steps.send(reply)
+        decisions.append(stop.value.value)
+    return decisions
+
+
+def everything(client: redis.Redis) -> dict[bytes, tuple[bytes, int]]:
+    """Each key with its content and the instant at which it expires."""
+    return {key: (client.dump(key), client.pexpiretime(key)) for key in client.keys("rqtest:*")}
+
+
+# --- Tables: (seconds, cost) -> admitted, remaining, retry after, reset after (seconds; None = never). ---
+
+YES, NO = True, False
+FIXED_WINDOW = [
+    #    now  cost  admitted  remaining  retry  reset
+    (0.000000, 1, YES, 3, 0, 10),
+    (1.000000, 3, YES, 0, 0, 9),
+    (2.000000, 1, NO, 0, 8, 8),
+    (9.999999, 1, NO, 0, 0.000001, 0.000001),
+    (10.00000, 4, YES, 0, 0, 10),  # the next window
+    (15.00000, 5, NO, 0, None, 5),  # more than the limit
+    (27.50000, 2, YES, 2, 0, 2.5),
+    (27.50000, 0, YES, 2, 0, 2.5),  # a free request
+]
+SLIDING_WINDOW_LOG = [
+    (0.000000, 1, YES, 3, 0, 10),
+    (3.000000, 3, YES, 0, 0, 10),
+    (4.000000, 1, NO, 0, 6, 9),  # until the request of second 0 is ten seconds old
+    (4.000000, 2, NO, 0, 9, 9),  # until that of second 3 is
+    (9.999999, 1, NO, 0, 0.000001, 3.000001),
+    (10.00000, 1, YES, 0, 0, 10),
+    (13.00000, 2, YES, 1, 0, 10),
+    (13.00000, 5, NO, 1, None, 10),
+    (23.00000, 4, YES, 0, 0, 10),
+]
+SLIDING_WINDOW_COUNTER = [
+    (0.000000, 4, YES, 0, 0, 20),
+    (5.000000, 1, NO, 0, 7.5, 15),  # at 12.5 three quarters of the first window's four are in sight
+    (12.49999, 1, NO, 0, 0.00001, 7.50001),
+    (12.50000, 1, YES, 0, 0, 17.5),
+    (15.00000, 1, YES, 0, 0, 15),
+    (15.00000, 2, NO, 0, 5, 15),
+    (20.00000, 2, YES, 0, 0, 20),
+    (40.00000, 5, NO, 4, None, 0),  # two windows later nothing is left
+]
+#: 6/min burst 3: one unit every ten seconds.
+METER = [
+    (0.000000, 2, YES, 1, 0, 20),
+    (0.000000, 2, NO, 1, 10, 20),
+    (5.000000, 1, YES, 0, 0, 25),
+    (5.000000, 1, NO, 0, 5, 25),
+    (9.999999, 1, NO, 0, 0.000001, 20.000001),
+    (10.00000, 1, YES, 0, 0, 30),
+    (70.00000, 3, YES, 0, 0, 30),
+    (70.00000, 4, NO, 0, None, 30),  # more than the burst
+    (75.00000, 1, NO, 0, 5, 25),
+    (80.00000, 1, YES, 0, 0, 30),
+]
+Row = tuple[float, int, bool, int, float | None, float]
+
+
+@pytest.mark.parametrize(
+    ("rate", "table"),
+    [
+        ("4/10s fixed_window", FIXED_WINDOW),
+        ("4/10s sliding_window_log", SLIDING_WINDOW_LOG),
+        ("4/10s sliding_window_counter", SLIDING_WINDOW_COUNTER),
+        ("6/min burst 3 token_bucket", METER),
+        ("6/min burst 3 leaky_bucket", METER),
+        ("6/min burst 3 gcra", METER),
+    ],
+    ids=ALGORITHMS,
+)
+def test_table(limiter: Limiter, clock: Clock, rate: str, table: list[Row]) -> None:
+    for seconds, cost, *expected in table:
+        clock.now_us = NOON_US + round(seconds * SECOND)
+        [status] = limiter.check([bucket(rate)], cost).statuses
+        found = [status.allowed, status.remaining, status.retry_after, status.reset_after]
+        assert found == expected, f"at {seconds} s, cost {cost}"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_edited_limit_keeps_the_units_used(limiter: Limiter, algorithm: str) -> None:
+    limiter.check([bucket(f"100/hour {algorithm}")], 90)
+    raised = limiter.check([bucket(f"200/hour {algorithm}")], 0)
+    lowered = limiter.check([bucket(f"50/hour {algorithm}")], 0)
+    again = limiter.check([bucket(f"100/hour {algorithm}")], 10)
+    assert raised.statuses[0].remaining == 110
+    assert (lowered.allowed, lowered.statuses[0].remaining) == (False, 0)
+    assert (again.allowed, again.statuses[0].remaining) == (True, 0)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_after_an_edit_the_named_wait_is_the_true_one(limiter: Limiter, clock: Clock, algorithm: str) -> None:
+    """gcra named a wait by the new limit, but drained by the old one: 100 times too early, again and again."""
+    limiter.check([bucket(f"10/hour {algorithm}")], 10)
+    clock.advance(1)
+    edited = bucket(f"{'1000/hour burst 10' if algorithm in BURST_ALGORITHMS else '5/hour'} {algorithm}")
+    wait = limiter.check([edited]).retry_after_us
+    assert wait is not None
+    clock.advance(us=wait - 1)
+    assert not limiter.check([edited]).allowed
+    clock.advance(us=1)
+    assert limiter.check([edited]).allowed
+
+
+# --- Charge and refund. ---
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_charge_goes_into_debt_that_is_waited_for(limiter: Limiter, clock: Clock, algorithm: str) -> None:
+    asked = [bucket(f"10/min {algorithm}")]
+    debt = limiter.charge(asked, 25)
+    refused = limiter.check(asked)
+    assert debt.allowed
+    assert (debt.statuses[0].remaining, refused.statuses[0].remaining) == (0, 0)
+    assert not refused.allowed
+    assert refused.retry_after_us
+    clock.advance(us=refused.retry_after_us)
+    assert limiter.check(asked).allowed
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_refund_gives_back_no_more_than_was_used(limiter: Limiter, clock: Clock, algorithm: str) -> None:
+    asked = [bucket(f"10/min {algorithm}")]
+    limiter.check(asked, 7)
+    assert limiter.refund(asked, 3).statuses[0].remaining == 6
+    assert limiter.refund(asked, 1000).statuses[0].remaining == 10
+    assert limiter.check(asked, 10).allowed
+    assert not limiter.check(asked).allowed
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_refund_of_an_unused_bucket_adds_nothing(limiter: Limiter, algorithm: str) -> None:
+    asked = [bucket(f"10/min {algorithm}")]
+    assert limiter.refund(asked, 5).statuses[0].remaining == 10
+    assert limiter.check(asked, 10).allowed
+    assert not limiter.check(asked).allowed
+
+
+def test_refund_takes_the_log_s_newest_requests_first(limiter: Limiter, clock: Clock) -> None:
+    asked = [bucket("10/min sliding_window_log")]
+    for _ in range(5):
+        limiter.check(asked, 2)
+        clock.advance(1)
+    [refunded] = limiter.refund(asked, 5).statuses  # leaves 2 + 2 + 1, the last of them at second 2
+    [status] = limiter.check(asked, 6).statuses
+    assert (refunded.remaining, refunded.reset_after) == (5, 60 + 2 - 5)
+    assert (status.allowed, status.remaining, status.retry_after, status.reset_after) == (False, 5, 55, 57)
+    clock.advance(57)
+    assert limiter.check(asked, 10).allowed
+
+
+# --- Waits. ---
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@given(
+    limit=st.integers(1, 300),
+    burst=st.integers(1, 300),
+    period=st.sampled_from([0.001, 1, 1.7, 60, 86_400]),
+    history=st.lists(st.tuples(st.integers(0, 2 * 10**9), st.integers(0, 300)), min_size=1, max_size=8),
+    cost=st.integers(1, 300),
+    number=st.integers(1, 10**12),
+)
+@EXAMPLES
+def test_refused_until_retry_after_and_admitted_at_it(
+    limiter: Limiter,
+    clock: Clock,
+    algorithm: str,
+    limit: int,
+    burst: int,
+    period: float,
+    history: list[tuple[int, int]],
+    cost: int,
+    number: int,
+) -> None:
+    rate = Rate(
+        limit=limit, period=period, burst=burst if algorithm in BURST_ALGORITHMS else None, algorithm=algorithm
+    )
+    asked = [Bucket(f"user:{number}", rate)]
+    limiter.reset(asked)
+    for pause, units in history:
+        clock.advance(us=pause % (2 * rate.period_us))
+        limiter.check(asked, units)
+    limiter.charge(asked, cost)
+    decision = limiter.check(asked, cost)
+    wait = decision.retry_after_us
+    if cost > rate.capacity:
+        assert (decision.allowed, wait) == (False, None)
+    elif not decision.allowed:
+        assert wait is not None
+        assert wait > 0
+        clock.advance(us=wait - 1)
+        assert not limiter.check(asked, cost).allowed
+        clock.advance(us=1)
+        assert limiter.check(asked, cost).allowed
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@given(
+    limit=st.integers(1, 300),
+    burst=st.integers(1, 300),
+    period=st.sampled_from([0.001, 1, 1.7, 60, 86_400]),
+    history=st.lists(st.tuples(st.integers(0, 2 * 10**9), st.integers(0, 300)), min_size=1, max_size=8),
+    debt=st.integers(0, 300),
+    number=st.integers(1, 10**12),
+)
+@EXAMPLES
+def test_no_unit_comes_back_before_next_after_and_one_does_at_it(
+    limiter: Limiter,
+    clock: Clock,
+    algorithm: str,
+    limit: int,
+    burst: int,
+    period: float,
+    history: list[tuple[int, int]],
+    debt: int,
+    number: int,
+) -> None:
+    rate = Rate(
+        limit=limit, period=period, burst=burst if algorithm in BURST_ALGORITHMS else None, algorithm=algorithm
+    )
+    asked = [Bucket(f"user:{number}", rate)]
+    limiter.reset(asked)
+    for pause, units in history:
+        clock.advance(us=pause % (2 * rate.period_us))
+        limiter.check(asked, units)
+    [status] = limiter.charge(asked, debt).statuses
+    left, next_us = status.remaining, status.next_after_us
+    assert (next_us is None) == (left == rate.capacity) == (not status.reset_after_us)
+    if next_us is None:
+        return
+    assert 0 < next_us <= status.reset_after_us
+    clock.advance(us=next_us - 1)
+    assert limiter.peek(asked).statuses[0].remaining == left
+    clock.advance(us=1)
+    assert limiter.peek(asked).statuses[0].remaining > left
+
+
+@pytest.mark.parametrize("last", ["charge", "refund", "give back", "peek under a lower limit"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_next_after_is_true_after_debts_and_refunds(
+    limiter: Limiter, clock: Clock, algorithm: str, last: str
+) -> None:
+    """Of many small requests, of which some have expired when the last call comes."""
+    chance = random.Random(f"{algorithm} {last}")
+    for number in range(40):
+        asked = [bucket(f"30/min {algorithm}", f"user:{number}")]
+        charges = []
+        for _ in range(20):
+            clock.advance(us=chance.randrange(1, 9 * SECOND))
+            charges.append(limiter.charge(asked, chance.randrange(1, 4)))
+        clock.advance(us=chance.randrange(1, 50 * SECOND))
+        if last == "charge":
+            [status] = limiter.charge(asked, chance.randrange(1, 40)).statuses
+        elif last == "refund":
+            asked = [bucket(f"{chance.choice([7, 30])}/min {algorithm}", f"user:{number}")]
+            [status] = limiter.refund(asked, chance.randrange(1, 30)).statuses
+        elif last == "give back":
+            limiter.charge(asked, chance.randrange(1, 40))
+            [status] = chance.choice(charges).refund(chance.randrange(1, 4)).statuses
+        else:
+            asked = [bucket(f"7/min {algorithm}", f"user:{number}")]
+            [status] = limiter.peek(asked).statuses
+        if status.next_after_us is None:
+            assert status.remaining == status.limit
+            continue
+        clock.advance(us=status.next_after_us - 1)
+        assert limiter.peek(asked).statuses[0].remaining == status.remaining
+        clock.advance(us=1)
+        assert limiter.peek(asked).statuses[0].remaining > status.remaining
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_refusal_says_when_units_come_back_not_only_when_enough_do(limiter: Limiter, algorithm: str) -> None:
+    asked = [bucket(f"60/min {algorithm}")]
+    limiter.check(asked, 40)
+    [admitted] = limiter.check(asked, 10).statuses
+    [refused] = limiter.check(asked, 30).statuses
+    assert (admitted.allowed, admitted.retry_after_us, refused.allowed) == (True, 0, False)
+    assert refused.next_after_us == admitted.next_after_us
+    assert refused.next_after == admitted.next_after == (1 if algorithm in BURST_ALGORITHMS else refused.next_after)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_cost_above_the_capacity_names_no_wait(limiter: Limiter, algorithm: str) -> None:
+    """A wait for what can never be admitted sends clients into an endless loop."""
+    [status] = limiter.check([bucket(f"10/min {algorithm}")], 11).statuses
+    assert (status.allowed, status.retry_after_us, status.remaining) == (False, None, 10)
+
+
+# --- What is written, and what is not. ---
+
+
+@pytest.fixture
+def one_of_each(limiter: Limiter) -> list[Bucket]:
+    """A half-used bucket of each algorithm."""
+    buckets = [bucket(f"10/hour {algorithm}", scope="room") for algorithm in ALGORITHMS]
+    limiter.check(buckets, 5)
+    return buckets
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_refused_request_changes_nothing_in_any_bucket(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock, one_of_each: list[Bucket], algorithm: str
+) -> None:
+    """A client that retries while blocked must not prolong its block, nor use up its other limits."""
+    full = bucket(f"2/hour {algorithm}", scope="full")
+    limiter.check([full], 2)
+    before = everything(redis_client)
+    assert len(before) == len(ALGORITHMS) + 1
+    clock.advance(us=1)
+    for asked in ([full], [full, *one_of_each], [*one_of_each, full]):
+        assert not limiter.check(asked).allowed
+    assert not limiter.check(one_of_each, 6).allowed
+    assert not limiter.check(one_of_each, 11).allowed
+    assert everything(redis_client) == before
+
+
+def test_peek_changes_nothing_even_when_windows_have_passed(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock, one_of_each: list[Bucket]
+) -> None:
+    """A peek that rotated the windows it read lost a window's count."""
+    before = everything(redis_client)
+    for advance in (0, 1, 3600, 7200, 10**6):
+        clock.advance(advance)
+        for cost in (0, 1, 6, 11):
+            limiter.peek(one_of_each, cost)
+    assert everything(redis_client) == before
+
+
+def test_refused_requests_do_not_trim_the_log(redis_client: redis.Redis, limiter: Limiter, clock: Clock) -> None:
+    asked = [bucket("3/min sliding_window_log")]
+    for _ in range(3):
+        limiter.check(asked)
+        clock.advance(20)
+    clock.advance(1)  # the first one has expired
+    before = everything(redis_client)
+    assert not limiter.check(asked, 2).allowed
+    assert everything(redis_client) == before
+
+
+@pytest.mark.parametrize("spent", [1, 7, 20], ids=["little", "some", "all"])
+@pytest.mark.parametrize(
+    "rate",
+    ["20/10s fixed_window", "20/10s sliding_window_log", "20/10s sliding_window_counter"]
+    + [f"{rate} {meter}" for meter in METERS for rate in ("20/10s", "1000/s burst 400", "20/day")],
+)
+def test_keys_live_as_long_as_their_state_matters_and_a_second(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock, rate: str, spent: int
+) -> None:
+    """A TTL missing on the first hit lets counters live for ever, one of 0 deletes them at once."""
+    asked = bucket(rate)
+    clock.advance(3.21)
+    before_ms = now_ms(redis_client)
+    [status] = limiter.check([asked], spent).statuses
+    after_ms = now_ms(redis_client)
+    expires_ms = redis_client.pexpiretime(bucket_key("rqtest", asked))
+    assert status.reset_after_us > 0
+    needed_ms = ceil(status.reset_after_us / 1000)
+    assert before_ms + needed_ms <= expires_ms <= after_ms + needed_ms + 1000
+    if asked.rate.algorithm not in BURST_ALGORITHMS:
+        assert needed_ms <= 2 * asked.rate.period_us / 1000
+
+
+def now_ms(client: redis.Redis) -> int:
+    seconds, micros = client.time()
+    return seconds * 1000 + micros // 1000
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_a_bucket_that_refills_within_milliseconds_is_not_lost(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock, meter: str
+) -> None:
+    """A TTL rounded down to 0 deleted the key: 1000/s burst 400 admitted 3000 of 3000."""
+    asked = bucket(f"1000/s burst 400 {meter}")
+    decisions = ask_all(redis_client, limiter, clock, [(NOON_US, asked)] * 3000)
+    assert [decision.allowed for decision in decisions] == [True] * 400 + [False] * 2600
+
+
+# --- High rates. ---
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_ten_thousand_a_second_saturated_for_seconds(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock, algorithm: str
+) -> None:
+    """Doubles near 1.7e15 µs have a step of 0.25 µs: emission intervals rounded to it lost 2 % of the limit."""
+    limit, step_us = 9_973, 83  # a prime, so that no interval is whole; 12,048 are asked for in a second
+    burst = 10 if algorithm in BURST_ALGORITHMS else None
+    rate = Rate(limit=limit, period=1, burst=burst, algorithm=algorithm)
+    times = range(NOON_US, NOON_US + (1 if burst else 2) * SECOND, step_us)
+    decisions = ask_all(redis_client, limiter, clock, [(at, Bucket("user:1", rate)) for at in times])
+    admitted = [at for at, decision in zip(times, decisions, strict=True) if decision.allowed]
+    if burst:
+        total = 0
+        for asked, (at, decision) in enumerate(zip(times, decisions, strict=True), 1):
+            total += decision.allowed
+            assert total == min(asked, burst + floor(Fraction((at - NOON_US) * limit, SECOND)))
+    else:
+        first = sum(at < NOON_US + SECOND for at in admitted)
+        assert first == limit
+        assert limit * 0.999 <= len(admitted) - first <= limit
+    if algorithm == "sliding_window_log":
+        seen: deque[int] = deque()
+        for at in admitted:
+            seen.append(at)
+            while seen[0] <= at - SECOND:
+                seen.popleft()
+            assert len(seen) <= limit
+
+
+@pytest.mark.parametrize("algorithm", [*METERS, "sliding_window_counter"])
+@pytest.mark.parametrize("rate", ["999_983/week", "1_000_000/week", "10_000_000/day", "123_456_789/30day"])
+def test_beyond_the_exact_domain_no_wait_is_wrong_by_more_than_a_microsecond(
+    limiter: Limiter, clock: Clock, algorithm: str, rate: str
+) -> None:
+    chance = random.Random(f"{algorithm} {rate}")
+    asked = bucket(f"{rate} {algorithm}")
+    limit, period_us = asked.rate.limit, asked.rate.period_us
+    limiter.check([asked], limit)
+    admitted, late = limit, 0
+    for _ in range(150):
+        cost = chance.choice([1, 1, 2, 1000, limit // 10])
+        decision = limiter.check([asked], cost)
+        if not decision.allowed:
+            assert decision.retry_after_us
+            clock.advance(us=decision.retry_after_us - 1)
+            assert not limiter.check([asked], cost).allowed
+            clock.advance(us=1)
+            decision = limiter.check([asked], cost)
+        if not decision.allowed:
+            assert decision.retry_after_us == 1
+            late += 1
+            clock.advance(us=1)
+            decision = limiter.check([asked], cost)
+        assert decision.allowed
+        admitted += cost
+        if algorithm in BURST_ALGORITHMS:
+            assert admitted <= limit + Fraction(limit * (clock.now_us + 1 - NOON_US), period_us)
+    assert late < 30
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_largest_numbers_are_judged(limiter: Limiter, clock: Clock, algorithm: str) -> None:
+    rate = Rate(limit=10**12, period=3653 * 86_400, algorithm=algorithm)
+    asked = [Bucket("user:1", rate)]
+    assert limiter.check(asked, 10**12).allowed
+    refused = limiter.check(asked, 10**12)
+    assert not refused.allowed
+    assert refused.retry_after_us
+    assert 0 < refused.retry_after_us <= 2 * rate.period_us
+    for _ in range(3):  # debts beyond every bound stay numbers
+        [status] = limiter.charge(asked, 10**12).statuses
+        assert (status.remaining, status.retry_after_us) == (0, 0)
+        assert 0 < status.reset_after_us < 2**53
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_a_debt_of_ages_stays_a_number(redis_client: redis.Redis, limiter: Limiter, meter: str) -> None:
+    asked = bucket(f"1/3653day {meter}")
+    [owing] = limiter.charge([asked], 10**12).statuses
+    [refused] = limiter.check([asked]).statuses
+    assert (owing.remaining, owing.reset_after_us) == (0, 2**53 - 1)
+    assert (refused.allowed, refused.retry_after_us, refused.reset_after_us) == (False, 2**53 - 1, 2**53 - 1)
+    # The key need not outlive ten years.
+    assert 0 < redis_client.pttl(bucket_key("rqtest", asked)) <= 3653 * 86_400 * 1000
+
+
+# --- The log's memory. ---
+
+
+def test_the_log_takes_sixteen_bytes_a_request(redis_client: redis.Redis, limiter: Limiter, clock: Clock) -> None:
+    """A sorted set took 95."""
+    asked = bucket("1000/min sliding_window_log")
+    decisions = ask_all(redis_client, limiter, clock, [(NOON_US + 977 * i, asked) for i in range(1200)])
+    assert sum(decision.allowed for decision in decisions) == 1000
+    memory = redis_client.memory_usage(bucket_key("rqtest", asked), samples=0)
+    assert memory <= 16 * 1000
+
+
+def test_one_request_of_any_cost_is_one_entry_of_the_log(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock
+) -> None:
+    asked = bucket("10/min sliding_window_log")
+    limiter.check([asked], 10)
+    limiter.charge([asked], 10**9)
+    assert redis_client.llen(bucket_key("rqtest", asked)) == 2 * 2
+    assert limiter.refund([asked], 10**9).statuses[0].remaining == 0
+    clock.advance(60)
+    assert limiter.check([asked], 10).allowed
+
+
+def test_the_log_forgets_what_has_expired(redis_client: redis.Redis, limiter: Limiter, clock: Clock) -> None:
+    asked = bucket("10/min sliding_window_log")
+    for _ in range(500):
+        clock.advance(6)
+        assert limiter.check([asked]).allowed
+    assert redis_client.llen(bucket_key("rqtest", asked)) <= 2 * 11
+
+
+# --- A clock that goes back. ---
+
+
+@pytest.mark.parametrize("rate", ["10/min", "10/day", "10/month"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("back", [1, 59, 3600, 86_400, 40 * 86_400])
+def test_a_rewound_clock_mints_no_capacity(
+    limiter: Limiter, clock: Clock, algorithm: str, rate: str, back: int
+) -> None:
+    if rate.endswith("month") and algorithm != "fixed_window":
+        rate = "10/30day"
+    asked = [bucket(f"{rate} {algorithm}")]
+    assert limiter.check(asked, 10).allowed
+    clock.advance(-back)
+    for _ in range(3):
+        [status] = limiter.check(asked).statuses
+        assert (status.allowed, status.remaining) == (False, 0)
+        assert status.retry_after_us is not None
+        assert status.retry_after_us > 0
+        assert status.reset_after_us > 0
+        clock.advance(-0.5)
+
+
+@pytest.mark.parametrize("rate", ["10/min", "10/day", "10/month"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_rewound_clock_is_not_stored(limiter: Limiter, clock: Clock, algorithm: str, rate: str) -> None:
+    """Once stored, the way back to the true time would have counted as time to refill in."""
+    if rate.endswith("month") and algorithm != "fixed_window":
+        rate = "10/30day"
+    asked = [bucket(f"{rate} {algorithm}")]
+    limiter.check(asked, 9)
+    clock.advance(-40 * 86_400)
+    limiter.charge(asked, 1)
+    clock.advance(40 * 86_400)
+    assert limiter.peek(asked, 0).statuses[0].remaining == 0
+    limiter.refund(asked, 1)
+    assert limiter.peek(asked, 0).statuses[0].remaining == 1
+
+
+def test_a_rewind_into_an_earlier_window_counts_the_previous_one_whole(limiter: Limiter, clock: Clock) -> None:
+    """Not half as much again: no window of the formula holds more than its own share."""
+    asked = [bucket("10/min sliding_window_counter")]
+    limiter.check(asked, 8)
+    clock.advance(60 + 30)
+    assert limiter.check(asked, 1).statuses[0].remaining == 10 - 4 - 1
+    clock.advance(-30 - 20)
+    assert limiter.peek(asked).statuses[0].remaining == 10 - 8 - 1
+
+
+@pytest.mark.parametrize("unit", ["day", "week", "month"])
+def test_after_a_rewind_into_an_earlier_calendar_window_the_named_wait_is_true(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock, unit: str
+) -> None:
+    """The counted window stayed in force, but ended, and its key expired, where the earlier one ends."""
+    asked = bucket(f"10/{unit} fixed_window")
+    clock.now_us = 1_764_547_200_000_000  # Monday, 1 December 2025, 00:00 UTC: a new day, week and month
+    limiter.check([asked], 9)
+    end = clock.now_us + limiter.peek([asked]).statuses[0].reset_after_us
+    clock.advance(-60)
+    assert limiter.check([asked]).allowed
+    refused = limiter.check([asked])
+    assert refused.retry_after_us == end - clock.now_us
+    # The extra second is what the server's own clock may have moved since.
+    assert redis_client.pttl(bucket_key("rqtest", asked)) > (end - clock.now_us) / 1000

@@ -1,0 +1,299 @@
+"""Calendar windows across time zones, and that they follow Redis' clock whatever the application's says."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from datetime import UTC, date, datetime, timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import dateutil.tz
+import pytest
+import pytz
+import redis
+import time_machine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.engine.calendar_windows import calendar_window, check_zone
+from django_ratequota.engine.protocol import Prepared
+from django_ratequota.exceptions import InvalidBucket, StoreError
+from django_ratequota.utils.sansio import drive
+from tests.conftest import Clock
+
+HOUR = 3600 * 10**6
+UNITS = ("day", "week", "month")
+
+
+def us(text: str, zone: str = "UTC") -> int:
+    """The instant, in µs, of a wall clock reading: ``2025-03-30 02:00`` in a zone, or with an offset of its own."""
+    moment = datetime.fromisoformat(text)
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(zone))).timestamp()) * 10**6
+
+
+@pytest.mark.parametrize(
+    ("zone", "unit", "now", "begins", "ends"),
+    [
+        ("UTC", "day", "2025-11-21T05:20Z", "2025-11-21T00:00Z", "2025-11-22T00:00Z"),
+        ("UTC", "day", "2025-11-21T00:00Z", "2025-11-21T00:00Z", "2025-11-22T00:00Z"),
+        ("UTC", "week", "2025-11-21T05:20Z", "2025-11-17T00:00Z", "2025-11-24T00:00Z"),  # a Monday
+        ("UTC", "week", "2024-12-31T23:59Z", "2024-12-30T00:00Z", "2025-01-06T00:00Z"),
+        ("UTC", "month", "2025-11-21T05:20Z", "2025-11-01T00:00Z", "2025-12-01T00:00Z"),
+        ("UTC", "month", "2025-12-31T23:59Z", "2025-12-01T00:00Z", "2026-01-01T00:00Z"),
+        ("UTC", "month", "2024-02-29T12:00Z", "2024-02-01T00:00Z", "2024-03-01T00:00Z"),
+        ("Asia/Kathmandu", "day", "2025-11-20T18:15Z", "2025-11-20T18:15Z", "2025-11-21T18:15Z"),
+        # 23 and 25 hours
+        ("Europe/Berlin", "day", "2025-03-30T12:00Z", "2025-03-30T00:00+01", "2025-03-31T00:00+02"),
+        ("Europe/Berlin", "day", "2025-10-26T12:00Z", "2025-10-26T00:00+02", "2025-10-27T00:00+01"),
+        ("Europe/Berlin", "week", "2025-10-26T12:00Z", "2025-10-20T00:00+02", "2025-10-27T00:00+01"),
+        ("Europe/Berlin", "month", "2025-10-01T00:00Z", "2025-10-01T00:00+02", "2025-11-01T00:00+01"),
+        # midnight does not exist: the day begins at one
+        ("America/Sao_Paulo", "day", "2018-11-04T12:00Z", "2018-11-04T01:00-02", "2018-11-05T00:00-02"),
+        ("America/Sao_Paulo", "day", "2018-11-04T02:59Z", "2018-11-03T00:00-03", "2018-11-04T01:00-02"),
+        ("America/Havana", "day", "2025-03-09T12:00Z", "2025-03-09T01:00-04", "2025-03-10T00:00-04"),
+        # midnight occurs twice: the day begins at the first
+        ("America/Havana", "day", "2025-11-02T04:30Z", "2025-11-02T00:00-04", "2025-11-03T00:00-05"),
+        ("America/Havana", "day", "2025-11-02T05:30Z", "2025-11-02T00:00-04", "2025-11-03T00:00-05"),
+        # Saturday's last hour occurs twice, and is Saturday both times
+        ("America/Sao_Paulo", "day", "2018-02-18T01:30Z", "2018-02-17T00:00-02", "2018-02-18T00:00-03"),
+        ("America/Sao_Paulo", "day", "2018-02-18T02:30Z", "2018-02-17T00:00-02", "2018-02-18T00:00-03"),
+        # a day that was skipped
+        ("Pacific/Apia", "day", "2011-12-30T09:59Z", "2011-12-29T00:00-10", "2011-12-31T00:00+14"),
+        ("Pacific/Apia", "day", "2011-12-30T10:00Z", "2011-12-31T00:00+14", "2012-01-01T00:00+14"),
+        ("Pacific/Apia", "month", "2011-12-30T10:00Z", "2011-12-01T00:00-10", "2012-01-01T00:00+14"),
+    ],
+)
+def test_bounds(zone: str, unit: Any, now: str, begins: str, ends: str) -> None:
+    assert calendar_window(unit, us(now), ZoneInfo(zone)) == (us(begins), us(ends))
+
+
+#: Each changes its clocks at another time of the day: 2:00, 0:00, 24:00, 0:01 (once), by half an hour, by a day.
+ZONES = (
+    "Europe/Berlin America/New_York America/Sao_Paulo America/Havana Asia/Beirut Asia/Gaza America/Nuuk "
+    "America/Asuncion Australia/Lord_Howe Pacific/Apia Pacific/Kwajalein America/St_Johns America/Toronto "
+    "Africa/Casablanca Antarctica/Troll Atlantic/Azores Asia/Tehran Europe/Dublin"
+).split()
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@given(zone=st.sampled_from(ZONES), second=st.integers(0, 2_300_000_000))
+@settings(max_examples=300, derandomize=True, database=None, deadline=None)
+def test_every_instant_since_1970_lies_in_its_window(unit: Any, zone: str, second: int) -> None:
+    now = second * 10**6 + 999_999
+    start, finish = calendar_window(unit, now, ZoneInfo(zone))
+    assert start <= now < finish
+
+
+@pytest.mark.parametrize("zone", ZONES)
+def test_around_every_change_of_the_clocks_windows_follow_one_another(zone: str) -> None:
+    """In St. John's clocks went back at 00:01 until 2011: for an hour no window contained the present."""
+    for now in changes(ZoneInfo(zone)):
+        for offset in (-HOUR, -HOUR // 2, -1, 0, 1, HOUR // 2, HOUR, 2 * HOUR):
+            start, finish = calendar_window("day", now + offset, ZoneInfo(zone))
+            assert start <= now + offset < finish, datetime.fromtimestamp((now + offset) // 10**6, UTC)
+            assert calendar_window("day", finish, ZoneInfo(zone))[0] == finish
+            assert calendar_window("day", start - 1, ZoneInfo(zone))[1] == start
+
+
+def changes(zone: ZoneInfo) -> Generator[int]:
+    """The instants, in µs, at which a zone's offset changed from 1980 to 2037."""
+    day = datetime(1980, 1, 1, tzinfo=UTC)
+    while day.year < 2038:
+        after = day + timedelta(days=1)
+        if day.astimezone(zone).utcoffset() != after.astimezone(zone).utcoffset():
+            low, high = int(day.timestamp()), int(after.timestamp())
+            before = day.astimezone(zone).utcoffset()
+            while high - low > 1:
+                middle = (low + high) // 2
+                same = datetime.fromtimestamp(middle, UTC).astimezone(zone).utcoffset() == before
+                low, high = (middle, high) if same else (low, middle)
+            yield high * 10**6
+        day = after
+
+
+# --- In the engine. ---
+
+
+def test_a_day_of_twenty_five_hours_is_one_window(redis_client: redis.Redis, clock: Clock) -> None:
+    limiter = Limiter(
+        client=redis_client, clock=clock, prefix="rqtest", time_zone=ZoneInfo("Europe/Berlin"), timeout=5
+    )
+    asked = [Bucket("user:1", Rate.parse("10/day fixed_window"))]
+    clock.now_us = us("2025-10-26T00:00+02")
+    first = limiter.check(asked, 10)
+    clock.now_us += 25 * HOUR - 1
+    last = limiter.check(asked)
+    clock.now_us += 1
+    following = limiter.check(asked, 10)
+    limiter.store.close()
+    assert (first.allowed, last.allowed, following.allowed) == (True, False, True)
+    assert [d.statuses[0].window_us // HOUR for d in (first, last, following)] == [25, 25, 24]
+    assert (first.statuses[0].reset_after_us, last.retry_after_us) == (25 * HOUR, 1)
+
+
+@pytest.mark.parametrize("unit", ["day", "week", "month"])
+def test_windows_follow_the_calendar(limiter: Limiter, clock: Clock, unit: str) -> None:
+    clock.now_us = us("2025-12-01")  # a Monday
+    asked = [Bucket("user:1", Rate.parse(f"10/{unit} fixed_window"))]
+    ends = {"day": date(2025, 12, 2), "week": date(2025, 12, 8), "month": date(2026, 1, 1)}
+    limiter.check(asked, 10)
+    assert limiter.check(asked).retry_after_us == us(f"{ends[unit]}") - clock.now_us
+    clock.now_us = us(f"{ends[unit]}") - 1
+    assert not limiter.check(asked).allowed
+    clock.now_us += 1
+    assert limiter.check(asked, 10).allowed
+
+
+def test_on_the_first_of_the_month_its_counters_stay_apart(limiter: Limiter, clock: Clock) -> None:
+    """A day, a week and a month that begin together shared a key that was named by the window's start."""
+    clock.now_us = us("2025-12-01")
+    day, week, month = (
+        Bucket("user:1", Rate.parse(f"{limit}/{unit} fixed_window"))
+        for limit, unit in ((5, "day"), (50, "week"), (500, "month"))
+    )
+    for _ in range(5):
+        assert limiter.check([day, week, month]).allowed
+    clock.now_us = us("2025-12-02")
+    for _ in range(3):
+        assert limiter.check([day, week, month]).allowed
+    statuses = limiter.peek([day, week, month]).statuses
+    assert [status.limit - status.remaining for status in statuses] == [3, 8, 8]
+
+
+# --- Redis' clock counts, not the application's. ---
+
+
+def noon_zone(client: redis.Redis) -> timezone:
+    """A zone in which it is about noon by the server's clock, so that no window ends while a test runs."""
+    return timezone(timedelta(hours=12 - datetime.fromtimestamp(client.time()[0], UTC).hour))
+
+
+def counted(limiter: Limiter, buckets: list[Bucket], verb: str = "check") -> tuple[Decision, int]:
+    """The decision, and how many commands it took."""
+    commands = []
+
+    def execute(command: tuple[Any, ...]) -> Any:
+        commands.append(command[0])
+        return limiter.store.execute(command)
+
+    decision = drive(limiter.steps(verb, buckets, 1), execute)
+    assert set(commands) == {"EVALSHA"}
+    return decision, len(commands)
+
+
+@pytest.mark.parametrize("off", [timedelta(days=-400), timedelta(days=-40), timedelta(days=40)], ids=str)
+def test_an_application_whose_clock_is_wrong_counts_in_the_true_window(
+    redis_client: redis.Redis, off: timedelta
+) -> None:
+    """Two hosts whose clocks differ minted capacity; one more question puts each right for as long as it runs."""
+    zone = noon_zone(redis_client)
+    asked = [Bucket("user:1", Rate.parse(f"10/{unit} fixed_window")) for unit in UNITS]
+    right = Limiter(client=redis_client, prefix="rqtest", time_zone=zone, timeout=5)
+    right.check(asked)
+    with time_machine.travel(datetime.now(UTC) + off):
+        wrong = Limiter(client=redis_client, prefix="rqtest", time_zone=zone, timeout=5)
+        first, first_commands = counted(wrong, asked)
+        second, second_commands = counted(wrong, asked)
+    for limiter in (right, wrong):
+        limiter.store.close()
+    assert [status.remaining for status in first.statuses] == [8, 8, 8]
+    assert [status.remaining for status in second.statuses] == [7, 7, 7]
+    assert (first_commands, second_commands) == (2, 1)
+
+
+def test_what_is_sent_is_of_the_window_that_the_time_is_in() -> None:
+    """The store's clock may be set back, too: what was sent last would be of a month to come."""
+    prepared = Prepared("rqtest", UTC, (Bucket("user:1", Rate.parse("10/month")),))
+    for month, days in ((2, 28), (1, 31), (2, 28), (3, 31)):
+        begins = us(f"2025-{month:02}-01 00:00")
+        for now_us in (begins, begins + days * 24 * HOUR - 1):
+            command, windows_us = prepared.command(("check", 0, -1, 1, 0), now_us)
+            assert command[-2:] == (begins, begins + days * 24 * HOUR)
+            assert windows_us == [days * 24 * HOUR]
+
+
+def test_a_clock_that_is_right_costs_no_second_question(redis_client: redis.Redis) -> None:
+    zone = noon_zone(redis_client)
+    limiter = Limiter(client=redis_client, prefix="rqtest", time_zone=zone, timeout=5)
+    limiter.peek([])
+    _, commands = counted(limiter, [Bucket("user:1", Rate.parse("10/month"))])
+    limiter.store.close()
+    assert commands == 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "remaining"), [("check", [9, 9]), ("peek", [10, 10]), ("charge", [9, 9]), ("refund", [10, 10])]
+)
+def test_midnight_between_window_and_question_costs_a_second_one_and_counts_once(
+    redis_client: redis.Redis, verb: str, remaining: list[int]
+) -> None:
+    midnight = us("2025-12-01")
+    ticks = iter([midnight - 1, midnight, midnight + 1])
+    limiter = Limiter(client=redis_client, clock=lambda: next(ticks), prefix="rqtest", timeout=5)
+    asked = [Bucket("user:1", Rate.parse("10/hour")), Bucket("user:1", Rate.parse("10/day fixed_window"))]
+    decision, commands = counted(limiter, asked, verb)
+    limiter.store.close()
+    assert commands == 2
+    assert [status.remaining for status in decision.statuses] == remaining
+    assert decision.at_us == midnight + 1
+
+
+def test_a_clock_that_leaves_every_window_ends_as_an_error(redis_client: redis.Redis) -> None:
+    days = iter(range(10**6))
+    limiter = Limiter(
+        client=redis_client, clock=lambda: us("2025-12-01") + next(days) * 24 * HOUR, prefix="rqtest", timeout=5
+    )
+    with pytest.raises(StoreError, match="three calendar windows") as caught:
+        limiter.check([Bucket("user:1", Rate.parse("10/day fixed_window"))])
+    limiter.store.close()
+    assert caught.value.reason == "clock"
+    assert redis_client.keys("rqtest:*") == []
+
+
+# --- Zones of other libraries. ---
+
+
+@pytest.mark.parametrize(
+    ("zone", "same"),
+    [
+        (pytz.timezone("Europe/Berlin"), ZoneInfo("Europe/Berlin")),
+        (pytz.timezone("America/Havana"), ZoneInfo("America/Havana")),
+        # As a datetime of that zone has it, in summer.
+        (pytz.timezone("Europe/Berlin").localize(datetime(2025, 7, 1)).tzinfo, ZoneInfo("Europe/Berlin")),
+        (pytz.utc, ZoneInfo("UTC")),
+        (pytz.FixedOffset(90), timezone(timedelta(minutes=90))),
+        (timezone(timedelta(minutes=90)), timezone(timedelta(minutes=90))),
+        (ZoneInfo("Asia/Kathmandu"), ZoneInfo("Asia/Kathmandu")),
+    ],
+    ids=str,
+)
+def test_zones_that_work(zone: Any, same: Any) -> None:
+    for now_us in range(us("2025-01-01"), us("2026-01-01"), 7 * HOUR):
+        for unit in UNITS:
+            assert calendar_window(unit, now_us, check_zone(zone)) == calendar_window(unit, now_us, same)
+
+
+def test_a_zone_of_pytz_has_its_days(redis_client: redis.Redis, clock: Clock) -> None:
+    """Days began 53 minutes late in winter; in the time between, no decision was made at all."""
+    clock.now_us = us("2025-07-03 00:03", "Europe/Berlin")
+    zone = pytz.timezone("Europe/Berlin")
+    limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", time_zone=zone, timeout=5)
+    [status] = limiter.check([Bucket("user:1", Rate.parse("10/day fixed_window"))]).statuses
+    assert clock.now_us + status.reset_after_us == us("2025-07-04 00:00", "Europe/Berlin")
+    limiter.store.close()
+
+
+@pytest.mark.parametrize(
+    "zone",
+    [dateutil.tz.gettz("Europe/Berlin"), dateutil.tz.UTC, dateutil.tz.tzlocal(), 3600, pytz.timezone],
+    ids=lambda zone: type(zone).__name__,
+)
+def test_zones_that_do_not_are_refused_at_once(redis_client: redis.Redis, zone: Any) -> None:
+    with pytest.raises(InvalidBucket, match=r"write zoneinfo\.ZoneInfo\('Europe/Berlin'\)"):
+        Limiter(client=redis_client, time_zone=zone)
+
+
+def test_a_name_is_no_zone(redis_client: redis.Redis) -> None:
+    with pytest.raises(InvalidBucket, match=r"cannot be 'Asia/Tokyo'; write zoneinfo\.ZoneInfo\('Asia/Tokyo'\)"):
+        Limiter(client=redis_client, time_zone="Asia/Tokyo")  # type: ignore[arg-type]

@@ -1,0 +1,745 @@
+"""The deny cache: refused in process what Redis would refuse, as it would refuse it, and not a moment longer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
+from django_ratequota.engine.deny_cache import Denials
+from django_ratequota.engine.rates import ALGORITHMS
+from django_ratequota.engine.types import BucketStatus
+from django_ratequota.exceptions import InvalidCost, NewerRevision, StoreError
+from django_ratequota.headers import decision_headers, retry_after_seconds
+from django_ratequota.models import RatePolicy
+from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring.statistics import timeline
+from django_ratequota.runtime import default_limiter
+from django_ratequota.signals import request_refused
+from django_ratequota.utils.sansio import drive
+from tests.conftest import Clock
+from tests.project.views import request_from
+
+
+def bucket(rate: str, subject: str = "user:1", **more: Any) -> Bucket:
+    return Bucket(subject, Rate.parse(rate), **more)
+
+
+MINUTE = [bucket("1/min")]
+
+
+@pytest.fixture
+def cached(redis_client: redis.Redis, clock: Clock) -> Iterator[Limiter]:
+    """An engine that repeats refusals for two seconds of the injected clock."""
+    limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", timeout=5, deny_cache_seconds=2)
+    yield limiter
+    limiter.store.close()
+
+
+@pytest.fixture
+def asked(redis_client: redis.Redis) -> Callable[[], int]:
+    """How many scripts the server ran since it was last called."""
+    before = [0]
+
+    def count() -> int:
+        calls = redis_client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+        since, before[0] = calls - before[0], calls
+        return since
+
+    count()
+    return count
+
+
+def refuse(limiter: Limiter, buckets: list[Bucket], cost: int = 1) -> Decision:
+    """Check until it is refused."""
+    while (decision := limiter.check(buckets, cost)).allowed:
+        pass
+    return decision
+
+
+# --- What is repeated, and for how long. ---
+
+
+def test_a_refused_client_asks_redis_once_in_the_setting_s_seconds(
+    cached: Limiter, clock: Clock, asked: Callable[[], int]
+) -> None:
+    cached.check(MINUTE)
+    asked()
+    for _ in range(10):  # five periods of two seconds
+        for _ in range(20):
+            clock.advance(0.05)
+            assert not cached.check(MINUTE).allowed
+    assert asked() == 5
+
+
+def test_times_are_counted_down_to_the_microsecond_and_name_one_instant(cached: Limiter, clock: Clock) -> None:
+    buckets = [bucket("1/min"), bucket("100/hour", scope="all"), bucket("2/hour gcra", "everyone", mode="log")]
+    first = refuse(cached, buckets)
+    clock.advance(us=1_234_567)
+    again = cached.check(buckets)
+    assert again.at_us == first.at_us + 1_234_567
+    assert [status.bucket for status in again.statuses] == buckets
+    for was, now in zip(first.statuses, again.statuses, strict=True):
+        timeless = {"retry_after_us": None, "reset_after_us": 0, "next_after_us": None}
+        assert replace(was, **timeless) == replace(now, **timeless)
+        assert now.reset_after_us == was.reset_after_us - 1_234_567
+        assert was.next_after_us
+        assert now.next_after_us == was.next_after_us - 1_234_567
+    waits = [status.retry_after_us for status in again.statuses]
+    assert waits == [60 * 10**6 - 1_234_567, 0, 0]
+    assert again.retry_after_us == waits[0]
+    assert (again.allowed, again.violated, again.binding) == (False, first.violated, again.statuses[0])
+    assert replace(again, statuses=first.statuses, at_us=first.at_us) == first
+    assert again.settler is cached
+    for value in (again, *again.statuses):  # whole: each of the fields is there
+        assert replace(value) == value
+        assert repr(value)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_once_units_came_back_nobody_says_when_the_next_ones_do(
+    cached: Limiter, clock: Clock, algorithm: str
+) -> None:
+    """A refusal for want of four units is repeated while one or two of them come back."""
+    asked = [bucket(f"60/min {algorithm}")]
+    cached.check(asked, cost=59)
+    refused = cached.check(asked, cost=60)
+    assert not refused.allowed
+    next_us, wait_us = refused.statuses[0].next_after_us, refused.retry_after_us
+    assert next_us is not None
+    assert wait_us is not None
+    clock.advance(us=min(next_us, wait_us) - 1)
+    assert cached.check(asked, cost=60).statuses[0].next_after_us == (1 if next_us <= wait_us else None)
+    if next_us < wait_us:
+        clock.advance(us=1)
+        assert cached.check(asked, cost=60).statuses[0].next_after_us is None
+        assert cached.peek(asked).statuses[0].next_after_us
+
+
+def test_a_bucket_that_is_full_again_stays_so(cached: Limiter, clock: Clock) -> None:
+    buckets = [bucket("1/min"), bucket("10/s", scope="all")]
+    first = refuse(cached, buckets)
+    assert 0 < first.statuses[1].reset_after < 1
+    clock.advance(1)
+    assert cached.check(buckets).statuses[1].reset_after_us == 0
+
+
+def test_it_asks_again_at_retry_after_and_is_admitted(
+    cached: Limiter, clock: Clock, asked: Callable[[], int]
+) -> None:
+    wait = refuse(cached, [bucket("1/s")]).retry_after_us
+    assert wait == 10**6
+    clock.advance(us=wait - 1)
+    asked()
+    refused = cached.check([bucket("1/s")])
+    assert (refused.allowed, refused.retry_after_us, asked()) == (False, 1, 0)
+    clock.advance(us=1)
+    assert cached.check([bucket("1/s")]).allowed
+
+
+def test_it_asks_again_when_the_first_of_several_buckets_has_room(cached: Limiter, clock: Clock) -> None:
+    buckets = [bucket("1/s", scope="a"), bucket("1/min", scope="b"), bucket("2/s", scope="c", mode="log")]
+    assert cached.check(buckets).allowed
+    cached.charge(buckets[2:], 1)
+    assert [status.allowed for status in cached.check(buckets).statuses] == [False, False, False]
+    clock.advance(0.5)
+    assert [status.allowed for status in cached.check(buckets).statuses] == [False, False, True]
+    clock.advance(0.5)
+    assert [status.allowed for status in cached.check(buckets).statuses] == [True, False, True]
+
+
+def test_what_never_fits_is_repeated_as_that(cached: Limiter, clock: Clock, asked: Callable[[], int]) -> None:
+    assert cached.check(MINUTE, 2).retry_after is None
+    asked()
+    clock.advance(1.999999)
+    assert cached.check(MINUTE, 2).retry_after is None
+    assert asked() == 0
+    clock.advance(us=1)
+    assert cached.check(MINUTE, 2).retry_after is None
+    assert asked() == 1
+
+
+def test_a_clock_that_steps_back_asks(cached: Limiter, clock: Clock, asked: Callable[[], int]) -> None:
+    refuse(cached, MINUTE)
+    clock.advance(-5)
+    asked()
+    assert not cached.check(MINUTE).allowed
+    assert asked() == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ([bucket("1/min")], 2),
+        ([bucket("1/min")], 0),
+        ([bucket("2/min")], 1),
+        ([bucket("1/min burst 3")], 1),
+        ([bucket("1/hour")], 1),
+        ([bucket("1/min gcra")], 1),
+        ([bucket("1/min", scope="search")], 1),
+        ([bucket("1/min", "user:2")], 1),
+        ([bucket("1/min", mode="log")], 1),
+        ([bucket("1/min", name="other")], 1),
+        ([bucket("1/min"), bucket("9/min", scope="b")], 1),
+        ([], 1),
+    ],
+    ids=str,
+)
+def test_anything_else_is_asked(other: tuple[list[Bucket], int], cached: Limiter, asked: Callable[[], int]) -> None:
+    refuse(cached, MINUTE)
+    asked()
+    cached.check(*other)
+    assert asked() == 1
+
+
+def test_another_limit_on_the_same_counter_is_judged_by_its_own(cached: Limiter) -> None:
+    refuse(cached, MINUTE)
+    assert cached.check([bucket("2/min")]).allowed
+    assert not cached.check(MINUTE).allowed
+
+
+@pytest.mark.parametrize("cost", [True, 1.0, -1, "1"])
+def test_a_cost_that_is_none_is_told_so_all_the_same(cost: Any, cached: Limiter) -> None:
+    refuse(cached, MINUTE)
+    with pytest.raises(InvalidCost):
+        cached.check(MINUTE, cost)
+
+
+def test_operators_see_what_redis_says(cached: Limiter, redis_client: redis.Redis) -> None:
+    refuse(cached, MINUTE)
+    redis_client.flushdb()
+    assert not cached.check(MINUTE).allowed
+    assert cached.peek(MINUTE).allowed
+
+
+def test_a_queue_is_always_asked(cached: Limiter, clock: Clock) -> None:
+    queue = bucket("10/s burst 1 leaky_bucket")
+    refuse(cached, [queue])
+    waits = [cached.acquire(queue, timeout=1).retry_after for _ in range(3)]
+    assert waits == [0.1, 0.2, 0.3]
+    assert cached.check([queue]).retry_after == 0.4
+
+
+def test_what_was_not_asked_is_not_timed(cached: Limiter) -> None:
+    refuse(cached, MINUTE)
+    before = sum(cached.latency.counts)
+    assert not cached.check(MINUTE).allowed
+    assert sum(cached.latency.counts) == before
+
+
+def test_a_store_that_is_gone_does_not_lift_a_refusal(cached: Limiter) -> None:
+    refuse(cached, MINUTE)
+
+    def fail(*_: Any) -> Any:
+        raise StoreError("connection", "gone")
+
+    cached.store._server.send = fail  # type: ignore[method-assign]
+    assert not cached.check(MINUTE).allowed
+    with pytest.raises(StoreError):
+        cached.check([bucket("1/min", "user:2")])
+
+
+def test_without_the_setting_an_engine_always_asks(limiter: Limiter, asked: Callable[[], int]) -> None:
+    refuse(limiter, MINUTE)
+    asked()
+    limiter.check(MINUTE)
+    assert asked() == 1
+
+
+def test_async_checks_learn_and_repeat_as_well(cached: Limiter, clock: Clock, asked: Callable[[], int]) -> None:
+    async def flood() -> list[int | None]:
+        waits = []
+        for _ in range(5):
+            clock.advance(0.1)
+            waits.append((await cached.acheck(MINUTE)).retry_after_us)
+        return waits
+
+    cached.check(MINUTE)
+    asked()
+    assert asyncio.run(flood()) == [59_900_000, 59_800_000, 59_700_000, 59_600_000, 59_500_000]
+    assert asked() == 1
+    assert cached.check(MINUTE).retry_after_us == 59_500_000
+
+
+# --- What ends it before. ---
+
+
+@pytest.mark.parametrize("subject", ["user:1", "everyone"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_units_given_back_here_are_noticed_at_once(mode: str, subject: str, cached: Limiter) -> None:
+    buckets = [bucket("5/min", subject), bucket("100/hour", subject, scope="all")]
+    admitted = cached.check(buckets)
+    refuse(cached, buckets)
+    if mode == "sync":
+        admitted.refund(1)
+    else:
+        asyncio.run(admitted.arefund(1))
+    assert cached.check(buckets).allowed
+    refuse(cached, buckets)
+    if mode == "sync":
+        cached.reset(buckets[:1])
+    else:
+        asyncio.run(cached.areset(buckets[:1]))
+    assert cached.check(buckets).allowed
+
+
+def test_units_given_back_at_another_limit_of_the_same_counter(cached: Limiter) -> None:
+    refuse(cached, MINUTE)
+    cached.refund([bucket("100/min", name="another policy")], 1)
+    assert cached.check(MINUTE).allowed
+
+
+@pytest.mark.parametrize("verb", ["charge", "check"])
+def test_a_charge_lengthens_the_wait_at_once(verb: str, cached: Limiter) -> None:
+    buckets = [bucket("10/min")]
+    cached.check(buckets, 6)
+    assert cached.check(buckets, 5).retry_after == 6
+    getattr(cached, verb)(buckets, 2)
+    assert cached.check(buckets, 5).retry_after == 18
+
+
+def test_what_others_spend_of_a_bucket_with_room_ends_nothing(cached: Limiter, asked: Callable[[], int]) -> None:
+    shared = bucket("1000/hour", "everyone")
+    refuse(cached, [*MINUTE, shared])
+    asked()
+    for number in range(2, 12):
+        cached.check([bucket("1/min", f"user:{number}"), shared])
+        cached.check([*MINUTE, shared])
+    assert asked() == 10
+
+
+def test_another_process_gives_units_back(cached: Limiter, limiter: Limiter, clock: Clock) -> None:
+    refuse(cached, MINUTE)
+    limiter.refund(MINUTE, 1)
+    assert not cached.check(MINUTE).allowed
+    clock.advance(2)
+    assert cached.check(MINUTE).allowed
+
+
+def steps_of(limiter: Limiter, revision: int | None, buckets: list[Bucket] = MINUTE) -> Decision:
+    return limiter._run(limiter.steps("check", buckets, 1, revision=revision))
+
+
+def test_a_refusal_belongs_to_its_revision(cached: Limiter, asked: Callable[[], int]) -> None:
+    old = cached.publish()
+    steps_of(cached, old)
+    assert not steps_of(cached, old).allowed
+    asked()
+    assert steps_of(cached, old).revision == old
+    assert asked() == 0
+    assert not steps_of(cached, None).allowed
+    assert asked() == 1
+
+
+def test_an_edit_published_here_is_noticed_at_once(cached: Limiter) -> None:
+    old = cached.publish()
+    steps_of(cached, old)
+    assert not steps_of(cached, old).allowed
+    cached.publish()
+    with pytest.raises(NewerRevision):
+        steps_of(cached, old)
+
+
+def test_one_published_elsewhere_is_noticed_by_whoever_asks(cached: Limiter, limiter: Limiter, clock: Clock) -> None:
+    old = cached.publish()
+    steps_of(cached, old)
+    assert not steps_of(cached, old).allowed
+    limiter.publish()
+    assert not steps_of(cached, old).allowed
+    with pytest.raises(NewerRevision):
+        steps_of(cached, old, [bucket("1/min", "user:2")])
+    with pytest.raises(NewerRevision):  # what that one learned holds for all
+        steps_of(cached, old)
+
+
+def test_one_published_elsewhere_is_noticed_within_the_setting_s_seconds(
+    cached: Limiter, limiter: Limiter, clock: Clock
+) -> None:
+    old = cached.publish()
+    steps_of(cached, old)
+    assert not steps_of(cached, old).allowed
+    limiter.publish()
+    clock.advance(2)
+    with pytest.raises(NewerRevision):
+        steps_of(cached, old)
+
+
+# --- Answers that were on their way while something changed. ---
+
+
+def interrupted(limiter: Limiter, meanwhile: Callable[[], object], revision: int | None = None) -> Decision:
+    """A check whose answer is read only after something else was done."""
+
+    def do(command: Any) -> Any:
+        reply = limiter.store.execute(command)
+        meanwhile()
+        return reply
+
+    return drive(limiter.steps("check", MINUTE, 1, revision=revision), do)
+
+
+@pytest.mark.parametrize("change", ["refund", "reset"])
+def test_an_answer_from_before_units_came_back_is_not_kept(change: str, cached: Limiter) -> None:
+    cached.check(MINUTE)
+    give_back = {"refund": lambda: cached.refund(MINUTE, 1), "reset": lambda: cached.reset(MINUTE)}[change]
+    assert not interrupted(cached, give_back).allowed
+    assert cached.check(MINUTE).allowed
+
+
+def test_an_answer_from_before_an_edit_is_not_kept(cached: Limiter, clock: Clock) -> None:
+    old = cached.publish()
+    steps_of(cached, old)
+    assert not interrupted(cached, cached.publish, old).allowed
+    with pytest.raises(NewerRevision):
+        steps_of(cached, old)
+    old = cached.stored_revision()
+    assert not steps_of(cached, old).allowed
+    clock.advance(2)  # now where it is counted is known
+    assert not interrupted(cached, cached.publish, old).allowed
+    with pytest.raises(NewerRevision):
+        steps_of(cached, old)
+
+
+def test_an_answer_from_before_another_client_got_units_back_is_kept(
+    cached: Limiter, asked: Callable[[], int]
+) -> None:
+    cached.check(MINUTE)
+    assert not interrupted(cached, lambda: cached.refund([bucket("1/min", "user:2")], 1)).allowed
+    asked()
+    assert not cached.check(MINUTE).allowed
+    assert asked() == 0
+
+
+def test_a_refund_whose_answer_was_lost_counts_as_one(cached: Limiter) -> None:
+    refuse(cached, MINUTE)
+    server = cached.store._server
+    send = server.send
+
+    def lose(*args: Any) -> Any:
+        send(*args)
+        raise StoreError("timeout", "the answer was lost")
+
+    server.send = lose
+    with pytest.raises(StoreError):
+        cached.refund(MINUTE, 1)
+    server.send = send
+    assert cached.check(MINUTE).allowed
+
+
+def test_the_wait_ends_by_the_time_before_the_question_and_is_told_by_that_of_the_answer() -> None:
+    """Question sent at 0, judged somewhere between, answer heard at 300 µs: neither too late nor another instant."""
+    clock = Clock(0)
+    denials = Denials(60, clock)
+    status = MINUTE[0]
+    answer = Decision(allowed=False, statuses=(refused_status(status, 1000),), at_us=5_000_000)
+
+    def check() -> Decision:
+        known = denials.refusal((status,), 1, None, None)  # type: ignore[arg-type]
+        if known is not None:
+            return known
+        asking = denials.asking()
+        clock.advance(us=300)
+        denials.learn("check", answer, (status,), 1, None, asking)
+        return answer
+
+    assert check() is answer
+    clock.advance(us=699)
+    repeated = check()
+    assert (repeated.at_us, repeated.retry_after_us) == (5_000_699, 301)
+    clock.advance(us=1)  # 1000 µs after the question: it may be over, so it is asked
+    assert check() is answer
+
+
+def refused_status(bucket: Bucket, wait_us: int) -> Any:
+    return BucketStatus(
+        bucket=bucket, allowed=False, remaining=0, retry_after_us=wait_us, reset_after_us=wait_us, window_us=10**6
+    )
+
+
+# --- Bounds, threads, processes. ---
+
+
+def learn(denials: Denials, *subjects: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[Bucket, ...]:
+    """Let a request be refused that all these subjects' buckets refuse."""
+    buckets = tuple(bucket("1/min", subject) for subject in subjects)
+    answer = Decision(allowed=False, statuses=tuple(refused_status(each, 10**9) for each in buckets))
+
+    asking = denials.asking()
+    meanwhile()
+    denials.learn("check", answer, buckets, 1, None, asking)
+    return buckets
+
+
+def knows(denials: Denials, buckets: tuple[Bucket, ...]) -> bool:
+    return denials.refusal(buckets, 1, None, None) is not None  # type: ignore[arg-type]
+
+
+def test_the_refusals_learned_longest_ago_go_first() -> None:
+    denials = Denials(60, Clock(), size=100)
+    everyone = [learn(denials, f"user:{number}") for number in range(1000)]
+    assert len(denials) == 100
+    assert [knows(denials, buckets) for buckets in everyone] == [False] * 900 + [True] * 100
+    learn(denials, "user:900")
+    learn(denials, "user:1000")
+    assert [knows(denials, buckets) for buckets in everyone[900:902]] == [True, False]
+
+
+def test_units_that_came_back_to_many_are_remembered_within_bounds() -> None:
+    denials = Denials(60, Clock(), size=100)
+    mine = learn(denials, "user:1")
+    for number in range(1000):
+        denials.freed((bucket("1/min", f"user:{1000 + number}"),))
+    assert len(denials._changes) == 100
+    assert not knows(denials, mine)
+    assert knows(denials, learn(denials, "user:1"))
+
+
+def test_a_refund_while_an_answer_is_on_its_way_counts_though_many_come_after_it() -> None:
+    denials = Denials(60, Clock(), size=2)
+
+    def refunds() -> None:
+        for number in range(1, 10):
+            denials.freed((bucket("1/min", f"user:{number}"),))
+
+    assert not knows(denials, learn(denials, "user:1", meanwhile=refunds))
+    assert knows(denials, learn(denials, "user:1"))
+
+
+def test_where_charges_are_no_longer_noticed_nothing_is_repeated() -> None:
+    denials = Denials(60, Clock(), size=2)
+    mine = learn(denials, "user:1")
+    assert knows(denials, learn(denials, "user:2", "everyone"))
+    assert len(denials) == 2
+    assert not knows(denials, mine)
+
+
+def test_threads_that_check_and_give_back_never_refuse_for_nothing(redis_client: redis.Redis) -> None:
+    """After each refund has returned, the client that got it is admitted, whatever others do meanwhile."""
+    limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5, deny_cache_seconds=60)
+    wrong: list[str] = []
+
+    def spend_and_refund(number: int) -> None:
+        mine = [bucket("1/hour", f"user:{number}"), bucket("1000000/hour", "everyone")]
+        for _ in range(60):
+            if not (admitted := limiter.check(mine)).allowed:
+                wrong.append(f"user {number} was refused after a refund")
+            if limiter.check(mine).allowed or limiter.check(mine).allowed:
+                wrong.append(f"user {number} was admitted twice")
+            admitted.refund(1)
+
+    def hammer(number: int) -> None:
+        mine = (bucket("1/hour", f"user:{number}"), bucket("1000000/hour", "everyone"))
+        while not stop.is_set():
+            limiter.check(mine, 2)
+
+    stop = threading.Event()
+    with ThreadPoolExecutor(10) as pool:
+        hammering = [pool.submit(hammer, number) for number in range(2)]
+        spending = [pool.submit(spend_and_refund, number) for number in range(8)]
+        for future in spending:
+            future.result()
+        stop.set()
+        for future in hammering:
+            future.result()
+    limiter.store.close()
+    assert wrong == []
+
+
+def test_a_forked_child_is_not_held_up_by_its_parent_s_lock() -> None:
+    denials = Denials(60, Clock())
+    mine = learn(denials, "user:1")
+    with denials._lock:
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            denials.freed(mine)
+            os._exit(0 if not knows(denials, mine) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+# --- Against an engine without it. ---
+
+RATES = [
+    f"{limit}/{period}{burst} {algorithm}"
+    for algorithm in ALGORITHMS
+    for limit, period, burst in [(1, "s", ""), (3, "s", ""), (7, "2s", ""), (4, "min", "")]
+] + ["3/s burst 5", "5/s burst 2 gcra", "2/s burst 6 leaky_bucket", "5/day fixed_window", "6/month"]
+
+#: Requests share counters in part: own ones, the same at other limits, and one that all share.
+REQUESTS = st.lists(
+    st.builds(
+        Bucket,
+        st.sampled_from(["user:1", "user:2", "everyone"]),
+        st.sampled_from([Rate.parse(text) for text in RATES]),
+        scope=st.sampled_from(["", "search"]),
+        mode=st.sampled_from(["enforce", "enforce", "enforce", "log"]),
+    ),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda bucket: bucket.counter,
+)
+#: Checks come four at a time, with a pause in between.
+FLOODS = st.tuples(
+    st.just("check"),
+    st.integers(0, 2),
+    st.sampled_from([1, 1, 1, 2, 3, 0, 9]),
+    st.sampled_from([0, 1, 1_000, 100_000, 600_000]),
+)
+STEPS = st.one_of(
+    FLOODS,
+    FLOODS,
+    st.tuples(st.sampled_from(["charge", "refund"]), st.integers(0, 2), st.integers(0, 4)),
+    st.tuples(st.just("reset"), st.integers(0, 2), st.just(0)),
+    st.tuples(st.just("advance"), st.sampled_from([0, 0, 1, 999_999, 10**6]) | st.integers(0, 4 * 10**6), st.just(0)),
+    st.tuples(st.just("wait"), st.integers(-1, 1), st.just(0)),
+)
+
+
+@given(
+    requests=st.lists(REQUESTS, min_size=3, max_size=3),
+    steps=st.lists(STEPS, min_size=10, max_size=40),
+    start=st.integers(0, 3 * 10**6),
+)
+@examples(max_examples=150, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+def test_one_with_it_decides_as_one_without_it(
+    redis_client: redis.Redis, clock: Clock, requests: list[list[Bucket]], steps: list[tuple[Any, ...]], start: int
+) -> None:
+    for key in redis_client.scan_iter("rqtest:*", count=1000):
+        redis_client.delete(key)
+    clock.advance(us=start)
+    plain = Limiter(client=redis_client, clock=clock, prefix="rqtest:plain", timeout=5)
+    cached = Limiter(client=redis_client, clock=clock, prefix="rqtest:cached", timeout=5, deny_cache_seconds=1.5)
+    wait_us: int | None = None
+    try:
+        for verb, which, cost, *pause_us in steps:
+            if verb == "advance":
+                clock.advance(us=which)
+            elif verb == "wait":  # to the instant that the last refusal named, or a µs beside it
+                clock.advance(us=max(0, (wait_us or 0) + which))
+                wait_us = None
+            elif verb == "reset":
+                assert plain.reset(requests[which]) == cached.reset(requests[which])
+            else:
+                for _ in range(4 if pause_us else 1):
+                    true, found = (getattr(each, verb)(requests[which], cost) for each in (plain, cached))
+                    _assert_same(true, found)
+                    if not true.allowed:
+                        wait_us = found.retry_after_us
+                    for us in pause_us:
+                        clock.advance(us=us)
+                        wait_us = wait_us and max(0, wait_us - us)
+    finally:
+        plain.store.close()
+        cached.store.close()
+
+
+def _assert_same(true: Decision, found: Decision) -> None:
+    assert found.allowed == true.allowed
+    assert found.at_us == true.at_us
+    if true.allowed:
+        assert found.statuses == true.statuses
+        return
+    # Of buckets that had room others may have taken units since: that is told when Redis is asked again.
+    for one, other in zip(true.statuses, found.statuses, strict=True):
+        if not other.allowed:
+            assert (one.allowed, one.retry_after_us) == (False, other.retry_after_us)
+            assert one.reset_after_us == other.reset_after_us
+    if [status.bucket for status in true.refusing] == [status.bucket for status in found.refusing]:
+        assert found.retry_after_us == true.retry_after_us
+
+
+# --- From a request on. ---
+
+
+@pytest.fixture
+def remembering(settings: Any, fresh_policies: None, monkeypatch: Any) -> Iterator[None]:
+    """Requests are remembered as refused, and counted; what is counted is handed over when the test says so."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "DENY_CACHE_SECONDS": 60, "STATISTICS_SECONDS": 1}
+    monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    collecting.collector.forget()
+    yield
+    collecting.collector.forget()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("remembering")
+@pytest.mark.parametrize("check", [check_request, async_to_sync(acheck_request)], ids=["sync", "async"])
+def test_a_repeated_refusal_is_a_refused_request_like_any_other(
+    check: Callable[..., Decision], asked: Callable[[], int]
+) -> None:
+    RatePolicy.objects.create(rates="1/day, 1000/month")
+    heard: list[Decision] = []
+
+    def receiver(decision: Decision, **_: Any) -> None:
+        heard.append(decision)
+
+    request_refused.connect(receiver)
+    try:
+        check(request_from())
+        first = check(request_from())
+        asked()
+        again = check(request_from())
+    finally:
+        request_refused.disconnect(receiver)
+    assert asked() == 0
+    assert heard == [first, again]
+    assert again.refusal_id
+    assert again.revision == first.revision > 0
+    assert retry_after_seconds(again) in (retry_after_seconds(first), (retry_after_seconds(first) or 0) - 1)
+    assert decision_headers(again).keys() == decision_headers(first).keys()
+    collecting.collector.flush()
+    total = timeline("hour").total
+    assert (sum(one.admitted for one in total), sum(one.refused for one in total)) == (1, 2)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("remembering")
+def test_what_operators_do_here_reaches_a_refused_client_at_once(asked: Callable[[], int]) -> None:
+    policy = RatePolicy.objects.create(rates="1/day")
+    admitted = check_request(request_from())
+    refused = check_request(request_from())
+    asked()
+    assert not check_request(request_from()).allowed
+    assert asked() == 0
+    policy.rates = "2/day"
+    policy.save()
+    assert check_request(request_from()).allowed
+    assert not check_request(request_from()).allowed
+    admitted.refund(1)
+    assert check_request(request_from()).allowed
+    assert not check_request(request_from()).allowed
+    default_limiter().reset([status.bucket for status in refused.statuses])
+    assert check_request(request_from()).allowed
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("remembering")
+def test_a_blocked_client_asks_each_time(asked: Callable[[], int]) -> None:
+    RatePolicy.objects.create(rates="blocked")
+    check_request(request_from())
+    asked()
+    assert not check_request(request_from()).allowed
+    assert asked() == 1
+
+
+def test_engines_made_from_the_settings_repeat_refusals_unless_told_otherwise(settings: Any, clock: Clock) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "DENY_CACHE_SECONDS": 60}
+    for limiter, expected in ((Limiter(clock=clock), 1), (Limiter(clock=clock, deny_cache_seconds=0), 2)):
+        limiter.reset(MINUTE)
+        refuse(limiter, MINUTE)
+        before = sum(limiter.latency.counts)
+        limiter.check(MINUTE)
+        assert sum(limiter.latency.counts) - before == expected - 1
+        limiter.reset(MINUTE)
+        limiter.store.close()

@@ -1,0 +1,238 @@
+"""An edited rate: what was used stays counted, and nobody waits longer than either rate takes from empty to full."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_ratequota import Bucket, Limiter, Rate
+from django_ratequota.engine.local import LocalLimiter
+from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
+from tests.conftest import Clock
+
+SECOND, HOUR = 10**6, 3600 * 10**6
+METERS = sorted(BURST_ALGORITHMS)
+EXAMPLES = settings(
+    max_examples=60, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def bucket(rate: str, **more: Any) -> Bucket:
+    return Bucket("user:1", Rate.parse(rate), **more)
+
+
+def empty_to_full_us(rate: Rate, share: int = 1) -> int:
+    """How long the bucket takes from all used to nothing used, rounded up."""
+    if rate.algorithm in BURST_ALGORITHMS:
+        capacity = max(Fraction(rate.capacity, share), 1)
+        return -(-capacity * share * rate.period_us // rate.limit)
+    period = Fraction(rate.period_us) if rate.limit >= share else Fraction(rate.period_us * share, rate.limit)
+    return -(-period * (2 if share > 1 or rate.algorithm == "sliding_window_counter" else 1) // 1)
+
+
+# --- In Redis. ---
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_lowered_limit_locks_nobody_out(limiter: Limiter, clock: Clock, algorithm: str) -> None:
+    """10,000 an hour used up, then an edit to 10 an hour: buckets refused for 999 hours."""
+    limiter.check([bucket(f"10000/hour {algorithm}")], 10_000)
+    lowered = [bucket(f"10/hour {algorithm}")]
+    wait = limiter.check(lowered).retry_after_us
+    assert wait is not None
+    assert 0 < wait <= empty_to_full_us(lowered[0].rate)
+    clock.advance(us=wait - 1)
+    assert not limiter.check(lowered).allowed
+    clock.advance(us=1)
+    assert limiter.check(lowered).allowed
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_a_charge_after_the_edit_does_not_bring_the_old_usage_back(limiter: Limiter, meter: str) -> None:
+    limiter.check([bucket(f"10000/hour {meter}")], 10_000)
+    lowered = [bucket(f"10/hour {meter}")]
+    limiter.charge(lowered, 5)
+    refused = limiter.check(lowered, 10)
+    assert refused.retry_after == 3600 * 15 / 10
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_a_debt_under_the_present_rate_stays_one_under_another_does_not(limiter: Limiter, meter: str) -> None:
+    limiter.charge([bucket(f"10/hour {meter}")], 1000)
+    assert limiter.check([bucket(f"10/hour {meter}")]).retry_after == 991 * 360
+    assert limiter.check([bucket(f"20/hour {meter}")]).retry_after == 180
+    assert limiter.check([bucket(f"10/hour burst 40 {meter}")]).retry_after == 360
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_a_raised_limit_refills_faster_at_once(limiter: Limiter, clock: Clock, meter: str) -> None:
+    limiter.check([bucket(f"100/hour {meter}")], 100)
+    clock.advance(60)
+    raised = bucket(f"3600/hour burst 100 {meter}")
+    assert limiter.peek([raised]).statuses[0].remaining == 60
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_plans_of_several_limits_share_one_bucket(limiter: Limiter, clock: Clock, algorithm: str) -> None:
+    """Load shedding by priority: what the one leaves, the other may use, whoever asks in between."""
+    burst = " burst 80" if algorithm in BURST_ALGORITHMS else ""
+    free, pro = [bucket(f"80/min{burst} {algorithm}")], [bucket(f"100/min {algorithm}")]
+    found = [(limiter.check(free, 10).allowed, limiter.check(pro, 10).allowed) for _ in range(7)]
+    assert found == [(True, True)] * 4 + [(False, True)] * 2 + [(False, False)]
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_a_charge_under_the_slower_limit_leaves_the_faster_one_no_room(
+    limiter: Limiter, clock: Clock, meter: str
+) -> None:
+    """Each charge of a request that the slower limit had admitted let 19 more in: 480 of 100."""
+    free, pro = [bucket(f"80/min {meter}")], [bucket(f"100/min {meter}")]
+    decisions = [limiter.check(free) for _ in range(20)]
+    admitted = 20
+    for decision in decisions:
+        while limiter.check(pro).allowed:
+            admitted += 1
+        decision.charge(1)
+    assert admitted == 100
+    assert limiter.check(free, 80).retry_after == 75  # one bucket of its own, and its debt of 20
+    clock.advance(60)
+    assert limiter.peek(pro).statuses[0].remaining == 100
+    assert limiter.peek(free).statuses[0].remaining == 60
+
+
+def test_a_slot_under_the_slower_limit_leaves_the_faster_one_no_room(limiter: Limiter, clock: Clock) -> None:
+    slow, fast = bucket("50/s burst 1 leaky_bucket"), [bucket("100/s burst 1000 leaky_bucket")]
+    limiter.check(fast, 1000)
+    assert limiter.acquire(slow, timeout=20).retry_after == 10
+    clock.advance(1)
+    assert limiter.peek(fast).statuses[0].remaining == 100
+
+
+EDITS = st.lists(
+    st.tuples(
+        st.integers(1, 12) | st.integers(13, 20_000),
+        st.none() | st.integers(1, 500),
+        st.sampled_from(["check", "peek", "charge", "log"]),
+        st.sampled_from(["1", "half", "all"]),
+        st.sampled_from([0, 0, 1, 3, 20, 55, 100, 130]),
+    ),
+    min_size=2,
+    max_size=7,
+)
+
+
+def rates_of(algorithm: str, period: float, edits: list[Any]) -> list[Rate]:
+    meter = algorithm in BURST_ALGORITHMS
+    return [
+        Rate(limit=limit, period=period, burst=burst if meter else None, algorithm=algorithm)
+        for limit, burst, *_ in edits
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@given(edits=EDITS, period=st.sampled_from([1, 7, 60, 3600]), number=st.integers(1, 10**12))
+@EXAMPLES
+def test_no_sequence_of_edits_makes_anybody_wait_longer(
+    limiter: Limiter, clock: Clock, algorithm: str, edits: list[Any], period: float, number: int
+) -> None:
+    """Nothing is charged into debt here: so what is waited for is usage, each time within a rate's own time."""
+    rates = rates_of(algorithm, period, edits)
+    subject = f"user:{number}"
+    limiter.reset([Bucket(subject, rates[0])])
+    longest_us = 0
+    for rate, (_limit, _burst, verb, share, pause) in zip(rates, edits, strict=True):
+        asked = [Bucket(subject, rate, mode="log" if verb == "log" else "enforce")]
+        longest_us = max(longest_us, empty_to_full_us(rate))
+        for cost in (1, (rate.capacity + 1) // 2, rate.capacity):
+            decision = limiter.peek([Bucket(subject, rate)], cost)
+            wait = decision.retry_after_us
+            assert wait is not None
+            assert wait <= longest_us, rate
+            if wait:
+                clock.advance(us=wait - 1)
+                assert not limiter.peek([Bucket(subject, rate)], cost).allowed
+                clock.advance(us=1)
+                assert limiter.peek([Bucket(subject, rate)], cost).allowed
+                clock.advance(us=-wait)
+        units = {"1": 1, "half": (rate.capacity + 1) // 2, "all": rate.capacity}[share]
+        if verb == "charge":
+            units = min(units, limiter.peek(asked).statuses[0].remaining)
+        getattr(limiter, "check" if verb == "log" else verb)(asked, units)
+        clock.advance(us=pause * rate.period_us // 100)
+
+
+def test_states_that_no_version_wrote_count_nothing(redis_client: redis.Redis, limiter: Limiter) -> None:
+    for length in (0, 8, 16, 21, 24, 40):
+        redis_client.set("rqtest:{user:1}:0:tb60", b"x" * length)
+        assert limiter.check([bucket("10/min")]).statuses[0].remaining == 9
+
+
+# --- In each process, while Redis is down. ---
+
+
+class Seconds:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_in_the_process_a_lowered_limit_locks_nobody_out(algorithm: str) -> None:
+    clock = Seconds()
+    local = LocalLimiter(4, clock=clock)
+    local.check([bucket(f"10000/hour {algorithm}")], 2500)
+    lowered = bucket(f"10/hour {algorithm}")
+    [status] = local.check([lowered], 1)
+    assert status.retry_after_us is not None
+    assert 0 < status.retry_after_us <= empty_to_full_us(lowered.rate, 4)
+    clock.now += status.retry_after_us / 10**6 * 0.99
+    assert not local.check([lowered], 1, peek=True)[0].allowed
+    clock.now += status.retry_after_us / 10**6 * 0.01 + 1e-6
+    assert local.check([lowered], 1)[0].allowed
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_in_the_process_a_raised_limit_keeps_what_was_used(algorithm: str) -> None:
+    local = LocalLimiter(1, clock=Seconds())
+    local.check([bucket(f"100/hour {algorithm}")], 90)
+    [lowered] = local.check([bucket(f"50/hour {algorithm}")], 1)
+    [raised] = local.check([bucket(f"200/hour {algorithm}")], 0)
+    [again] = local.check([bucket(f"100/hour {algorithm}")], 10)
+    assert (lowered.allowed, raised.remaining, again.allowed, again.remaining) == (False, 110, True, 0)
+
+
+@pytest.mark.parametrize("share", [1, 4])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@given(edits=EDITS, period=st.sampled_from([1, 7, 60, 3600]))
+@EXAMPLES
+def test_in_the_process_no_sequence_of_edits_makes_anybody_wait_longer(
+    algorithm: str, share: int, edits: list[Any], period: float
+) -> None:
+    clock = Seconds()
+    local = LocalLimiter(share, clock=clock)
+    longest_us = 0
+    for rate, (_limit, _burst, verb, part, pause) in zip(rates_of(algorithm, period, edits), edits, strict=True):
+        asked = Bucket("user:1", rate)
+        longest_us = max(longest_us, empty_to_full_us(rate, share) * (1 if share > 1 or algorithm in METERS else 2))
+        room = max(1, rate.capacity // share)
+        for cost in (1, (room + 1) // 2, room):
+            [status] = local.check([asked], cost, peek=True)
+            assert status.retry_after_us is not None
+            assert status.retry_after_us <= longest_us + 2, rate
+            if status.retry_after_us > 1000:  # floats have their last digits
+                begun = clock.now
+                clock.now = begun + status.retry_after_us / 10**6 * 0.99
+                assert not local.check([asked], cost, peek=True)[0].allowed
+                clock.now = begun + status.retry_after_us / 10**6
+                assert local.check([asked], cost, peek=True)[0].allowed
+                clock.now = begun
+        units = {"1": 1, "half": (room + 1) // 2, "all": room}[part]
+        local.check([asked], units, peek=verb == "peek")
+        clock.now += pause * rate.period_us / 10**8

@@ -1,0 +1,489 @@
+"""The verbs of the engine: several buckets at once, settling, queueing, async twins, bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from enum import IntEnum
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.engine.keys import bucket_key
+from django_ratequota.engine.rates import ALGORITHMS, MAX_UNITS
+from django_ratequota.exceptions import InvalidBucket, InvalidCost, RateQuotaError
+from tests.conftest import NOON_US, Clock
+from tests.project.views import Units
+
+VERBS = ("check", "peek", "charge", "refund")
+
+
+class Two(IntEnum):
+    TWO = 2
+
+
+class Index:
+    """A whole number of some other library, NumPy say."""
+
+    def __index__(self) -> int:
+        return 2
+
+
+TWOS = (Units.TWO, Two.TWO, Index())
+
+
+def bucket(rate: str, subject: str = "user:1", **more: Any) -> Bucket:
+    return Bucket(subject, Rate.parse(rate), **more)
+
+
+MINUTE = bucket("10/min")
+
+
+# --- Decisions over several buckets. ---
+
+
+def test_three_buckets_are_charged_together_or_not_at_all(limiter: Limiter) -> None:
+    buckets = [
+        bucket("100/min"),
+        bucket("2/min gcra", scope="search"),
+        bucket("1000/day fixed_window", "everyone"),
+    ]
+    decisions = [limiter.check(buckets) for _ in range(3)]
+    assert [decision.allowed for decision in decisions] == [True, True, False]
+    assert [status.remaining for status in decisions[1].statuses] == [98, 0, 998]
+    assert [status.remaining for status in decisions[2].statuses] == [98, 0, 998]
+    assert [status.allowed for status in decisions[2].statuses] == [True, False, True]
+    assert [status.bucket for status in decisions[2].statuses] == buckets
+    assert decisions[2].refusing == (decisions[2].statuses[1],)
+    assert decisions[2].retry_after == decisions[2].statuses[1].retry_after == 30
+
+
+def test_a_bucket_in_log_mode_is_judged_and_counted_and_never_refuses(limiter: Limiter) -> None:
+    logged, enforced = bucket("2/min", scope="a", mode="log"), bucket("4/min", scope="b")
+    decisions = [limiter.check([logged, enforced]) for _ in range(5)]
+    assert [decision.allowed for decision in decisions] == [True, True, True, True, False]
+    assert [decision.statuses[0].allowed for decision in decisions] == [True, True, False, False, False]
+    assert [decision.statuses[0].remaining for decision in decisions] == [1, 0, 0, 0, 0]
+    assert decisions[2].retry_after_us == 0
+    assert decisions[2].statuses[0].retry_after == 30
+    assert [status.bucket.scope for status in decisions[4].refusing] == ["b"]
+    assert decisions[4].binding == decisions[4].statuses[1]
+
+
+def test_a_refused_request_is_not_charged_to_a_bucket_in_log_mode(limiter: Limiter) -> None:
+    logged, enforced = bucket("10/min", scope="a", mode="log"), bucket("1/min", scope="b")
+    for _ in range(4):
+        decision = limiter.check([logged, enforced])
+    assert decision.statuses[0].remaining == 9
+
+
+def test_no_bucket_is_admitted(limiter: Limiter) -> None:
+    decision = limiter.check([])
+    assert (decision.allowed, decision.statuses, decision.retry_after_us, decision.binding) == (True, (), 0, None)
+    assert decision.charge(5) is decision
+
+
+def test_five_hundred_buckets_are_one_decision(limiter: Limiter) -> None:
+    buckets = [bucket("10/min", f"user:{number}") for number in range(500)]
+    assert {status.remaining for status in limiter.check(buckets).statuses} == {9}
+    with pytest.raises(InvalidBucket, match="at most 500 buckets, not 501"):
+        limiter.check([*buckets, bucket("10/min", "user:500")])
+
+
+def test_buckets_may_be_any_iterable(limiter: Limiter) -> None:
+    assert limiter.check(b for b in (MINUTE,)).statuses[0].bucket is MINUTE
+
+
+def test_the_longest_wait_decides_and_never_is_the_longest(limiter: Limiter) -> None:
+    buckets = [bucket("1/min", scope="a"), bucket("1/hour", scope="b"), bucket("1/s", scope="c")]
+    limiter.check(buckets)
+    refused = limiter.check(buckets)
+    never = limiter.check([*buckets, bucket("1/day", scope="d")], 2)
+    assert refused.retry_after == 3600
+    assert refused.binding == refused.statuses[1]
+    assert never.retry_after is None
+    assert never.binding is not None
+    assert never.binding.retry_after_us is None
+
+
+def test_the_binding_bucket_of_an_admitted_request_has_the_smallest_share_left(limiter: Limiter) -> None:
+    wide = bucket("1000/min", scope="b")
+    limiter.charge([wide], 600)
+    decision = limiter.check([bucket("10/min", scope="a"), wide, bucket("1/min", scope="c", mode="log")])
+    assert [status.remaining for status in decision.statuses] == [9, 399, 0]
+    assert decision.binding == decision.statuses[1]
+
+
+def test_a_decision_tells_how_the_tightest_bucket_stands(limiter: Limiter) -> None:
+    wide, tight = bucket("100/hour", scope="a"), bucket("20/min", scope="b")
+    decision = limiter.check([wide, tight, bucket("1/hour", scope="c", mode="log")], 5)
+    assert (decision.limit, decision.remaining, decision.reset_after) == (20, 15, 15.0)
+    refused = limiter.check([wide, tight], 16)
+    assert (refused.limit, refused.remaining, refused.reset_after) == (20, 15, 15.0)
+    nothing = limiter.check([])
+    assert (nothing.limit, nothing.remaining, nothing.reset_after) == (None, None, None)
+
+
+def test_the_decision_s_own_time_is_the_store_s(limiter: Limiter, clock: Clock, redis_client: redis.Redis) -> None:
+    clock.advance(us=7)
+    assert limiter.check([MINUTE]).at_us == limiter.now_us == NOON_US + 7
+    real = Limiter(client=redis_client, prefix="rqtest", timeout=5)
+    seconds, micros = redis_client.time()
+    at_us = real.check([MINUTE]).at_us
+    real.store.close()
+    assert at_us >= seconds * 10**6 + micros
+    assert real.now_us >= at_us
+
+
+# --- Charge, refund, reset. ---
+
+
+def test_a_decision_settles_its_own_buckets(limiter: Limiter) -> None:
+    decision = limiter.check([MINUTE, bucket("1000/day")])
+    assert [status.remaining for status in decision.charge(350).statuses] == [0, 649]
+    assert [status.remaining for status in decision.refund(345).statuses] == [4, 994]
+
+
+def test_reset_forgets_and_counts_what_it_forgot(limiter: Limiter) -> None:
+    buckets = [bucket(f"10/min {algorithm}") for algorithm in ALGORITHMS]
+    limiter.check(buckets[:4], 10)
+    assert limiter.reset(buckets) == 4
+    assert limiter.reset(buckets) == 0
+    assert limiter.reset([]) == 0
+    assert limiter.check(buckets, 10).allowed
+
+
+def test_a_free_request_is_judged_and_charged_nothing(limiter: Limiter) -> None:
+    for algorithm in ALGORITHMS:
+        asked = [bucket(f"10/min {algorithm}")]
+        limiter.check(asked, 10)
+        assert limiter.check(asked, 0).allowed
+        limiter.charge(asked, 1)
+        refused = limiter.check(asked, 0)
+        assert not refused.allowed
+        assert refused.retry_after_us
+
+
+# --- acquire: the leaky bucket as a queue. ---
+
+QUEUE = bucket("10/s burst 1 leaky_bucket")
+
+
+def test_slots_are_spaced_and_first_come_first_served(limiter: Limiter, clock: Clock) -> None:
+    waits = []
+    for _ in range(5):
+        decision = limiter.acquire(QUEUE, timeout=10)
+        assert decision.allowed
+        waits.append(decision.retry_after)
+    clock.advance(0.25)  # two slots and a half later
+    waits.append(limiter.acquire(QUEUE, timeout=10).retry_after)
+    clock.advance(10)
+    waits.append(limiter.acquire(QUEUE, timeout=10).retry_after)
+    assert waits == [0, 0.1, 0.2, 0.3, 0.4, 0.25, 0]
+
+
+def test_a_burst_goes_ahead_at_once_and_costs_take_their_slots(limiter: Limiter) -> None:
+    queue = bucket("10/s burst 3 leaky_bucket")
+    assert [limiter.acquire(queue, timeout=10).retry_after for _ in range(5)] == [0, 0, 0, 0.1, 0.2]
+    assert limiter.acquire(queue, timeout=10, cost=3).retry_after == 0.5
+    assert limiter.acquire(queue, timeout=10).retry_after == 0.6
+
+
+def test_beyond_the_timeout_it_is_refused_at_once_and_nothing_is_booked(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock
+) -> None:
+    for _ in range(4):
+        limiter.acquire(QUEUE, timeout=1)
+    key = bucket_key("rqtest", QUEUE)
+    before = redis_client.dump(key), redis_client.pexpiretime(key)
+    refused = limiter.acquire(QUEUE, timeout=0.399999)
+    assert (refused.allowed, refused.retry_after) == (False, 0.4)
+    assert (redis_client.dump(key), redis_client.pexpiretime(key)) == before
+    booked = limiter.acquire(QUEUE, timeout=0.4)
+    assert (booked.allowed, booked.retry_after) == (True, 0.4)
+    clock.advance(0.5)
+    assert limiter.acquire(QUEUE, timeout=0).retry_after == 0
+
+
+def test_more_than_the_burst_is_never_booked(limiter: Limiter) -> None:
+    decision = limiter.acquire(QUEUE, timeout=10**6, cost=2)
+    assert (decision.allowed, decision.retry_after) == (False, None)
+
+
+def test_who_only_checks_waits_behind_those_who_booked(limiter: Limiter, clock: Clock) -> None:
+    for _ in range(3):
+        limiter.acquire(QUEUE, timeout=1)
+    assert limiter.check([QUEUE]).retry_after == 0.3
+    clock.advance(0.3)
+    assert limiter.check([QUEUE]).allowed
+
+
+@given(
+    limit=st.integers(1, 1000),
+    pauses=st.lists(st.integers(0, 2 * 10**6), min_size=2, max_size=20),
+    number=st.integers(1, 10**12),
+)
+@settings(max_examples=40, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+def test_booked_slots_never_come_closer_than_the_interval(
+    limiter: Limiter, clock: Clock, limit: int, pauses: list[int], number: int
+) -> None:
+    queue = bucket(f"{limit}/s burst 1 leaky_bucket", f"user:{number}")
+    limiter.reset([queue])
+    slots = []
+    for pause in pauses:
+        clock.advance(us=pause)
+        wait = limiter.acquire(queue, timeout=3600).retry_after_us
+        assert wait is not None
+        slots.append(clock.now_us + wait)
+    for earlier, later in itertools.pairwise(slots):
+        assert (later - earlier) * limit > 10**6 - limit  # whole µs: rounded up each
+    assert (slots[-1] - slots[0]) * limit > 10**6 * (len(slots) - 1) - limit
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
+def test_only_a_leaky_bucket_queues(limiter: Limiter, algorithm: str) -> None:
+    with pytest.raises(InvalidBucket, match="acquire queues by leaky_bucket"):
+        limiter.acquire(bucket(f"10/s {algorithm}"), timeout=1)
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.001, float("nan"), float("inf"), 10**300])
+def test_a_timeout_that_is_no_time(limiter: Limiter, timeout: float) -> None:
+    with pytest.raises(InvalidBucket, match="timeout must be seconds, 0 or more"):
+        limiter.acquire(QUEUE, timeout=timeout)
+
+
+# --- Async twins. ---
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
+    """``asyncio.run``, with whatever the loop left behind collected inside the test: warnings are errors."""
+    yield asyncio.run
+    gc.collect()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_async_verbs_answer_as_their_twins(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock, run: Callable[..., Any], algorithm: str
+) -> None:
+    def story(subject: str) -> list[tuple[str, tuple[Bucket, ...], int]]:
+        asked = (bucket(f"10/min {algorithm}", subject), bucket("100/hour", subject, mode="log"))
+        costs = zip(
+            ("check", "peek", "check", "charge", "check", "refund", "check"), (3, 8, 8, 30, 1, 25, 2), strict=True
+        )
+        return [(verb, asked, cost) for verb, cost in costs]
+
+    async def asynchronous() -> list[Decision]:
+        return [await getattr(limiter, f"a{verb}")(asked, cost) for verb, asked, cost in story("user:2")]
+
+    plain = [getattr(limiter, verb)(asked, cost) for verb, asked, cost in story("user:1")]
+    awaited = run(asynchronous())
+    assert [decision.allowed for decision in plain] != [True] * 7
+    for one, other in zip(plain, awaited, strict=True):
+        here = [replace(status, bucket=MINUTE) for status in one.statuses]
+        there = [replace(status, bucket=MINUTE) for status in other.statuses]
+        assert (one.allowed, one.at_us, here) == (other.allowed, other.at_us, there)
+
+
+def test_async_acquire_settle_and_reset(limiter: Limiter, run: Callable[..., Any]) -> None:
+    async def story() -> list[Any]:
+        waits = [(await limiter.aacquire(QUEUE, timeout=1)).retry_after for _ in range(3)]
+        refused = await limiter.aacquire(QUEUE, timeout=0.1)
+        decision = await limiter.acheck([MINUTE])
+        charged = await decision.acharge(4)
+        refunded = await decision.arefund(2)
+        forgotten = await limiter.areset([MINUTE, QUEUE, bucket("5/s")])
+        return [waits, refused.allowed, charged.statuses[0].remaining, refunded.statuses[0].remaining, forgotten]
+
+    assert run(story()) == [[0, 0.1, 0.2], False, 5, 7, 2]
+
+
+def test_async_verbs_refuse_bad_input(limiter: Limiter, run: Callable[..., Any]) -> None:
+    with pytest.raises(InvalidCost):
+        run(limiter.acheck([MINUTE], -1))
+    with pytest.raises(InvalidBucket):
+        run(limiter.acheck([MINUTE, MINUTE]))
+
+
+def test_two_event_loops_in_a_row_count_once_each(
+    redis_client: redis.Redis, limiter: Limiter, run: Callable[..., Any]
+) -> None:
+    """A pool kept from the first loop raised "Event loop is closed", and the hit was counted all the same."""
+    for expected in (9, 8, 7):
+        assert run(limiter.acheck([MINUTE])).statuses[0].remaining == expected
+    assert limiter.peek([MINUTE]).statuses[0].remaining == 7
+
+
+def test_loops_that_are_done_leave_no_connection_and_are_forgotten(
+    redis_client: redis.Redis, limiter: Limiter, run: Callable[..., Any]
+) -> None:
+    """Under WSGI every async call runs in a loop of its own; each stayed in memory with its client and its pool."""
+    loops: list[weakref.ref[Any]] = []
+
+    async def ask() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await asyncio.gather(*(limiter.acheck([MINUTE]) for _ in range(3)))
+
+    limiter.check([MINUTE])
+    before = len(redis_client.client_list())
+    for _ in range(10):
+        run(ask())
+    gc.collect()
+    assert len(redis_client.client_list()) == before
+    assert [loop() for loop in loops] == [None] * 10
+
+
+def test_tasks_of_one_loop_ask_at_once(redis_client: redis.Redis, run: Callable[..., Any]) -> None:
+    limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5)
+
+    async def ask() -> list[Decision]:
+        return await asyncio.gather(*(limiter.acheck([bucket("50/hour")]) for _ in range(100)))
+
+    assert sum(decision.allowed for decision in run(ask())) == 50
+
+
+def test_a_cancelled_call_leaves_the_next_its_own_answer(limiter: Limiter, run: Callable[..., Any]) -> None:
+    """A connection given back with an unread reply hands that reply to whoever asks next."""
+
+    async def story() -> list[int]:
+        await limiter.acheck([MINUTE])
+        for _ in range(20):
+            task = asyncio.create_task(limiter.acheck([bucket("100/min", "user:2")]))
+            await asyncio.sleep(0)  # a turn of the loop: the task has begun
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        return [(await limiter.apeek([MINUTE])).statuses[0].limit for _ in range(3)]
+
+    assert run(story()) == [10, 10, 10]
+
+
+def test_an_async_client_says_where_the_server_is_as_well(redis_client: redis.Redis, clock: Clock) -> None:
+    kwargs = redis_client.connection_pool.connection_kwargs
+    client = redis.asyncio.Redis(host=kwargs["host"], port=kwargs["port"], db=kwargs.get("db", 0))
+    limiter = Limiter(client=client, clock=clock, prefix="rqtest", timeout=5)
+    assert limiter.check([MINUTE]).allowed
+    assert asyncio.run(limiter.acheck([MINUTE])).statuses[0].remaining == 8
+    limiter.store.close()
+
+
+# --- Bad input. ---
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "cost",
+    [-1, True, False, 1.0, 0.5, float("nan"), float("inf"), 10**30, MAX_UNITS + 1, 10**5000, None, "1", b"1", [1]],
+    ids=lambda cost: f"{type(cost).__name__} {ascii(cost)[:6] if cost != 10**5000 else 'huge'}",
+)
+def test_a_cost_that_is_no_number_of_units(redis_client: redis.Redis, limiter: Limiter, verb: str, cost: Any) -> None:
+    with pytest.raises(InvalidCost, match="a cost is a whole number from 0 to 1000000000000") as caught:
+        getattr(limiter, verb)([MINUTE], cost)
+    assert isinstance(caught.value, RateQuotaError)
+    assert isinstance(caught.value, ValueError)
+    assert redis_client.keys("rqtest:*") == []
+
+
+@pytest.mark.parametrize("two", TWOS, ids=lambda two: type(two).__name__)
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "refund"])
+@pytest.mark.parametrize("name", ["", "a"])
+def test_a_cost_is_anything_that_is_a_whole_number(
+    limiter: Limiter, run: Callable[..., Any], two: Any, verb: str, name: str
+) -> None:
+    """An IntegerChoices was sent as its repr: every decision was an error, and plain ints after it as well."""
+
+    def ask(verb: str, cost: Any) -> Decision:
+        decision = getattr(limiter, name + verb)([MINUTE], cost)
+        return run(decision) if name else decision
+
+    left = 10 if verb == "peek" else 8
+    assert ask(verb, two).statuses[0].remaining == left
+    # The same command is asked again, by a plain number.
+    assert ask(verb, 2).statuses[0].remaining == (10 if verb == "peek" else 6)
+    assert ask("refund", two).statuses[0].remaining == min(10, left)
+
+
+@pytest.mark.parametrize("two", TWOS, ids=lambda two: type(two).__name__)
+def test_so_is_that_of_a_slot(limiter: Limiter, run: Callable[..., Any], two: Any) -> None:
+    queue = bucket("10/s burst 2 leaky_bucket")
+    assert limiter.acquire(queue, timeout=10, cost=two).retry_after == 0
+    assert run(limiter.aacquire(queue, timeout=10, cost=two)).retry_after == 0.2
+
+
+@pytest.mark.parametrize("two", TWOS, ids=lambda two: type(two).__name__)
+def test_so_are_the_numbers_of_a_rate(limiter: Limiter, two: Any) -> None:
+    rate = Rate(limit=two, period=60, burst=two)
+    assert (type(rate.limit), type(rate.burst), str(rate)) == (int, int, "2/min burst 2")
+    subject = Bucket("user:1", rate)
+    assert [limiter.check([subject]).allowed for _ in range(3)] == [True, True, False]
+    assert not limiter.check([Bucket("user:1", Rate.parse("2/min burst 2"))]).allowed
+
+
+@pytest.mark.parametrize("now", [0, -1, 1.5, None, "soon", float("nan"), 2**53, 10**5000], ids=lambda n: type(n))
+def test_a_clock_that_is_none(redis_client: redis.Redis, now: Any) -> None:
+    limiter = Limiter(client=redis_client, clock=lambda: now, prefix="rqtest")
+    with pytest.raises(InvalidBucket, match="the clock must return whole µs since the Unix epoch"):
+        limiter.check([MINUTE])
+    assert redis_client.keys("rqtest:*") == []
+
+
+@pytest.mark.parametrize("now", [1, 2**52])
+def test_the_ends_of_time(redis_client: redis.Redis, now: int) -> None:
+    limiter = Limiter(client=redis_client, clock=lambda: now, prefix="rqtest", timeout=5)
+    buckets = [bucket(f"10/min {algorithm}") for algorithm in ALGORITHMS]
+    for _ in range(2):
+        decision = limiter.check(buckets, 5)
+    refused = limiter.check(buckets, 5)
+    limiter.store.close()
+    assert decision.allowed
+    assert {status.remaining for status in decision.statuses} == {0}
+    assert {status.allowed for status in refused.statuses} == {False}
+    assert all(status.retry_after_us for status in refused.statuses)
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [
+        MINUTE,
+        bucket("20/min"),
+        bucket("10/min burst 5"),
+        bucket("10/min", mode="log"),
+        bucket("10/60s", counted_per="caller"),
+    ],
+    ids=str,
+)
+def test_two_buckets_of_one_counter_are_refused(limiter: Limiter, twin: Bucket) -> None:
+    for ask in (limiter.check, limiter.peek, limiter.charge, limiter.refund, limiter.reset):
+        with pytest.raises(InvalidBucket, match="so one counter; keep one"):
+            ask([MINUTE, twin])
+
+
+def test_the_first_call_may_bring_anything_that_text_can_hold(limiter: Limiter) -> None:
+    for subject in ("", "}{", "\0", "\ud800", "user:" + "x" * 10**6, "é" * 100):
+        assert limiter.check([bucket("10/min", subject, scope=subject)]).statuses[0].remaining == 9
+
+
+# --- Names. ---
+
+
+@pytest.mark.parametrize(
+    ("asked", "title"),
+    [
+        (bucket("10/min"), "all/min"),
+        (bucket("10/15min", scope="search"), "search/15min"),
+        (bucket("10/min gcra", scope="search"), "search/min gcra"),
+        (bucket("10/min", scope="search", counted_per="caller"), "search/min"),
+        (bucket("10/min", scope="search", counted_per="ip"), "search/min per ip"),
+        (bucket("10/min", name="burst"), "burst"),
+    ],
+)
+def test_title(asked: Bucket, title: str) -> None:
+    assert asked.title == title

@@ -1,0 +1,331 @@
+"""The scripts themselves: what they refuse, where they say an error is, and the protocol of revisions."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+
+import pytest
+import redis
+
+from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.engine.keys import bucket_key, revision_key
+from django_ratequota.engine.protocol import unpack_reply
+from django_ratequota.engine.rates import ALGORITHMS
+from django_ratequota.engine.scripts import DECIDE, PUBLISH
+from django_ratequota.exceptions import NewerRevision, StoreError
+from django_ratequota.store.base import run_script
+from django_ratequota.store.commands import Script
+from django_ratequota.utils.sansio import drive
+from tests.conftest import NOON_US, Clock
+
+MINUTE = Bucket("user:1", Rate.parse("10/min"))
+LOG = Bucket("user:1", Rate.parse("10/min sliding_window_log"))
+REVISION = revision_key("rqtest")
+#: mode, clock, revision, cost, patience; then algorithm, limit, period, burst, enforced, start, finish.
+GOOD: tuple[object, ...] = ("check", NOON_US, -1, 1, 0, "token_bucket", 10, 60_000_000, 10, 1, 0, 0)
+
+
+def run(limiter: Limiter, script: Script, keys: Sequence[str], args: Sequence[object]) -> Any:
+    return drive(run_script(script, keys, args), limiter.store.execute)
+
+
+def judge(limiter: Limiter, *buckets: Bucket, revision: int, verb: str = "check") -> Decision:
+    return drive(limiter.steps(verb, buckets, 1, revision=revision), limiter.store.execute)
+
+
+def broken_script() -> Script:
+    """The script with an error in ``sliding_window_log``."""
+    source = DECIDE.source.replace("redis.pcall('LLEN', key)", "redis.call('LLEN')")
+    return replace(DECIDE, source=source, sha=hashlib.sha1(source.encode()).hexdigest())
+
+
+def file_line(name: str, number: int) -> str:
+    return (files("django_ratequota") / "lua" / name).read_text().splitlines()[number - 1]
+
+
+# --- Composition. ---
+
+
+@pytest.mark.parametrize("script", [DECIDE, PUBLISH], ids=["decide", "publish"])
+def test_every_line_knows_the_file_it_comes_from(script: Script) -> None:
+    lines = script.source.splitlines()
+    assert script.sha == hashlib.sha1(script.source.encode()).hexdigest()
+    assert lines[0] == "#!lua"
+    assert len(lines) == len(script.lines)
+    for line, (name, number) in zip(lines, script.lines, strict=True):
+        assert file_line(name, number) in line or line == "end)()"
+
+
+def test_the_server_takes_the_scripts_as_they_are(redis_client: redis.Redis) -> None:
+    for script in (DECIDE, PUBLISH):
+        assert redis_client.script_load(script.source) == script.sha
+
+
+def test_a_line_is_located_by_file_and_unknown_lines_are_left_alone() -> None:
+    last = len(DECIDE.lines)
+    assert DECIDE.locate(f"boom user_script:{last}: x") == f"boom driver.lua:{DECIDE.lines[-1][1]}: x"
+    assert DECIDE.locate("user_script:1") == "prelude.lua:1"
+    for line in ("user_script:0", f"user_script:{last + 1}", "no line at all"):
+        assert DECIDE.locate(line) == line
+
+
+# --- Arguments. ---
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "message"),
+    [
+        (0, "chek", "unknown mode chek"),
+        (0, "", "unknown mode "),
+        (1, -1, r"ARGV\[2\] must be a whole number from 0"),
+        (1, "nan", r"ARGV\[2\] must be a whole number from 0"),
+        (1, "inf", r"ARGV\[2\] must be a whole number from 0"),
+        (1, 2**53, r"ARGV\[2\] must be a whole number from 0"),
+        (1, "1.5", r"ARGV\[2\] must be a whole number from 0"),
+        (1, "soon", r"ARGV\[2\] must be a whole number from 0 to 2\^53, not soon"),
+        (2, -2, r"ARGV\[3\] must be a whole number from -1"),
+        (3, -1, r"ARGV\[4\] must be a whole number from 0"),
+        (3, "nan", r"ARGV\[4\] must be a whole number from 0"),
+        (3, "", r"ARGV\[4\] must be a whole number from 0"),
+        (4, "-inf", r"ARGV\[5\] must be a whole number from 0"),
+        (5, "leaky", "unknown algorithm leaky"),
+        (6, 0, r"ARGV\[7\] must be a whole number from 1"),
+        (7, 0, r"ARGV\[8\] must be a whole number from 1"),
+        (8, "0.5", r"ARGV\[9\] must be a whole number from 1"),
+        (9, "yes", r"ARGV\[10\] must be a whole number from 0"),
+        (10, "nan", r"ARGV\[11\] must be a whole number from 0"),
+        (11, -1, r"ARGV\[12\] must be a whole number from 0"),
+    ],
+)
+def test_a_bad_argument_is_refused_before_anything_is_written(
+    redis_client: redis.Redis, limiter: Limiter, position: int, value: object, message: str
+) -> None:
+    """A Lua error does not take back the writes made before it; the bad bucket is the last one here."""
+    head, stride = list(GOOD[:5]), list(GOOD[5:])
+    bad = list(GOOD)
+    bad[position] = value
+    args = (bad[:5] if position < 5 else head) + stride + (bad[5:] if position >= 5 else stride)
+    message = re.sub(r"ARGV\\\[(\d+)", lambda m: rf"ARGV\[{int(m[1]) + 7 * (position >= 5)}", message)
+    with pytest.raises(StoreError, match=message) as caught:
+        run(limiter, DECIDE, ["rqtest:1", "rqtest:2"], args)
+    assert caught.value.reason == "response"
+    assert redis_client.keys("rqtest:*") == []
+
+
+@pytest.mark.parametrize("args", [(), GOOD[:4], GOOD[:-1], (*GOOD, 1, 1), GOOD + GOOD[5:]], ids=len)
+def test_a_wrong_number_of_arguments_is_refused(
+    redis_client: redis.Redis, limiter: Limiter, args: tuple[object, ...]
+) -> None:
+    with pytest.raises(StoreError, match="ratequota: "):
+        run(limiter, DECIDE, ["rqtest:1"], args)
+    assert redis_client.keys("rqtest:*") == []
+
+
+def test_good_arguments_are_taken(limiter: Limiter) -> None:
+    assert unpack_reply(run(limiter, DECIDE, ["rqtest:1"], GOOD)) == (
+        1,
+        1,
+        NOON_US,
+        -1,
+        1,
+        9,
+        0,
+        6_000_000,
+        6_000_000,
+    )
+
+
+# --- How long a key lives. ---
+
+
+@pytest.mark.parametrize(("algorithm", "periods"), [("fixed_window", 1), ("sliding_window_counter", 2)])
+def test_a_window_keeps_the_expiry_that_its_first_request_gave_it(
+    redis_client: redis.Redis, algorithm: str, periods: int
+) -> None:
+    limiter = Limiter(client=redis_client, prefix="rqtest")
+    asked = Bucket("user:1", Rate.parse(f"10/365days {algorithm}"))
+    year_us = asked.rate.period_us
+    seen = set()
+    for verb in (limiter.check, limiter.charge, limiter.refund, limiter.check):
+        finish_us = (verb([asked]).at_us // year_us + periods) * year_us
+        seen.add(redis_client.pexpiretime(bucket_key("rqtest", asked)))
+    assert limiter.peek([asked]).statuses[0].remaining == 8
+    [expires_ms] = seen
+    assert abs(expires_ms - finish_us // 1000 - 1000) < 500
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if "window" not in name] + ["sliding_window_log"])
+def test_what_drains_later_with_every_request_expires_later(redis_client: redis.Redis, algorithm: str) -> None:
+    limiter = Limiter(client=redis_client, prefix="rqtest")
+    asked = Bucket("user:1", Rate.parse(f"10/hour {algorithm}"))
+    expiries = []
+    for _ in range(3):
+        decision = limiter.check([asked])
+        full_us = decision.at_us + decision.statuses[0].reset_after_us
+        expiries.append(redis_client.pexpiretime(bucket_key("rqtest", asked)) - full_us // 1000 - 1000)
+    assert max(map(abs, expiries)) < 500
+
+
+def test_a_calendar_that_moves_its_finish_takes_the_expiry_along(redis_client: redis.Redis, limiter: Limiter) -> None:
+    """Another time zone, or another end of summer time: the count would have gone with the old finish."""
+    hour_us = 3_600_000_000
+    start_us = int(redis_client.time()[0]) * 10**6 - hour_us
+    expiries = []
+    for used, finish_us in ((1, start_us + 24 * hour_us), (2, start_us + 25 * hour_us)):
+        bucket = ("fixed_window", 10, 24 * hour_us, 10, 1, start_us, finish_us)
+        reply = unpack_reply(run(limiter, DECIDE, ["rqtest:1"], ("check", 0, -1, 1, 0, *bucket)))
+        assert reply[4:6] == (1, 10 - used)
+        expiries.append(redis_client.pexpiretime("rqtest:1") - finish_us // 1000 - 1000)
+    assert max(map(abs, expiries)) < 500
+
+
+# --- Errors. ---
+
+
+def test_an_error_names_the_file_and_the_line(limiter: Limiter) -> None:
+    with pytest.raises(StoreError) as caught:
+        run(limiter, DECIDE, ["rqtest:1"], ("check", "x", *GOOD[2:]))
+    [(name, number)] = set(re.findall(r"([a-z_]+\.lua):(\d+)", str(caught.value)))
+    assert name == "driver.lua"
+    assert "error('ratequota: ARGV['" in file_line(name, int(number))
+
+
+def test_an_error_in_an_algorithm_names_its_file_and_nothing_is_written(
+    redis_client: redis.Redis, limiter: Limiter
+) -> None:
+    log = ("sliding_window_log", *GOOD[6:])
+    with pytest.raises(StoreError) as caught:
+        run(limiter, broken_script(), ["rqtest:1", "rqtest:2"], (*GOOD, *log))
+    [(name, number)] = set(re.findall(r"([a-z_]+\.lua):(\d+)", str(caught.value)))
+    assert caught.value.reason == "response"
+    assert name == "sliding_window_log.lua"
+    assert "LLEN" in file_line(name, int(number))
+    assert redis_client.keys("rqtest:*") == []
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "sliding_window_log"])
+@pytest.mark.parametrize("value", [b"", b"12", b"x" * 15, b"x" * 17, b"x" * 100], ids=len)
+def test_what_is_no_state_counts_as_none(
+    redis_client: redis.Redis, limiter: Limiter, algorithm: str, value: bytes
+) -> None:
+    asked = replace(MINUTE, rate=Rate.parse(f"10/min {algorithm}"))
+    redis_client.set(bucket_key("rqtest", asked), value)
+    assert [limiter.check([asked]).statuses[0].remaining for _ in range(2)] == [9, 8]
+
+
+# --- Scripts that the server forgot. ---
+
+
+def test_after_script_flush_the_count_goes_on_exactly(redis_client: redis.Redis, limiter: Limiter) -> None:
+    """NOSCRIPT says that nothing ran: asking again is safe."""
+    for _ in range(3):
+        assert limiter.check([MINUTE]).allowed
+        redis_client.script_flush()
+    assert limiter.peek([MINUTE]).statuses[0].remaining == 7
+    redis_client.script_flush()
+    assert limiter.publish() > NOON_US
+
+
+def test_loading_takes_one_more_command_once(redis_client: redis.Redis, limiter: Limiter) -> None:
+    redis_client.script_flush()
+    redis_client.config_resetstat()
+    for _ in range(2):
+        limiter.check([MINUTE])
+    calls = {name: stat["calls"] for name, stat in redis_client.info("commandstats").items()}
+    assert (calls["cmdstat_evalsha"], calls["cmdstat_eval"]) == (2, 1)
+
+
+# --- Revisions. ---
+
+
+def test_a_caller_behind_the_stored_revision_is_told_and_consumes_nothing(
+    redis_client: redis.Redis, limiter: Limiter
+) -> None:
+    published = limiter.publish()
+    for revision in (0, 1, published - 1):
+        for verb in ("check", "peek", "charge", "refund"):
+            with pytest.raises(NewerRevision) as caught:
+                judge(limiter, MINUTE, LOG, revision=revision, verb=verb)
+            assert caught.value.revision == published
+    assert redis_client.keys("rqtest:*") == [REVISION.encode()]
+    decision = judge(limiter, MINUTE, revision=published)
+    assert (decision.allowed, decision.revision, decision.statuses[0].remaining) == (True, published, 9)
+
+
+def test_without_buckets_the_caller_is_told_as_well(limiter: Limiter) -> None:
+    published = limiter.publish()
+    with pytest.raises(NewerRevision):
+        judge(limiter, revision=published - 1)
+    assert judge(limiter, revision=published).allowed
+
+
+@pytest.mark.parametrize("verb", ["check", "peek"])
+@pytest.mark.parametrize("stored", [None, 1, 499])
+def test_a_stored_revision_that_is_missing_or_older_is_published_anew(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock, stored: int | None, verb: str
+) -> None:
+    """A store that lost data may have lost a publication nobody has read: putting the old number back hid it."""
+    if stored:
+        redis_client.set(REVISION, stored)
+    with pytest.raises(NewerRevision) as caught:
+        judge(limiter, MINUTE, revision=500, verb=verb)
+    assert caught.value.revision == clock.now_us
+    assert redis_client.get(REVISION) == str(clock.now_us).encode()
+    assert redis_client.ttl(REVISION) == -1
+    assert redis_client.keys("rqtest:*") == [REVISION.encode()], "nothing was consumed"
+    assert judge(limiter, MINUTE, revision=clock.now_us, verb=verb).allowed
+
+
+def test_what_is_published_anew_is_newer_than_the_caller_whatever_the_clock(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock
+) -> None:
+    """``tostring`` in Lua writes 1.7637000001235e+15."""
+    with pytest.raises(NewerRevision) as caught:
+        judge(limiter, revision=clock.now_us + 123_456)
+    assert caught.value.revision == clock.now_us + 123_457
+    assert redis_client.get(REVISION) == str(clock.now_us + 123_457).encode()
+
+
+def test_before_the_first_publication_there_is_no_revision(redis_client: redis.Redis, limiter: Limiter) -> None:
+    assert judge(limiter, MINUTE, revision=0).allowed
+    assert redis_client.get(REVISION) is None
+
+
+def test_callers_without_a_revision_touch_none(redis_client: redis.Redis, limiter: Limiter) -> None:
+    published = limiter.publish()
+    assert limiter.check([MINUTE]).allowed
+    assert redis_client.get(REVISION) == str(published).encode()
+
+
+def test_revisions_grow_whatever_happens_to_the_store(redis_client: redis.Redis, limiter: Limiter) -> None:
+    """After a FLUSHALL revisions began at 1 again, and no process reloaded."""
+    revisions = [limiter.publish(), limiter.publish()]
+    redis_client.delete(REVISION)
+    revisions.append(limiter.publish())
+    redis_client.set(REVISION, 5)
+    revisions.append(limiter.publish())
+    redis_client.set(REVISION, "garbage")
+    revisions.append(limiter.publish())
+    assert revisions == sorted(set(revisions))
+    assert redis_client.get(REVISION) == str(revisions[-1]).encode()
+
+
+def test_a_revision_ahead_of_the_clock_is_followed_by_the_next_number(
+    redis_client: redis.Redis, limiter: Limiter
+) -> None:
+    ahead = time.time_ns() // 1000 + 3600 * 10**6
+    redis_client.set(REVISION, ahead)
+    assert [limiter.publish(), limiter.publish()] == [ahead + 1, ahead + 2]
+
+
+def test_stored_revision(redis_client: redis.Redis, limiter: Limiter) -> None:
+    assert limiter.stored_revision() == 0
+    assert redis_client.keys("rqtest:*") == []
+    published = limiter.publish()
+    assert limiter.stored_revision() == published

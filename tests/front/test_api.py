@@ -1,0 +1,270 @@
+"""The usage endpoint: clients see how they stand, at no cost, whatever state they or Redis are in."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+import redis
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.db import OperationalError
+from django.test import Client
+from django.urls import reverse
+from rest_framework.test import APIRequestFactory
+
+from django_ratequota.admin.permissions import PolicyRights
+from django_ratequota.api import LOOKING, QuotaLimitSerializer, QuotaUsageSerializer, UsageView
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.operations import caller_limits as standing
+from django_ratequota.policies.cache import policies
+from django_ratequota.policies.identity import Caller
+from tests.project.views import request_from
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+
+@pytest.fixture
+def search() -> Endpoint:
+    return Endpoint.objects.create(name="search")
+
+
+@pytest.fixture
+def alice() -> User:
+    return User.objects.create_user("alice")
+
+
+def usage(client: Client, **query: Any) -> Any:
+    response = client.get(reverse("ratequota:usage"), query)
+    assert response.status_code == 200, response.content
+    return response.json()
+
+
+def names(found: Any) -> list[str]:
+    return [limit["policy"] for limit in found["limits"]]
+
+
+def may(user: User, *codenames: str) -> User:
+    user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+    return User.objects.get(pk=user.pk)
+
+
+def test_a_project_without_anonymous_users_refuses_them_the_question_about_others(
+    client: Client, settings: Any, alice: User
+) -> None:
+    """``request.user`` was None there, and the answer a 500."""
+    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "UNAUTHENTICATED_USER": None}
+    assert client.get("/quota/usage/", {"user": "alice"}).status_code == 403
+
+
+def test_each_limit_is_told_as_it_stands(client: Client, search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="4/min burst 8")
+    RatePolicy.objects.create(rates="100/hour", algorithm="gcra", counted_per="everyone")
+    for _ in range(3):
+        assert client.get("/search/").status_code == 200
+    response = client.get("/quota/usage/")
+    assert response["Cache-Control"] == "no-store"
+    assert response.json() == {
+        "limits": [
+            {
+                "policy": "all/hour gcra per everyone",
+                "scope": None,
+                "rate": "100/hour gcra",
+                "counted_per": "everyone",
+                "limit": 100,
+                "window": 3600,
+                "remaining": 97,
+                "reset": 108,
+                "retry_after": 0,
+            },
+            {
+                "policy": "search/min",
+                "scope": "search",
+                "rate": "4/min burst 8",
+                "counted_per": "caller",
+                "limit": 8,
+                "window": 60,
+                "remaining": 5,
+                "reset": 45,
+                "retry_after": 0,
+            },
+        ],
+        "blocked_by": [],
+        "available": True,
+        "truncated": False,
+    }
+
+
+def test_looking_costs_nothing_of_what_is_looked_at(client: Client, settings: Any, redis_client: redis.Redis) -> None:
+    """Not by the project's default throttle, and not by the middleware that enforces every view."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+    RatePolicy.objects.create(rates="2/hour")
+    assert [client.get("/plain/").status_code for _ in range(3)] == [200, 200, 429]
+    before = {key: redis_client.dump(key) for key in redis_client.keys("rqtest:{*")}
+    assert len(before) == 1
+    found = [usage(client)["limits"][0] for _ in range(3)]
+    assert {limit["remaining"] for limit in found} == {0}
+    assert all(1790 < limit["retry_after"] <= 1800 for limit in found)
+    assert {key: redis_client.dump(key) for key in before} == before
+
+
+def test_one_endpoint_is_asked_about_by_its_scope(client: Client, search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="4/min")
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="exports"), rates="1/day")
+    RatePolicy.objects.create(rates="100/hour")
+    assert names(usage(client)) == ["all/hour", "exports/day", "search/min"]
+    assert names(usage(client, scope="search")) == ["all/hour", "search/min"]
+    response = client.get("/quota/usage/", {"scope": "serach"})
+    assert (response.status_code, response.json()) == (400, {"scope": ["There is no endpoint of that name."]})
+
+
+def test_callers_see_what_they_are_held_to_and_nothing_else(client: Client, search: Endpoint, alice: User) -> None:
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    PlanAssignment.objects.create(user=alice, plan=pro)
+    Plan.objects.create(name="Free", slug="free", default_for="anonymous")
+    RatePolicy.objects.create(endpoint=search, plan=pro, rates="50/min")
+    RatePolicy.objects.create(plan=Plan.objects.get(slug="free"), rates="5/min")
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="mine"), user=alice, rates="7/min")
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="logged"), rates="7/min", mode="log")
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="off"), rates="7/min", mode="off")
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="free"), rates="unlimited")
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="closed"), rates="blocked")
+    found = usage(client)
+    assert (names(found), found["blocked_by"]) == (["all/min"], ["closed/blocked"])
+    client.force_login(alice)
+    assert names(usage(client)) == ["mine/min", "search/min"]
+
+
+def test_addresses_are_told_apart(client: Client) -> None:
+    RatePolicy.objects.create(rates="9/hour")
+    client.get("/plain/")
+    client.get("/search/")
+    assert usage(client)["limits"][0]["remaining"] == 8
+    other = client.get("/quota/usage/", REMOTE_ADDR="203.0.113.9").json()
+    assert other["limits"][0]["remaining"] == 9
+
+
+def test_the_newest_policies_are_told(client: Client) -> None:
+    policy = RatePolicy.objects.create(rates="9/hour")
+    assert usage(client)["limits"][0]["limit"] == 9
+    RatePolicy.objects.filter(pk=policy.pk).update(rates="20/hour")
+    assert usage(client)["limits"][0]["limit"] == 20
+
+
+def test_limits_are_known_while_redis_is_down_and_counts_are_not(client: Client, settings: Any) -> None:
+    RatePolicy.objects.create(rates="9/month, 5/min", on_error="deny")
+    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0, "REPORT_SECONDS": 0}
+    found = usage(client)
+    assert found["available"] is False
+    assert [(limit["rate"], limit["limit"], limit["window"]) for limit in found["limits"]] == [
+        ("9/month", 9, 31 * 86_400),
+        ("5/min", 5, 60),
+    ]
+    assert {limit[name] for limit in found["limits"] for name in ("remaining", "reset", "retry_after")} == {None}
+
+
+def unreachable(*args: Any) -> Any:
+    raise OperationalError("gone")
+
+
+def test_policies_that_were_never_read_are_a_503(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "reload", unreachable)
+    response = client.get("/quota/usage/")
+    assert (response.status_code, response["Retry-After"]) == (503, "1")
+
+
+@pytest.mark.parametrize("lost", ["reload", "load_user"])
+def test_the_last_known_policies_are_told_while_the_database_is_down(
+    client: Client, alice: User, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    RatePolicy.objects.create(rates="9/hour")
+    assert usage(client)["limits"][0]["limit"] == 9
+    client.force_login(alice)
+    monkeypatch.setattr(policies, lost, unreachable)
+    assert names(usage(client)) == ["all/hour"]
+
+
+def test_how_much_one_request_looks_at_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standing, "MAX_LIMITS", 2)
+    for name in ("c", "b", "a"):
+        RatePolicy.objects.create(endpoint=Endpoint.objects.create(name=name), rates="9/hour")
+    found = usage(client)
+    assert (names(found), found["truncated"]) == (["a/hour", "b/hour"], True)
+    assert usage(client, scope="c")["truncated"] is False
+
+
+def test_what_requests_remember_is_not_pushed_out(client: Client) -> None:
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="9/hour")
+    client.get("/search/")
+    memo = policies.current().memo  # type: ignore[union-attr]
+    before = [(dict(kept._young), dict(kept._old)) for kept in (memo.places, memo.resolutions, memo.matches)]
+    assert standing.standing(Caller(request_from())).limits
+    assert policies.current().memo is memo  # type: ignore[union-attr]
+    assert [(kept._young, kept._old) for kept in (memo.places, memo.resolutions, memo.matches)] == before
+
+
+def test_a_project_may_route_it_under_another_scope_or_under_none() -> None:
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="looks"), rates="1/hour")
+    for view, statuses in (
+        (UsageView.as_view(throttle_scope="looks"), [200, 429]),
+        (UsageView.as_view(throttle_classes=[]), [200, 200]),
+    ):
+        assert [view(APIRequestFactory().get("/")).status_code for _ in range(2)] == statuses
+
+
+def test_what_is_sent_is_what_is_documented(client: Client, search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="4/min")
+    found = usage(client)
+    assert found.keys() == QuotaUsageSerializer().fields.keys()
+    assert found["limits"][0].keys() == QuotaLimitSerializer().fields.keys()
+
+
+# --- Asking about others. ---
+
+
+@pytest.fixture
+def operator() -> User:
+    return may(User.objects.create_user("operator", is_staff=True), "view_ratepolicy")
+
+
+def test_staff_may_ask_about_a_user_by_name_or_key(client: Client, alice: User, operator: User) -> None:
+    RatePolicy.objects.create(user=alice, rates="7/min")
+    client.force_login(operator)
+    assert names(usage(client)) == []
+    assert names(usage(client, user="alice")) == names(usage(client, user=alice.pk)) == ["all/min"]
+
+
+@pytest.mark.parametrize("name", ["nobody", "0", "9" * 30, "\x00", ""])
+def test_a_user_who_is_not_there(client: Client, operator: User, name: str) -> None:
+    client.force_login(operator)
+    response = client.get("/quota/usage/", {"user": name})
+    assert (response.status_code, response.json()) == (400, {"user": ["There is no such user."]})
+
+
+def test_a_name_comes_before_a_key(client: Client, alice: User, operator: User) -> None:
+    named = User.objects.create_user(str(alice.pk))
+    RatePolicy.objects.create(user=named, rates="3/min")
+    client.force_login(operator)
+    assert usage(client, user=alice.pk)["limits"][0]["limit"] == 3
+
+
+def test_nobody_else_may(client: Client, alice: User, operator: User) -> None:
+    """Without a word about whether there is such a user."""
+    User.objects.filter(pk=operator.pk).update(is_staff=False)
+    for who in (None, alice, operator):
+        if who is not None:
+            client.force_login(who)
+        for name in ("alice", "nobody"):
+            assert client.get("/quota/usage/", {"user": name}).status_code == 403
+
+
+def test_the_right_to_ask_is_that_of_the_admin(operator: User) -> None:
+    """Who may look at policies is decided in admin.rights; the endpoint must not grow apart from it."""
+    own = RatePolicy._meta.default_permissions
+    codenames = [f"{verb}_ratepolicy" for verb in own] + [name for name, _ in RatePolicy._meta.permissions]
+    rights = PolicyRights(RatePolicy, admin.site)
+    for count in (0, 1, 2):
+        for held in combinations(codenames, count):
+            request = request_from(may(operator, *held))
+            assert rights.has_view_permission(request) == bool(set(held) & set(LOOKING)), held

@@ -1,0 +1,466 @@
+"""``manage.py check`` of a project: whether anything enforces, whether views answer what endpoints count."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from http import HTTPStatus
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+from django.contrib import admin
+from django.contrib.auth.views import LoginView
+from django.core import checks
+from django.core.exceptions import PermissionDenied
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+from django.db import connection
+from django.db.migrations.recorder import MigrationRecorder
+from django.http import Http404, HttpResponse, HttpResponseForbidden, JsonResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.http import require_POST
+from rest_framework import exceptions, status
+from rest_framework.authtoken.views import ObtainAuthToken
+from rest_framework.response import Response
+from rest_framework.throttling import BaseThrottle
+from rest_framework.views import APIView
+
+from django_ratequota import Limiter, check_request
+from django_ratequota.api import UsageView
+from django_ratequota.checks.views import (
+    check_enforced,
+    check_migrated,
+    check_statuses,
+    check_unchecked,
+    check_unlimited,
+)
+from django_ratequota.compat.drf import AnonRateThrottle
+from django_ratequota.compat.ratelimit.decorators import ratelimit
+from django_ratequota.decorators import ratequota
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.policies.view_code import never_answers
+from django_ratequota.throttling import QuotaThrottle
+from tests.support.snippets import ROOT, snippets
+
+DATABASES = ["default"]
+
+
+def ids(messages: list[Any]) -> list[str]:
+    assert all(message.hint and message.level == checks.WARNING for message in messages)
+    return [str(message.id).removeprefix("django_ratequota.") for message in messages]
+
+
+# --- Whether anything enforces. ---
+
+
+@pytest.fixture
+def project(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """Makes a project of one module with these views (and other names), and a URLconf that routes to them."""
+
+    def make(*routed: Any, **named: Any) -> ModuleType:
+        views, urls = ModuleType("project_views"), ModuleType("project_urls")
+        vars(views).update(named)
+        for view in routed:
+            if isinstance(view, type):
+                view.__module__ = "project_views"
+        callbacks = [view.as_view() if isinstance(view, type) else view for view in routed]
+        for callback in callbacks:
+            callback.__module__ = getattr(callback, "__module__", "").replace(__name__, "project_views")
+        patterns = [path(f"{number}/", callback) for number, callback in enumerate(callbacks)]
+        vars(urls)["urlpatterns"] = [*patterns, path("admin/", admin.site.urls)]
+        monkeypatch.setitem(sys.modules, "project_views", views)
+        monkeypatch.setitem(sys.modules, "project_urls", urls)
+        settings.ROOT_URLCONF, settings.MIDDLEWARE = "project_urls", ["django.middleware.common.CommonMiddleware"]
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": False}
+        settings.REST_FRAMEWORK = {}
+        return views
+
+    return make
+
+
+def plain(request: Any) -> HttpResponse:
+    return HttpResponse()
+
+
+class Unlimited(APIView):
+    throttle_classes = ()
+
+
+class Limited(APIView):
+    """By DEFAULT_THROTTLE_CLASSES, as this suite has it."""
+
+
+class ByDropIn(APIView):
+    throttle_classes = (AnonRateThrottle,)
+
+
+class ByAnother(APIView):
+    class Throttle(BaseThrottle):
+        pass
+
+    throttle_classes = (Throttle,)
+
+
+@method_decorator(ratequota(scope="search"), name="dispatch")
+class Decorated(View):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("views", "named", "enforced"),
+    [
+        ([], {}, False),
+        ([plain], {}, False),
+        ([plain, Unlimited, ByAnother], {}, False),
+        ([UsageView.as_view()], {}, False),  # it limits itself, and none of the project's views
+        ([plain, Limited], {}, True),
+        ([plain, Decorated], {}, True),
+        ([ByDropIn], {}, True),
+        ([plain, ratequota(scope="search")(plain)], {}, True),
+        ([plain], {"check_request": check_request}, True),
+        ([plain], {"ratelimit": ratelimit}, True),
+        ([plain], {"RatePolicy": RatePolicy, "never_answers": never_answers}, False),
+    ],
+)
+def test_a_project_in_which_nothing_enforces(
+    project: Any, views: list[Any], named: dict[str, Any], enforced: bool
+) -> None:
+    project(*views, **named)
+    assert ids(check_enforced()) == ([] if enforced else ["W010"])
+
+
+def test_enforce_all_enforces(project: Any, settings: Any) -> None:
+    project(plain)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+    assert check_enforced() == []
+
+
+def test_a_middleware_of_the_project_that_asks_enforces(project: Any, settings: Any, monkeypatch: Any) -> None:
+    project(plain)
+    module = ModuleType("project_middleware")
+    vars(module)["check_request"] = check_request
+    monkeypatch.setitem(sys.modules, "project_middleware", module)
+    settings.MIDDLEWARE = ["project_middleware.Limits", "project_missing.Middleware"]
+    assert check_enforced() == []
+
+
+def service(**named: Any) -> ModuleType:
+    """A module of the project that its views call."""
+    module = ModuleType("project_service")
+    vars(module).update(named)
+    exec(  # functions have the globals of the module that defines them
+        "def complete(request):\n    return check_request(request)\n\n"
+        "def lazily(request):\n    from django_ratequota import check_request\n    return check_request(request)\n\n"
+        "def engine(request):\n    return limiter.check([])\n\n"
+        "def models(request):\n    from django_ratequota.models import RatePolicy\n    return RatePolicy\n",
+        vars(module),
+    )
+    return module
+
+
+@pytest.mark.parametrize(
+    ("called", "enforced"), [("complete", True), ("lazily", True), ("engine", True), ("models", False)]
+)
+def test_code_that_views_call_enforces(project: Any, called: str, enforced: bool) -> None:
+    module = service(check_request=check_request, limiter=Limiter(client=redis.Redis()))
+    space: dict[str, Any] = {"__name__": "project_views", "service": module}
+    exec(f"def view(request):\n    return service.{called}(request)", space)
+    project(space["view"])
+    assert ids(check_enforced()) == ([] if enforced else ["W010"])
+
+
+def test_an_operation_of_ninja_that_asks_enforces(project: Any) -> None:
+    from ninja import NinjaAPI
+
+    api = NinjaAPI(urls_namespace="checked-by-hand")
+    api.get("/reports")(service(check_request=check_request).complete)
+    project()
+    sys.modules["project_urls"].urlpatterns.append(path("api/", api.urls))
+    assert check_enforced() == []
+
+
+def test_a_middleware_whose_code_asks_enforces(project: Any, settings: Any, monkeypatch: Any) -> None:
+    project(plain)
+    space: dict[str, Any] = {"__name__": "project_middleware", "service": service(check_request=check_request)}
+    exec("class Limits:\n    def __call__(self, request):\n        return service.complete(request)", space)
+    module = ModuleType("project_middleware")
+    vars(module)["Limits"] = space["Limits"]
+    monkeypatch.setitem(sys.modules, "project_middleware", module)
+    settings.MIDDLEWARE = ["project_middleware.Limits"]
+    assert check_enforced() == []
+
+
+def test_a_project_without_views_is_asked_for_its_settings(project: Any, settings: Any) -> None:
+    project()
+    settings.REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"]}
+    assert check_enforced() == []
+    project(plain)
+    settings.REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"]}
+    [warning] = check_enforced()
+    assert ids([warning]) == ["W010"]
+    assert warning.hint.startswith("DEFAULT_THROTTLE_CLASSES has QuotaThrottle, but no view")
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_one_throttled_operation_of_a_path_is_enough(project: Any, limited: bool) -> None:
+    from ninja import NinjaAPI
+
+    from django_ratequota.ninja import QuotaThrottle
+
+    api = NinjaAPI(urls_namespace=f"checked-{limited}")
+
+    @api.get("/reports", throttle=[QuotaThrottle()] if limited else [])
+    def reports(request: Any) -> list[int]:
+        return []
+
+    @api.post("/reports")
+    def report(request: Any) -> list[int]:
+        return []
+
+    project()
+    sys.modules["project_urls"].urlpatterns.append(path("api/", api.urls))
+    assert ids(check_enforced()) == ([] if limited else ["W010"])
+
+
+def test_a_urlconf_that_fails_is_django_s_to_tell(settings: Any) -> None:
+    settings.ROOT_URLCONF = "nowhere"
+    assert check_enforced() == []
+
+
+# --- Whether anything counts what views refuse by themselves. ---
+
+
+class Throttled(APIView):
+    throttle_classes = [QuotaThrottle]
+
+
+@pytest.mark.parametrize(
+    ("view", "enforce_all", "count_unchecked", "expected"),
+    [
+        (Throttled, True, False, ["W015"]),
+        (Throttled, True, True, []),
+        (Throttled, False, False, []),
+        (ratequota(plain), True, False, []),
+        (require_POST(ratequota(plain)), True, False, ["W015"]),
+        (plain, True, False, []),
+    ],
+)
+def test_what_views_refuse_before_their_throttle_may_go_uncounted(
+    project: Any, settings: Any, view: Any, enforce_all: bool, count_unchecked: bool, expected: list[str]
+) -> None:
+    project(view)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": enforce_all, "COUNT_UNCHECKED": count_unchecked}
+    assert ids(check_unchecked()) == expected
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("view", "count_unchecked", "policy", "expected"),
+    [
+        (Throttled, True, None, ["W017"]),
+        (Throttled, False, None, []),
+        (plain, True, None, []),
+        (UsageView, True, None, []),
+        (Throttled, True, {"endpoint": None}, []),
+        (Throttled, True, {"routes": "/0/"}, []),
+        (Throttled, True, {"routes": "/other/"}, ["W017"]),
+        (Throttled, True, {"endpoint": None, "counted_per": "caller"}, ["W017"]),
+        (Throttled, True, {"endpoint": None, "mode": "off"}, ["W017"]),
+        (Throttled, True, {"endpoint": None, "ends_at": "2020-01-01T00:00Z"}, ["W017"]),
+        (Throttled, True, {"endpoint": None, "subject": "ip:203.0.113.7"}, ["W017"]),
+    ],
+)
+def test_count_unchecked_needs_a_policy_counted_per_ip(
+    project: Any,
+    settings: Any,
+    view: Any,
+    count_unchecked: bool,
+    policy: dict[str, Any] | None,
+    expected: list[str],
+) -> None:
+    project(view)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "COUNT_UNCHECKED": count_unchecked}
+    if policy is not None:
+        fields = {"counted_per": "ip", "rates": "100/min", **policy}
+        if routes := fields.pop("routes", ""):
+            fields["endpoint"] = Endpoint.objects.create(name="one", routes=routes)
+        RatePolicy.objects.create(**fields)
+    found = check_unlimited(databases=DATABASES)
+    assert ids(found) == expected
+    assert check_unlimited() == []
+    if found:
+        assert found[0].msg == "COUNT_UNCHECKED counts nothing where no policy counted per ip applies (/0/)."
+
+
+# --- Whether its tables are there. ---
+
+
+@pytest.mark.django_db
+def test_migrations_that_are_not_applied(monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any) -> None:
+    assert check_migrated(databases=DATABASES) == []
+    recorder = MigrationRecorder(connection)
+    recorder.record_unapplied("django_ratequota", "0006_charged_statuses")
+    [warning] = check_migrated(databases=DATABASES)
+    assert ids([warning]) == ["W009"]
+    assert warning.msg == "Migrations of django_ratequota are not applied to 'default': 0006_charged_statuses."
+    with pytest.raises(SystemCheckError, match=r"django_ratequota\.W009"):
+        call_command("check", databases=DATABASES, fail_level="WARNING")
+    with django_assert_num_queries(0):
+        assert check_migrated() == check_migrated(databases=["replica"]) == []
+        monkeypatch.setattr(sys, "argv", ["manage.py", "migrate"])
+        assert check_migrated(databases=DATABASES) == []
+
+
+# --- Whether views answer what is counted. ---
+
+
+def says_400(request: Any) -> HttpResponse:
+    return JsonResponse({}, status=400)
+
+
+def says_what_another_says(request: Any) -> HttpResponse:
+    return says_400(request)
+
+
+def says_403_by_a_class(request: Any) -> HttpResponse:
+    return HttpResponseForbidden()
+
+
+def says_422_by_name(request: Any) -> Response:
+    return Response(status=status.HTTP_422_UNPROCESSABLE_ENTITY)
+
+
+def says_401_by_the_enumeration(request: Any) -> HttpResponse:
+    return HttpResponse(status=HTTPStatus.UNAUTHORIZED)
+
+
+def says_404_by_an_exception(request: Any) -> HttpResponse:
+    raise Http404
+
+
+def says_404_by_a_shortcut(request: Any) -> HttpResponse:
+    return HttpResponse(get_object_or_404(Endpoint, name="x"))
+
+
+def says_403_within(request: Any) -> HttpResponse:
+    def refuse() -> None:
+        raise PermissionDenied
+
+    refuse()
+    return HttpResponse(status=400)
+
+
+def says_nothing(request: Any) -> HttpResponse:
+    return redirect("/")
+
+
+class Asked(View):
+    def post(self, request: Any) -> HttpResponse:
+        return self.failed()
+
+    def failed(self) -> HttpResponse:
+        return HttpResponse(status=409)
+
+
+class Rest(APIView):
+    def post(self, request: Any) -> Response:
+        raise exceptions.Throttled if request else exceptions.NotFound
+
+
+class Service:
+    def refuse(self) -> None:
+        raise exceptions.NotAuthenticated
+
+
+def says_401_by_an_object(request: Any) -> HttpResponse:
+    Service().refuse()
+    return HttpResponse(status=400)
+
+
+class OwnLogin(LoginView):
+    def form_invalid(self, form: Any) -> HttpResponse:
+        return HttpResponse(status=401)
+
+
+@pytest.mark.parametrize(
+    ("view", "statuses", "never"),
+    [
+        (says_400, "401 403", True),
+        (says_400, "400", False),
+        (says_400, "401 4xx", False),
+        (says_400, "5xx", False),
+        (says_400, "200", False),
+        (says_400, "302", False),
+        (says_400, "405", False),
+        (says_what_another_says, "401", True),
+        (says_what_another_says, "400", False),
+        (require_POST(ratequota(scope="login")(says_400)), "401 403", True),
+        (ratequota(scope="login")(require_POST(says_400)), "400", False),
+        (says_403_by_a_class, "401", True),
+        (says_403_by_a_class, "403", False),
+        (says_422_by_name, "422", False),
+        (says_422_by_name, "400", True),
+        (says_401_by_the_enumeration, "401", False),
+        (says_401_by_the_enumeration, "403", True),
+        (says_404_by_an_exception, "404", False),
+        (says_404_by_an_exception, "400", True),
+        (says_404_by_a_shortcut, "404", False),
+        (says_404_by_a_shortcut, "403", True),
+        (says_403_within, "403", False),
+        (says_403_within, "401", True),
+        (says_401_by_an_object, "401", False),
+        (says_nothing, "401 403", False),  # nobody knows
+        (plain, "401", False),
+        (Asked.as_view(), "409", False),
+        (Asked.as_view(), "401", True),
+        (Rest.as_view(), "401 403", False),
+        (Rest.as_view(), "409", True),
+        (Limited.as_view(), "409", False),
+        (LoginView.as_view(), "401 403", True),
+        (LoginView.as_view(), "4xx", True),
+        (LoginView.as_view(), "200", False),
+        (OwnLogin.as_view(), "401", False),
+        (ObtainAuthToken.as_view(), "401 403", True),
+        (ObtainAuthToken.as_view(), "400", False),
+        (max, "401", False),
+    ],
+)
+def test_what_a_view_never_answers(view: Any, statuses: str, never: bool) -> None:
+    assert never_answers(view, frozenset(statuses.split())) == never
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("charged", "warned"), [("401, 403", True), ("400", False), ("", False)])
+def test_an_endpoint_whose_statuses_its_view_never_answers(
+    project: Any, django_assert_num_queries: Any, charged: str, warned: bool
+) -> None:
+    """The login view of the docs, as it stands there."""
+    [snippet] = [one for one in snippets(ROOT / "docs/howto/login.md") if one.file == "views.py"]
+    names: dict[str, Any] = {"__name__": "login_views"}
+    exec(compile(snippet.padded, str(snippet.page), "exec"), names)
+    project(names["log_in"], says_401_by_the_enumeration)
+    endpoint = Endpoint.objects.create(name="login", charged_statuses=charged)
+    messages = check_statuses(databases=DATABASES)
+    assert ids(messages) == (["W011"] if warned else [])
+    if warned:
+        assert "'login' counts responses with status 401, 403 only" in messages[0].msg
+        with pytest.raises(SystemCheckError, match=r"django_ratequota\.W011"):
+            call_command("check", databases=DATABASES, fail_level="WARNING")
+    with django_assert_num_queries(0):
+        assert check_statuses() == []
+    # Another of its views does: then it counts something.
+    endpoint.routes = "/1/"
+    endpoint.save()
+    assert check_statuses(databases=DATABASES) == []
+
+
+@pytest.mark.django_db
+def test_an_endpoint_that_no_view_in_the_urlconf_is_of(project: Any) -> None:
+    project(plain)
+    Endpoint.objects.create(name="login", charged_statuses="401")
+    assert check_statuses(databases=DATABASES) == []

@@ -1,0 +1,160 @@
+"""``@ratequota`` on every kind of plain Django view, under WSGI and under ASGI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.contrib.auth.models import User
+from django.http import HttpResponse
+from django.test import AsyncClient
+from django.views import View
+
+from django_ratequota.decorators import ratequota
+from django_ratequota.exceptions import InvalidCost
+from django_ratequota.models import Endpoint, RatePolicy
+from tests.conftest import Get
+from tests.project import views
+from tests.project.views import Units, request_from
+
+EVERY_KIND = ["/decorated/", "/adecorated/", "/class/", "/aclass/", "/astacked/", "/amethod/"]
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+
+@pytest.fixture
+def search() -> Endpoint:
+    return Endpoint.objects.create(name="search")
+
+
+@pytest.mark.parametrize("path", EVERY_KIND)
+def test_every_kind_of_view_is_held_to_its_scope(get: Get, search: Endpoint, path: str) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="2/hour")
+    for left in ("1", "0"):
+        admitted = get(path)
+        assert (admitted.status_code, admitted.json()) == (200, {"ran": True})
+        assert admitted["X-RateLimit-Remaining"] == left
+        assert admitted["RateLimit-Policy"] == '"search/hour";q=2;w=3600'
+    refused = get(path)
+    assert refused.status_code == 429
+    assert refused["Content-Type"] == "application/problem+json"
+    assert refused.json()["violated-policies"] == ["search/hour"]
+    assert refused.json()["retry_after"] == int(refused["Retry-After"])
+    assert 1700 < int(refused["Retry-After"]) <= 1800
+    assert refused["X-RateLimit-Remaining"] == "0"
+
+
+@pytest.mark.parametrize("path", EVERY_KIND)
+def test_headers_do_not_need_the_middleware(get: Get, settings: Any, path: str) -> None:
+    settings.MIDDLEWARE = []
+    RatePolicy.objects.create(rates="1/hour")
+    assert [get(path)["X-RateLimit-Limit"] for _ in range(2)] == ["1", "1"]
+
+
+def test_an_async_view_on_a_cold_cache_reads_the_database(search: Endpoint) -> None:
+    alice = User.objects.create(username="alice")
+    RatePolicy.objects.create(user=alice, endpoint=search, rates="7/hour")
+    client = AsyncClient()
+    client.force_login(alice)
+    response = async_to_sync(client.get)("/adecorated/")
+    assert (response.status_code, response["X-RateLimit-Limit"]) == (200, "7")
+
+
+def test_without_a_scope_the_route_and_all_endpoints_count(get: Get, search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="1/hour")
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="b", routes="/bare/"), rates="5/hour")
+    RatePolicy.objects.create(rates="9/hour")
+    assert get("/bare/")["RateLimit-Policy"] == '"all/hour";q=9;w=3600, "b/hour";q=5;w=3600'
+
+
+def test_the_cost_is_the_decorators(get: Get, search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="7/hour")
+    assert [get("/costly/").status_code for _ in range(3)] == [200, 200, 429]
+    assert get("/decorated/")["X-RateLimit-Remaining"] == "0"
+
+
+@pytest.mark.parametrize("path", ["/deciding/", "/adeciding/"])
+def test_a_view_that_is_not_blocked_decides_for_itself(get: Get, search: Endpoint, path: str) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="1/hour")
+    assert get(path).json() == {"allowed": True}
+    late = get(path)
+    assert (late.status_code, late.json()) == (200, {"allowed": False})
+    assert late["X-RateLimit-Remaining"] == "0"
+    assert int(late["Retry-After"]) > 0
+
+
+def test_a_check_within_the_view_charges_nothing_twice(get: Get, search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="5/hour")
+    RatePolicy.objects.create(rates="9/hour")
+    response = get("/thorough/")
+    assert response.json() == {"allowed": [True, True]}
+    assert response["RateLimit"] == '"all/hour";r=8;t=400, "search/hour";r=4;t=720'
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_the_cost_may_be_an_enum(search: Endpoint, awaited: bool) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="7/hour")
+    view = ratequota(scope="search", cost=Units.THREE)(views.aplain if awaited else views.plain)
+    run = async_to_sync(view) if awaited else view
+    assert [run(request_from()).status_code for _ in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize("cost", [-1, 1.5, True, float("nan"), 10**30, "3"])
+def test_a_bad_cost_is_an_error_when_decorating(cost: Any) -> None:
+    with pytest.raises(InvalidCost, match="a cost is a whole number"):
+        ratequota(cost=cost)
+
+
+@pytest.mark.parametrize("scope", [7, ["search"], b"search"])
+def test_a_bad_scope_is_an_error_when_decorating(scope: Any) -> None:
+    with pytest.raises(TypeError, match="scope is the name of an endpoint"):
+        ratequota(scope)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_bare_method_says_how_to_decorate_it(awaited: bool) -> None:
+    async def aget(self: Any, request: Any) -> HttpResponse: ...
+
+    def get(self: Any, request: Any) -> HttpResponse: ...
+
+    class Meth(View):
+        pass
+
+    Meth.get = ratequota(aget if awaited else get)  # type: ignore[attr-defined]
+    run = async_to_sync(Meth().get) if awaited else Meth().get  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"get was called with 'Meth'.* @method_decorator\(ratequota\(\.\.\.\)\)"):
+        run(request_from())
+
+
+def test_the_view_keeps_its_name_and_kind() -> None:
+    @ratequota
+    def view(request: Any) -> HttpResponse:
+        """What it does."""
+
+    @ratequota(scope="search")
+    async def aview(request: Any) -> HttpResponse:
+        """What it does."""
+
+    assert (view.__name__, view.__doc__, iscoroutinefunction(view)) == ("view", "What it does.", False)
+    assert (aview.__name__, aview.__doc__, iscoroutinefunction(aview)) == ("aview", "What it does.", True)
+
+
+def test_arguments_of_the_route_reach_the_view() -> None:
+    @ratequota(scope="search", cost=0)
+    def view(request: Any, first: str, *, second: int) -> HttpResponse:
+        return HttpResponse(f"{first} {second}")
+
+    assert view(request_from(), "a", second=2).content == b"a 2"
+
+
+def test_an_error_of_the_view_is_the_views(search: Endpoint) -> None:
+    @ratequota(scope="search")
+    def view(request: Any) -> HttpResponse:
+        raise LookupError("not here")
+
+    RatePolicy.objects.create(endpoint=search, rates="5/hour")
+    request = request_from()
+    with pytest.raises(LookupError, match="not here"):
+        view(request)
+    assert request.ratequota.statuses[0].remaining == 4

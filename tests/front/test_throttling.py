@@ -1,0 +1,218 @@
+"""Django REST framework: one throttle for all limits, through its own exception handling."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils.functional import lazystr
+from rest_framework.test import APIRequestFactory
+from rest_framework.throttling import BaseThrottle
+
+from django_ratequota import check_request
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.signals import request_refused
+from django_ratequota.throttling import QuotaThrottle
+from tests.project.views import Search, Units, request_from
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+OURS = "django_ratequota.middleware.RateQuotaMiddleware"
+
+
+@pytest.fixture
+def search() -> Endpoint:
+    return Endpoint.objects.create(name="search", cost=2)
+
+
+@pytest.fixture(params=[True, False], ids=["with the middleware", "without"])
+def middleware(request: Any, settings: Any) -> None:
+    """The throttle must do without the middleware, too."""
+    if not request.param:
+        settings.MIDDLEWARE = [name for name in settings.MIDDLEWARE if name != OURS]
+
+
+@pytest.mark.usefixtures("middleware")
+@pytest.mark.parametrize("path", ["/search/", "/api-search/"])
+def test_a_view_is_held_to_its_scope(client: Client, search: Endpoint, path: str) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="5/hour")
+    RatePolicy.objects.create(rates="100/hour")
+    admitted = client.get(path)
+    assert (admitted.status_code, admitted.json()) == (200, {"ran": True})
+    assert admitted["RateLimit-Policy"] == '"all/hour";q=100;w=3600, "search/hour";q=5;w=3600'
+    assert admitted["RateLimit"] == '"all/hour";r=98;t=36, "search/hour";r=3;t=720'
+    assert (admitted["X-RateLimit-Limit"], admitted["X-RateLimit-Remaining"]) == ("5", "3")
+    assert "Retry-After" not in admitted
+    client.get(path)
+    refused = client.get(path)
+    assert refused.status_code == 429
+    assert refused["Content-Type"] == "application/json"
+    wait = int(refused["Retry-After"])
+    assert 700 < wait <= 720
+    assert refused.json() == {"detail": f"Request was throttled. Expected available in {wait} seconds."}
+    assert f'"search/hour";r=1;t={wait}' in refused["RateLimit"]
+    assert refused["X-RateLimit-Remaining"] == "1"
+
+
+def test_views_without_a_scope_are_held_to_what_matches_their_route(client: Client) -> None:
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="reports", routes="report-*"), rates="9/hour")
+    assert client.get("/api/reports/")["X-RateLimit-Remaining"] == "8"
+    assert client.get("/api/reports/7/")["X-RateLimit-Remaining"] == "7"
+    assert "X-RateLimit-Remaining" not in client.get("/search/")
+
+
+def test_refused_requests_are_charged_nothing(client: Client, search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="2/hour")
+    RatePolicy.objects.create(rates="100/hour")
+    assert [client.get("/search/").status_code for _ in range(4)] == [200, 429, 429, 429]
+    assert [s.remaining for s in check_request(request_from(address="127.0.0.1"), cost=0).statuses] == [98]
+
+
+@pytest.mark.usefixtures("middleware")
+def test_a_block_gives_no_hope(client: Client, search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="blocked")
+    response = client.get("/search/")
+    assert response.status_code == 429
+    assert response.json() == {"detail": "Request was throttled."}
+    assert "Retry-After" not in response
+    assert "RateLimit" not in response
+
+
+@pytest.mark.usefixtures("middleware")
+def test_a_policy_that_denies_without_a_store_is_a_503(client: Client, settings: Any, search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="9/hour", on_error="deny")
+    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0}
+    response = client.get("/search/")
+    assert (response.status_code, response["Retry-After"]) == (503, "1")
+    assert response.json() == {"detail": "Requests cannot be counted right now. Try again in 1 second."}
+    assert "RateLimit" not in response
+    assert client.get("/api/reports/").status_code == 200
+
+
+def test_whoever_the_view_authenticates_is_the_user(client: Client) -> None:
+    RatePolicy.objects.create(rates="1/hour")
+    for name in ("alice", "bob"):
+        User.objects.create(username=name)
+    names = ["alice", "bob", None, "alice", "bob", None]
+    headers = [{"Authorization": f"Name {name}"} if name else None for name in names]
+    seen = [client.get("/search/", headers=given).status_code for given in headers]
+    assert seen == [200, 200, 200, 429, 429, 429]
+
+
+def method(self: Any, request: Any, view: Any) -> int:
+    assert isinstance(self, Search)
+    assert self is view
+    return int(request.query_params["units"])
+
+
+def of_request_and_view(request: Any, view: Any) -> int:
+    assert isinstance(view, Search)
+    return int(request.query_params["units"])
+
+
+def method_of_request(self: Any, request: Any) -> int:
+    assert isinstance(self, Search)
+    return int(request.query_params["units"])
+
+
+def class_method_of_request(cls: Any, request: Any) -> int:
+    assert issubclass(cls, Search)
+    return int(request.query_params["units"])
+
+
+class Callable:
+    def __call__(self, request: Any, view: Any) -> int:
+        return of_request_and_view(request, view)
+
+
+def remaining(cost: Any, scope: Any = "search") -> int:
+    """What 10/hour for all endpoints has left after a request to a view with this cost."""
+    RatePolicy.objects.create(rates="10/hour")
+    view = type("Priced", (Search,), {"throttle_cost": cost, "throttle_scope": scope}).as_view()
+    response = view(APIRequestFactory().get("/", {"units": "7"}))
+    assert response.status_code == 200
+    return int(response.headers["X-RateLimit-Remaining"])
+
+
+@pytest.mark.parametrize(
+    ("cost", "expected"),
+    [
+        (None, 8),
+        (5, 5),
+        (Units.FIVE, 5),
+        (lambda request, view: Units.FIVE, 5),
+        (0, 10),
+        (method, 3),
+        (method_of_request, 3),
+        (of_request_and_view, 3),
+        (staticmethod(of_request_and_view), 3),
+        (lambda request, view: 7, 3),
+        (classmethod(class_method_of_request), 3),
+        (staticmethod(functools.partial(of_request_and_view)), 3),
+        (Callable(), 3),
+    ],
+)
+def test_throttle_cost(search: Endpoint, caplog: Any, cost: Any, expected: int) -> None:
+    assert remaining(cost) == expected
+    assert "throttle_cost" not in caplog.text
+
+
+@pytest.mark.parametrize("cost", [-1, 1.5, "5", True, float("nan"), 10**30, lambda request, view: None])
+def test_a_throttle_cost_that_is_no_number_of_units_counts_as_the_endpoints(
+    search: Endpoint, caplog: Any, cost: Any
+) -> None:
+    assert remaining(cost) == 8
+    assert "throttle_cost of Priced: a cost is a whole number" in caplog.text
+
+
+@pytest.mark.parametrize(("scope", "expected"), [(lazystr("search"), 8), ("", 9), (None, 9), ("unknown", 9)])
+def test_throttle_scope(search: Endpoint, scope: Any, expected: int) -> None:
+    assert remaining(None, scope) == expected
+
+
+def test_a_throttle_that_was_not_asked_has_nothing_to_say() -> None:
+    assert QuotaThrottle().wait() is None
+
+
+def test_the_throttle_named_twice_charges_once(search: Endpoint) -> None:
+    RatePolicy.objects.create(rates="10/hour")
+    view = type("Twice", (Search,), {"throttle_classes": [QuotaThrottle] * 2}).as_view()
+    assert view(APIRequestFactory().get("/")).headers["X-RateLimit-Remaining"] == "8"
+
+
+def test_what_one_has_refused_another_says_again(search: Endpoint) -> None:
+    """Two of them sent ``request_refused`` twice."""
+    refused: list[Any] = []
+
+    def receive(request: Any, **_: Any) -> None:
+        refused.append(request)
+
+    RatePolicy.objects.create(rates="2/hour")
+    view = type("Twice", (Search,), {"throttle_classes": [QuotaThrottle] * 2}).as_view()
+    assert view(APIRequestFactory().get("/")).status_code == 200
+    request_refused.connect(receive)
+    try:
+        response = view(request := APIRequestFactory().get("/"))
+    finally:
+        request_refused.disconnect(receive)
+    assert (response.status_code, refused) == (429, [request])
+    assert 3500 < int(response.headers["Retry-After"]) <= 3600
+
+
+def test_other_throttles_go_on_beside_it_and_the_longest_wait_counts(search: Endpoint) -> None:
+    class Never(BaseThrottle):
+        def allow_request(self, request: Any, view: Any) -> bool:
+            return False
+
+        def wait(self) -> float:
+            return 7200.3
+
+    RatePolicy.objects.create(rates="2/hour")
+    view = type("Both", (Search,), {"throttle_classes": [QuotaThrottle, Never]}).as_view()
+    for _ in range(2):
+        response = view(APIRequestFactory().get("/"))
+        assert (response.status_code, response.headers["Retry-After"]) == (429, "7201")
+        assert response.headers["X-RateLimit-Remaining"] == "0"

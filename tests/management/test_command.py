@@ -1,0 +1,278 @@
+"""``manage.py ratequota``: what it prints, and that explaining consumes nothing."""
+
+from __future__ import annotations
+
+import io
+from bisect import bisect_left
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test import RequestFactory
+
+from django_ratequota import check_request
+from django_ratequota.checks import server_version
+from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
+from django_ratequota.monitoring import health
+from django_ratequota.runtime import default_limiter
+from django_ratequota.utils.histogram import BOUNDS
+from tests.front.test_checks import introducing
+from tests.support.operators import a_customer
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+
+def run(*args: str) -> str:
+    out = io.StringIO()
+    call_command("ratequota", *args, stdout=out)
+    return out.getvalue()
+
+
+def ask(user: User, **kwargs: Any) -> Any:
+    request = RequestFactory().get("/")
+    request.user = user
+    return check_request(request, **kwargs)
+
+
+@pytest.fixture
+def alice() -> User:
+    return a_customer()
+
+
+def test_explain_names_winners_losers_and_live_counters(alice: User) -> None:
+    for _ in range(3):
+        assert ask(alice, scope="search").allowed
+    text = run("explain", "--user", "alice", "--endpoint", "search")
+    assert "plan         Free" in text
+    assert "1000/day, counted per caller: wins: the user is the most specific audience here" in text
+    override = RatePolicy.objects.get(user=alice)
+    assert f"100/min, counted per caller: lost: policy {override.pk} for the user is more specific" in text
+    assert f"search/min of user:{alice.pk}: 7 of 10 left" in text
+    assert "search/month per everyone of everyone: 9997 of 10000 left" in text
+    assert "a request of cost 1 would be admitted now" in text
+
+
+def test_explain_consumes_nothing_and_says_who_refuses(alice: User) -> None:
+    for _ in range(11):
+        ask(alice, scope="search")
+    first = run("explain", "--user", "alice", "--endpoint", "search")
+    assert "would be refused now, by search/min" in first
+    assert "0 of 10 left, room again in" in first
+    for _ in range(5):
+        run("explain", "--user", "alice", "--endpoint", "search")
+    assert "9990 of 10000 left" in run("explain", "--user", "alice", "--endpoint", "search")
+
+
+def test_explain_sees_an_edit_that_was_just_made(alice: User) -> None:
+    run("explain", "--user", "alice")
+    RatePolicy.objects.filter(user=alice).update(rates="blocked")
+    assert "would be refused now, by all/blocked" in run("explain", "--user", "alice")
+
+
+def test_explain_takes_the_plan_that_a_resolver_would_say(alice: User, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
+    Plan.objects.create(name="Pro", slug="pro")
+    with pytest.raises(CommandError, match="give --plan SLUG"):
+        run("explain", "--user", "alice")
+    assert "plan         none (PLAN_RESOLVER names none" in run("explain", "--user", "alice", "--plan", "")
+    text = run("explain", "--user", "alice", "--plan", "pro")
+    assert "plan         Pro" in text
+    assert "100/min, counted per caller: lost: it is for plan Free, the caller is on Pro" in text
+
+
+def test_explain_resolves_a_path_and_its_view() -> None:
+    endpoint = Endpoint.objects.create(name="admin-login", routes="/admin/login/")
+    RatePolicy.objects.create(endpoint=endpoint, counted_per="ip", rates="5/min")
+    text = run("explain", "--ip", "203.0.113.7", "--path", "/admin/login/?next=/", "--method", "post")
+    assert "admin-login/min per ip of ip:203.0.113.7: 5 of 5 left" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["explain"], "Say who is asking"),
+        (["explain", "--user", "nobody"], "There is no user 'nobody'"),
+        (["explain", "--ip", "300.1.1.1"], "does not appear to be an IPv4 or IPv6 address"),
+        (["explain", "--ip", "::1", "--endpoint", "serach"], "There is no endpoint 'serach'; there are: none yet"),
+        (["explain", "--ip", "::1", "--path", "/nowhere/"], "No route matches '/nowhere/'"),
+        (["explain", "--ip", "::1", "--plan", "gold"], "There is no plan 'gold'; there are: none yet"),
+        (
+            ["explain", "--identifier", "tenant=acme"],
+            "with a name from RATEQUOTA['IDENTIFIERS'] (none are configured)",
+        ),
+    ],
+)
+def test_bad_arguments_are_told_what_to_write(args: list[str], message: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        run(*args)
+    assert message in str(caught.value)
+
+
+def test_reset_forgets_the_callers_own_counters_only(alice: User) -> None:
+    for _ in range(11):
+        ask(alice, scope="search")
+    assert not ask(alice, scope="search").allowed
+    text = run("reset", "--user", "alice", "--endpoint", "search")
+    assert f"reset search/min of user:{alice.pk}" in text
+    assert "2 counters reset" in text
+    decision = ask(alice, scope="search")
+    assert decision.allowed
+    assert [status.remaining for status in decision.statuses] == [999, 9, 9989]
+
+
+def test_publish_carries_raw_sql_to_the_next_request(alice: User) -> None:
+    assert ask(alice).allowed
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'blocked' WHERE user_id IS NOT NULL")
+    assert ask(alice).allowed
+    before = default_limiter().stored_revision()
+    assert "every process reads all policies anew" in run("publish", "--reason", "OPS-7")
+    assert default_limiter().stored_revision() > before
+    assert not ask(alice).allowed
+    assert PolicyChange.objects.first().reason == "OPS-7"
+
+
+def test_status_shows_store_revision_and_last_change(alice: User) -> None:
+    text = run("status")
+    assert f"revision     {default_limiter().stored_revision()}" in text
+    assert "created: user alice × all endpoints: 1000/day" in text
+    assert "keys         rqtest:*" in text
+
+
+def reported(name: str, **values: Any) -> None:
+    """A report of another process."""
+    one = replace(
+        health.health(),
+        **{"process": name, "degraded": {}, "down": {}, "latency": [0] * (len(BOUNDS) + 1), **values},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health, "health", lambda: one)
+        health.report()
+
+
+def test_status_without_any_report() -> None:
+    assert "processes    none has reported in the last minute\n" in run("status")
+
+
+def test_status_shows_what_the_store_says_of_itself(redis_client: redis.Redis) -> None:
+    info = redis_client.info()
+    lines = run("status").splitlines()
+    name, version = server_version(info)
+    assert lines[0].startswith(f"store        {name} {version} at 127.0.0.1:")
+    assert lines[0].endswith(" s")
+    assert lines[1] == f"eviction     noeviction, {info['evicted_keys']} keys evicted"
+
+
+def test_status_shows_what_each_process_reported(alice: User) -> None:
+    default_limiter().store.execute(("SET", "rqtest:revision", default_limiter().stored_revision() - 60 * 10**6))
+    revision = default_limiter().stored_revision()
+    fast, slow = bisect_left(BOUNDS, 0.001), bisect_left(BOUNDS, 0.1)
+    latency = [0] * (len(BOUNDS) + 1)
+    latency[fast], latency[slow] = 90, 10
+    reported("web-2:8", revision=revision, latency=latency)
+    latency[fast] = 0
+    reported(
+        "web-1:7",
+        revision=revision - 1,
+        latency=latency,
+        down={"10.0.0.7:6379": "timeout", "10.0.0.8:6379": "oom"},
+        degraded={"timeout": 12, "oom": 3},
+        idle=1.0,
+    )
+    # A newer one than Redis has was published before Redis lost it.
+    reported("web-4:9", revision=revision + 1)
+    reported("web-5:9", revision=revision - 1, idle=300.0)
+    reported(
+        "web-3:9",
+        revision=0,
+        errors={
+            "wrongtype": "WRONGTYPE at gcra.lua:7",
+            "response": "none",
+            "plans.find": "plans.find failed: KeyError",
+        },
+    )
+    text = run("status")
+    states = "2 at this revision, 1 without a decision since, 1 behind, 1 without policies yet"
+    assert f"processes    5; {states}; breaker closed in 4; errors in 1\n" in text
+    ms = [f"{BOUNDS[place] * 1000:.2f} ms" for place in (fast, slow)]
+    assert f"latency      110 decisions, p50 {ms[0]}, p99 {ms[1]} in the last minute\n" in text
+    assert text.endswith(
+        f"""\
+  web-1:7
+             revision {revision - 1}, 10 decisions, p50 {ms[1]}, p99 {ms[1]}
+             breaker open to 10.0.0.7:6379 (timeout), open to 10.0.0.8:6379 (oom)
+             decided without Redis: oom 3, timeout 12
+  web-2:8
+             revision {revision}, 100 decisions, p50 {ms[0]}, p99 {ms[1]}
+             breaker closed
+             decided without Redis: none
+  web-3:9
+             revision none yet, no decisions
+             breaker closed
+             error in the last minute: plans.find failed: KeyError
+             error in the last minute: response: none
+             error in the last minute: wrongtype: WRONGTYPE at gcra.lua:7
+             decided without Redis: none
+  web-4:9
+             revision {revision + 1}, no decisions
+             breaker closed
+             decided without Redis: none
+  web-5:9
+             revision {revision - 1}, no decisions
+             breaker closed
+             decided without Redis: none
+"""
+    )
+
+
+def test_status_shows_a_process_that_decides(alice: User) -> None:
+    before = health.health().decisions
+    ask(alice)
+    health.report()
+    text = run("status")
+    revision = default_limiter().stored_revision()
+    decisions = health.health().decisions
+    assert decisions > before
+    assert "processes    1; 1 at this revision; breaker closed in 1\n" in text
+    assert f"  {health.health().process}\n             revision {revision}, " in text
+
+
+def test_status_of_a_store_that_keeps_things_to_itself(settings: Any) -> None:
+    body = b"# Server\r\nredis_version:7.2.4\r\n"
+    with introducing(b"$%d\r\n%s\r\n" % (len(body), body)) as url:
+        settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
+        out = io.StringIO()
+        with pytest.raises(CommandError, match=r"Redis gives no answer \(response\)"):
+            call_command("ratequota", "status", stdout=out)
+    assert "store        redis 7.2.4 at 127.0.0.1:" in out.getvalue()
+    assert "eviction     unknown, unknown keys evicted" in out.getvalue()
+
+
+@pytest.mark.parametrize("verb", [["status"], ["publish"], ["reset", "--ip", "::1"]])
+def test_an_unreachable_store_is_an_error_in_a_sentence(verb: list[str], settings: Any) -> None:
+    settings.RATEQUOTA = {
+        "REDIS_URL": "redis://127.0.0.1:1/0",
+        "TIMEOUT": 5.0,
+        "REPORT_SECONDS": 0,
+        "STATISTICS_SECONDS": 0,
+    }
+    if verb[0] == "reset":
+        RatePolicy.objects.create(rates="5/min")
+    with pytest.raises(CommandError, match=r"Redis gives no answer \(connection\)"):
+        run(*verb)
+
+
+def test_explain_works_while_the_store_is_down(alice: User, settings: Any) -> None:
+    settings.RATEQUOTA = {
+        "REDIS_URL": "redis://127.0.0.1:1/0",
+        "TIMEOUT": 5.0,
+        "REPORT_SECONDS": 0,
+        "STATISTICS_SECONDS": 0,
+    }
+    text = run("explain", "--user", "alice", "--endpoint", "search")
+    assert "no live counter" in text
+    assert "Redis gives no answer: connection" in text

@@ -1,0 +1,265 @@
+"""Rates and subjects are stored in their canonical form, whichever way they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.db import connection, transaction
+from django.db.models import Case, Value, When
+from django.db.models.functions import Concat
+from django.test import RequestFactory
+
+from django_ratequota import check_request
+from django_ratequota.engine.rates import MAX_TEXT
+from django_ratequota.models import PolicyChange, RatePolicy
+from django_ratequota.models.fields import RatesField
+
+WRITTEN, CANONICAL = " 1_000 / 60 sec BURST 50 , 5/2Weeks GCRA", "1000/min burst 50, 5/2week gcra"
+#: They share algorithm and period where the policy's algorithm is gcra.
+TWO_RATES = "10/min gcra, 20/min"
+
+
+def stored() -> list[str]:
+    """What the database holds, read past the field."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT rates FROM django_ratequota_ratepolicy ORDER BY id")
+        return [row[0] for row in cursor.fetchall()]
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        (WRITTEN, CANONICAL),
+        (CANONICAL, CANONICAL),
+        ("  Unlimited ", "unlimited"),
+        ("BLOCKED", "blocked"),
+        ("90/90minutes", "90/90min"),
+        ("7/24h fixed_window", "7/day fixed_window"),
+        ("1/month fixed_window", "1/month"),
+        (None, None),
+        ("", ""),
+    ],
+)
+def test_cleaning_makes_text_canonical(text: str | None, canonical: str | None) -> None:
+    field = RatesField(null=True, blank=True)
+    assert field.to_python(text) == canonical
+    assert field.clean(text, None) == canonical
+    assert field.get_prep_value(text) == canonical
+
+
+@pytest.mark.parametrize("text", ["10", "10/min,", "unlimited, 1/s", 7, "1" * 10**6])
+def test_cleaning_refuses_what_cannot_be_read(text: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RatesField().clean(text, None)
+    assert caught.value.code == "invalid_rate"
+    assert len(caught.value.message) < 200
+
+
+def test_text_that_grows_beyond_the_column_is_refused() -> None:
+    """Canonical text is longer where units were abbreviated; PostgreSQL would fail the save."""
+    text = ",".join(f"{number}/{number}m" for number in range(10, 46))
+    assert len(text) <= MAX_TEXT
+    with pytest.raises(ValidationError, match=f"at most {MAX_TEXT} characters"):
+        RatesField().clean(text, None)
+
+
+def test_the_field_describes_itself_to_migrations() -> None:
+    name, path, args, kwargs = RatesField(help_text="x").deconstruct()
+    assert (name, path, args) == (None, "django_ratequota.models.fields.RatesField", [])
+    assert kwargs == {"help_text": "x", "max_length": MAX_TEXT}
+
+
+def test_a_form_shows_one_line_that_takes_whole_rate_text() -> None:
+    field = RatesField().formfield()
+    assert field is not None
+    assert field.max_length == MAX_TEXT
+    assert type(field.widget).__name__ == "TextInput"
+
+
+def _save(written: str) -> None:
+    RatePolicy(rates=written).save()
+
+
+def _save_again(written: str) -> None:
+    policy = RatePolicy.objects.create(rates="1/s")
+    policy.rates = written
+    policy.save(update_fields=["rates"])
+
+
+def _update(written: str) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    RatePolicy.objects.update(rates=written)
+
+
+def _update_by_case(written: str) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    field = RatePolicy._meta.get_field("rates")
+    RatePolicy.objects.update(rates=Case(When(pk__gt=0, then=Value(written, output_field=field)), output_field=field))
+
+
+def _bulk_create(written: str) -> None:
+    RatePolicy.objects.bulk_create([RatePolicy(rates=written)])
+
+
+def _bulk_update(written: str) -> None:
+    policy = RatePolicy.objects.create(rates="1/s")
+    policy.rates = written
+    RatePolicy.objects.bulk_update([policy], ["rates"])
+
+
+def _update_or_create(written: str) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    RatePolicy.objects.update_or_create(counted_per="caller", defaults={"rates": written})
+
+
+def _save_the_algorithm() -> None:
+    policy = RatePolicy.objects.create(rates=TWO_RATES)
+    policy.algorithm = "gcra"
+    policy.save(update_fields=["algorithm"])
+
+
+def _update_the_algorithm() -> None:
+    RatePolicy.objects.create(rates=TWO_RATES)
+    RatePolicy.objects.update(algorithm="gcra")
+
+
+def _update_the_rates() -> None:
+    RatePolicy.objects.create(rates="1/s", algorithm="gcra")
+    RatePolicy.objects.update(rates=TWO_RATES)
+
+
+def _update_the_rates_in_bulk() -> None:
+    policy = RatePolicy.objects.create(rates="1/s", algorithm="gcra")
+    policy.rates = TWO_RATES
+    RatePolicy.objects.bulk_update([policy], ["rates"])
+
+
+def _update_by_an_expression() -> None:
+    RatePolicy.objects.create(rates="1/s")
+    RatePolicy.objects.update(rates=Concat("rates", Value(" or so")))
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "write",
+    [
+        _save_the_algorithm,
+        _update_the_algorithm,
+        _update_the_rates,
+        _update_the_rates_in_bulk,
+        _update_by_an_expression,
+    ],
+)
+def test_what_cannot_be_read_in_its_row_is_refused(write: Callable[[], None]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        write()
+    assert caught.value.code == "invalid_rate"
+    assert stored() in ([TWO_RATES], ["1/s"])
+    assert PolicyChange.objects.count() == 1
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "write", [_save, _save_again, _update, _update_by_case, _bulk_create, _bulk_update, _update_or_create]
+)
+def test_the_database_holds_canonical_text(write: Callable[[str], None]) -> None:
+    write(WRITTEN)
+    assert stored() == [CANONICAL]
+
+
+@pytest.mark.django_db
+def test_a_saved_object_reads_as_it_is_stored() -> None:
+    saved = RatePolicy.objects.create(rates=WRITTEN)
+    assert saved.rates == CANONICAL
+    (created,) = RatePolicy.objects.bulk_create([RatePolicy(rates=WRITTEN, counted_per="ip")])
+    assert created.rates == CANONICAL
+
+
+@pytest.mark.django_db
+def test_a_lookup_takes_any_spelling() -> None:
+    policy = RatePolicy.objects.create(rates=CANONICAL)
+    assert RatePolicy.objects.get(rates=WRITTEN) == policy
+    assert RatePolicy.objects.get(rates__in=[WRITTEN, "2/s"]) == policy
+    assert not RatePolicy.objects.exclude(rates=WRITTEN).exists()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "write", [_save, _save_again, _update, _update_by_case, _bulk_create, _bulk_update, _update_or_create]
+)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("ten a minute", "at character 1"), ("", "cannot be blank"), ("10/min burst", "at character 13")],
+)
+def test_text_that_cannot_be_read_is_refused_however_it_is_written(
+    write: Callable[[str], None], text: str, message: str
+) -> None:
+    """It was stored, and limited nobody."""
+    with pytest.raises(ValidationError, match=message), transaction.atomic():
+        write(text)
+    assert stored() in ([], ["1/s"])
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "write", [RatePolicy.objects.create, lambda **f: RatePolicy.objects.bulk_create([RatePolicy(**f)])]
+)
+@pytest.mark.parametrize(
+    ("rates", "algorithm", "message"),
+    [
+        ("10/min burst 5", "fixed_window", "drop 'burst 5'"),
+        ("1/min, 2/min gcra", "gcra", "same algorithm and period"),
+    ],
+)
+def test_rates_are_refused_with_an_algorithm_that_they_make_no_sense_with(
+    write: Callable[..., Any], rates: str, algorithm: str, message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message), transaction.atomic():
+        write(rates=rates, algorithm=algorithm)
+    assert stored() == []
+
+
+@pytest.mark.django_db
+def test_a_row_that_cannot_be_read_is_found_by_its_text() -> None:
+    policy = RatePolicy.objects.create(rates="1/s")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'ten a day'")
+    assert RatePolicy.objects.get(rates="ten a day") == policy
+    RatePolicy.objects.filter(rates="ten a day").update(mode="off")
+    policy.refresh_from_db()
+    assert (policy.mode, policy.rates) == ("off", "ten a day")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("written", ["203.0.113.0/24", " ip:203.0.113.0/24 ", "ip:::ffff:203.0.113.0/120"])
+@pytest.mark.parametrize("write", ["create", "bulk_create", "update", "bulk_update"])
+def test_every_write_stores_a_subject_in_its_usual_spelling(written: str, write: str) -> None:
+    policy = RatePolicy(subject=written if "create" in write else "ip:198.51.100.7", rates="blocked")
+    if write == "bulk_create":
+        RatePolicy.objects.bulk_create([policy])
+    else:
+        policy.save()
+    if write == "update":
+        RatePolicy.objects.update(subject=written)
+    if write == "bulk_update":
+        policy.subject = written
+        RatePolicy.objects.bulk_update([policy], ["subject"])
+    assert RatePolicy.objects.values_list("subject", flat=True).get() == "ip:203.0.113.0/24"
+    if write in ("create", "bulk_create"):
+        assert policy.subject == "ip:203.0.113.0/24"
+
+
+@pytest.mark.django_db
+def test_a_blocked_network_written_without_its_kind_is_blocked(fresh_policies: None) -> None:
+    RatePolicy.objects.create(subject="203.0.113.0/24", rates="blocked")
+    request = RequestFactory().get("/", REMOTE_ADDR="203.0.113.7")
+    assert check_request(request).blocked_by == ("all/blocked",)
+
+
+@pytest.mark.django_db
+def test_a_subject_of_a_kind_that_is_not_known_is_stored_as_it_is() -> None:
+    assert RatePolicy.objects.create(subject="customer:7", rates="1/min").subject == "customer:7"
+    assert RatePolicy.objects.filter(subject__startswith="cust").exists()

@@ -1,0 +1,506 @@
+"""Changes of many rows: statements by the batch, none wider than a batch; delete pages that stay small."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.core.exceptions import FieldDoesNotExist
+from django.core.management import call_command
+from django.db import connection, transaction
+from django.db.models import Count, F, Q
+from django.db.models.signals import pre_delete
+from django.test import Client
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.operations.cascades import deleted_along
+from django_ratequota.operations.restore import plan_restoration, restore
+from django_ratequota.policyfile import bring
+from django_ratequota.policyfile.document import Node, _Dumper, read, write_yaml
+from django_ratequota.recording.recorder import BATCH
+from tests.support.operators import client_of
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+PLANS = "/admin/django_ratequota/plan"
+
+
+class Failure(Exception):
+    """What goes wrong in a test."""
+
+
+class Statements:
+    """What was asked of the database: how many statements, and the most parameters of one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.widest = 0
+
+    def __call__(self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        self.count += 1
+        self.widest = max(self.widest, len(params or ()))
+        return execute(sql, params, many, context)
+
+
+@contextmanager
+def statements() -> Iterator[Statements]:
+    seen = Statements()
+    with connection.execute_wrapper(seen):
+        yield seen
+
+
+def subjects(count: int) -> list[RatePolicy]:
+    return [RatePolicy(subject=f"ip:10.{n >> 16}.{n >> 8 & 255}.{n & 255}", rates="1/s") for n in range(count)]
+
+
+def users(count: int) -> list[User]:
+    User.objects.bulk_create([User(username=f"u{number}", password="x") for number in range(count)])
+    return list(User.objects.filter(password="x").order_by("pk"))
+
+
+def crowded(count: int) -> Plan:
+    """A plan with two policies and ``count`` assignments."""
+    plan = Plan.objects.create(name="Free", slug="free")
+    RatePolicy.objects.create(plan=plan, rates="1/s")
+    RatePolicy.objects.create(plan=plan, rates="2/s", counted_per="ip")
+    PlanAssignment.objects.bulk_create([PlanAssignment(user=user, plan=plan) for user in users(count)])
+    return plan
+
+
+def newest() -> int:
+    found = PolicyChange.objects.first()
+    return found.pk if found else 0
+
+
+def a_batch_costs(change: Callable[[int], Statements], most: int) -> None:
+    """The change takes at most so many statements for another batch of rows, and none of them is wider for it."""
+    few, many = change(2 * BATCH), change(4 * BATCH)
+    assert many.count - few.count <= 2 * most
+    assert many.widest <= few.widest
+
+
+# --- Updates and creations. ---
+
+
+def test_creations_are_recorded_in_batches() -> None:
+    def create(count: int) -> Statements:
+        RatePolicy.objects.all().delete()
+        last = newest()
+        with statements() as asked:
+            RatePolicy.objects.bulk_create(subjects(count), batch_size=BATCH)
+        assert PolicyChange.objects.filter(pk__gt=last, action="create").count() == count
+        return asked
+
+    a_batch_costs(create, 20)
+
+
+@pytest.mark.parametrize("condition", [Q(), ~Q(subject=""), Q(plan=None), Q(endpoint__name="search")], ids=str)
+def test_updates_are_recorded_in_batches(condition: Q) -> None:
+    search = Endpoint.objects.create(name="search")
+
+    def update(count: int) -> Statements:
+        RatePolicy.objects.all().delete()
+        rows = subjects(count)
+        for row in rows:
+            row.endpoint = search
+        RatePolicy.objects.bulk_create(rows)
+        last = newest()
+        with statements() as asked:
+            assert RatePolicy.objects.filter(condition).update(rates="2/s") == count
+        recorded = PolicyChange.objects.filter(pk__gt=last, action="update")
+        assert recorded.count() == count
+        assert recorded.filter(before__rates="1/s", after__rates="2/s").count() == count
+        return asked
+
+    a_batch_costs(update, 20)
+
+
+def test_a_long_list_of_keys_is_sent_once_not_with_each_batch() -> None:
+    rows = RatePolicy.objects.bulk_create(subjects(3 * BATCH))
+    keys = [row.pk for row in rows][: 2 * BATCH + 1]
+    sent: list[int] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        sent.append(0 if sql.startswith("INSERT") else len(params or ()))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(note):
+        assert RatePolicy.objects.filter(pk__in=keys).update(mode="off") == len(keys)
+    assert sum(width >= len(keys) for width in sent) <= 1
+    assert RatePolicy.objects.filter(mode="off").count() == len(keys)
+
+
+def test_objects_of_several_batches_are_updated_each_with_its_own_value() -> None:
+    rows = RatePolicy.objects.bulk_create(subjects(BATCH + 10))
+    for number, row in enumerate(rows):
+        row.rates = f"{number + 1}/min"
+    with statements() as asked:
+        assert RatePolicy.objects.bulk_update(rows, ["rates"]) == len(rows)
+    # Of each row twice its key, its rate, and of the batch what records it.
+    assert asked.widest <= 14 * BATCH
+    assert [row.rates for row in RatePolicy.objects.order_by("pk")] == [row.rates for row in rows]
+    with pytest.raises(ValueError, match="Batch size"):
+        RatePolicy.objects.bulk_update(rows, ["rates"], batch_size=0)
+
+
+def test_a_row_that_a_condition_finds_twice_is_updated_and_recorded_once() -> None:
+    plan = crowded(3)
+    last = newest()
+    assert Plan.objects.filter(assignments__user__username__startswith="u").update(description="x") == 1
+    assert [change.object_id for change in PolicyChange.objects.filter(pk__gt=last)] == [str(plan.pk)]
+    assert Plan.objects.annotate(Count("policies")).filter(policies__count=2).update(description="y") == 1
+    assert Plan.objects.distinct().update(description="z") == 1
+    assert Plan.objects.get().description == "z"
+
+
+def test_an_update_may_use_what_the_query_computes() -> None:
+    Endpoint.objects.create(name="search", cost=2)
+    assert Endpoint.objects.annotate(twice=F("cost") * 2).filter(twice=4).update(cost=F("twice")) == 1
+    assert Endpoint.objects.get().cost == 4
+
+
+def test_an_update_of_no_rows_still_refuses_fields_that_are_none() -> None:
+    with pytest.raises(FieldDoesNotExist):
+        Plan.objects.none().update(colour="red")
+    with pytest.raises(FieldDoesNotExist):
+        Plan.objects.update(colour="red")
+
+
+# --- Deletions. ---
+
+
+def test_a_plan_goes_with_its_assignments_in_batches() -> None:
+    def delete(count: int) -> Statements:
+        User.objects.all().delete()
+        plan = crowded(count)
+        last = newest()
+        with statements() as asked:
+            assert plan.delete()[1]["django_ratequota.PlanAssignment"] == count
+        recorded = PolicyChange.objects.filter(pk__gt=last, action="delete")
+        assert recorded.filter(model="planassignment").exclude(touched_user="").count() == count
+        assert recorded.count() == count + 3
+        return asked
+
+    a_batch_costs(delete, 25)
+
+
+def test_a_queryset_is_deleted_in_batches() -> None:
+    def delete(count: int) -> Statements:
+        RatePolicy.objects.bulk_create(subjects(count))
+        last = newest()
+        with statements() as asked:
+            assert RatePolicy.objects.filter(rates="1/s").delete()[0] == count
+        assert PolicyChange.objects.filter(pk__gt=last, action="delete").count() == count
+        return asked
+
+    a_batch_costs(delete, 25)
+
+
+def test_a_deletion_is_recorded_while_its_rows_are_there() -> None:
+    """What a policy is called takes its plan's name, which is gone once the first row is."""
+    plan = crowded(1)
+    plan.delete()
+    assert set(PolicyChange.objects.filter(action="delete").values_list("object_text", flat=True)) == {
+        "Free",
+        "plan Free × all endpoints: 1/s",
+        "plan Free × all endpoints: 2/s",
+        "u0: Free",
+    }
+
+
+def test_a_deletion_that_fails_leaves_nothing_for_the_next() -> None:
+    plan = crowded(2)
+    last = newest()
+
+    def fail(**_: Any) -> None:
+        raise Failure
+
+    pre_delete.connect(fail, sender=RatePolicy)
+    try:
+        with pytest.raises(Failure):
+            plan.delete()
+        with transaction.atomic():
+            with pytest.raises(Failure), transaction.atomic():
+                Plan.objects.all().delete()
+            Plan.objects.filter(pk=plan.pk).update(name="Basic")
+    finally:
+        pre_delete.disconnect(fail, sender=RatePolicy)
+    assert [(change.model, change.action) for change in PolicyChange.objects.filter(pk__gt=last)] == [
+        ("plan", "update")
+    ]
+
+
+def test_deletions_within_a_deletion_are_recorded_once() -> None:
+    plan = crowded(2)
+    other = RatePolicy.objects.create(subject="ip:::1", rates="1/s")
+    last = newest()
+
+    def along(instance: Any, **_: Any) -> None:
+        RatePolicy.objects.filter(pk=other.pk).delete()
+
+    pre_delete.connect(along, sender=Plan)
+    try:
+        plan.delete()
+    finally:
+        pre_delete.disconnect(along, sender=Plan)
+    deleted = PolicyChange.objects.filter(pk__gt=last, action="delete")
+    assert sorted(deleted.values_list("model", flat=True)) == ["plan"] + 2 * ["planassignment"] + 3 * ["ratepolicy"]
+    assert len(set(deleted.values_list("model", "object_id"))) == 6
+
+
+def test_a_user_goes_with_overrides_and_assignments() -> None:
+    crowded(2)
+    user = User.objects.first()
+    assert user is not None
+    RatePolicy.objects.create(user=user, rates="3/s")
+    last, key = newest(), str(user.pk)
+    user.delete()
+    deleted = PolicyChange.objects.filter(pk__gt=last).order_by("model")
+    assert [(change.model, change.touched_user) for change in deleted] == [
+        ("planassignment", key),
+        ("ratepolicy", key),
+    ]
+
+
+def test_what_cannot_be_deleted_is_refused_as_django_does() -> None:
+    crowded(2)
+    for rows in (Plan.objects.all()[:1], Plan.objects.values("pk")):
+        with pytest.raises(TypeError, match="delete"):
+            rows.delete()
+    assert Plan.objects.exists()
+    assert not hasattr(Plan.objects, "delete")
+
+
+# --- The delete page. ---
+
+
+def test_the_delete_page_of_a_crowded_plan_is_small(django_assert_max_num_queries: Any) -> None:
+    plan = crowded(2000)
+    operator = client_of(superuser=True)
+    url = f"{PLANS}/{plan.pk}/delete/"
+    with django_assert_max_num_queries(30):
+        page = operator.get(url)
+    text = page.content.decode()
+    assert page.status_code == 200
+    assert len(page.content) < 100_000
+    assert "Plan assignments: 2000" in re.sub(r"<[^>]+>", "", text)
+    assert "and 1900 more plan assignments" in text
+    assert text.count("Plan assignment: <a") == 100
+    assert text.count("Rate policy: <a") == 2
+    with statements() as asked:
+        assert operator.post(url, {"post": "yes"}).status_code == 302
+    assert asked.count < 400
+    assert not Plan.objects.exists()
+    assert not PlanAssignment.objects.exists()
+    assert PolicyChange.objects.filter(action="delete", actor__username="operator").count() == 2003
+    assert LogEntry.objects.count() == 1
+
+
+@pytest.mark.parametrize("grants", [True, False])
+def test_a_right_that_only_an_unlisted_row_needs_is_asked_for(grants: bool) -> None:
+    search = Endpoint.objects.create(name="search")
+    RatePolicy.objects.bulk_create(
+        [RatePolicy(endpoint=search, plan=plan, rates="1/s") for plan in many_plans(120)]
+        + [RatePolicy(endpoint=search, subject="ip:::1", rates="1/s")]
+    )
+    rights = ["view_endpoint", "delete_endpoint", "delete_ratepolicy", *(["grant_override"] if grants else [])]
+    client = client_of(*rights)
+    url = f"/admin/django_ratequota/endpoint/{search.pk}/delete/"
+    text = client.get(url).content.decode()
+    assert ("and 21 more rate policies" in text) is grants
+    assert ("doesn’t have permission" in text or "your account doesn't have permission" in text) is not grants
+    assert client.post(url, {"post": "yes"}).status_code == (302 if grants else 403)
+    assert Endpoint.objects.exists() is not grants
+
+
+def many_plans(count: int) -> list[Plan]:
+    return Plan.objects.bulk_create([Plan(name=f"P{number}", slug=f"p{number}") for number in range(count)])
+
+
+def test_the_action_lists_the_first_rows_too() -> None:
+    plan = crowded(150)
+    client = client_of(superuser=True)
+    given = {"action": "delete_selected", "_selected_action": [plan.pk]}
+    text = client.post(f"{PLANS}/", given).content.decode()
+    assert "and 50 more plan assignments" in text
+    assert client.post(f"{PLANS}/", {**given, "post": "yes"}).status_code == 302
+    assert not Plan.objects.exists()
+
+
+# --- Restoring. ---
+
+
+@pytest.fixture
+def operator() -> Client:
+    return client_of(superuser=True)
+
+
+def deletion() -> PolicyChange:
+    found = PolicyChange.objects.filter(model="plan", action="delete").first()
+    assert found is not None
+    return found
+
+
+def test_a_crowded_plan_is_restored_in_batches() -> None:
+    def run(count: int) -> Statements:
+        User.objects.all().delete()
+        Plan.objects.all().delete()
+        plan = crowded(count)
+        before = list(PlanAssignment.objects.order_by("pk").values_list("pk", "user", "plan", "starts_at"))
+        plan.delete()
+        last, batches = newest(), []
+        with statements() as asked:
+            restoration = plan_restoration(deletion(), "before")
+            restore(restoration, actor=None, reason="", along=True, written=lambda rows: batches.append(len(rows)))
+        assert sum(batches) == count + 3
+        assert max(batches) == BATCH
+        assert PolicyChange.objects.filter(pk__gt=last, action="create").count() == count + 3
+        after = list(PlanAssignment.objects.order_by("pk").values_list("pk", "user", "plan", "starts_at"))
+        assert [row[:3] for row in after] == [row[:3] for row in before]
+        return asked
+
+    a_batch_costs(run, 30)
+
+
+def test_a_restored_assignment_was_made_when_it_was_made() -> None:
+    plan = crowded(1)
+    (change,) = PolicyChange.objects.filter(model="planassignment")
+    plan.delete()
+    restore(plan_restoration(deletion(), "before"), actor=None, reason="", along=True)
+    restored = PolicyChange.objects.filter(model="planassignment").first()
+    assert restored is not None
+    assert (restored.action, restored.after) == ("create", change.after)
+
+
+def test_a_crowded_plan_is_restored_on_its_page(operator: Client) -> None:
+    plan = crowded(2 * BATCH)
+    plan.delete()
+    url = f"/admin/django_ratequota/policychange/{deletion().pk}/restore/before/"
+    with statements() as asked:
+        page = operator.get(url)
+    assert asked.count < 40
+    text = page.content.decode()
+    assert len(page.content) < 100_000
+    assert f"and {2 * BATCH + 2 - 50} more" in text
+    seen = re.search(r'name="seen" value="(\w+)"', text)
+    assert seen is not None
+    with statements() as asked:
+        assert operator.post(url, {"seen": seen[1], "along": "on"}).status_code == 302
+    assert asked.count < 200
+    assert PlanAssignment.objects.count() == 2 * BATCH
+    assert LogEntry.objects.count() == 2 * BATCH + 3
+    assert set(LogEntry.objects.values_list("action_flag", flat=True)) == {1}
+    assert LogEntry.objects.filter(object_repr__startswith="u").count() == 2 * BATCH
+
+
+def test_entries_of_deletions_are_read_without_what_they_hold() -> None:
+    """Whole, an entry takes three kilobytes."""
+    crowded(2 * BATCH).delete()
+    change = deletion()
+    tracemalloc.start()
+    try:
+        assert len(deleted_along(change)) == 2 * BATCH + 2
+        assert tracemalloc.get_traced_memory()[1] < 2 * BATCH * 1500
+    finally:
+        tracemalloc.stop()
+
+
+def test_one_of_many_that_does_not_fit_is_named_and_stops_all() -> None:
+    plan = crowded(BATCH + 5)
+    plan.delete()
+    gone = User.objects.order_by("-pk")[0]
+    key = gone.pk
+    gone.delete()
+    last = newest()
+    with pytest.raises(Exception, match=f"u{BATCH + 4}: Free cannot be restored along: The user with the id {key}"):
+        restore(plan_restoration(deletion(), "before"), actor=None, reason="", along=True)
+    assert not Plan.objects.exists()
+    assert newest() == last
+
+
+# --- Policies as a file. ---
+
+
+def peak(work: Callable[[], Any]) -> int:
+    """The most bytes that Python held while it ran."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_another_policy_costs_an_export_and_an_import_less_than_a_kilobyte(tmp_path: Path) -> None:
+    """So 100,000 fit into 100 MB; whole objects and nodes took four and seven kilobytes."""
+    file = tmp_path / "policies.yaml"
+    Plan.objects.create(name="Free", slug="free")
+    exports, imports = [], []
+    for count in (2000, 4000):
+        RatePolicy.objects.all().delete()
+        RatePolicy.objects.bulk_create(subjects(count))
+        exports.append(peak(lambda: call_command("ratequota", "export", output=str(file))))
+        out = StringIO()
+        imports.append(peak(lambda: call_command("ratequota", "import", str(file), prune=True, stdout=out)))  # noqa: B023
+        assert "Nothing to do" in out.getvalue()
+    assert exports[1] - exports[0] < 2000 * 700
+    assert imports[1] - imports[0] < 2000 * 1000
+
+
+def test_an_import_creates_changes_and_deletes_in_batches() -> None:
+    def run(count: int) -> Statements:
+        RatePolicy.objects.all().delete()
+        entries = [f"- {{subject: 'ip:{row.subject[3:]}', rates: RATES}}" for row in subjects(count)]
+        text = "version: 1\npolicies:\n" + "\n".join(entries)
+        last = newest()
+        with statements() as asked:
+            assert len(bring(text.replace("RATES", "1/s")).created) == count
+            assert len(bring(text.replace("RATES", "2/s")).changed) == count
+            assert len(bring("version: 1\npolicies: []", prune=True).deleted) == count
+        actions = PolicyChange.objects.filter(pk__gt=last).order_by().values_list("action").annotate(Count("pk"))
+        assert dict(actions) == {"create": count, "update": count, "delete": count}
+        return asked
+
+    a_batch_costs(run, 60)
+
+
+def test_entries_are_not_kept_as_nodes() -> None:
+    taken: list[tuple[str, int, int]] = []
+
+    def takers() -> Callable[[str, Node, int], None]:
+        taken.clear()
+        return lambda name, node, number: taken.append((name, number, node.line))
+
+    text = "version: 1\na:\n- x: 1\n  y: [b, c]\n- z\nb: [{}, []]\n"
+    root, problems = read(text, takers)
+    assert not problems
+    assert taken == [("a", 0, 3), ("a", 1, 5), ("b", 0, 6), ("b", 1, 6)]
+    assert [root.entries[name].items for name in "ab"] == [[], []]
+    # What libyaml cannot read is read by PyYAML, from the beginning.
+    read(text + 'c: ["\\ud83d\\ude42"]', takers)
+    assert [name for name, _number, _line in taken] == ["a", "a", "b", "b", "c"]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "no", "x y"]), st.one_of(st.text(max_size=12), st.integers()))))
+@hypothesis_settings(max_examples=200, derandomize=True, database=None, deadline=None)
+@example(
+    [{"a": text} for text in ("tenant:acme", "a:", "a: b", "Yes", "nULL", "x" * 200, "a\nb", "on", "10/s, 1/min")]
+)
+def test_entries_are_written_as_pyyaml_writes_them(rows: list[dict[str, Any]]) -> None:
+    whole = yaml.dump({"rows": rows}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize)
+    assert write_yaml({"rows": rows}) == whole

@@ -1,0 +1,68 @@
+"""The migrations: they say what the models say, and lead from nothing to there and back."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from django.core.management import call_command
+from django.db import IntegrityError, connection, transaction
+
+from django_ratequota.models import Plan, RatePolicy
+from django_ratequota.recording.validators import unenforced
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+TABLES = {
+    "django_ratequota_endpoint",
+    "django_ratequota_plan",
+    "django_ratequota_planassignment",
+    "django_ratequota_policychange",
+    "django_ratequota_ratepolicy",
+    "django_ratequota_usagecount",
+}
+
+
+def tables() -> set[str]:
+    """The app's tables that the database has."""
+    return {name for name in connection.introspection.table_names() if name.startswith("django_ratequota_")}
+
+
+def migrate(*target: str) -> None:
+    call_command("migrate", "django_ratequota", *target, verbosity=0)
+
+
+@pytest.fixture
+def migrated_again() -> Iterator[None]:
+    """However the test ends, the tables are there for the others."""
+    yield
+    migrate()
+
+
+def test_the_models_have_no_change_without_a_migration() -> None:
+    out = io.StringIO()
+    call_command("makemigrations", "django_ratequota", check=True, dry_run=True, stdout=out)
+    assert "No changes detected" in out.getvalue()
+
+
+@pytest.mark.usefixtures("migrated_again")
+def test_from_zero_and_back() -> None:
+    Plan.objects.create(name="Free", slug="free")
+    assert tables() == TABLES
+    migrate("zero")
+    assert tables() == set()
+    migrate()
+    assert tables() == TABLES
+    assert not Plan.objects.exists()
+    RatePolicy.objects.create(rates="1/s")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        RatePolicy.objects.create(rates="2/s")
+
+
+def test_sql_can_be_printed_for_whoever_applies_it_by_hand() -> None:
+    out = io.StringIO()
+    for number in ("0001", "0005"):
+        call_command("sqlmigrate", "django_ratequota", number, stdout=out)
+    assert out.getvalue().count("CREATE TABLE") == len(TABLES)
+    assert ("ratequota_policy_one_undated" in out.getvalue()) is (not unenforced(RatePolicy, "default"))

@@ -1,0 +1,457 @@
+"""The models: help for operators, what ``full_clean`` refuses, what the database itself refuses, names in words."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.contrib.auth.models import User
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.db import IntegrityError, transaction
+from django.test import RequestFactory
+from django.utils.functional import Promise
+
+from django_ratequota.engine.rates import MAX_UNITS
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.policies.cache import load_snapshot
+from django_ratequota.policies.identity import Caller
+from django_ratequota.policies.routes import known_routes
+from django_ratequota.recording.validators import canonical_subject
+
+pytestmark = pytest.mark.django_db
+
+MEGABYTE = 10**6
+JANUARY, FEBRUARY = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
+FIELDS = [
+    field
+    for model in apps.get_app_config("django_ratequota").get_models()
+    for field in model._meta.local_fields
+    if not field.auto_created
+]
+
+
+def refusals(instance: Any) -> dict[str, list[str]]:
+    """Field -> messages of ``full_clean``; empty when it accepts the object."""
+    try:
+        instance.full_clean()
+    except ValidationError as error:
+        return error.message_dict
+    return {}
+
+
+def refusal(instance: Any, field: str) -> str:
+    """The one message about the one field that is wrong."""
+    found = refusals(instance)
+    assert list(found) == [field]
+    assert len(found[field]) == 1
+    return found[field][0]
+
+
+@pytest.fixture
+def tenants(settings: Any) -> None:
+    """An identifier named tenant."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=str)
+def test_every_field_explains_itself_in_words_that_can_be_translated(field: Any) -> None:
+    for words in (field.verbose_name, field.help_text):
+        assert isinstance(words, Promise)
+        assert str(words)
+    assert str(field.help_text).endswith(".")
+
+
+def test_there_are_fields_to_explain() -> None:
+    assert len(FIELDS) > 30
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "This field cannot be blank."),
+        ("ten/min", "expected a limit (a number) at character 1, not 'ten/min'; write for example 100/min"),
+        ("10", "expected '/' at character 3, but the text ends; write for example 100/min"),
+        ("10/", "expected a unit (s, min, hour, day, week or month) at character 4, but the text ends;"),
+        (
+            "10/min, 5/fortnight",
+            "expected a unit (s, min, hour, day, week or month) at character 11, not 'fortnight'",
+        ),
+        ("10/min brust 5", "at character 8, not 'brust 5'"),
+        ("10/min, ", "expected a limit (a number) at character 9, but the text ends"),
+        ("0/min", "a limit (a number) must be from 1 to 1000000000000, at character 1"),
+        ("10/min, unlimited", "expected a limit (a number) at character 9, not 'unlimited'"),
+        ("10/min burst 5 fixed_window", "drop 'burst 5' or name one of those algorithms"),
+        ("3/2month", "months are counted one by one: write 3/month, or 3/60day"),
+        ("3/month gcra", "drop the algorithm, or write 3/30day gcra"),
+        ("1/s\x00", "at character 4"),
+        ("١/s", "expected a limit (a number) at character 1"),
+    ],
+)
+def test_rates_that_cannot_be_read_are_refused_at_the_character(text: str, message: str) -> None:
+    found = refusals(RatePolicy(rates=text))
+    assert list(found) == ["rates"]
+    assert message in found["rates"][0]
+
+
+@pytest.mark.parametrize(
+    ("rates", "algorithm", "message"),
+    [
+        ("10/min burst 5", "fixed_window", "drop 'burst 5' or name one of those algorithms"),
+        ("10/min, 20/60s", "token_bucket", "have the same algorithm and period; keep the stricter one"),
+        ("10/min, 20/min gcra", "gcra", "have the same algorithm and period; keep the stricter one"),
+    ],
+)
+def test_rates_are_judged_together_with_the_policys_algorithm(rates: str, algorithm: str, message: str) -> None:
+    assert message in refusal(RatePolicy(rates=rates, algorithm=algorithm), "rates")
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "value"),
+    [
+        (RatePolicy, "rates", "1" * MEGABYTE),
+        (RatePolicy, "rates", "1/s, " * (MEGABYTE // 5)),
+        (RatePolicy, "subject", "ip:" + "1" * MEGABYTE),
+        (RatePolicy, "subject", "ip:203.0.113.7/" + "9" * MEGABYTE),
+        (RatePolicy, "subject", "x" * MEGABYTE),
+        (RatePolicy, "reason", "r" * MEGABYTE),
+        (Endpoint, "name", "n" * MEGABYTE),
+        (Endpoint, "routes", "/" + "a" * MEGABYTE),
+        (Endpoint, "methods", "GET " * (MEGABYTE // 4)),
+        (Endpoint, "methods", "G" * MEGABYTE),
+        (Plan, "slug", "s" * MEGABYTE),
+        (PlanAssignment, "reason", "r" * MEGABYTE),
+    ],
+)
+def test_a_megabyte_of_text_is_refused_in_a_few_words(model: Any, field: str, value: str) -> None:
+    found = refusals(model(**{field: value}))
+    assert field in found
+    assert sum(len(message) for message in found[field]) < 1000
+
+
+def test_a_megabyte_of_routes_is_kept() -> None:
+    routes = "\n".join(f"/reports/{number}/*" for number in range(MEGABYTE // 20))
+    endpoint = Endpoint(name="reports", routes=routes)
+    endpoint.full_clean()
+    endpoint.save()
+    assert Endpoint.objects.get().routes == routes
+
+
+@pytest.mark.parametrize(
+    ("text", "stored"),
+    [
+        ("", ""),
+        (" \n\t\n", ""),
+        ("reports:*", "reports:*"),
+        ("  /api/v1/reports/*  \r\n\r\nreports:list\n", "/api/v1/reports/*\nreports:list"),
+        ("/api/<int:pk>/[a-z]+/", "/api/<int:pk>/[a-z]+/"),
+        ("/straße/日本/", "/straße/日本/"),
+        ("/" + "a" * 499, "/" + "a" * 499),
+    ],
+)
+def test_routes_are_stored_one_a_line(text: str, stored: str) -> None:
+    endpoint = Endpoint(name="reports", routes=text)
+    endpoint.full_clean()
+    assert endpoint.routes == stored
+
+
+@pytest.mark.parametrize(("route", "name"), [pair for pair in known_routes() if pair[0] != "/"])
+def test_every_route_of_the_urlconf_can_be_written_down(route: str, name: str) -> None:
+    """A DRF router's ``/api/reports/(?P<pk>[^/.]+)/``, as the admin offers it, was refused for its question mark."""
+    endpoint = Endpoint(name="reports", routes=f"{route}\n{name}")
+    endpoint.full_clean()
+    assert endpoint.routes.split() == [word for word in (route, name) if word]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("/ok/\nreports list", "'reports list' is no pattern: write a URL name or a route without spaces."),
+        ("/a\tb/", "'/a\\tb/' is no pattern"),
+        ("/a\u00a0b/", "is no pattern"),
+        ("/a\x00b/", "is no pattern"),
+        ("/" + "a" * 500, "is no pattern"),
+        ("https://example.com/api/", "write the route only, such as /api/reports/*, no host or query."),
+        ("/search/?q=*", "'/search/?q=*': write the route only"),
+    ],
+)
+def test_routes_that_can_never_match_are_refused(text: str, message: str) -> None:
+    assert message in refusal(Endpoint(name="reports", routes=text), "routes")
+
+
+@pytest.mark.parametrize(
+    ("text", "stored"),
+    [
+        ("", ""),
+        ("get", "GET"),
+        (" get,post, ", "GET POST"),
+        ("HEAD", "GET"),
+        ("POST head GET post", "POST GET"),
+        ("GET POST PUT PATCH DELETE OPTIONS TRACE CONNECT", "GET POST PUT PATCH DELETE OPTIONS TRACE CONNECT"),
+    ],
+)
+def test_methods_are_stored_in_capitals_once_each(text: str, stored: str) -> None:
+    endpoint = Endpoint(name="reports", methods=text)
+    endpoint.full_clean()
+    assert endpoint.methods == stored
+
+
+@pytest.mark.parametrize(("text", "word"), [("GET FETCH", "FETCH"), ("GET;POST", "GET;POST"), ("*", "*"), ("ı", "I")])
+def test_methods_that_http_does_not_know_are_refused(text: str, word: str) -> None:
+    message = refusal(Endpoint(name="reports", methods=text), "methods")
+    assert message == f"{word!r} is no HTTP method; write some of " + (
+        "GET, POST, PUT, PATCH, DELETE, OPTIONS, TRACE, CONNECT."
+    )
+
+
+@pytest.mark.parametrize(
+    ("cost", "words"), [(0, "greater than or equal to 1"), (MAX_UNITS + 1, "less than or equal")]
+)
+def test_costs_outside_the_range_are_refused(cost: int, words: str) -> None:
+    assert words in refusal(Endpoint(name="reports", cost=cost), "cost")
+
+
+@pytest.mark.parametrize("cost", [1, MAX_UNITS])
+def test_costs_at_the_ends_of_the_range_are_stored(cost: int) -> None:
+    endpoint = Endpoint(name="reports", cost=cost)
+    endpoint.full_clean()
+    endpoint.save()
+    assert Endpoint.objects.get().cost == cost
+
+
+def test_an_endpoint_is_not_named_like_all_endpoints_together() -> None:
+    assert "choose another name" in refusal(Endpoint(name="all"), "name")
+
+
+@pytest.mark.parametrize("name", ["", "with space", "naïve", "a/b", 'a"b'])
+def test_endpoint_names_are_slugs_as_headers_carry_them(name: str) -> None:
+    assert refusal(Endpoint(name=name), "name")
+
+
+@pytest.mark.usefixtures("tenants")
+@pytest.mark.parametrize(
+    ("text", "stored"),
+    [
+        ("tenant:acme", "tenant:acme"),
+        ("tenant:a:b", "tenant:a:b"),
+        (" tenant:acme ", "tenant:acme"),
+        ("tenant:Straße 日本", "tenant:Straße 日本"),
+        ("ip:203.0.113.7", "ip:203.0.113.7"),
+        ("ip:203.0.113.0/24", "ip:203.0.113.0/24"),
+        ("ip:203.0.113.0/255.255.255.0", "ip:203.0.113.0/24"),
+        ("ip:203.0.113.7/32", "ip:203.0.113.7/32"),
+        ("ip:0.0.0.0/0", "ip:0.0.0.0/0"),
+        ("ip:2001:DB8:0:0::1", "ip:2001:db8::1"),
+        ("ip:2001:0db8::/32", "ip:2001:db8::/32"),
+        # an address or network alone
+        ("203.0.113.0/24", "ip:203.0.113.0/24"),
+        (" 203.0.113.7 ", "ip:203.0.113.7"),
+        ("2001:DB8::/32", "ip:2001:db8::/32"),
+        ("::ffff:203.0.113.0/120", "ip:203.0.113.0/24"),
+        ("::1", "ip:::1"),
+    ],
+)
+def test_subjects_are_stored_in_their_usual_spelling(text: str, stored: str) -> None:
+    policy = RatePolicy(subject=text, rates="1/s")
+    policy.full_clean()
+    assert policy.subject == stored
+    assert canonical_subject(stored) == stored
+
+
+@pytest.mark.usefixtures("tenants")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("203.0.113.7/24", "203.0.113.7/24 has host bits set; write an address such as 203.0.113.7 or a network"),
+        ("203.0.113.0/33", "Write kind:value"),
+        ("acme", "Write kind:value, where kind is one of ip, tenant, such as ip:203.0.113.7."),
+        ("tenant:", "Write kind:value"),
+        (":acme", "Write kind:value"),
+        ("user:42", "Write kind:value"),
+        ("IP:203.0.113.7", "Write kind:value"),
+        ("tenant:ac\x00me", "A subject has no NUL characters."),
+        ("ip:203.0.113", "'203.0.113' does not appear to be an IPv4 or IPv6 address; write an address such as"),
+        ("ip:203.0.113.256", "write an address such as 203.0.113.7 or a network such as 203.0.113.0/24."),
+        ("ip:203.0.113.7/24", "203.0.113.7/24 has host bits set; write an address such as 203.0.113.7"),
+        ("ip:203.0.113.0/33", "write an address such as"),
+        ("ip:example.com", "'example.com' does not appear to be an IPv4 or IPv6 address"),
+        ("ip:203.0.113.7:80", "does not appear to be"),
+        ("ip:010.0.0.1", "write an address such as"),
+        ("ip:3405803783", "write an address such as"),
+    ],
+)
+def test_subjects_that_name_nobody_are_refused(text: str, message: str) -> None:
+    found = refusals(RatePolicy(subject=text, rates="1/s"))["subject"]
+    assert any(message in line for line in found)
+
+
+@pytest.mark.parametrize("address", ["203.0.113.7", "::ffff:203.0.113.7", "2001:db8::1", "2001:DB8:0::1"])
+def test_a_policy_for_an_address_concerns_whoever_comes_from_there(address: str) -> None:
+    """``::ffff:203.0.113.7`` was accepted and matched nobody: callers' addresses are unmapped, subjects were not."""
+    policy = RatePolicy(subject=f"ip:{address}", rates="1/s")
+    policy.full_clean()
+    policy.save()
+    group = load_snapshot(1).groups[None]["caller"]
+    caller = Caller(RequestFactory().get("/", REMOTE_ADDR=address))
+    assert caller.address is not None
+    (facts,) = group.containing(caller.address)
+    assert facts.network is not None
+    assert caller.address in facts.network
+
+
+@pytest.mark.usefixtures("tenants")
+@pytest.mark.parametrize("counted_per", ["caller", "ip", "plan", "everyone", "tenant"])
+def test_what_a_policy_may_count_per(counted_per: str) -> None:
+    RatePolicy(rates="1/s", counted_per=counted_per).full_clean()
+
+
+@pytest.mark.usefixtures("tenants")
+@pytest.mark.parametrize("counted_per", ["user", "Tenant", "api_key", "ip "])
+def test_what_a_policy_may_not_count_per(counted_per: str) -> None:
+    message = refusal(RatePolicy(rates="1/s", counted_per=counted_per), "counted_per")
+    assert message == f"Nothing is counted per {counted_per!r}; choose caller, ip, plan, everyone, tenant."
+
+
+@pytest.mark.parametrize("field", ["algorithm", "mode", "on_error"])
+def test_choices_are_choices(field: str) -> None:
+    assert "is not a valid choice" in refusals(RatePolicy(**{"rates": "1/s", field: "maybe"}))[field][0]
+
+
+@pytest.fixture
+def alice() -> User:
+    return User.objects.create(username="alice")
+
+
+@pytest.fixture
+def free() -> Plan:
+    return Plan.objects.create(name="Free", slug="free")
+
+
+@pytest.fixture
+def search() -> Endpoint:
+    return Endpoint.objects.create(name="search")
+
+
+AUDIENCES = ["user", "subject", "plan", "everyone"]
+
+
+@pytest.fixture
+def audiences(alice: User, free: Plan) -> dict[str, dict[str, Any]]:
+    """Audience -> the fields that say it."""
+    return {"user": {"user": alice}, "subject": {"subject": "ip:203.0.113.7"}, "plan": {"plan": free}, "everyone": {}}
+
+
+@pytest.mark.parametrize("names", [("user", "subject"), ("user", "plan"), ("subject", "plan"), tuple(AUDIENCES)])
+def test_a_policy_has_one_audience(names: tuple[str, ...], audiences: dict[str, dict[str, Any]]) -> None:
+    fields = {key: value for name in names for key, value in audiences[name].items()}
+    message = refusal(RatePolicy(rates="1/s", **fields), NON_FIELD_ERRORS)
+    assert message == "Choose one audience: user, subject or plan; leave the other two empty."
+    with pytest.raises(IntegrityError), transaction.atomic():
+        RatePolicy.objects.create(rates="1/s", **fields)
+    with pytest.raises(IntegrityError), transaction.atomic():
+        RatePolicy.objects.bulk_create([RatePolicy(rates="1/s", **fields)])
+
+
+@pytest.fixture
+def everything_undated(audiences: dict[str, dict[str, Any]], search: Endpoint) -> None:
+    """One undated policy of each kind: none of them is another's twin."""
+    for endpoint in (None, search):
+        for fields in audiences.values():
+            for counted_per in ("caller", "everyone"):
+                policy = RatePolicy(rates="1/s", endpoint=endpoint, counted_per=counted_per, **fields)
+                policy.full_clean()
+                policy.save()
+
+
+@pytest.mark.usefixtures("everything_undated")
+@pytest.mark.parametrize("counted_per", ["caller", "everyone"])
+@pytest.mark.parametrize("audience", AUDIENCES)
+@pytest.mark.parametrize("scope", ["all", "search"])
+def test_a_second_undated_policy_for_the_same_is_refused(
+    scope: str, audience: str, counted_per: str, audiences: dict[str, dict[str, Any]], search: Endpoint
+) -> None:
+    """NULLs differ from each other in a plain unique constraint: it let every such pair through."""
+    fields = {"endpoint": search if scope == "search" else None, "counted_per": counted_per, **audiences[audience]}
+    # Neither another rate nor another mode or algorithm makes it another policy.
+    twin = RatePolicy(rates="2/s", mode="log", algorithm="gcra", **fields)
+    message = refusal(twin, NON_FIELD_ERRORS)
+    assert message.startswith(
+        "There is such a policy without dates already: same audience, endpoint and counted per."
+    )
+    with pytest.raises(IntegrityError), transaction.atomic():
+        twin.save()
+    with pytest.raises(IntegrityError), transaction.atomic():
+        RatePolicy.objects.bulk_create([RatePolicy(rates="2/s", **fields)])
+    for dates in (
+        {"starts_at": JANUARY},
+        {"ends_at": FEBRUARY},
+        {"starts_at": JANUARY, "ends_at": FEBRUARY},
+        {"starts_at": JANUARY, "ends_at": FEBRUARY},
+    ):
+        dated = RatePolicy(rates="3/s", **fields, **dates)
+        dated.full_clean()
+        dated.save()
+    with pytest.raises(IntegrityError), transaction.atomic():
+        RatePolicy.objects.filter(pk=dated.pk).update(starts_at=None, ends_at=None)
+
+
+@pytest.mark.usefixtures("everything_undated")
+def test_an_undated_policy_is_no_twin_of_its_own() -> None:
+    for policy in RatePolicy.objects.all():
+        policy.rates = "7/s"
+        policy.full_clean()
+        policy.save()
+
+
+@pytest.mark.parametrize("who", ["authenticated", "anonymous"])
+def test_one_plan_is_the_default_for_whom_it_says(who: str, free: Plan) -> None:
+    Plan.objects.create(name="Pro", slug="pro")
+    Plan.objects.create(name="Open", slug="open", default_for=who)
+    second = Plan(name="Other", slug="other", default_for=who)
+    message = refusal(second, NON_FIELD_ERRORS)
+    assert message == "Another plan is the default for these callers; change that one first."
+    with pytest.raises(IntegrityError), transaction.atomic():
+        second.save()
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Plan.objects.filter(pk=free.pk).update(default_for=who)
+    other = "anonymous" if who == "authenticated" else "authenticated"
+    second.default_for = other
+    second.full_clean()
+    second.save()
+
+
+@pytest.mark.parametrize("model", [PlanAssignment, RatePolicy])
+@pytest.mark.parametrize("length", [timedelta(0), timedelta(microseconds=-1), timedelta(days=-1)])
+def test_an_end_lies_after_the_start(model: Any, length: timedelta, alice: User, free: Plan) -> None:
+    fields = {"plan": free} if model is PlanAssignment else {"rates": "1/s"}
+    dates = {"starts_at": JANUARY, "ends_at": JANUARY + length}
+    assert refusal(model(user=alice, **fields, **dates), "ends_at") == "The end must lie after the start."
+    model(user=alice, **fields, **(dates | {"ends_at": JANUARY + timedelta(microseconds=1)})).full_clean()
+
+
+def test_all_that_is_wrong_is_said_at_once(search: Endpoint) -> None:
+    policy = RatePolicy(
+        rates="1/eon", subject="acme", counted_per="moon", starts_at=FEBRUARY, ends_at=JANUARY, mode="maybe"
+    )
+    assert set(refusals(policy)) == {"rates", "subject", "counted_per", "ends_at", "mode"}
+    endpoint = Endpoint(name="all", routes="a b", methods="FETCH", cost=0)
+    assert set(refusals(endpoint)) == {"name", "routes", "methods", "cost"}
+
+
+def test_names_in_words(alice: User, free: Plan, search: Endpoint) -> None:
+    assert str(free) == "Free"
+    assert str(search) == "search"
+    assert str(PlanAssignment(user=alice, plan=free)) == "alice: Free"
+    assert str(RatePolicy(user=alice, rates="1/s")) == "user alice × all endpoints: 1/s"
+    assert str(RatePolicy(plan=free, endpoint=search, rates="1/s")) == "plan Free × search: 1/s"
+    assert str(RatePolicy(subject="ip:203.0.113.7", rates="1/s")) == "ip:203.0.113.7 × all endpoints: 1/s"
+    assert str(RatePolicy(endpoint=search, rates="blocked")) == "everyone × search: blocked"
+    assert str(PolicyChange(action="create", object_text="Free")) == "created: Free"
+    assert str(PolicyChange(action="update", object_text="Free")) == "changed: Free"
+    assert str(PolicyChange(action="delete", object_text="Free")) == "deleted: Free"
+
+
+def test_a_publication_is_named_without_an_object() -> None:
+    assert str(PolicyChange(action="publish")) == "published"
+    assert str(PolicyChange(action="create", object_text="Free")) == "created: Free"

@@ -1,0 +1,204 @@
+"""``quota_threshold``: at 80 % and at 100 %, once a window and subject, whoever notices."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from django_ratequota import Bucket, Limiter, Rate, check_request
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.monitoring import alerts
+from django_ratequota.signals import quota_threshold
+from tests.conftest import Clock
+from tests.project.views import request_from
+
+
+class Told(list[Any]):
+    """(level, subject, used) of every signal, in order."""
+
+    def __call__(self, sender: Any, level: int, status: Any, at: datetime, **_: Any) -> None:
+        self.append((level, status.bucket.subject, status.used))
+        self.thread, self.at = threading.current_thread(), at
+
+
+@pytest.fixture(autouse=True)
+def by_hand(monkeypatch: Any, redis_client: redis.Redis) -> Iterator[None]:
+    """What is noted is told when the test says so."""
+    monkeypatch.setattr(alerts._background, "keep", lambda: None)
+    alerts._forget()
+    yield
+    alerts._forget()
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    told = Told()
+    quota_threshold.connect(told)
+    yield told
+    quota_threshold.disconnect(told)
+
+
+def spend(limiter: Limiter, bucket: Bucket, times: int, cost: int = 1) -> None:
+    for _ in range(times):
+        alerts.watch(limiter.check([bucket], cost))
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window_log", "sliding_window_counter", "gcra"])
+def test_at_80_and_at_100_percent_once(limiter: Limiter, told: Told, algorithm: str) -> None:
+    bucket = Bucket("user:1", Rate.parse(f"10/day {algorithm}"))
+    spend(limiter, bucket, 7)
+    alerts.tell()
+    assert told == []
+    spend(limiter, bucket, 1)
+    alerts.tell()
+    assert told == [(80, "user:1", 8)]
+    spend(limiter, bucket, 10)
+    alerts.tell()
+    assert told == [(80, "user:1", 8), (100, "user:1", 10)]
+
+
+def test_a_jump_tells_both(limiter: Limiter, told: Told) -> None:
+    spend(limiter, Bucket("user:1", Rate.parse("10/day")), 1, cost=10)
+    alerts.tell()
+    assert told == [(80, "user:1", 10), (100, "user:1", 10)]
+
+
+def test_a_refusal_is_100_percent_whatever_is_left(limiter: Limiter, told: Told) -> None:
+    spend(limiter, Bucket("user:1", Rate.parse("10/day")), 2, cost=6)
+    alerts.tell()
+    assert [level for level, _, _ in told] == [80, 100]
+
+
+def test_a_cost_that_never_fits_says_nothing_about_what_is_used(limiter: Limiter, told: Told) -> None:
+    spend(limiter, Bucket("user:1", Rate.parse("10/day")), 1, cost=11)
+    alerts.tell()
+    assert told == []
+
+
+def test_each_subject_by_itself_and_log_mode_too(limiter: Limiter, told: Told) -> None:
+    for number, mode in ((1, "enforce"), (2, "log")):
+        spend(limiter, Bucket(f"user:{number}", Rate.parse("5/day"), mode=mode), 4)
+    alerts.tell()
+    assert told == [(80, "user:1", 4), (80, "user:2", 4)]
+
+
+def test_the_next_window_tells_anew(limiter: Limiter, told: Told, clock: Clock, redis_client: redis.Redis) -> None:
+    bucket = Bucket("user:1", Rate.parse("5/min fixed_window"))
+    for _ in range(2):
+        spend(limiter, bucket, 5)
+        alerts.tell()
+        clock.advance(60)
+        # Redis' own clock, by which this goes in real time, stands still here.
+        for key in redis_client.scan_iter("rqtest:{statistics}:told:*"):
+            assert 0 < redis_client.pttl(key) <= 60_000
+            redis_client.delete(key)
+    assert [level for level, _, _ in told] == [80, 100, 80, 100]
+
+
+def test_a_client_that_goes_on_at_the_limit_is_told_once_a_period(
+    limiter: Limiter, told: Told, clock: Clock, redis_client: redis.Redis
+) -> None:
+    """A token bucket has no window: its level swings around 80 % all the time."""
+    bucket = Bucket("user:1", Rate.parse("60/min"))
+    spend(limiter, bucket, 50)
+    for _ in range(50):
+        clock.advance(1)
+        spend(limiter, bucket, 1)
+    alerts.tell()
+    assert told == [(80, "user:1", 48)]
+
+
+def test_other_processes_stay_silent(limiter: Limiter, told: Told) -> None:
+    bucket = Bucket("user:1", Rate.parse("10/day"))
+    spend(limiter, bucket, 8)
+    alerts.tell()
+    alerts._forget()  # another process, which knows of nothing
+    spend(limiter, bucket, 1)
+    alerts.tell()
+    assert told == [(80, "user:1", 8)]
+
+
+def test_without_listeners_nothing_is_noted(limiter: Limiter) -> None:
+    spend(limiter, Bucket("user:1", Rate.parse("2/day")), 3)
+    assert not alerts._waiting
+    assert not alerts._told
+
+
+def test_memory_is_bounded(limiter: Limiter, told: Told, monkeypatch: Any) -> None:
+    monkeypatch.setattr(alerts, "_MAX_OF_ONE", 5)
+    monkeypatch.setattr(alerts, "_MAX_TOLD", 3)
+    for number in range(10):
+        spend(limiter, Bucket(f"user:{number}", Rate.parse("1/day")), 1)
+    assert ([len(own) for own in alerts._waiting.values()], len(alerts._told)) == ([5], 3)
+    assert alerts._suppressed == alerts._unlogged == {"all/day": 15}
+    monkeypatch.setattr(alerts, "_MAX_WAITING", 7)
+    for number in range(30):
+        spend(limiter, Bucket("user:1", Rate.parse("1/day"), policy_id=number, scope=f"s{number}"), 1)
+    # A limit has one crossing wait beyond the bound, up to twice the bound in all; names are counted up to it.
+    assert sum(map(len, alerts._waiting.values())) == 14
+    assert len(alerts._suppressed) == 7
+
+
+def test_where_redis_cannot_say_it_is_told_all_the_same(limiter: Limiter, told: Told, settings: Any) -> None:
+    spend(limiter, Bucket("user:1", Rate.parse("5/day")), 4)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
+    alerts.tell()
+    assert told == [(80, "user:1", 4)]
+
+
+def test_a_receiver_that_fails_stops_no_other(limiter: Limiter, told: Told, caplog: Any) -> None:
+    def fail(**_: Any) -> None:
+        raise RuntimeError("no mail today")
+
+    quota_threshold.connect(fail)
+    try:
+        spend(limiter, Bucket("user:1", Rate.parse("1/day")), 1)
+        alerts.tell()
+    finally:
+        quota_threshold.disconnect(fail)
+    assert len(told) == 2
+    assert "no mail today" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+def test_a_request_is_watched_and_waits_for_no_receiver(told: Told, monkeypatch: Any) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(alerts._background, "_generation", -1)
+    heard = threading.Event()
+    endpoint = Endpoint.objects.create(name="search")
+    RatePolicy.objects.create(endpoint=endpoint, rates="5/day")
+
+    def receive(**_: Any) -> None:
+        heard.set()
+
+    quota_threshold.connect(receive)
+    try:
+        for _ in range(4):
+            check_request(request_from(), scope="search")
+        assert heard.wait(30)
+    finally:
+        quota_threshold.disconnect(receive)
+    assert told == [(80, "ip:203.0.113.7", 4)]
+    assert told.thread.name == "ratequota-alerts"
+    assert abs((datetime.now(UTC) - told.at).total_seconds()) < 60
+
+
+def test_the_receiver_in_the_docs(limiter: Limiter, caplog: Any) -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
+    [snippet] = re.findall(r"```python\n(.*?)```", docs, re.DOTALL)
+    defined: dict[str, Any] = {}
+    exec(snippet, defined)
+    try:
+        spend(limiter, Bucket("user:1", Rate.parse("5/day"), scope="search"), 4)
+        alerts.tell()
+    finally:
+        quota_threshold.disconnect(defined["tell"])
+    assert caplog.messages == ["user:1 used 80 % of search/day"]

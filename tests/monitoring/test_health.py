@@ -1,0 +1,625 @@
+"""What a process knows of itself, what it reports to Redis, and the thread that does so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import call_command
+
+from django_ratequota import Bucket, Rate, check_request
+from django_ratequota.engine import limiter
+from django_ratequota.engine import protocol as prepared
+from django_ratequota.engine.keys import workers_key
+from django_ratequota.exceptions import ConfigurationError, StoreError
+from django_ratequota.metrics import METRICS
+from django_ratequota.models import RatePolicy
+from django_ratequota.monitoring import background
+from django_ratequota.monitoring import health as module
+from django_ratequota.monitoring.health import (
+    REPORT_TTL,
+    Health,
+    health,
+    keep_reporting,
+    latency,
+    note_degraded,
+    report,
+    reports,
+)
+from django_ratequota.runtime import default_limiter
+from django_ratequota.utils import problems
+from django_ratequota.utils.histogram import BOUNDS
+from tests.engine.test_scripts import broken_script
+from tests.project.views import request_from
+from tests.support.threads import on_threads
+
+#: A port that nobody listens on, and time enough to be told so.
+CLOSED = {"PREFIX": "rqtest", "REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5}
+LIST = workers_key("rqtest")
+THREAD = "ratequota-report"
+
+
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch: Any, settings: Any) -> None:
+    """Nothing degraded yet, nothing logged, and a limiter that has not decided."""
+    monkeypatch.setattr(module, "_degraded", Counter())
+    monkeypatch.setattr(problems, "_problems", {})
+    settings.RATEQUOTA = dict(settings.RATEQUOTA)
+
+
+def names_itself(monkeypatch: Any, name: str) -> None:
+    monkeypatch.setattr(module, "_process", lambda: name)
+
+
+def ask(times: int = 1) -> None:
+    for _ in range(times):
+        try:
+            default_limiter().check([Bucket("user:1", Rate.parse("1000/min"))])
+        except StoreError as error:
+            note_degraded(error.reason, error)
+
+
+# --- What it knows. ---
+
+
+@pytest.mark.usefixtures("fresh_policies")
+def test_a_new_process_has_nothing_to_tell() -> None:
+    mine = health()
+    assert mine.process == module._process()
+    assert mine.at == pytest.approx(time.time(), abs=60)
+    assert (mine.revision, mine.policies_age, mine.degraded, mine.down, mine.decisions) == (0, 0.0, {}, {}, 0)
+    assert mine.latency_quantile(0.99) is None
+
+
+def test_a_process_is_named_by_host_and_number(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module.socket, "gethostname", lambda: "büro {7}:a" + "x" * 90)
+    host, _, number = module._process().rpartition(":")
+    assert host == "b-ro--7--a" + "x" * 54
+    assert number == str(module.os.getpid())
+
+
+@pytest.mark.usefixtures("redis_client")
+def test_decisions_are_timed() -> None:
+    ask(5)
+    mine = health()
+    assert mine.decisions == sum(latency().counts) == 5
+    median, slowest = mine.latency_quantile(0.5), mine.latency_quantile(1)
+    assert median is not None
+    assert slowest is not None
+    assert 0 < median <= slowest < 5
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+def test_the_policies_it_judges_by_have_a_revision_and_an_age() -> None:
+    RatePolicy.objects.create(rates="5/min")
+    check_request(request_from())
+    mine = health()
+    assert mine.revision == default_limiter().stored_revision() > 0
+    assert 0 <= mine.policies_age < 60
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [{"CACHE": "local"}, {"CACHE": "nowhere"}, {"REDIS_URL": "http://127.0.0.1/"}],
+)
+def test_without_a_usable_setting_it_knows_itself_all_the_same(settings: Any, raw: dict[str, Any]) -> None:
+    settings.RATEQUOTA = raw
+    ask(2)
+    mine = health()
+    assert (mine.degraded, mine.down, mine.decisions) == ({"configuration": 2}, {}, 0)
+    assert len(mine.latency) == len(BOUNDS) + 1
+    for raising in (latency, report, reports):
+        with pytest.raises(StoreError) as caught:
+            raising()
+        assert isinstance(caught.value.__cause__, ConfigurationError)
+
+
+def test_with_redis_down_it_says_which_server_and_why(settings: Any) -> None:
+    settings.RATEQUOTA = {**CLOSED, "BREAKER_FAILURES": 2}
+    ask()
+    assert (health().down, health().degraded) == ({}, {"connection": 1})
+    ask(3)
+    mine = health()
+    assert (mine.down, mine.degraded) == ({"127.0.0.1:1": "connection"}, {"connection": 4})
+    # Who was left alone waited for nothing: that is no latency.
+    assert mine.decisions == 2
+    for raising in (report, reports):
+        with pytest.raises(StoreError):
+            raising()
+
+
+# --- Degraded decisions. ---
+
+
+@pytest.fixture
+def at(monkeypatch: Any) -> Callable[[float], None]:
+    """Sets the monotonic clock of ``problems`` alone."""
+    clock = SimpleNamespace(now=100.0)
+
+    def monotonic() -> float:
+        # Two threads that look at once would both log.
+        assert problems._lock.locked()
+        return clock.now
+
+    monkeypatch.setattr(problems, "time", SimpleNamespace(monotonic=monotonic))
+
+    def move(now: float) -> None:
+        clock.now = now
+
+    return move
+
+
+@pytest.mark.parametrize("reason", ["configuration", "wrongtype", "noscript", "response", "clock", "database"])
+def test_what_no_breaker_tells_is_logged_once_a_minute(at: Callable[[float], None], caplog: Any, reason: str) -> None:
+    seen = []
+    for now in (100, 100, 159.9, 160, 161, 219.9, 220, 10_000):
+        at(now)
+        note_degraded(reason, StoreError(reason, "as it says"))
+        seen.append(len(caplog.records))
+    assert seen == [1, 1, 1, 2, 2, 2, 3, 4]
+    text = f"no decision by Redis ({reason}), on_error decides: as it says"
+    if reason == "database":
+        text = "no policies from the database, on_error decides: as it says"
+    assert {(record.levelname, record.message) for record in caplog.records} == {("ERROR", text)}
+    assert health().degraded == {reason: 8}
+
+
+def test_errors_that_no_breaker_shows_are_known_for_a_minute(at: Callable[[float], None]) -> None:
+    note_degraded("wrongtype", StoreError("wrongtype", "as it says"))
+    at(130)
+    note_degraded("response", StoreError("response", "first"))
+    note_degraded("response", StoreError("response", "x" * 10_000))
+    note_degraded("timeout", StoreError("timeout", "its breaker's business"))
+    assert health().errors == {"wrongtype": "as it says", "response": "x" * 300}
+    at(160)
+    assert list(health().errors) == ["response"]
+    at(190)
+    assert health().errors == {}
+    assert health().degraded == {"wrongtype": 1, "response": 2, "timeout": 1}
+
+
+def test_an_error_of_the_script_is_seen_everywhere(
+    db: Any, fresh_policies: Any, admin_client: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All was green: a closed breaker, a server that is up, and every request admitted."""
+    RatePolicy.objects.create(rates="1/hour sliding_window_log", counted_per="everyone")
+    monkeypatch.setattr(prepared, "DECIDE", broken_script())
+    monkeypatch.setattr(limiter, "prepare", prepared.Prepared)
+    assert [check_request(request_from()).error for _ in range(5)] == ["response"] * 5
+    [message] = health().errors.values()
+    assert "sliding_window_log.lua:" in message
+    [record] = caplog.records
+    assert message in record.getMessage()
+    report()
+    out = StringIO()
+    call_command("ratequota", "status", stdout=out)
+    assert "; breaker closed in 1; errors in 1\n" in out.getvalue()
+    assert f"error in the last minute: response: {message}\n" in out.getvalue()
+    page = admin_client.get("/admin/django_ratequota/ratepolicy/usage/").content.decode()
+    assert "on_error decided requests at 1 worker (response): ResponseError: " in page
+    assert "closed; errors: response" in page
+    [degraded] = [metric for metric in METRICS if metric.name == "degraded_decisions"]
+    assert (("response",), 5) in degraded.read()
+    # The caller's own limits, and everybody else's, go on being enforced.
+    assert not health().down
+
+
+def test_each_reason_has_a_minute_of_its_own(at: Callable[[float], None], caplog: Any) -> None:
+    for reason in ("wrongtype", "response", "wrongtype", "response"):
+        note_degraded(reason, StoreError(reason, "as it says"))
+    assert len(caplog.records) == 2
+    at(160)
+    note_degraded("response", StoreError("response", "as it says"))
+    assert len(caplog.records) == 3
+    assert health().degraded == {"wrongtype": 2, "response": 3}
+
+
+@pytest.mark.parametrize("reason", ["timeout", "connection", "oom", "readonly"])
+def test_what_a_breaker_or_others_tell_is_only_counted(caplog: Any, reason: str) -> None:
+    note_degraded(reason, StoreError(reason, "as it says"))
+    assert caplog.records == []
+    assert health().degraded == {reason: 1}
+
+
+def test_no_count_of_a_thread_is_lost(caplog: Any) -> None:
+    def note() -> None:
+        for _ in range(200):
+            note_degraded("response", StoreError("response", "as it says"))
+
+    on_threads(16, note)
+    assert health().degraded == {"response": 16 * 200}
+    assert len(caplog.records) == 1
+
+
+# --- Reports. ---
+
+
+def test_nobody_has_reported(redis_client: redis.Redis) -> None:
+    assert reports() == []
+
+
+def test_what_is_reported_is_read_again_as_it_was(redis_client: redis.Redis, monkeypatch: Any) -> None:
+    mine = Health(
+        process="web-1:7",
+        at=1763702400.25,
+        revision=2**40,
+        policies_age=0.5,
+        degraded={"timeout": 3, "wrongtype": 1},
+        down={"redis.example:6379": "timeout", "größe (Sentinel)": "noauth"},
+        latency=[0, 2, *[0] * (len(BOUNDS) - 2), 1],
+    )
+    monkeypatch.setattr(module, "health", lambda: mine)
+    assert report() == 1
+    assert reports() == [mine]
+    [found] = reports()
+    assert (found.decisions, found.latency_quantile(0.5)) == (3, BOUNDS[1])
+    stored = json.loads(redis_client.get(workers_key("rqtest", "web-1:7")))
+    assert stored == asdict(mine)
+    assert list(stored) == [field.name for field in fields(Health)]
+
+
+def test_two_processes_report_side_by_side(redis_client: redis.Redis, monkeypatch: Any, settings: Any) -> None:
+    ask(3)
+    names_itself(monkeypatch, "web-2:8")
+    assert [report(), report()] == [1, 1]
+    settings.RATEQUOTA = dict(settings.RATEQUOTA)
+    ask(1)
+    names_itself(monkeypatch, "web-1:7")
+    assert report() == 2
+    assert [(one.process, one.decisions) for one in reports()] == [("web-1:7", 1), ("web-2:8", 3)]
+    # Whoever reports again is told by the last report.
+    ask(1)
+    report()
+    assert [(one.process, one.decisions) for one in reports()] == [("web-1:7", 2), ("web-2:8", 3)]
+
+
+def test_a_process_that_fell_silent_drops_out(redis_client: redis.Redis, monkeypatch: Any) -> None:
+    names_itself(monkeypatch, "web-1:7")
+    report()
+    names_itself(monkeypatch, "web-2:8")
+    report()
+    now = redis_client.time()[0]
+    redis_client.zadd(LIST, {"web-1:7": now - REPORT_TTL - 1})
+    redis_client.delete(workers_key("rqtest", "web-1:7"))
+    assert [one.process for one in reports()] == ["web-2:8"]
+    assert report() == 1
+    assert redis_client.zrange(LIST, 0, -1) == [b"web-2:8"]
+    # Not yet: it has some seconds left.
+    redis_client.zadd(LIST, {"web-1:7": now - REPORT_TTL + 30})
+    assert report() == 2
+
+
+def test_reports_do_not_outlive_their_processes(redis_client: redis.Redis, monkeypatch: Any) -> None:
+    names_itself(monkeypatch, "web-1:7")
+    report()
+    for key in (LIST, workers_key("rqtest", "web-1:7")):
+        assert 0 < redis_client.ttl(key) <= REPORT_TTL
+        redis_client.expire(key, 5)
+    report()
+    for key in (LIST, workers_key("rqtest", "web-1:7")):
+        assert 5 < redis_client.ttl(key) <= REPORT_TTL
+    assert sorted(redis_client.scan_iter("rqtest:*")) == [b"rqtest:{workers}", b"rqtest:{workers}:web-1:7"]
+
+
+def test_a_report_is_no_decision(redis_client: redis.Redis) -> None:
+    report()
+    assert health().decisions == 0
+
+
+# --- The thread. ---
+
+
+class Noted:
+    """``report`` as it is, with a note of each time that it ended."""
+
+    def __init__(self) -> None:
+        self._report = module.report
+        self._ended = threading.Semaphore(0)
+        # Tests with settings of their own may have left some behind, which end when they wake up.
+        self._others = set(threading.enumerate())
+        self.errors: list[BaseException] = []
+
+    def __call__(self) -> int:
+        try:
+            return self._report()
+        except StoreError as error:
+            self.errors.append(error)
+            raise
+        finally:
+            self._ended.release()
+
+    def wait(self, times: int = 1) -> None:
+        for _ in range(times):
+            assert self._ended.acquire(timeout=30), "no report"
+
+    def threads(self) -> list[threading.Thread]:
+        """Those running that report since this test began."""
+        return [one for one in threading.enumerate() if one.name == THREAD and one not in self._others]
+
+
+@pytest.fixture
+def noted(redis_client: redis.Redis, monkeypatch: Any, settings: Any) -> Iterator[Noted]:
+    """Whatever reports at the end of the test is stopped before Redis is emptied."""
+    noted = Noted()
+    monkeypatch.setattr(module, "report", noted)
+    monkeypatch.setattr(module._reporting, "_generation", -1)
+    yield noted
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 0}
+    for thread in noted.threads():
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+
+
+def often(settings: Any, **more: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 0.01, **more}
+
+
+def test_a_thread_reports_again_and_again(noted: Noted, settings: Any, redis_client: redis.Redis) -> None:
+    often(settings)
+    keep_reporting()
+    noted.wait(3)
+    [thread] = noted.threads()
+    assert thread.daemon, "it would keep the process from ending"
+    assert [one.process for one in reports()] == [module._process()]
+
+
+def test_it_ends_when_the_settings_change(noted: Noted, settings: Any) -> None:
+    often(settings)
+    keep_reporting()
+    noted.wait()
+    [thread] = noted.threads()
+    often(settings, REPORT_SECONDS=0)
+    thread.join(timeout=30)
+    assert noted.threads() == []
+    keep_reporting()
+    assert noted.threads() == []
+
+
+def test_it_ends_by_its_own_settings(noted: Noted, settings: Any, monkeypatch: Any) -> None:
+    """Its next look was a minute off when reports were switched off in the midst of one."""
+
+    def switch_off() -> int:
+        often(settings, REPORT_SECONDS=0)
+        return noted()
+
+    monkeypatch.setattr(module, "report", switch_off)
+    often(settings)
+    keep_reporting()
+    noted.wait()
+    for thread in noted.threads():
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+
+
+def test_other_settings_have_a_thread_of_their_own(noted: Noted, settings: Any, redis_client: redis.Redis) -> None:
+    often(settings)
+    keep_reporting()
+    noted.wait()
+    [before] = noted.threads()
+    often(settings, PREFIX="rqtest:two")
+    keep_reporting()
+    before.join(timeout=30)
+    noted.wait(2)
+    [after] = noted.threads()
+    assert after is not before
+    assert redis_client.exists(workers_key("rqtest:two")) == 1
+
+
+class Gate:
+    """A lock that nobody takes before all are there to take it: all found that no thread was started yet."""
+
+    def __init__(self, number: int) -> None:
+        self._all_here = threading.Barrier(number)
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._all_here.wait(timeout=30)
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_one_is_started_however_many_threads_ask(noted: Noted, settings: Any, monkeypatch: Any) -> None:
+    names: list[str] = []
+
+    class Counting(threading.Thread):
+        def start(self) -> None:
+            names.append(self.name)
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Counting)
+    monkeypatch.setattr(module._reporting, "_lock", Gate(32))
+    often(settings)
+    on_threads(32, keep_reporting)
+    noted.wait()
+    keep_reporting()
+    assert names.count(THREAD) == 1
+
+
+def test_a_thread_that_cannot_be_started_fails_no_request_and_is_tried_again(
+    noted: Noted, settings: Any, db: Any, fresh_policies: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    """Two requests failed, and reports and statistics had ended for good."""
+    clock = SimpleNamespace(now=100.0)
+    tried: list[str] = []
+
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            if self.name != "ratequota-connect":  # the request itself connects then
+                tried.append(self.name)
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=time.sleep))
+    often(settings, STATISTICS_SECONDS=20)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", Refused)
+        for clock.now in (100, 101, 159.9, 160, 161):
+            assert not check_request(request_from()).degraded
+    # Each is tried once a minute, and says so once.
+    assert sorted(tried) == ["ratequota-report"] * 2 + ["ratequota-statistics"] * 2
+    messages = sorted(record.getMessage() for record in caplog.records)
+    assert messages == [
+        f"{name} could not be started, and is tried again every 60 s: can't start new thread"
+        for name in ("ratequota-report", "ratequota-statistics")
+    ]
+    clock.now = 219.9
+    check_request(request_from())
+    assert noted.threads() == []
+    clock.now = 220
+    check_request(request_from())
+    noted.wait(2)
+    assert len(noted.threads()) == 1
+
+
+@pytest.mark.parametrize("seconds", [0, 0.0])
+def test_none_is_started_where_reports_are_off(noted: Noted, settings: Any, seconds: float) -> None:
+    often(settings, REPORT_SECONDS=seconds)
+    keep_reporting()
+    assert noted.threads() == []
+
+
+def test_a_request_starts_it(noted: Noted, settings: Any, db: Any, fresh_policies: Any) -> None:
+    often(settings)
+    check_request(request_from())
+    noted.wait()
+    assert len(noted.threads()) == 1
+
+
+def test_an_error_of_the_server_s_is_logged_until_it_works_again(
+    noted: Noted, settings: Any, redis_client: redis.Redis, caplog: Any
+) -> None:
+    """Reports and statistics were lost without a word: only breakers were thought to tell of Redis."""
+    redis_client.set(LIST, "no sorted set")
+    often(settings)
+    keep_reporting()
+    noted.wait(4)
+    assert {getattr(error, "reason", "") for error in noted.errors} == {"wrongtype"}
+    [record] = caplog.records
+    assert (record.levelname, record.message[:42]) == ("ERROR", "ratequota-report failed: ResponseError: WR")
+    redis_client.delete(LIST)
+    while not redis_client.exists(LIST):
+        noted.wait()
+    assert len(caplog.records) == 1
+    redis_client.set(LIST, "no sorted set")
+    while len(caplog.records) == 1:
+        noted.wait()
+
+
+def test_with_redis_down_it_goes_on_quietly(noted: Noted, settings: Any, caplog: Any) -> None:
+    settings.RATEQUOTA = CLOSED
+    often(settings)
+    keep_reporting()
+    noted.wait(8)
+    assert len(noted.threads()) == 1
+    assert {getattr(error, "reason", "") for error in noted.errors} == {"connection"}
+    # The breaker said so, once.
+    assert [record.message.partition(",")[0] for record in caplog.records] == [
+        "Redis at 127.0.0.1:1 gives no decisions (connection)"
+    ]
+
+
+@pytest.mark.parametrize("unusable", [{"CACHE": "local"}, {"REDIS_URL": "http://127.0.0.1/"}])
+def test_so_it_does_without_a_usable_setting(noted: Noted, settings: Any, caplog: Any, unusable: Any) -> None:
+    often(settings, **unusable)
+    keep_reporting()
+    noted.wait(3)
+    assert len(noted.threads()) == 1
+    assert caplog.records == []
+
+
+FORKING = """
+import os, signal, sys, threading
+
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.project.settings"
+import django
+from django.conf import settings
+
+settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 20}
+django.setup()
+from django_ratequota.monitoring import health
+from django_ratequota.exceptions import StoreError
+
+plain, reported = health.report, threading.Event()
+
+def report():
+    found = plain()
+    reported.set()
+    return found
+
+health.report = report
+
+def running():
+    return [thread for thread in threading.enumerate() if thread.name == "ratequota-report"]
+
+def reports_by_now():
+    health.keep_reporting()
+    assert reported.wait(20)
+    assert len(running()) == 1
+    assert health._process() in [one.process for one in health.reports()]
+
+health.note_degraded("oom", StoreError("oom", "full"))
+reports_by_now()
+held, over = threading.Event(), threading.Event()
+
+def hold():
+    with health._lock:
+        held.set()
+        over.wait()
+
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+child = os.fork()
+if not child:
+    signal.alarm(40)  # its default action ends a process that hangs
+    try:
+        assert running() == []
+        assert health.health().degraded == {}, "the parent's"
+        reported.clear()
+        reports_by_now()
+        assert len(health.reports()) == 2
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+over.set()
+thread.join()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_process_reports_for_itself(redis_client: redis.Redis) -> None:
+    # Later Pythons warn of any fork with threads; that is what is tried here.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
+    result = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_reports_of_another_version_are_passed_over(settings: Any, redis_client: redis.Redis) -> None:
+    """While one version takes the other's place, both report."""
+    report()
+    for name, text in {"a": "{}", "b": "no json", "c": '{"process": "c", "more": 1}', "d": "7"}.items():
+        redis_client.zadd(workers_key("rqtest"), {name: time.time()})
+        redis_client.set(workers_key("rqtest", name), text)
+    (mine,) = reports()
+    older = {**asdict(mine), "process": "e", "latency": [1, 2, 3]}
+    redis_client.zadd(workers_key("rqtest"), {"e": time.time()})
+    redis_client.set(workers_key("rqtest", "e"), json.dumps(older))
+    assert reports() == [mine]

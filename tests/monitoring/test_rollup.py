@@ -1,0 +1,207 @@
+"""Counts that outlive Redis: hours and days in the database."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+import redis
+import time_machine
+from django.core.management import CommandError, call_command
+
+from django_ratequota.models import UsageCount
+from django_ratequota.monitoring.collector import DAY, HOUR, collector
+from django_ratequota.monitoring.records import Note
+from django_ratequota.monitoring.rollup import RolledUp, roll_up
+from django_ratequota.monitoring.statistics import timeline
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_client")]
+
+
+@pytest.fixture
+def now() -> int:
+    """The middle of an hour in the middle of a UTC day."""
+    return int(time.time() // DAY * DAY + 12 * HOUR + 1800)
+
+
+@pytest.fixture
+def count(now: int) -> Callable[..., None]:
+    """Counts so many requests so many hours ago."""
+
+    def run(hours_ago: int, times: int, **more: Any) -> None:
+        with time_machine.travel(now, tick=False):
+            values = {"endpoint_ids": (), "policy_ids": (), "allowed": True, "against": (), **more}
+            note = Note(second=now - hours_ago * HOUR, caller="user:1", ip="", plan_id=None, cost=1, **values)
+            collector.forget()
+            collector._noted.extend([note] * times)
+            collector.flush()
+
+    return run
+
+
+@pytest.fixture
+def at(now: int) -> Callable[..., RolledUp]:
+    """Rolls up so many hours later."""
+
+    def run(hours: int = 0, **options: Any) -> RolledUp:
+        with time_machine.travel(now + hours * HOUR, tick=False):
+            return roll_up(**options)
+
+    return run
+
+
+def rows(length: str, place: str = "t") -> list[tuple[int, int, int]]:
+    """(admitted, refused, would_refuse) of a place, in the order of time."""
+    found = UsageCount.objects.filter(length=length, place=place).order_by("starts_at")
+    return list(found.values_list("admitted", "refused", "would_refuse"))
+
+
+def test_hours_that_have_ended_are_kept_and_added_up_to_days(
+    count: Callable[..., None], at: Callable[..., RolledUp], now: int
+) -> None:
+    count(0, 100)
+    count(1, 3, policy_ids=(7,), against=(7,))
+    count(1, 2, allowed=False, policy_ids=(7,), against=(7,), endpoint_ids=(4,))
+    count(2, 5)
+    count(20, 1)
+    assert at() == RolledUp(hours=8, days=6, deleted=0)
+    assert rows("hour") == [(1, 0, 0), (5, 0, 0), (3, 2, 3)]
+    assert rows("hour", "p7") == [(3, 2, 3)]
+    assert rows("hour", "e4") == [(0, 2, 0)]
+    assert rows("hour", "e0") == [(1, 0, 0), (5, 0, 0), (3, 0, 3)]
+    assert rows("day") == [(1, 0, 0), (8, 2, 3)]
+    newest = UsageCount.objects.filter(length="hour").first()
+    assert newest is not None
+    assert newest.starts_at == datetime.fromtimestamp(now // HOUR * HOUR - HOUR, UTC)
+
+
+def test_doing_it_again_changes_nothing(count: Callable[..., None], at: Callable[..., RolledUp]) -> None:
+    count(3, 5)
+    at()
+    assert at() == RolledUp(0, 0, 0)
+    assert rows("hour") == rows("day") == [(5, 0, 0)]
+
+
+def test_late_counts_are_added(count: Callable[..., None], at: Callable[..., RolledUp]) -> None:
+    count(3, 5)
+    at()
+    count(3, 2)
+    at()
+    assert rows("hour") == rows("day") == [(7, 0, 0)]
+
+
+def test_what_redis_has_lost_stays(
+    count: Callable[..., None], at: Callable[..., RolledUp], redis_client: redis.Redis
+) -> None:
+    count(3, 5)
+    at()
+    for key in redis_client.scan_iter("rqtest:*"):
+        redis_client.delete(key)
+    count(3, 1)
+    at()
+    assert rows("hour") == rows("day") == [(5, 0, 0)]
+
+
+def test_an_hour_of_which_a_part_is_gone_is_not_written(
+    count: Callable[..., None], at: Callable[..., RolledUp]
+) -> None:
+    count(3, 5)
+    # 48 hours later that hour began before what is kept: Redis may hold a part of it only.
+    at(46)
+    assert rows("hour") == []
+    at(44)
+    assert rows("hour") == [(5, 0, 0)]
+
+
+def test_old_rows_go(count: Callable[..., None], at: Callable[..., RolledUp], now: int) -> None:
+    then = datetime.fromtimestamp(now, UTC)
+    for length, days in (("hour", 34), ("hour", 36), ("day", 399), ("day", 401)):
+        counts = {"admitted": days, "refused": 0, "would_refuse": 0}
+        UsageCount.objects.create(length=length, starts_at=then - timedelta(days=days), place="t", **counts)
+    assert at() == RolledUp(0, 0, 2)
+    assert (rows("hour"), rows("day")) == ([(34, 0, 0)], [(399, 0, 0)])
+    assert at(keep_hours=1, keep_days=1) == RolledUp(0, 0, 2)
+
+
+@pytest.mark.parametrize(("zone", "days"), [("UTC", [(6, 0, 0)]), ("Pacific/Auckland", [(4, 0, 0), (2, 0, 0)])])
+def test_days_are_those_of_the_time_zone(
+    count: Callable[..., None], at: Callable[..., RolledUp], settings: Any, zone: str, days: list[Any]
+) -> None:
+    """Midnight in Auckland is 11:00 or 12:00 UTC."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "TIME_ZONE": zone}
+    count(4, 4)
+    count(0, 2)
+    at(1)
+    assert rows("day") == days
+
+
+def test_the_number_of_queries_does_not_grow(
+    count: Callable[..., None], at: Callable[..., RolledUp], django_assert_num_queries: Any
+) -> None:
+    def spread(numbers: range) -> None:
+        for number in numbers:
+            count(3, 1, policy_ids=(number,))
+
+    spread(range(3))
+    with django_assert_num_queries(9):
+        at()
+    spread(range(3, 30))
+    with django_assert_num_queries(9):
+        at()
+
+
+def test_the_week_shows_what_was_rolled_up(
+    count: Callable[..., None], at: Callable[..., RolledUp], now: int, redis_client: redis.Redis
+) -> None:
+    count(3, 5)
+    at()
+    with time_machine.travel(now, tick=False):
+        before = timeline("week")
+        for key in redis_client.scan_iter("rqtest:*"):
+            redis_client.delete(key)
+        assert timeline("week") == before
+        assert sum(counts.admitted for counts in before.total) == 5
+
+
+def run(*args: str) -> str:
+    out = StringIO()
+    call_command("ratequota", "rollup", *args, stdout=out)
+    return out.getvalue()
+
+
+def test_the_command(count: Callable[..., None], now: int) -> None:
+    count(3, 5)
+    with time_machine.travel(now, tick=False):
+        assert run() == "2 hourly and 2 daily rows written, 0 old ones deleted\n"
+        assert (
+            run("--keep-hours", "0", "--keep-days", "0") == "0 hourly and 0 daily rows written, 4 old ones deleted\n"
+        )
+
+
+def test_the_command_without_redis(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
+    with pytest.raises(CommandError, match="Redis gives no answer"):
+        run()
+
+
+def test_the_task(count: Callable[..., None], now: int, settings: Any) -> None:
+    """Django has tasks from 6.0 on; before, importing it says so."""
+    import django
+
+    if django.VERSION < (6, 0):
+        with pytest.raises(ModuleNotFoundError, match=r"django\.tasks"):
+            __import__("django_ratequota.tasks")
+        return
+    settings.TASKS = {"default": {"BACKEND": "django.tasks.backends.immediate.ImmediateBackend"}}
+    from django_ratequota.tasks import rollup
+
+    count(3, 5)
+    with time_machine.travel(now, tick=False):
+        result = rollup.enqueue()
+    assert result.return_value == {"hours": 2, "days": 2, "deleted": 0}
+    assert sys.modules["django_ratequota.tasks"].rollup is rollup

@@ -1,0 +1,646 @@
+"""More for one caller: boosts that end by themselves, units given back, resets; each asks, and is written down."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from html import unescape
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.templatetags.admin_urls import admin_urlname
+from django.contrib.auth import get_permission_codename
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.template.loader import render_to_string
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from django_ratequota.engine.rates import ALGORITHMS, MAX_UNITS, Rate, parse_rates
+from django_ratequota.engine.types import Bucket
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.monitoring import statistics
+from django_ratequota.operations import boosts as boosting
+from django_ratequota.operations.boosts import doubled, outlook, proposed, why_no_boost, window_end
+from django_ratequota.operations.explain_query import Question
+from django_ratequota.policies.change_feed import Seen
+from django_ratequota.policies.facts import to_us
+from django_ratequota.runtime import default_limiter
+from tests.admin.test_explain import DOWN, IDENTIFIERS, LIST, PAGE, ask, look, staff
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+BOOST, GRANT, RESET = f"{LIST}boost/", f"{LIST}grant/", f"{LIST}reset-counters/"
+
+
+@pytest.fixture(autouse=True)
+def no_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "find_refusal", lambda refusal_id: None)
+    monkeypatch.setattr(statistics, "refusals", lambda most=50, caller="": ())
+
+
+@pytest.fixture
+def operator() -> Client:
+    return staff(None)
+
+
+@pytest.fixture
+def alice() -> User:
+    """On Free: 10/min for search, and 1000/month for it that everyone shares."""
+    user = User.objects.create(username="alice")
+    free = Plan.objects.create(name="Free", slug="free")
+    PlanAssignment.objects.create(user=user, plan=free)
+    search = Endpoint.objects.create(name="search")
+    RatePolicy.objects.create(
+        plan=free, endpoint=search, rates="10/hour, 100/day", reason="as sold", on_error="local"
+    )
+    RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="1000/month")
+    return user
+
+
+def sold() -> RatePolicy:
+    """The policy of alice's plan."""
+    return RatePolicy.objects.get(plan__isnull=False)
+
+
+def query(user: User, **more: Any) -> str:
+    return urlencode({"user": user.pk, "endpoint": "search", **more}, doseq=True)
+
+
+def boost_url(user: User, policy: RatePolicy | None = None, **more: Any) -> str:
+    return f"{BOOST}?{query(user, policy=(policy or sold()).pk, **more)}"
+
+
+def text_of(page: Any) -> str:
+    assert page.status_code == 200
+    return re.sub(r"\s+", " ", unescape(page.content.decode()))
+
+
+def asks(text: str) -> dict[str, str]:
+    """The confirm page's table: what it says beside each word."""
+    return {
+        head: re.sub("<[^>]+>", "", cell)
+        for head, cell in re.findall(r'<tr><th scope="row">([^<]*)</th><td.*?>(.*?)</td></tr>', text)
+    }
+
+
+def hidden(text: str) -> dict[str, str]:
+    """What the confirm page sends when it is confirmed."""
+    form = text[text.index("ratequota-boost") :]
+    found = re.findall(r'<input type="hidden" name="(.*?)" value="(.*?)"', form)
+    return {name: value for name, value in found if name != "csrfmiddlewaretoken"}
+
+
+def left(user: User) -> dict[str, int]:
+    """What each counter has left, by its title."""
+    explanation = Question(user_id=str(user.pk), endpoint="search").explain()
+    return {status.bucket.title: status.remaining for status in explanation.decision.statuses}
+
+
+# --- Boosts. ---
+
+
+def test_a_boost_asks_twice_and_binds_the_next_request(operator: Client, alice: User) -> None:
+    for _ in range(10):
+        assert ask(alice, scope="search").allowed
+    assert not ask(alice, scope="search").allowed
+    page = text_of(operator.get(boost_url(alice)))
+    assert 'name="rates" value="20/hour, 200/day"' in page
+    assert f"In force now: 10/hour, 100/day (policy {sold().pk})." in page
+    sent = {"rates": "30 / 60min, 300/day", "until": "hour", "reason": "Ticket 4711"}
+    page = text_of(operator.post(boost_url(alice), sent))
+    asked = asks(page)
+    assert asked["Now"] == f"10/hour, 100/day (policy {sold().pk})"
+    assert asked["During the boost"] == "30/hour, 300/day"
+    assert asked["Afterwards"] == f"10/hour, 100/day (policy {sold().pk})"
+    assert asked["Reason"] == "Ticket 4711"
+    assert "ratequota-warnings" not in page
+    assert RatePolicy.objects.count() == 2, "asking grants nothing"
+    done = operator.post(boost_url(alice), {**hidden(page), "post": "yes"})
+    assert (done.status_code, done["Location"]) == (302, f"{PAGE}?{query(alice)}")
+    boost = RatePolicy.objects.get(user=alice)
+    assert (boost.rates, boost.reason, boost.endpoint, boost.counted_per) == (
+        "30/hour, 300/day",
+        "Ticket 4711",
+        sold().endpoint,
+        "caller",
+    )
+    assert (boost.algorithm, boost.mode, boost.on_error) == (sold().algorithm, "enforce", "local")
+    assert boost.ends_at is not None
+    assert boost.starts_at is not None
+    assert abs((boost.ends_at - timezone.now()) - timedelta(hours=1)) < timedelta(seconds=30)
+    decision = ask(alice, scope="search")
+    assert decision.allowed
+    assert [s.remaining for s in decision.statuses if s.bucket.policy_id == boost.pk] == [19, 289]
+    entry = PolicyChange.objects.get(model="ratepolicy", object_id=str(boost.pk))
+    assert (entry.action, entry.actor, entry.reason) == (
+        "create",
+        User.objects.get(username="support"),
+        "Ticket 4711",
+    )
+    logged = LogEntry.objects.get(object_id=str(boost.pk))
+    assert "Boost granted: 30/hour, 300/day until" in logged.get_change_message()
+    text = look(operator, user=alice.pk, endpoint="search")
+    assert f'<a href="{LIST}{boost.pk}/change/">See the override.</a>' in text
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        ({"rates": "20/fortnight"}, "expected a unit"),
+        ({"rates": ""}, "This field is required."),
+        ({"reason": ""}, "This field is required."),
+        ({"reason": "x" * 201}, "at most 200 characters"),
+        ({"until": "ever"}, "ever is not one of the available choices."),
+        ({"until": "date"}, "Say until when, or choose one of the times above."),
+        ({"until": "date", "ends_at_0": "2020-01-01", "ends_at_1": "00:00"}, "The end must lie after the start."),
+        ({"until": "date", "ends_at_0": "soon", "ends_at_1": "00:00"}, "Enter a valid date."),
+    ],
+)
+def test_a_bad_boost_is_told_and_grants_nothing(
+    operator: Client, alice: User, sent: dict[str, str], error: str
+) -> None:
+    given = {"rates": "20/hour", "until": "hour", "reason": "Ticket 4711", "post": "yes", **sent}
+    page = text_of(operator.post(boost_url(alice), given))
+    assert error in page
+    assert 'name="post"' not in page
+    assert not RatePolicy.objects.filter(user=alice).exists()
+
+
+def test_a_boost_lasts_until_a_date_of_their_own(operator: Client, alice: User) -> None:
+    sent = {"rates": "20/hour", "until": "date", "ends_at_0": "2100-02-03", "ends_at_1": "04:05:06", "reason": "R"}
+    page = text_of(operator.post(boost_url(alice), sent))
+    assert asks(page)["Until"] == "02/03/2100 4:05 a.m."
+    assert operator.post(boost_url(alice), {**hidden(page), "post": "yes"}).status_code == 302
+    assert RatePolicy.objects.get(user=alice).ends_at == datetime(2100, 2, 3, 4, 5, 6, tzinfo=UTC)
+
+
+def test_a_boost_without_time_zones(operator: Client, alice: User, settings: Any) -> None:
+    settings.USE_TZ = False
+    for until in ("hour", "window:search/month"):
+        RatePolicy.objects.filter(plan__isnull=False).update(rates="5/month")
+        given = {"rates": "9/month", "until": until, "reason": "R"}
+        page = text_of(operator.post(boost_url(alice), given))
+        assert operator.post(boost_url(alice), {**hidden(page), "post": "yes"}).status_code == 302
+        assert left(alice)["search/month"] == 9
+        boost = RatePolicy.objects.get(user=alice)
+        assert boost.ends_at is not None
+        assert timezone.is_naive(boost.ends_at)
+        boost.delete()
+
+
+def test_a_boost_may_be_changed_before_it_is_granted(operator: Client, alice: User) -> None:
+    page = text_of(operator.post(boost_url(alice), {"rates": "30/hour", "until": "day", "reason": "Ticket 4711"}))
+    page = text_of(operator.post(boost_url(alice), {**hidden(page), "change": "yes"}))
+    assert 'name="rates" value="30/hour"' in page
+    assert 'value="Ticket 4711"' in page
+    assert not RatePolicy.objects.filter(user=alice).exists()
+
+
+def test_the_window_of_a_counter_is_offered_where_it_has_one(operator: Client, alice: User) -> None:
+    RatePolicy.objects.filter(plan__isnull=False).update(rates="10/s fixed_window, 90/hour, 1000/month")
+    page = text_of(operator.get(boost_url(alice)))
+    assert re.findall(r'name="until" value="(.*?)"', page) == ["hour", "day", "window:search/month", "date"]
+    given = {"rates": "2000/month", "until": "window:search/month", "reason": "R"}
+    page = text_of(operator.post(boost_url(alice), given))
+    assert operator.post(boost_url(alice), {**hidden(page), "post": "yes"}).status_code == 302
+    end = RatePolicy.objects.get(user=alice).ends_at
+    assert end is not None
+    assert (end.day, end.hour, end.minute, end.second) == (1, 0, 0, 0)
+    assert timedelta() < end - timezone.now() <= timedelta(days=31)
+
+
+def test_replacing_an_override_is_warned_of(operator: Client, alice: User) -> None:
+    endpoint = Endpoint.objects.get()
+    usual = RatePolicy.objects.create(user=alice, endpoint=endpoint, rates="15/hour")
+    given = {"rates": "40/hour", "until": "hour", "reason": "R"}
+    page = text_of(operator.post(boost_url(alice, usual), given))
+    assert f"It takes the place of the override 15/hour (policy {usual.pk}) while it lasts." in page
+    assert asks(page)["Afterwards"] == f"15/hour (policy {usual.pk})"
+
+
+def test_what_takes_over_before_the_end_is_warned_of(operator: Client, alice: User) -> None:
+    later = RatePolicy.objects.create(
+        user=alice, endpoint=Endpoint.objects.get(), rates="3/hour", starts_at=timezone.now() + timedelta(minutes=30)
+    )
+    page = text_of(operator.post(boost_url(alice), {"rates": "40/hour", "until": "hour", "reason": "R"}))
+    assert f"Policy {later.pk}, 3/hour, takes over at " in page
+    assert asks(page)["Afterwards"] == f"3/hour (policy {later.pk})"
+    later.delete()
+    page = text_of(operator.post(boost_url(alice), {"rates": "40/hour", "until": "hour", "reason": "R"}))
+    assert "takes over" not in page
+
+
+def test_a_boost_starts_no_earlier_than_the_override_that_it_replaces(alice: User) -> None:
+    """It starts on the second, and of two dated policies the one that started last counts."""
+    half = timezone.now().replace(microsecond=500_000) - timedelta(days=1)
+    usual = RatePolicy.objects.create(user=alice, endpoint=Endpoint.objects.get(), rates="15/hour", starts_at=half)
+    explanation = Question(user_id=str(alice.pk), endpoint="search").explain()
+    explanation.asked.now_us = to_us(half) + 1
+    boost = proposed(explanation, usual)
+    boost.ends_at = half + timedelta(hours=1)
+    seen = outlook(explanation.asked, boost)
+    assert (seen.now and seen.now.id, seen.overtaken, seen.after and seen.after.id) == (usual.pk, None, usual.pk)
+    assert boost.starts_at == half
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "audience"),
+    [
+        ({}, {"ip": "203.0.113.7"}, "ip:203.0.113.7"),
+        ({"counted_per": "ip"}, {"ip": "203.0.113.7"}, "ip:203.0.113.7"),
+        ({"subject": "ip:203.0.113.0/24"}, {"ip": "203.0.113.7"}, "ip:203.0.113.7"),
+        ({}, {"ip": "2001:db8::7"}, "ip:2001:db8::/64"),
+        # Less than one client is named: a boost for the client would lose to it.
+        ({"subject": "ip:2001:db8::7"}, {"ip": "2001:db8::7"}, "ip:2001:db8::7"),
+        ({"counted_per": "tenant"}, {"kind": "tenant", "value": "acme"}, "tenant:acme"),
+        ({"counted_per": "tenant"}, {"ip": "::1", "kind": "tenant", "value": "a:b=c&d"}, "tenant:a:b=c&d"),
+        # Identifiers come before addresses.
+        ({"subject": "ip:::1", "counted_per": "tenant"}, {"ip": "::1", "kind": "tenant", "value": "x"}, "tenant:x"),
+    ],
+)
+def test_a_boost_is_for_whomever_is_counted(
+    operator: Client, settings: Any, policy: dict[str, str], asked: dict[str, str], audience: str
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    winner = RatePolicy.objects.create(rates="5/hour", **policy)
+    text = look(operator, **asked)
+    (link,) = re.findall(rf'href="({BOOST}[^"]*)"', text)
+    page = text_of(operator.post(link, {"rates": "10/hour", "until": "hour", "reason": "R"}))
+    assert "ratequota-warnings" not in page or "It takes the place of" in page
+    assert operator.post(link, {**hidden(page), "post": "yes"}).status_code == 302
+    boost = RatePolicy.objects.exclude(pk=winner.pk).get()
+    assert (boost.subject, boost.user) == (audience, None)
+    assert ">0 of 10 used" in look(operator, **asked)
+
+
+def test_a_users_own_policy_per_address_is_boosted_for_the_user(operator: Client, alice: User) -> None:
+    own = RatePolicy.objects.create(user=alice, counted_per="ip", rates="5/hour")
+    url = f"{BOOST}?{urlencode({'user': alice.pk, 'ip': '203.0.113.7', 'policy': own.pk})}"
+    page = text_of(operator.post(url, {"rates": "10/hour", "until": "hour", "reason": "R"}))
+    assert operator.post(url, {**hidden(page), "post": "yes"}).status_code == 302
+    boost = RatePolicy.objects.exclude(pk=own.pk).get(user=alice)
+    assert (boost.counted_per, boost.endpoint) == ("ip", None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "why"),
+    [
+        ({"counted_per": "everyone"}, {"ip": "::1"}, "Everyone is counted together here. A boost for one caller"),
+        ({"counted_per": "plan"}, {"ip": "::1"}, "Everyone on the plan is counted together here. A boost for one"),
+        ({}, {"ip": "unknown"}, "All callers whose address cannot be told are counted together here."),
+        ({"rates": "unlimited"}, {"ip": "::1"}, "It is unlimited already."),
+        ({"mode": "log"}, {"ip": "::1"}, "It refuses nobody: it only logs."),
+        ({"rates": "blocked", "subject": "ip:::/16"}, {"ip": "::1"}, "It blocks a user or a subject, and no other"),
+        (
+            {"subject": "tenant:acme"},
+            {"ip": "203.0.113.7", "kind": "tenant", "value": "acme"},
+            "It is for tenant:acme, which comes before any policy for ip:203.0.113.7: edit it instead.",
+        ),
+        ({"counted_per": "tenant"}, {"kind": "tenant", "value": "x" * 198}, "No policy can name this subject"),
+        ({"counted_per": "tenant"}, {"kind": "tenant", "value": "acme "}, "No policy can name this subject"),
+    ],
+)
+def test_why_no_boost_is_offered(
+    operator: Client, settings: Any, policy: dict[str, str], asked: dict[str, str], why: str
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    Plan.objects.create(name="Free", slug="free", default_for="anonymous")
+    winner = RatePolicy.objects.create(**{"rates": "5/hour", **policy})
+    text = look(operator, **asked)
+    assert f"No boost: {why}" in text or f"{why.partition('.')[0]}. So it is neither boosted nor reset" in text
+    assert f'href="{BOOST}' not in text
+    page = operator.get(f"{BOOST}?{urlencode({**asked, 'policy': winner.pk})}", follow=True)
+    assert why in unescape(page.content.decode())
+    assert RatePolicy.objects.count() == 1
+
+
+def test_a_blocked_caller_is_let_in_for_a_while(operator: Client, alice: User) -> None:
+    """Out of a plan or everyone that is blocked; a user's own block is ended instead."""
+    block = RatePolicy.objects.create(rates="blocked")
+    assert not ask(alice).allowed
+    page = text_of(operator.get(boost_url(alice, block)))
+    assert re.search(r'name="rates"(?! value)', page)
+    page = text_of(operator.post(boost_url(alice, block), {"rates": "5/min", "until": "hour", "reason": "R"}))
+    assert operator.post(boost_url(alice, block), {**hidden(page), "post": "yes"}).status_code == 302
+    assert ask(alice).allowed
+
+
+@pytest.mark.parametrize("policy", ["", "4711", "x"])
+def test_a_policy_that_is_not_in_force_is_not_boosted(operator: Client, alice: User, policy: str) -> None:
+    page = operator.get(f"{BOOST}?{query(alice, policy=policy)}", follow=True)
+    assert page.redirect_chain[0][0] == f"{PAGE}?{query(alice)}"
+    assert "That policy is not in force for this request (any more): choose again." in unescape(page.content.decode())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("text", ["10/hour", "10/hour burst 3 gcra, 7/s token_bucket", "5/month, 7/day fixed_window"])
+def test_twice_the_rates_are_counted_by_the_same_counters(algorithm: str, text: str) -> None:
+    rates = parse_rates(text, algorithm)
+    assert not isinstance(rates, str)
+    twice = parse_rates(doubled(rates, algorithm), algorithm)
+    assert not isinstance(twice, str)
+    assert [(r.algorithm, r.period, r.limit, r.capacity) for r in twice] == [
+        (r.algorithm, r.period, 2 * r.limit, 2 * r.capacity) for r in rates
+    ]
+
+
+def test_twice_the_most_is_the_most() -> None:
+    assert doubled((Rate(limit=MAX_UNITS, period=60, burst=MAX_UNITS - 1),), "token_bucket") == (
+        f"{MAX_UNITS}/min burst {MAX_UNITS}"
+    )
+    assert doubled("blocked", "gcra") == ""
+
+
+def test_windows_end_where_the_engine_ends_them(alice: User) -> None:
+    limiter = default_limiter()
+    limiter.stored_revision()
+    for rate in (
+        "5/hour fixed_window",
+        "5/day fixed_window",
+        "5/week fixed_window",
+        "5/month",
+        "7/7min fixed_window",
+    ):
+        bucket = Bucket("user:1", Rate.parse(rate))
+        decision = limiter.check([bucket])
+        engine = boosting.instant(decision.at_us + decision.statuses[0].reset_after_us)
+        assert window_end(bucket, decision.at_us) == engine
+    assert window_end(Bucket("user:1", Rate.parse("5/hour")), limiter.now_us) is None
+
+
+def test_the_outlook_agrees_with_what_then_happens(alice: User) -> None:
+    question = Question(user_id=str(alice.pk), endpoint="search")
+    explanation = question.explain()
+    boost = proposed(explanation, sold())
+    boost.ends_at = timezone.now() + timedelta(hours=1)
+    seen = outlook(explanation.asked, boost)
+    assert (seen.now, seen.after) == (seen.after, seen.now)
+    assert seen.now is not None
+    assert seen.now.id == sold().pk
+    boost.save()
+    after = question.explain()
+    assert [c.policy.id for c in after.candidates if c.won and c.policy.counted_per == "caller"] == [boost.pk]
+    assert to_us(boost.starts_at) <= after.asked.now_us
+    assert why_no_boost(after, next(c.policy for c in after.candidates if c.won)) == ""
+
+
+# --- Units given back. ---
+
+
+def test_units_are_given_back_and_written_down(operator: Client, alice: User) -> None:
+    for _ in range(6):
+        ask(alice, scope="search")
+    _, seen = Seen.of_history()
+    revision = default_limiter().stored_revision()
+    url = f"{GRANT}?{query(alice, bucket=['search/hour', 'search/day'])}"
+    page = text_of(operator.get(url))
+    assert f"user:{alice.pk} (alice)</td> <td>6</td> <td>4 of 10</td>" in page
+    assert left(alice) == {"search/hour": 4, "search/day": 94, "search/month per everyone": 994}
+    done = operator.post(url, {"post": "yes", "units": "5", "reason": "Ticket 4711"})
+    assert (done.status_code, done["Location"]) == (302, f"{PAGE}?{query(alice)}")
+    assert left(alice) == {"search/hour": 9, "search/day": 99, "search/month per everyone": 994}
+    entry = PolicyChange.objects.get(action="grant")
+    assert (entry.model, entry.object_text, entry.touched_user) == ("counter", "user alice", str(alice.pk))
+    assert (entry.actor, entry.reason) == (User.objects.get(username="support"), "Ticket 4711")
+    assert entry.before == {"search/hour": {"used": 6, "remaining": 4}, "search/day": {"used": 6, "remaining": 94}}
+    assert entry.after == {"search/hour": {"used": 1, "remaining": 9}, "search/day": {"used": 1, "remaining": 99}}
+    assert default_limiter().stored_revision() == revision, "nobody need reload"
+    assert seen.look()[0] == []
+    logged = LogEntry.objects.get(object_id=str(sold().pk)).get_change_message()
+    assert f"search/hour, user:{alice.pk} (6 / 10)" in logged
+    assert "5 units were given back to 2 counters." in look(operator, user=alice.pk)
+    page = text_of(operator.get(f"/admin/django_ratequota/policychange/{entry.pk}/change/"))
+    assert '<th scope="row">search/hour</th><td>6 used, 4 left</td><td>1 used, 9 left</td>' in page
+    assert "granted" in page
+
+
+def test_no_more_is_given_back_than_was_used(operator: Client, alice: User) -> None:
+    for _ in range(3):
+        ask(alice, scope="search")
+    url = f"{GRANT}?{query(alice, bucket=['search/hour', 'search/day'])}"
+    page = text_of(operator.post(url, {"post": "yes", "units": "4"}))
+    assert "search/hour has used 3: no more than that can be given back." in page
+    assert "grant a boost" in page
+    assert left(alice)["search/hour"] == 7
+    assert not PolicyChange.objects.filter(action="grant").exists()
+    assert operator.post(url, {"post": "yes", "units": "3"}).status_code == 302
+    assert left(alice)["search/hour"] == 10
+
+
+@pytest.mark.parametrize("units", ["0", "-1", "1.5", "", "x", str(10**13)])
+def test_bad_units_are_refused(operator: Client, alice: User, units: str) -> None:
+    url = f"{GRANT}?{query(alice, bucket='search/hour')}"
+    assert "errorlist" in text_of(operator.post(url, {"post": "yes", "units": units}))
+    assert not PolicyChange.objects.filter(action="grant").exists()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_gives_back(alice: User, algorithm: str) -> None:
+    RatePolicy.objects.filter(plan__isnull=False).update(rates="10/day", algorithm=algorithm)
+    for _ in range(4):
+        ask(alice, scope="search")
+    buckets = Question(user_id=str(alice.pk), endpoint="search").explain().resolution.buckets
+    (own,) = (bucket for bucket in buckets if bucket.counted_per == "caller")
+    before = boosting.grant([own], 3, "R")
+    assert [(status.used, status.remaining) for status in before] == [(4, 6)]
+    assert left(alice)[own.title] == 9
+
+
+# --- Resets. ---
+
+
+def test_the_chosen_counters_are_reset(operator: Client, alice: User) -> None:
+    for _ in range(6):
+        ask(alice, scope="search")
+    url = f"{RESET}?{query(alice, bucket='search/day')}"
+    assert "<td>6</td> <td>94 of 100</td>" in text_of(operator.get(url))
+    assert left(alice)["search/day"] == 94
+    assert operator.post(url, {"post": "yes", "reason": "R"})["Location"] == f"{PAGE}?{query(alice)}"
+    assert left(alice) == {"search/hour": 4, "search/day": 100, "search/month per everyone": 994}
+    entry = PolicyChange.objects.get(action="reset")
+    assert (entry.reason, entry.touched_user, list(entry.before or {})) == ("R", str(alice.pk), ["search/day"])
+    assert LogEntry.objects.filter(object_id=str(sold().pk)).count() == 1
+    assert "1 counter was reset." in look(operator, user=alice.pk)
+
+
+@pytest.mark.parametrize("page", [GRANT, RESET])
+@pytest.mark.parametrize("bucket", ["search/month per everyone", "nonsense", ""])
+def test_what_is_shared_or_unknown_is_not_touched(operator: Client, alice: User, page: str, bucket: str) -> None:
+    ask(alice, scope="search")
+    answer = operator.post(f"{page}?{query(alice, bucket=bucket)}", {"post": "yes", "units": "1"}, follow=True)
+    assert "Choose one of the caller's own counters, or more." in unescape(answer.content.decode())
+    assert left(alice)["search/month per everyone"] == 999
+    assert not PolicyChange.objects.filter(model="counter").exists()
+
+
+def test_counters_of_an_address_and_of_a_tenant(operator: Client, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    RatePolicy.objects.create(rates="5/hour")
+    ask(address="2001:db8::1")
+    url = f"{GRANT}?{urlencode({'ip': '2001:db8::2', 'bucket': 'all/hour'})}"
+    assert operator.post(url, {"post": "yes", "units": "1"}).status_code == 302
+    entry = PolicyChange.objects.get(action="grant")
+    assert (entry.object_text, entry.touched_user) == ("ip:2001:db8::/64", "")
+    assert ask(address="2001:db8::1").statuses[0].remaining == 4
+
+
+# --- Who may, and what else keeps it safe. ---
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+@pytest.mark.parametrize(
+    ("permissions", "may_boost", "may_reset"),
+    [
+        (None, True, True),
+        (("view_ratepolicy", "change_ratepolicy", "add_ratepolicy"), False, False),
+        (("grant_override",), True, False),
+        (("reset_usage",), False, True),
+        ((), False, False),
+    ],
+)
+def test_each_needs_its_permission(
+    alice: User, permissions: tuple[str, ...] | None, may_boost: bool, may_reset: bool, method: str
+) -> None:
+    ask(alice, scope="search")
+    client = staff(permissions)
+    ok = 200 if method == "get" else 302
+    given = {"post": "yes", "units": "1", "reason": "R", "rates": "20/hour", "until": "hour"}
+    for url, may in (
+        (f"{GRANT}?{query(alice, bucket='search/hour')}", may_reset),
+        (f"{RESET}?{query(alice, bucket='search/day')}", may_reset),
+        (boost_url(alice), may_boost),
+    ):
+        answer = client.post(url, given) if method == "post" else client.get(url)
+        assert answer.status_code == (ok if may else 403)
+    if method == "post":
+        assert RatePolicy.objects.filter(user=alice).exists() is may_boost
+        assert PolicyChange.objects.filter(model="counter").count() == 2 * may_reset
+    else:
+        assert not RatePolicy.objects.filter(user=alice).exists()
+        assert not PolicyChange.objects.filter(model="counter").exists()
+
+
+def test_each_needs_the_token_of_its_own_form(alice: User) -> None:
+    ask(alice, scope="search")
+    staff(None)
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(User.objects.get(username="support"))
+    for url in (
+        boost_url(alice),
+        f"{GRANT}?{query(alice, bucket='search/hour')}",
+        f"{RESET}?{query(alice, bucket='search/hour')}",
+    ):
+        given = {"post": "yes", "units": "1", "reason": "R", "rates": "20/hour", "until": "hour"}
+        assert client.post(url, given).status_code == 403
+        token = re.search(
+            r'id="content-main".*name="csrfmiddlewaretoken" value="(\w+)"', client.get(url).content.decode(), re.S
+        )
+        assert token is not None
+        assert client.post(url, {**given, "csrfmiddlewaretoken": token[1]}).status_code == 302
+
+
+@pytest.mark.parametrize("page", [BOOST, GRANT, RESET])
+def test_a_question_that_cannot_be_read_leads_back_to_where_it_is_told(operator: Client, page: str) -> None:
+    answer = operator.get(f"{page}?ip=nonsense&bucket=all/min&policy=1", follow=True)
+    assert answer.redirect_chain == [(f"{PAGE}?ip=nonsense", 302)]
+    assert "does not appear to be an IPv4 or IPv6 address" in answer.content.decode()
+    assert operator.get(page).status_code == 302
+
+
+def test_redis_down_is_told_and_nothing_is_written(operator: Client, alice: User, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
+    for page in (GRANT, RESET):
+        url = f"{page}?{query(alice, bucket='search/hour')}"
+        assert "Redis gives no answer (connection): what was counted cannot be shown" in text_of(operator.get(url))
+        answer = operator.post(url, {"post": "yes", "units": "1"}, follow=True)
+        assert answer.status_code == 200
+        assert "Redis gave no answer (connection): look at what was done" in answer.content.decode()
+    assert not PolicyChange.objects.filter(model="counter").exists()
+    assert not LogEntry.objects.exists()
+    # A boost is written to the database; it counts once Redis answers.
+    page = text_of(operator.post(boost_url(alice), {"rates": "30/hour", "until": "hour", "reason": "R"}))
+    assert operator.post(boost_url(alice), {**hidden(page), "post": "yes"}).status_code == 302
+    assert RatePolicy.objects.filter(user=alice).exists()
+
+
+@pytest.mark.parametrize("page", ["boost", "grant", "reset"])
+def test_as_many_queries_for_many_policies_as_for_few(operator: Client, alice: User, page: str) -> None:
+    def count() -> int:
+        urls = {
+            "boost": boost_url(alice, RatePolicy.objects.get(reason="as sold")),
+            "grant": f"{GRANT}?{query(alice, bucket=['search/hour', 'search/day'])}",
+            "reset": f"{RESET}?{query(alice, bucket=['search/hour', 'search/day'])}",
+        }
+        text_of(operator.get(urls[page]))  # the first look after edits reads them
+        with CaptureQueriesContext(connection) as captured:
+            text_of(operator.get(urls[page]))
+        return len(captured)
+
+    few = count()
+    for number in range(10):
+        plan = Plan.objects.create(name=f"p{number}", slug=f"p{number}")
+        RatePolicy.objects.create(plan=plan, endpoint=Endpoint.objects.get(name="search"), rates="5/s")
+        endpoint = Endpoint.objects.create(name=f"e{number}", routes="/search/")
+        RatePolicy.objects.create(endpoint=endpoint, rates="5/s")
+    assert count() == few
+
+
+def test_hostile_names_are_harmless(operator: Client, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    name = "<script>alert(1)</script>\u202e" + "x" * 100
+    policy = RatePolicy.objects.create(rates="5/hour", counted_per="tenant")
+    asked = {"kind": "tenant", "value": name}
+    boost = f"{BOOST}?{urlencode({**asked, 'policy': policy.pk})}"
+    pages = [
+        operator.get(boost),
+        operator.post(boost, {"rates": "7/hour", "until": "hour", "reason": name}),
+        operator.get(f"{GRANT}?{urlencode({**asked, 'bucket': 'all/hour per tenant'})}"),
+        operator.get(f"{RESET}?{urlencode({**asked, 'bucket': 'all/hour per tenant'})}"),
+    ]
+    for page in pages:
+        text = page.content.decode()
+        assert page.status_code == 200
+        assert "<script>alert" not in text
+        assert "\u202e" not in re.sub(r'<input[^>]*>|href="[^"]*"', "", text)
+        assert not re.search(r'\sstyle=|<style|\son\w+="', text[text.index('id="content"') :])
+
+
+# --- From the user's own page. ---
+
+
+@pytest.mark.parametrize(
+    ("permissions", "offered"),
+    [(None, True), (("view_ratepolicy",), True), (("grant_override",), True), (("reset_usage",), True), ((), False)],
+)
+def test_the_users_page_leads_to_explain(alice: User, permissions: tuple[str, ...] | None, offered: bool) -> None:
+    client = staff(permissions)
+    if permissions is not None:
+        view = Permission.objects.get(codename=get_permission_codename("view", User._meta))
+        User.objects.get(username="support").user_permissions.add(view)
+    page = client.get(reverse(admin_urlname(User._meta, "change"), args=[alice.pk]))
+    assert page.status_code == 200
+    assert (f'<li><a href="{PAGE}?user={alice.pk}">Quota</a></li>' in page.content.decode()) is offered
+    assert "historylink" in page.content.decode()
+
+
+def test_another_user_model_extends_our_template(alice: User, tmp_path: Path, settings: Any) -> None:
+    """As docs/operators.md says; the model here is the same one under another name."""
+    line = re.findall(r"```django\n(.*)\n```", (Path(__file__).parents[2] / "docs/operators.md").read_text())[0]
+    folder = tmp_path / "admin" / "accounts" / "customer"
+    folder.mkdir(parents=True)
+    (folder / "change_form_object_tools.html").write_text(line)
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
+    staff(None)
+    request = RequestFactory().get("/")
+    request.user = User.objects.get(username="support")
+    context = {"request": request, "original": alice, "opts": User._meta}
+    for site, offered in (("admin", True), ("other", False)):
+        request.current_app = site  # type: ignore[attr-defined]
+        text = render_to_string("admin/accounts/customer/change_form_object_tools.html", context)
+        assert (f'<a href="{PAGE}?user={alice.pk}">Quota</a>' in text) is offered

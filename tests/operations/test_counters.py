@@ -1,0 +1,421 @@
+"""Resetting what was counted: which counters are an override's own, what is asked first, and what is written down."""
+
+from __future__ import annotations
+
+import io
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import connection
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_ratequota import check_request
+from django_ratequota.admin.reset import _MAX_COUNTERS
+from django_ratequota.engine import limiter
+from django_ratequota.engine import protocol as prepared
+from django_ratequota.engine.types import Decision
+from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
+from django_ratequota.operations import counters as usage
+from django_ratequota.policies.cache import policies
+from django_ratequota.policies.change_feed import Seen
+from django_ratequota.runtime import default_limiter
+from tests.engine.test_scripts import broken_script
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+LIST = "/admin/django_ratequota/ratepolicy/"
+IDENTIFIERS = {"tenant": "tests.project.views.api_key"}
+
+
+@pytest.fixture
+def root() -> User:
+    return User.objects.create_superuser("root", password="root")
+
+
+@pytest.fixture
+def operator(root: User) -> Client:
+    client = Client()
+    client.force_login(root)
+    return client
+
+
+@pytest.fixture
+def alice() -> User:
+    return User.objects.create(username="alice")
+
+
+def ask(user: User | None = None, address: str = "203.0.113.7", **kwargs: Any) -> Decision:
+    request = RequestFactory().get("/", REMOTE_ADDR=address)
+    if user is not None:
+        request.user = user
+    return check_request(request, **kwargs)
+
+
+def left(decision: Decision) -> list[int]:
+    return [status.remaining for status in decision.statuses]
+
+
+def selected(*policies: RatePolicy, **fields: str) -> dict[str, Any]:
+    """What a browser sends for the list's action; with post="yes", for its confirmation."""
+    return {"action": "reset_usage", "_selected_action": [policy.pk for policy in policies], **fields}
+
+
+def rows(page: Any) -> list[list[str]]:
+    """The counters that the page asks about."""
+    found = re.findall(
+        r"<tr>\s*<th scope=\"row\">(.*?)</th>((?:\s*<td>.*?</td>)+)\s*</tr>", page.content.decode(), re.S
+    )
+    return [[who, *re.findall("<td>(.*?)</td>", cells, re.S)] for who, cells in found]
+
+
+# --- Which counters are an override's own. ---
+
+
+@pytest.mark.parametrize(
+    ("fields", "counted_per", "subject"),
+    [
+        ({"user": True}, "caller", "user:{user}"),
+        ({"user": True}, "ip", None),
+        ({"user": True}, "plan", None),
+        ({"user": True}, "everyone", None),
+        ({"user": True}, "tenant", None),
+        ({"subject": "tenant:acme"}, "tenant", "tenant:acme"),
+        ({"subject": "tenant:a:b"}, "tenant", "tenant:a:b"),
+        # Callers of that tenant are counted each for himself, as user or address.
+        ({"subject": "tenant:acme"}, "caller", None),
+        ({"subject": "ip:203.0.113.7"}, "ip", "ip:203.0.113.7"),
+        ({"subject": "ip:203.0.113.7"}, "caller", "ip:203.0.113.7"),
+        ({"subject": "ip:203.0.113.7/32"}, "ip", "ip:203.0.113.7"),
+        ({"subject": "ip:203.0.113.0/24"}, "ip", None),
+        ({"subject": "ip:203.0.113.0/24"}, "caller", None),
+        ({"subject": "ip:2001:db8::1"}, "ip", "ip:2001:db8::/64"),
+        ({"subject": "ip:2001:db8::/64"}, "ip", "ip:2001:db8::/64"),
+        ({"subject": "ip:2001:db8::/63"}, "ip", None),
+        ({"subject": "ip:no address"}, "ip", None),
+        ({"plan": True}, "caller", None),
+        ({}, "caller", None),
+        ({}, "everyone", None),
+    ],
+)
+def test_an_override_has_the_counters_of_its_own_subject(
+    alice: User, settings: Any, fields: dict[str, Any], counted_per: str, subject: str | None
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    given = {"user": alice, "plan": Plan.objects.create(name="Free", slug="free")}
+    fields = {name: given.get(name, value) for name, value in fields.items()}
+    search = Endpoint.objects.create(name="search")
+    policy = RatePolicy.objects.create(endpoint=search, counted_per=counted_per, rates="5/s, 9/min gcra", **fields)
+    counters, without = usage.own_counters([policy])
+    if subject is None:
+        assert (counters, list(without)) == ({}, [policy])
+        assert without[policy]
+    else:
+        assert [bucket.subject for bucket in counters] == [subject.format(user=alice.pk)] * 2
+        assert set(counters.values()) == {policy}
+        assert without == {}
+
+
+@pytest.mark.parametrize(("rates", "why"), [("unlimited", "counts nothing"), ("blocked", "counts nothing")])
+def test_what_counts_nothing_is_told(alice: User, rates: str, why: str) -> None:
+    policy = RatePolicy.objects.create(user=alice, rates=rates)
+    counters, without = usage.own_counters([policy])
+    assert counters == {}
+    assert why in without[policy]
+
+
+def test_rates_that_cannot_be_read_are_told(alice: User) -> None:
+    policy = RatePolicy(pk=1, user=alice, rates="5/fortnight")
+    assert usage.own_counters([policy])[1][policy] == "Its rates cannot be read."
+    policy = RatePolicy(pk=2, subject="ip:no address", rates="5/s")
+    assert usage.own_counters([policy])[1][policy] == "Its subject cannot be read."
+
+
+def test_the_counters_are_those_that_requests_use(alice: User, settings: Any) -> None:
+    """Made the resolver's way: an override's buckets are the very ones that a request is charged to."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    search = Endpoint.objects.create(name="search")
+    override = RatePolicy.objects.create(user=alice, endpoint=search, rates="5/hour, 9/day")
+    decision = ask(alice, scope="search")
+    assert list(usage.own_counters([override])[0]) == [status.bucket for status in decision.statuses]
+    address = RatePolicy.objects.create(subject="ip:2001:db8::1", counted_per="ip", rates="5/hour")
+    decision = ask(address="2001:db8::1")
+    assert list(usage.own_counters([address])[0]) == [status.bucket for status in decision.statuses]
+
+
+def test_a_counter_comes_once_with_the_limit_that_counts_now(alice: User) -> None:
+    later, now = timezone.now() + timedelta(days=1), timezone.now() - timedelta(days=1)
+    usual = RatePolicy.objects.create(user=alice, rates="5/hour")
+    future = RatePolicy.objects.create(user=alice, rates="6/hour", starts_at=later)
+    dated = RatePolicy.objects.create(user=alice, rates="7/hour", starts_at=now)
+    counters, without = usage.own_counters([usual, future, dated])
+    assert [(bucket.rate.limit, policy) for bucket, policy in counters.items()] == [(7, dated)]
+    assert without == {}
+
+
+# --- Asking first. ---
+
+
+def test_the_list_asks_and_resets_nothing(operator: Client, alice: User) -> None:
+    search = Endpoint.objects.create(name="search")
+    override = RatePolicy.objects.create(user=alice, endpoint=search, rates="5/hour, 9/day")
+    free = Plan.objects.create(name="Free", slug="free")
+    others = [
+        RatePolicy.objects.create(plan=free, rates="100/hour"),
+        RatePolicy.objects.create(rates="100/hour"),
+        RatePolicy.objects.create(subject="ip:203.0.113.0/24", counted_per="ip", rates="100/hour"),
+    ]
+    for _ in range(3):
+        assert ask(alice, scope="search").allowed
+    page = operator.post(LIST, selected(override, *others))
+    assert page.status_code == 200
+    assert rows(page) == [
+        ["user alice", "search", "3", "2 of 5", "5/hour"],
+        ["user alice", "search", "3", "6 of 9", "9/day"],
+    ]
+    text = page.content.decode()
+    assert "plan Free × all endpoints: 100/hour<br>It is no override" in text
+    assert "everyone × all endpoints: 100/hour<br>It is no override" in text
+    assert "ip:203.0.113.0/24 × all endpoints: 100/hour<br>It is for a network" in text
+    assert re.findall(r'name="_selected_action" value="(\d+)"', text) == [str(override.pk)]
+    assert left(ask(alice, scope="search"))[-2:] == [1, 5]
+    assert not PolicyChange.objects.filter(action="reset").exists()
+    assert not LogEntry.objects.exists()
+
+
+def test_confirming_resets_the_listed_counters_and_no_other(operator: Client, root: User, alice: User) -> None:
+    search = Endpoint.objects.create(name="search")
+    override = RatePolicy.objects.create(user=alice, endpoint=search, rates="5/hour, 9/day")
+    RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="100/hour")
+    RatePolicy.objects.create(rates="50/hour")
+    bob = User.objects.create(username="bob")
+    other = RatePolicy.objects.create(user=bob, endpoint=search, rates="5/hour")
+    assert left(ask(alice, scope="search")) == [49, 99, 4, 8]
+    assert left(ask(bob, scope="search")) == [49, 98, 4]
+    page = operator.post(LIST, selected(override, post="yes", reason="Ticket 4711"))
+    assert (page.status_code, page["Location"]) == (302, LIST)
+    assert "2 counters were reset." in operator.get(LIST).content.decode()
+    assert left(ask(alice, scope="search")) == [48, 97, 4, 8]
+    assert left(ask(bob, scope="search")) == [48, 96, 3]
+    entry = PolicyChange.objects.get(action="reset")
+    assert (entry.actor, entry.reason, entry.object_text) == (root, "Ticket 4711", "user alice")
+    assert entry.touched_user == str(alice.pk)
+    assert entry.before == {
+        "search/hour": {"used": 1, "remaining": 4},
+        "search/day": {"used": 1, "remaining": 8},
+    }
+    assert entry.after == {
+        "search/hour": {"used": 0, "remaining": 5},
+        "search/day": {"used": 0, "remaining": 9},
+    }
+    logged = LogEntry.objects.get()
+    assert (logged.user, logged.get_edited_object()) == (root, override)
+    assert "search/hour (1 / 5), search/day (1 / 9)" in logged.get_change_message()
+    assert not LogEntry.objects.filter(object_id=other.pk).exists()
+
+
+def test_an_override_has_a_page_to_reset_it(operator: Client, root: User, alice: User) -> None:
+    override = RatePolicy.objects.create(user=alice, rates="5/hour")
+    ask(alice)
+    page = operator.get(f"{LIST}{override.pk}/change/").content.decode()
+    assert f'<a href="{LIST}{override.pk}/reset/">Reset usage</a>' in page
+    asked = operator.get(f"{LIST}{override.pk}/reset/?post=yes")
+    assert rows(asked) == [["user alice", "all endpoints", "1", "4 of 5", "5/hour"]]
+    assert f'href="{LIST}{override.pk}/change/"' in asked.content.decode()
+    assert left(ask(alice)) == [3], "GET resets nothing"
+    done = operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"})
+    assert (done.status_code, done["Location"]) == (302, f"{LIST}{override.pk}/change/")
+    assert left(ask(alice)) == [4]
+    assert PolicyChange.objects.get(action="reset").actor == root
+    assert LogEntry.objects.get().object_id == str(override.pk)
+
+
+def test_the_reset_needs_the_token_of_its_own_form(root: User, alice: User) -> None:
+    override = RatePolicy.objects.create(user=alice, rates="5/hour")
+    ask(alice)
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(root)
+    page = client.get(f"{LIST}{override.pk}/reset/").content.decode()
+    for path, form in ((f"{override.pk}/reset/", {"post": "yes"}), ("", selected(override, post="yes"))):
+        assert client.post(LIST + path, form).status_code == 403
+    assert left(ask(alice)) == [3]
+    token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page)
+    assert token is not None
+    form = {"post": "yes", "csrfmiddlewaretoken": token[1]}
+    assert client.post(f"{LIST}{override.pk}/reset/", form).status_code == 302
+    assert left(ask(alice)) == [4]
+
+
+def test_an_overlong_reason_is_refused_and_nothing_reset(operator: Client, alice: User) -> None:
+    override = RatePolicy.objects.create(user=alice, rates="5/hour")
+    ask(alice)
+    page = operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes", "reason": "x" * 10_000})
+    assert page.status_code == 200
+    assert "at most 200 characters" in page.content.decode()
+    assert left(ask(alice)) == [3]
+
+
+def test_nothing_to_reset_offers_no_button(operator: Client) -> None:
+    policy = RatePolicy.objects.create(rates="5/hour")
+    for page in (operator.get(f"{LIST}{policy.pk}/reset/"), operator.post(LIST, selected(policy, post="yes"))):
+        assert page.status_code == 200
+        assert 'type="submit"' not in re.sub(r'<form id="logout.*?</form>', "", page.content.decode(), flags=re.S)
+        assert "Take me back" in page.content.decode()
+    assert not PolicyChange.objects.filter(action="reset").exists()
+
+
+def test_so_many_are_reset_at_once_and_no_more(operator: Client) -> None:
+    for number in range(_MAX_COUNTERS + 1):
+        RatePolicy.objects.create(subject=f"ip:10.0.{number // 256}.{number % 256}", counted_per="ip", rates="5/s")
+    page = operator.post(LIST, selected(*RatePolicy.objects.all()), follow=True)
+    assert f"These are {_MAX_COUNTERS + 1} counters; select fewer" in page.content.decode()
+    page = operator.post(LIST, selected(*RatePolicy.objects.all()[1:]))
+    assert len(rows(page)) == _MAX_COUNTERS
+
+
+def test_so_many_are_left_out_by_name_and_no_more(operator: Client) -> None:
+    for number in range(25):
+        RatePolicy.objects.create(plan=Plan.objects.create(name=f"p{number}", slug=f"p{number}"), rates="5/s")
+    text = operator.post(LIST, selected(*RatePolicy.objects.all())).content.decode()
+    assert text.count("It is no override") == 20
+    assert "and 5 more" in text
+
+
+def test_looking_costs_as_many_queries_for_many_as_for_few(operator: Client) -> None:
+    def count() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            operator.post(LIST, selected(*RatePolicy.objects.all()))
+        return len(captured)
+
+    def fill(first: int, last: int) -> None:
+        for number in range(first, last):
+            user = User.objects.create(username=f"u{number}")
+            RatePolicy.objects.create(user=user, endpoint=Endpoint.objects.create(name=f"e{number}"), rates="5/s")
+
+    fill(0, 2)
+    few = count()
+    fill(2, 20)
+    assert count() == few
+
+
+# --- Written down, and read by nobody who need not. ---
+
+
+def test_a_reset_makes_nobody_reload(operator: Client, alice: User) -> None:
+    override = RatePolicy.objects.create(user=alice, rates="5/hour")
+    ask(alice)
+    snapshot, revision = policies.current(), default_limiter().stored_revision()
+    entry = policies.user(str(alice.pk))
+    assert entry is not None
+    _, seen = Seen.of_history()
+    assert operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"}).status_code == 302
+    assert default_limiter().stored_revision() == revision
+    ask(alice)
+    assert policies.current() is snapshot
+    changes, after = seen.look()
+    assert changes == []
+    assert after.newest == PolicyChange.objects.get(action="reset").pk
+    assert after.look()[0] == []
+
+
+def test_changes_beside_a_reset_are_still_read(operator: Client, alice: User) -> None:
+    override = RatePolicy.objects.create(user=alice, rates="5/hour")
+    _, seen = Seen.of_history()
+    assert operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"}).status_code == 302
+    RatePolicy.objects.filter(pk=override.pk).update(rates="6/hour")
+    changes, _ = seen.look()
+    assert [(change.users, change.row, change.everything) for change in changes] == [({str(alice.pk)}, None, False)]
+
+
+def test_history_shows_what_was_reset(operator: Client, alice: User) -> None:
+    override = RatePolicy.objects.create(user=alice, rates="5/hour")
+    ask(alice)
+    operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes", "reason": "Ticket 4711"})
+    listed = operator.get("/admin/django_ratequota/policychange/?model=counter").content.decode()
+    assert "Ticket 4711" in listed
+    assert "user alice" in listed
+    pk = PolicyChange.objects.get(action="reset").pk
+    page = operator.get(f"/admin/django_ratequota/policychange/{pk}/change/").content.decode()
+    assert '<th scope="col">counter</th>' in page
+    assert '<th scope="row">all/hour</th><td>1 used, 4 left</td><td>0 used, 5 left</td>' in page
+    assert f"alice (id {alice.pk})" in page
+    own = operator.get(f"{LIST}{override.pk}/history/").content.decode()
+    assert "Reset what was counted: all/hour (1 / 5)." in own
+
+
+def test_history_names_counters_that_nobody_had_used(operator: Client, alice: User) -> None:
+    override = RatePolicy.objects.create(user=alice, rates="5/hour")
+    operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"})
+    pk = PolicyChange.objects.get(action="reset").pk
+    page = operator.get(f"/admin/django_ratequota/policychange/{pk}/change/").content.decode()
+    assert '<th scope="row">all/hour</th><td>0 used, 5 left</td><td>0 used, 5 left</td>' in page
+
+
+def test_the_command_writes_an_entry_for_each_subject(alice: User, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    RatePolicy.objects.create(rates="5/hour")
+    RatePolicy.objects.create(rates="6/hour", counted_per="tenant")
+    RatePolicy.objects.create(rates="7/hour", counted_per="everyone")
+    ask(alice)
+    out = io.StringIO()
+    who = ["--user", "alice", "--identifier", "tenant=acme"]
+    call_command("ratequota", "reset", *who, "--reason", "OPS-7", stdout=out)
+    assert f"reset all/hour of user:{alice.pk}: 4 of 5 were left" in out.getvalue()
+    assert "2 counters reset" in out.getvalue()
+    entries = PolicyChange.objects.filter(action="reset").order_by("pk")
+    assert [(e.object_text, e.touched_user, e.actor, e.reason) for e in entries] == [
+        ("user alice", str(alice.pk), None, "OPS-7"),
+        ("tenant:acme", "", None, "OPS-7"),
+    ]
+    assert entries[0].before == {"all/hour": {"used": 1, "remaining": 4}}
+    assert left(ask(alice))[0] == 4
+
+
+def test_status_tells_the_last_change_and_no_reset(alice: User) -> None:
+    RatePolicy.objects.create(user=alice, rates="5/hour")
+    call_command("ratequota", "reset", "--user", "alice", stdout=io.StringIO())
+    out = io.StringIO()
+    call_command("ratequota", "status", stdout=out)
+    assert "created: user alice × all endpoints: 5/hour" in out.getvalue()
+
+
+# --- While Redis fails. ---
+
+
+def test_redis_down_is_told_and_nothing_is_written(operator: Client, alice: User, settings: Any) -> None:
+    override = RatePolicy.objects.create(user=alice, rates="5/hour")
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
+    for page in (operator.get(f"{LIST}{override.pk}/reset/"), operator.post(LIST, selected(override))):
+        assert page.status_code == 200
+        assert "Redis gives no answer (connection)" in page.content.decode()
+        assert rows(page) == [["user alice", "all endpoints", "?", "?", "5/hour"]]
+    for path, form in ((f"{override.pk}/reset/", {"post": "yes"}), ("", selected(override, post="yes"))):
+        page = operator.post(LIST + path, form, follow=True)
+        assert page.status_code == 200
+        assert "Redis gave no answer (connection): 0 of 1 counters were reset." in page.content.decode()
+    assert not PolicyChange.objects.filter(action="reset").exists()
+    assert not LogEntry.objects.exists()
+
+
+def test_what_was_reset_before_a_failure_is_written_down(
+    operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script fails for one subject, and the one before it is reset all the same."""
+    bob = User.objects.create(username="bob")
+    first = RatePolicy.objects.create(user=alice, rates="5/hour")
+    second = RatePolicy.objects.create(user=bob, rates="5/hour sliding_window_log")
+    ask(alice)
+    with monkeypatch.context() as broken:
+        broken.setattr(prepared, "DECIDE", broken_script())
+        broken.setattr(limiter, "prepare", prepared.Prepared)
+        page = operator.post(LIST, selected(first, second, post="yes"), follow=True)
+    assert "Redis gave no answer (response): 1 of 2 counters were reset." in page.content.decode()
+    assert [entry.object_text for entry in PolicyChange.objects.filter(action="reset")] == ["user alice"]
+    assert [entry.object_id for entry in LogEntry.objects.all()] == [str(first.pk)]
+    assert left(ask(alice)) == [4]

@@ -1,0 +1,526 @@
+"""The impact estimate: what a brute-force replay of the same records through the real limiter finds, and whose."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from django_ratequota import Bucket, Limiter, Rate, check_request
+from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS, parse_rates
+from django_ratequota.exceptions import StoreError
+from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring import statistics
+from django_ratequota.monitoring.records import UNTOLD_PLAN
+from django_ratequota.monitoring.statistics import Attempts, Usage
+from django_ratequota.operations import impact
+from django_ratequota.operations.impact import Impact, estimate, never_refused, sentences, spread
+from django_ratequota.operations.impact_audience import Concerned, NotEstimable
+from django_ratequota.operations.replay import replay
+from tests.conftest import Clock
+from tests.project.views import request_from
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_client")]
+
+#: 2026-11-20 23:50:00 UTC: a day ends among the records.
+START = 1_795_218_600
+_subjects = itertools.count(1)
+
+
+def record(second: int = START, caller: str = "user:1", **fields: Any) -> Attempts:
+    plain: dict[str, Any] = {"ip": "ip:203.0.113.7", "plan_id": None, "endpoint_ids": (), "cost": 1}
+    plain |= {"admitted": 1, "refused": 0}
+    return Attempts(second=second, caller=caller, **{**plain, **fields})
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def records(*attempts: Attempts, share: float = 1.0) -> None:
+        usage = Usage(attempts=attempts, share=share, since=datetime.fromtimestamp(START, UTC) if attempts else None)
+        monkeypatch.setattr(statistics, "usage", lambda hours=24: usage)
+
+    records()
+    return records
+
+
+@pytest.fixture
+def counted(redis_client: redis.Redis) -> Iterator[Any]:
+    """Brute force: every attempt asked of a real limiter, counters and all; refused requests and their callers."""
+    clock = Clock()
+    limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", timeout=5)
+
+    def count(rates: tuple[Rate, ...], attempts: list[tuple[str, Attempts]]) -> tuple[int, int]:
+        walk = []
+        for order, (subject, one) in enumerate(attempts):
+            for i in range(one.admitted + one.refused):
+                at = one.second * 10**6 + i * 10**6 // (one.admitted + one.refused)
+                walk.append((at, order, subject, one))
+        run, refused, callers = next(_subjects), 0, set()
+        buckets: dict[str, list[Bucket]] = {}
+        for clock.now_us, _order, subject, one in sorted(walk, key=lambda step: step[:2]):
+            own = buckets.setdefault(subject, [Bucket(f"run:{run}:{subject}", rate) for rate in rates])
+            if not limiter.check(own, one.cost).allowed:
+                refused += 1
+                callers.add(one.caller)
+        for own in buckets.values():
+            limiter.reset(own)
+        return refused, len(callers)
+
+    yield count
+    limiter.store.close()
+
+
+def told(found: Impact) -> tuple[int, int]:
+    return found.refused_requests, found.refused_clients
+
+
+RATES = st.lists(
+    st.builds(
+        lambda limit, period, algorithm, burst: Rate(
+            limit=limit,
+            period=period,
+            algorithm="fixed_window" if period == "month" else algorithm,
+            burst=burst if algorithm in BURST_ALGORITHMS and period != "month" else None,
+        ),
+        st.integers(1, 12),
+        st.sampled_from([1, 7, 10, 60, 3600, 86_400, "month"]),
+        st.sampled_from(ALGORITHMS),
+        st.none() | st.integers(1, 20),
+    ),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda rate: (rate.algorithm, rate.period),
+)
+RECORDS = st.lists(
+    st.builds(
+        record,
+        second=st.integers(START, START + 5) | st.integers(START, START + 1200),
+        caller=st.sampled_from(["user:1", "user:2", "ip:203.0.113.7", "ip:::/64"]),
+        ip=st.sampled_from(["ip:203.0.113.7", "ip:203.0.113.8", "ip:::/64", ""]),
+        plan_id=st.sampled_from([None, 1, 2]),
+        endpoint_ids=st.sampled_from([(), (1,), (1, 2)]),
+        cost=st.sampled_from([1, 1, 2, 13]),
+        admitted=st.integers(0, 4),
+        refused=st.integers(0, 4),
+    ),
+    max_size=25,
+).map(lambda records: sorted(records, key=lambda one: one.second))
+SUBJECTS: dict[str, Callable[[Attempts], str | None]] = {
+    "caller": lambda one: one.caller,
+    "ip": lambda one: one.ip or "ip:unknown",
+    "plan": lambda one: one.plan_id and f"plan:{one.plan_id}",
+    "everyone": lambda one: "everyone",
+}
+COMMON: dict[str, Any] = {
+    "deadline": None,
+    "derandomize": True,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+}
+
+
+@settings(max_examples=120, **COMMON)
+@given(
+    rates=RATES, records=RECORDS, counted_per=st.sampled_from(list(SUBJECTS)), endpoint=st.sampled_from([None, 1, 2])
+)
+def test_the_estimate_is_what_brute_force_finds(
+    recorded: Any, counted: Any, rates: list[Rate], records: list[Attempts], counted_per: str, endpoint: int | None
+) -> None:
+    recorded(*records)
+    text = ", ".join(_named(rate) for rate in rates)
+    policy = RatePolicy(rates=text, counted_per=counted_per, endpoint_id=endpoint)
+    concerned = [
+        (subject, one)
+        for one in records
+        if (endpoint is None or endpoint in one.endpoint_ids) and (subject := SUBJECTS[counted_per](one))
+    ]
+    found = estimate(policy, seconds=60)
+    assert told(found) == counted(tuple(rates), concerned)
+    assert found.requests == sum(one.admitted + one.refused for _, one in concerned)
+    assert found.clients == len({one.caller for _, one in concerned})
+    assert found.really_refused_requests == sum(one.refused for _, one in concerned)
+    assert found.really_refused_clients == len({one.caller for _, one in concerned if one.refused})
+    assert found.share == 1
+
+
+def _named(rate: Rate) -> str:
+    plain = str(rate)
+    return plain if rate.period == "month" or rate.algorithm in plain else f"{plain} {rate.algorithm}"
+
+
+@settings(max_examples=300, **COMMON)
+@given(
+    algorithm=st.sampled_from(ALGORITHMS),
+    period=st.sampled_from([1, 2, 3]),
+    burst=st.none() | st.integers(1, 12),
+    counts=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=12),
+)
+@example(algorithm="sliding_window_counter", period=2, burst=None, counts=[(3, 4), (3, 4)])
+def test_who_is_passed_over_would_not_have_been_refused(
+    redis_client: redis.Redis, algorithm: str, period: int, burst: int | None, counts: list[tuple[int, int]]
+) -> None:
+    """At the lowest limit at which they are passed over, whatever the attempts of a few seconds."""
+    seconds = itertools.accumulate((pause for pause, _ in counts), initial=START)
+    records = [record(second, admitted=count) for second, (_, count) in zip(seconds, counts, strict=False)]
+    burst = burst if algorithm in BURST_ALGORITHMS else None
+    for limit in range(1, 50):
+        rates = [Rate(limit=limit, period=period, algorithm=algorithm, burst=burst)]
+        if never_refused(rates, records):
+            assert all(replay(rates, [(at, cost) for at, cost, _ in spread(records)]))
+            break
+
+
+@pytest.mark.parametrize(
+    "text", ["5/s", "5/s gcra", "5/min fixed_window", "5/min sliding_window_log", "5/day burst 9"]
+)
+def test_passing_over_is_not_always_refused(text: str) -> None:
+    """Most callers are: those who could not reach the limit in any case."""
+    rates = [Rate.parse(text)]
+    assert never_refused(rates, [record(admitted=5)])
+    assert not never_refused(rates, [record(admitted=6)])
+    assert never_refused(rates, [record(START + day * 90_000, admitted=5) for day in range(3)])
+
+
+def test_attempts_are_spread_as_stated() -> None:
+    walk = spread(
+        [record(7, admitted=2, refused=1), record(7, caller="b", cost=5, admitted=2), record(8, admitted=0)]
+    )
+    assert walk == [
+        (7_000_000, 1, "user:1"),
+        (7_000_000, 5, "b"),
+        (7_333_333, 1, "user:1"),
+        (7_500_000, 5, "b"),
+        (7_666_666, 1, "user:1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "concerned"),
+    [
+        ({}, {"user:1", "user:2", "ip:203.0.113.7", "ip:2001:db8::/64"}),
+        ({"user": 1}, {"user:1"}),
+        ({"subject": "ip:203.0.113.0/24"}, {"user:2", "ip:203.0.113.7"}),
+        ({"subject": "ip:203.0.113.7"}, {"ip:203.0.113.7"}),
+        ({"subject": "ip:2001:db8::/32"}, {"ip:2001:db8::/64"}),
+        ({"subject": "ip:no address"}, set()),
+        ({"plan": 2}, {"user:2"}),
+    ],
+)
+def test_whom_a_policy_concerns(recorded: Any, fields: dict[str, Any], concerned: set[str]) -> None:
+    users = [User.objects.create(pk=pk, username=f"u{pk}") for pk in (1, 2)]
+    plans = [Plan.objects.create(pk=pk, name=f"p{pk}", slug=f"p{pk}") for pk in (1, 2)]
+    given = {"user": users[0], "plan": plans[1]}
+    records = [
+        record(caller="user:1", ip="", plan_id=1),
+        record(caller="user:2", ip="ip:203.0.113.9", plan_id=2),
+        record(caller="ip:203.0.113.7"),
+        record(caller="ip:2001:db8::/64", ip="ip:2001:db8::/64"),
+    ]
+    policy = RatePolicy(rates="blocked", **{name: given.get(name, value) for name, value in fields.items()})
+    for one in records:
+        recorded(one)
+        try:
+            found = estimate(policy)
+        except NotEstimable:
+            assert fields.get("subject") == "ip:no address"
+            continue
+        assert (found.clients == 1) is (one.caller in concerned), one
+        assert found.refused_requests == found.requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "caller", "share", "why"),
+    [
+        ({"counted_per": "tenant"}, ["user", "ip"], 1.0, "do not tell every caller's tenant"),
+        ({"subject": "tenant:acme"}, ["user", "tenant", "ip"], 1.0, "do not tell every tenant"),
+        ({"user_id": 1}, ["tenant", "user", "ip"], 1.0, "do not tell every user"),
+        ({"subject": "ip:2001:db8::1"}, ["user", "ip"], 1.0, "only the first 64 bits"),
+        ({"counted_per": "everyone"}, ["user", "ip"], 0.5, "counters are shared"),
+        ({"counted_per": "plan"}, ["user", "ip"], 0.5, "counters are shared"),
+        ({"counted_per": "ip"}, ["user", "ip"], 0.5, "counters are shared"),
+    ],
+)
+def test_what_the_records_do_not_tell_is_not_estimated(
+    recorded: Any, settings: Any, fields: dict[str, Any], caller: list[str], share: float, why: str
+) -> None:
+    settings.RATEQUOTA = {
+        **settings.RATEQUOTA,
+        "IDENTIFIERS": {"tenant": "tests.project.views.api_key"},
+        "CALLER": caller,
+    }
+    recorded(record(), share=share)
+    with pytest.raises(NotEstimable, match=why):
+        estimate(RatePolicy(rates="1/s", **fields))
+
+
+@pytest.mark.parametrize("asks", ["plan", "counted per plan", "rival"])
+def test_callers_whose_plan_nobody_asked_for_are_not_estimated(recorded: Any, asks: str) -> None:
+    """They were recorded on the plan of anonymous callers, and counted as these."""
+    recorded(record(plan_id=UNTOLD_PLAN))
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    policy = RatePolicy(rates="1/s", plan=plan if asks == "plan" else None)
+    assert estimate(RatePolicy(rates="1/s")).clients == 1
+    if asks == "counted per plan":
+        policy.counted_per = "plan"
+    if asks == "rival":
+        RatePolicy.objects.create(plan=plan, rates="5/s")
+    with pytest.raises(NotEstimable, match="do not tell every caller's plan"):
+        estimate(policy)
+
+
+def test_an_identifier_that_callers_are_named_by_is_told(recorded: Any, settings: Any) -> None:
+    settings.RATEQUOTA = {
+        **settings.RATEQUOTA,
+        "IDENTIFIERS": {"tenant": "tests.project.views.api_key"},
+        "CALLER": ["tenant", "ip"],
+    }
+    recorded(record(caller="tenant:acme", admitted=3), record(caller="tenant:b"), record(caller="ip:203.0.113.7"))
+    found = estimate(RatePolicy(rates="1/min", counted_per="tenant"))
+    assert (found.clients, *told(found)) == (2, 2, 1)
+    found = estimate(RatePolicy(rates="1/min", subject="tenant:acme"))
+    assert (found.clients, *told(found)) == (1, 2, 1)
+
+
+@pytest.mark.parametrize("own", ["everyone", "plan", "user"])
+def test_callers_with_a_more_specific_policy_are_left_out(recorded: Any, own: str) -> None:
+    users = [User.objects.create(username=f"u{number}") for number in range(3)]
+    free = Plan.objects.create(name="Free", slug="free")
+    search = Endpoint.objects.create(name="search")
+    RatePolicy.objects.create(user=users[0], rates="1/s")
+    RatePolicy.objects.create(user=users[1], rates="1/s", mode="off")
+    RatePolicy.objects.create(user=users[1], rates="1/s", ends_at=timezone.now() - timedelta(days=1))
+    RatePolicy.objects.create(user=users[1], rates="1/s", endpoint=search)
+    RatePolicy.objects.create(user=users[1], rates="1/s", counted_per="ip")
+    RatePolicy.objects.create(plan=free, rates="unlimited")
+    RatePolicy.objects.create(subject="ip:198.51.100.0/24", rates="1/s")
+    RatePolicy.objects.create(subject="ip:2001:db8::1", rates="1/s")
+    everyone = RatePolicy.objects.create(rates="2/s")
+    recorded(
+        record(caller=f"user:{users[0].pk}"),
+        record(caller=f"user:{users[1].pk}"),
+        record(caller=f"user:{users[2].pk}", plan_id=free.pk),
+        record(caller="ip:198.51.100.7", ip="ip:198.51.100.7"),
+    )
+    policy, clients, others, untold = {
+        "everyone": (everyone, 1, 3, 1),
+        "plan": (RatePolicy(plan=free, rates="1/s", starts_at=timezone.now()), 1, 0, 1),
+        "user": (RatePolicy(user=users[0], rates="1/s"), 1, 0, 0),
+    }[own]
+    policy.rates = "blocked"
+    found = estimate(policy)
+    assert (found.clients, found.refused_clients, found.others_clients) == (clients, clients, others)
+    assert found.untold_policies == untold
+
+
+@pytest.mark.parametrize("mode", ["enforce", "log"])
+def test_who_is_blocked_is_left_out_and_whom_a_block_concerns_is_not(recorded: Any, mode: str) -> None:
+    """As the resolver ranks them: a user's override neither lets them in nor keeps them out of the estimate."""
+    alice = User.objects.create(username="alice")
+    own = RatePolicy.objects.create(user=alice, rates="5/s")
+    recorded(record(caller=f"user:{alice.pk}", admitted=3), record(caller="ip:203.0.113.7", admitted=2))
+    block = RatePolicy(subject="ip:203.0.113.0/24", rates="blocked", mode=mode)
+    found = estimate(block)
+    assert (found.clients, found.refused_requests, found.others_clients) == (2, 5, 0)
+    block.save()
+    found = estimate(own)
+    expected = (0, 1) if mode == "enforce" else (1, 0)
+    assert (found.clients, found.others_clients) == expected
+    gate = estimate(RatePolicy(rates="blocked"))
+    assert (gate.clients, gate.others_clients) == (0, 2)
+
+
+def calls_of(work: Callable[[], Any]) -> int:
+    """How many Python functions are called meanwhile."""
+    calls = 0
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_rivals_that_share_no_caller_cost_no_caller_anything(recorded: Any) -> None:
+    """2,500 single addresses elsewhere took 40 s: each was compared with every caller."""
+    rates = {"rates": "1/s"}
+    users = [User.objects.create(username=f"u{number}") for number in range(3)]
+    RatePolicy.objects.bulk_create(
+        [RatePolicy(subject=f"ip:198.51.{number >> 8}.{number & 255}", **rates) for number in range(2500)]
+        + [RatePolicy(subject="ip:203.0.113.9", **rates), RatePolicy(subject="ip:203.0.113.128/25", **rates)]
+        + [RatePolicy(subject="ip:2001:db8::1", **rates), RatePolicy(user=users[0], **rates)]
+    )
+    recorded(record())
+    network = RatePolicy(subject="ip:203.0.113.0/24", rates="1/day")
+    alone = calls_of(lambda: estimate(network, seconds=60))
+    recorded(
+        *(record(caller=f"ip:203.0.113.{last}", ip=f"ip:203.0.113.{last}") for last in range(256)),
+        record(caller="ip:198.51.100.7", ip="ip:198.51.100.7"),
+    )
+    found = estimate(network)
+    # .9, and the upper half.
+    assert (found.clients, found.others_clients, found.untold_policies) == (127, 129, 0)
+    assert calls_of(lambda: estimate(network, seconds=60)) - alone < 100 * 256
+    network.rates = "blocked"
+    found = estimate(network)
+    assert (found.clients, found.others_clients, found.untold_policies) == (256, 0, 0), "a block comes first"
+    other = estimate(RatePolicy(user=users[1], rates="1/day"))
+    assert (other.clients, other.others_clients, other.untold_policies) == (0, 0, 0)
+
+
+def test_the_search_for_callers_stops_at_the_budget(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what is known by then. The clock here is advanced by how long each look at a caller takes."""
+    now = 0.0
+    monkeypatch.setattr(impact, "time", SimpleNamespace(monotonic=lambda: now))
+    among = Concerned.among
+
+    def slow(self: Any, records: Any) -> Any:
+        nonlocal now
+        now += 0.125
+        return among(self, records)
+
+    monkeypatch.setattr(Concerned, "among", slow)
+    recorded(*(record(caller=f"user:{number}", admitted=3) for number in range(100)))
+    found = estimate(RatePolicy(rates="1/min"), seconds=2.0)
+    assert (found.clients, found.refused_requests, found.share) == (17, 34, 0.17)
+    # Of nobody whom it concerns, it is said how many were looked at.
+    found = estimate(RatePolicy(subject="ip:198.51.100.0/24", rates="1/min"), seconds=2.0)
+    assert (found.clients, found.share) == (0, 0.17)
+    assert sentences(found)[1] == "This is an estimate from 17 % of the callers."
+
+
+def test_a_policy_that_loses_to_its_twin_concerns_nobody(recorded: Any) -> None:
+    RatePolicy.objects.create(rates="5/s", starts_at=timezone.now() - timedelta(days=1))
+    recorded(record())
+    found = estimate(RatePolicy(rates="1/s"))
+    assert (found.clients, found.others_clients) == (0, 1)
+    assert "no request was recorded" in sentences(found)[0]
+    assert "Left out: 1 client " in sentences(found)[1]
+
+
+def test_queries_do_not_grow_with_policies_and_records(recorded: Any) -> None:
+    def count() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            estimate(RatePolicy(rates="1/s"))
+        return len(captured)
+
+    recorded(record())
+    few = count()
+    for number in range(20):
+        RatePolicy.objects.create(user=User.objects.create(username=f"u{number}"), rates="5/s")
+    recorded(*(record(caller=f"user:{number}") for number in range(50)))
+    assert count() == few == 1
+
+
+def test_more_than_the_bound_is_estimated_from_the_same_part_of_the_callers(recorded: Any) -> None:
+    records = [record(caller=f"user:{number}", admitted=10) for number in range(100)]
+    recorded(*records)
+    policy = RatePolicy(rates="1/min")
+    whole, part = estimate(policy), estimate(policy, most=300)
+    assert (whole.share, whole.clients, whole.refused_requests) == (1.0, 100, 900)
+    assert (part.share, part.clients, part.refused_requests) == (0.3, 30, 270)
+    assert estimate(policy, most=300) == part
+    assert any("from 30 % of the callers" in line for line in sentences(part))
+    recorded(*records, share=0.5)
+    assert estimate(policy, most=300).share == 0.15
+    recorded(*records)
+    with pytest.raises(NotEstimable, match="more than 300 requests share one counter"):
+        estimate(RatePolicy(rates="1/min", counted_per="everyone"), most=300)
+
+
+def test_who_cannot_be_refused_costs_nothing_of_the_bound(recorded: Any) -> None:
+    recorded(
+        *(record(caller=f"user:{number}", admitted=10) for number in range(100)), record(admitted=11, caller="x")
+    )
+    found = estimate(RatePolicy(rates="10/min"), most=20)
+    assert (found.share, found.clients, found.refused_requests) == (1.0, 101, 1)
+
+
+def test_time_is_bounded(recorded: Any) -> None:
+    """A quarter of the time at least is for the replay, and what it does not reach is left out."""
+    records = [record(caller=f"user:{number}", admitted=100) for number in range(1500)]
+    recorded(*records)
+    begun = time.monotonic()
+    found = estimate(RatePolicy(rates="1/min"), seconds=0.2)
+    assert time.monotonic() - begun < 5
+    assert found.refused_requests == 99 * found.clients
+    assert 0 < found.share <= 1
+
+
+@pytest.mark.parametrize(
+    ("rates", "refused"), [("blocked", 5), ("unlimited", 0), ("1/min", 4), ("1/min, 3/day sliding_window_log", 4)]
+)
+def test_whatever_rates_say(recorded: Any, rates: str, refused: int) -> None:
+    recorded(record(admitted=4, refused=1))
+    assert parse_rates(rates)
+    assert estimate(RatePolicy(rates=rates)).refused_requests == refused
+
+
+def test_the_sentences_say_it() -> None:
+    found = Impact(
+        since=datetime.fromtimestamp(START, UTC),
+        share=0.25,
+        clients=4210,
+        refused_clients=37,
+        requests=100_000,
+        refused_requests=1200,
+        really_refused_clients=1,
+        really_refused_requests=1,
+        others_clients=2,
+        untold_policies=1,
+    )
+    assert sentences(found) == [
+        "In the last 24 h this would have refused 37 of 4,210 clients, 1.2 % of 100,000 requests.",
+        "Of the same requests < 0.1 % were really refused, by whatever policies, to 1 client.",
+        "This is an estimate from 25 % of the callers.",
+        "Left out: 2 clients for whom another policy comes first.",
+        "Not considered: 1 policy that comes first, as the records do not tell whom it is for.",
+    ]
+
+
+def test_redis_down_is_told(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(record(admitted=3))
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise StoreError("connection", "gone")
+        yield
+
+    monkeypatch.setattr(impact, "replay_each", fail)
+    with pytest.raises(StoreError):
+        estimate(RatePolicy(rates="1/min"))
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+def test_what_was_really_asked_for(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From requests to the estimate, by what was collected of them."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
+    monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    monkeypatch.setattr(collecting, "_USAGE_SECONDS", 0.0)
+    collecting.collector.forget()
+    endpoint = Endpoint.objects.create(name="search")
+    for last, times in ((7, 5), (8, 3), (9, 4)):
+        for _ in range(times):
+            check_request(request_from(address=f"203.0.113.{last}"), scope="search")
+    check_request(request_from(address="203.0.113.7"))
+    collecting.collector.flush()
+    found = estimate(RatePolicy(endpoint=endpoint, rates="3/day"))
+    assert (found.clients, found.refused_clients, found.requests, found.refused_requests) == (3, 2, 12, 3)
+    assert (found.share, found.really_refused_clients) == (1.0, 0)

@@ -1,0 +1,237 @@
+"""The replay: attempt by attempt what the real limiter decides, in slices of any size, and without a key."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from struct import pack
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_ratequota import Bucket, Limiter, Rate
+from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
+from django_ratequota.engine.scripts import DECIDE, REPLAY
+from django_ratequota.exceptions import StoreError
+from django_ratequota.operations.replay import SLICE, Attempt, replay, replay_each
+from django_ratequota.store.base import run_script
+from django_ratequota.utils.sansio import drive
+from tests.conftest import NOON_US, Clock
+
+SECOND, DAY = 10**6, 86_400 * 10**6
+#: Clocks go forward at 2026-03-29 01:00 UTC and back at 2026-10-25 01:00 UTC there.
+BERLIN = ZoneInfo("Europe/Berlin")
+_subjects = itertools.count(1)
+
+
+@pytest.fixture
+def limiter(redis_client: redis.Redis, clock: Clock) -> Any:
+    limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", timeout=5, time_zone=BERLIN)
+    yield limiter
+    limiter.store.close()
+
+
+@st.composite
+def rates(draw: Any) -> list[Rate]:
+    kinds = st.sampled_from([*ALGORITHMS, "calendar"])
+    found = {}
+    for kind in draw(st.lists(kinds, min_size=1, max_size=3)):
+        calendar = kind == "calendar"
+        periods = ["month", 604_800, 86_400] if calendar else [0.001, 1, 1.5, 7, 60, 86_399]
+        rate = Rate(
+            limit=draw(st.integers(1, 9) | st.integers(10, 10**12)),
+            period=draw(st.sampled_from(periods)),
+            algorithm="fixed_window" if calendar else kind,
+            burst=draw(st.none() | st.integers(1, 20)) if kind in BURST_ALGORITHMS else None,
+        )
+        found[rate.algorithm, rate.period] = rate
+    return list(found.values())
+
+
+STARTS = st.sampled_from([NOON_US, 1_774_738_800 * SECOND, 1_792_879_200 * SECOND, 1_767_221_999 * SECOND])
+PAUSES = st.sampled_from([0, 0, 1, 999, 1000, SECOND, SECOND + 1, 7 * SECOND, 60 * SECOND, DAY]) | st.integers(0, DAY)
+COSTS = st.sampled_from([0, 1, 1, 1, 2, 5]) | st.integers(0, 10**12)
+WALKS = st.lists(st.tuples(PAUSES, COSTS), min_size=1, max_size=40)
+
+
+def attempts_of(start: int, walk: list[tuple[int, int]]) -> list[Attempt]:
+    times = itertools.accumulate((pause for pause, _ in walk), initial=start)
+    return [(at, cost) for at, (_, cost) in zip(times, walk, strict=False)]
+
+
+def really(limiter: Limiter, clock: Clock, rates: list[Rate], attempts: list[Attempt]) -> list[bool]:
+    """What the limiter decides: one call an attempt, keys and all."""
+    buckets = [Bucket(f"user:{next(_subjects)}", rate) for rate in rates]
+    outcomes = []
+    for clock.now_us, cost in attempts:
+        outcomes.append(limiter.check(buckets, cost).allowed)
+    limiter.reset(buckets)
+    return outcomes
+
+
+COMMON: dict[str, Any] = {
+    "deadline": None,
+    "derandomize": True,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+}
+
+
+#: Small numbers, where most attempts are at the limit, and slices end between a pause and what follows it.
+TIGHT_RATES = st.lists(
+    st.builds(
+        lambda limit, period, algorithm: Rate(limit=limit, period=period, algorithm=algorithm),
+        st.integers(1, 4),
+        st.sampled_from([1, 2, 7]),
+        st.sampled_from(ALGORITHMS),
+    ),
+    min_size=1,
+    max_size=2,
+    unique_by=lambda rate: (rate.algorithm, rate.period),
+)
+TIGHT_WALKS = st.lists(
+    st.tuples(
+        st.sampled_from([0, 0, 0, 1, SECOND // 3, SECOND - 1, SECOND, 2 * SECOND, 7 * SECOND]),
+        st.sampled_from([1, 1, 1, 2]),
+    ),
+    min_size=10,
+    max_size=40,
+)
+
+
+@settings(max_examples=120, **COMMON)
+@given(rates=TIGHT_RATES, walk=TIGHT_WALKS, slice_size=st.integers(1, 12))
+def test_at_the_limit_every_attempt_is_decided_alike(
+    limiter: Limiter, clock: Clock, rates: list[Rate], walk: list[tuple[int, int]], slice_size: int
+) -> None:
+    attempts = attempts_of(NOON_US, walk)
+    found = replay(rates, attempts, limiter=limiter, slice_size=slice_size)
+    assert found == really(limiter, clock, rates, attempts)
+
+
+@settings(max_examples=150, **COMMON)
+@given(rates=rates(), start=STARTS, walk=WALKS, slice_size=st.integers(1, 50))
+def test_the_replay_decides_what_the_limiter_decides(
+    limiter: Limiter,
+    clock: Clock,
+    rates: list[Rate],
+    start: int,
+    walk: list[tuple[int, int]],
+    slice_size: int,
+) -> None:
+    attempts = attempts_of(start, walk)
+    found = replay(rates, attempts, limiter=limiter, slice_size=slice_size)
+    assert found == really(limiter, clock, rates, attempts)
+
+
+@settings(max_examples=60, **COMMON)
+@given(rates=rates(), walks=st.lists(st.tuples(STARTS, WALKS), max_size=4), slice_size=st.integers(1, 200))
+def test_each_subject_has_counters_of_its_own(
+    limiter: Limiter,
+    clock: Clock,
+    rates: list[Rate],
+    walks: list[tuple[int, list[tuple[int, int]]]],
+    slice_size: int,
+) -> None:
+    sequences = [attempts_of(start, walk) for start, walk in walks]
+    found = list(replay_each(rates, [*sequences, []], limiter=limiter, slice_size=slice_size))
+    assert found == [*(really(limiter, clock, rates, attempts) for attempts in sequences), []]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_crowd_of_equal_attempts_is_refused_where_the_limiter_refuses(
+    limiter: Limiter, clock: Clock, algorithm: str
+) -> None:
+    """Long enough that lists are trimmed and handed on, and that every slice both admits and refuses."""
+    rates = [Rate.parse(f"30/s {algorithm}"), Rate.parse("200/min sliding_window_log")]
+    rates = rates[:1] if algorithm == "sliding_window_log" else rates
+    attempts = [(NOON_US + number * 20_011, 1) for number in range(600)]
+    found = replay(rates, attempts, limiter=limiter, slice_size=70)
+    assert found == really(limiter, clock, rates, attempts)
+    assert 0 < sum(found) < len(found)
+
+
+def test_no_rate_refuses_nothing_and_no_attempt_asks_nothing(limiter: Limiter) -> None:
+    assert replay([], [(NOON_US, 5)], limiter=limiter) == [True]
+    assert replay([Rate.parse("1/s")], [], limiter=limiter) == []
+    assert list(replay_each([Rate.parse("1/s")], [], limiter=limiter)) == []
+
+
+def test_no_key_is_read_or_written(redis_client: redis.Redis, limiter: Limiter) -> None:
+    rates = [Rate.parse(f"2/min {algorithm}") for algorithm in ALGORITHMS]
+    before, keys = redis_client.info("commandstats"), redis_client.dbsize()
+    assert replay(rates, [(NOON_US, 1)] * 5, limiter=limiter) == [True] * 2 + [False] * 3
+    after = redis_client.info("commandstats")
+    asked = {name for name in after if after[name]["calls"] != before.get(name, {"calls": 0})["calls"]}
+    connecting = {"cmdstat_ping"}
+    assert asked - connecting - {"cmdstat_eval", "cmdstat_dbsize"} == {"cmdstat_info", "cmdstat_evalsha"}
+    assert redis_client.dbsize() == keys
+
+
+def test_the_algorithms_are_the_same_files() -> None:
+    """They exist once: what is replayed is what decides."""
+    of = [{place for place in script.lines if place[0][:-4] in ALGORITHMS} for script in (DECIDE, REPLAY)]
+    assert of[0] == of[1]
+    assert REPLAY.source.startswith("#!lua flags=no-writes\n"), "the server itself refuses a write"
+
+
+@pytest.mark.parametrize(
+    "attempts",
+    [[(2, 1), (1, 1)], [(0, 1)], [(-1, 1)], [(2**53, 1)], [(1, -1)], [(1, 10**12 + 1)]],
+    ids=str,
+)
+def test_attempts_out_of_order_or_range_are_refused(limiter: Limiter, attempts: list[Attempt]) -> None:
+    with pytest.raises(ValueError, match=r"order of time|a cost is"):
+        replay([Rate.parse("1/s")], attempts, limiter=limiter)
+
+
+GOOD: tuple[object, ...] = (pack(">dd", NOON_US, 1), "token_bucket", 5, SECOND, 5, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "message"),
+    [
+        (0, b"123", "attempts must be pairs"),
+        (0, pack(">dd", -1, 1), "a time must be a whole number from 0"),
+        (0, pack(">dd", float("nan"), 1), "a time must be a whole number"),
+        (0, pack(">dd", NOON_US, 0.5), "a cost must be a whole number"),
+        (0, pack(">dd", NOON_US, float("inf")), "a cost must be a whole number"),
+        (1, "bucket", "unknown algorithm bucket"),
+        (2, 0, "a limit must be a whole number from 1"),
+        (3, "nan", "a period must be a whole number"),
+        (4, "", "a burst must be a whole number"),
+        (6, b"1", "windows must be pairs"),
+        (6, pack(">dd", 1, 2), f"no calendar window was given for {NOON_US}"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(
+    limiter: Limiter, position: int, value: object, message: str
+) -> None:
+    args = list(GOOD)
+    args[position] = value
+    with pytest.raises(StoreError, match=message) as caught:
+        drive(run_script(REPLAY, (), args), limiter.store.execute)
+    assert "replay.lua:" in str(caught.value)
+    assert drive(run_script(REPLAY, (), GOOD), limiter.store.execute)[0] == b"1"
+
+
+@pytest.mark.parametrize("count", [0, 2, 6, 8])
+def test_a_wrong_number_of_arguments_is_refused(limiter: Limiter, count: int) -> None:
+    with pytest.raises(StoreError, match="six arguments a rate"):
+        drive(run_script(REPLAY, (), (GOOD * 2)[:count]), limiter.store.execute)
+
+
+def test_a_slice_keeps_the_server_busy_for_a_moment_only(redis_client: redis.Redis, limiter: Limiter) -> None:
+    """Milliseconds; the bound here is for a slow machine."""
+    rates = [Rate.parse(f"100000/day {algorithm}") for algorithm in ("token_bucket", "sliding_window_log")]
+    attempts = [(NOON_US + number, 1) for number in range(20 * SLICE)]
+    redis_client.config_resetstat()
+    begun = time.perf_counter()
+    assert all(replay(rates, attempts, limiter=limiter))
+    assert time.perf_counter() - begun < 10
+    stats = redis_client.info("commandstats")["cmdstat_evalsha"]
+    assert stats["calls"] >= 20
+    assert stats["usec_per_call"] < 50_000

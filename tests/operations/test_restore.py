@@ -1,0 +1,746 @@
+"""Restoring versions: what comes back, what is refused in words, what is written down, and who may."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import time_machine
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
+from django.db import connection
+from django.db.models.signals import pre_save
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.operations.restore import plan_restoration, problems, restore, versions
+from django_ratequota.recording.recorder import acting, image, record_publication
+from django_ratequota.signals import policies_changed
+from tests.support.operators import client_of
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+BASE = "/admin/django_ratequota"
+HISTORY = f"{BASE}/policychange"
+HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 40
+DAY = timedelta(days=1)
+
+
+@pytest.fixture(autouse=True)
+def whole_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The history keeps no more, and it writes ``.000`` for less than one but nothing for none."""
+    now = timezone.now
+
+    def rounded() -> datetime:
+        moment = now()
+        return moment.replace(microsecond=max(1, moment.microsecond // 1000) * 1000)
+
+    monkeypatch.setattr(timezone, "now", rounded)
+
+
+@pytest.fixture
+def operator() -> Client:
+    return client_of(superuser=True)
+
+
+@pytest.fixture
+def free() -> Plan:
+    return Plan.objects.create(name="Free", slug="free", description="For all", default_for="anonymous")
+
+
+@pytest.fixture
+def publications() -> Iterator[list[Any]]:
+    revisions: list[Any] = []
+
+    def published(revision: int | None, **_: Any) -> None:
+        revisions.append(revision)
+
+    policies_changed.connect(published)
+    yield revisions
+    policies_changed.disconnect(published)
+
+
+def last(action: str | None = None, **fields: Any) -> PolicyChange:
+    """The newest change, of that kind."""
+    found = PolicyChange.objects.filter(**fields, **({"action": action} if action else {})).first()
+    assert found is not None
+    return found
+
+
+def url(change: PolicyChange, version: str) -> str:
+    return f"{HISTORY}/{change.pk}/restore/{version}/"
+
+
+def text(page: Any) -> str:
+    assert page.status_code == 200
+    return page.content.decode()
+
+
+def confirm(client: Client, change: PolicyChange, version: str, **fields: str) -> Any:
+    """GET the page, and send its form."""
+    page = text(client.get(url(change, version)))
+    seen = re.search(r'name="seen" value="(\w+)"', page)
+    assert seen is not None, page
+    return client.post(url(change, version), {"seen": seen[1], **fields})
+
+
+def difference(page: Any) -> list[list[str]]:
+    found = re.search(r'ratequota-difference">.*?<tbody>(.*?)</tbody>', text(page), re.S)
+    assert found is not None
+    rows = re.findall(r"<tr>(.*?)</tr>", found[1], re.S)
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in rows]
+
+
+# --- What comes back. ---
+
+
+def edited_everything(free: Plan) -> list[tuple[Any, dict[str, Any]]]:
+    """One object of each kind with every field set, and an edit of each field."""
+    alice, bob = (User.objects.create(username=name) for name in ("alice", "bob"))
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    search, exports = (Endpoint.objects.create(name=name) for name in ("search", "exports"))
+    reports = Endpoint.objects.create(
+        name="reports",
+        description="Reports",
+        routes="reports:*\n/api/*",
+        methods="GET POST",
+        cost=7,
+        charged_statuses="4xx",
+    )
+    now = timezone.now()
+    assignment = PlanAssignment.objects.create(
+        user=alice, plan=pro, starts_at=now - DAY, ends_at=now + DAY, reason="Trial", created_by=bob
+    )
+    policy = RatePolicy.objects.create(
+        plan=pro,
+        endpoint=search,
+        counted_per="ip",
+        rates="10/s, 1000/hour burst 50",
+        algorithm="gcra",
+        mode="log",
+        on_error="deny",
+        starts_at=now - DAY,
+        ends_at=now + DAY,
+        reason="A trial",
+    )
+    return [
+        (free, {"name": "F", "slug": "f", "description": "", "default_for": ""}),
+        (
+            assignment,
+            {"user": bob, "plan": free, "starts_at": now, "ends_at": None, "reason": "", "created_by": None},
+        ),
+        (reports, {"name": "r", "description": "", "routes": "", "methods": "", "cost": 1, "charged_statuses": ""}),
+        (
+            policy,
+            {"plan": None, "user": alice, "endpoint": exports, "counted_per": "caller", "rates": "1/s"}
+            | {"algorithm": "token_bucket", "mode": "off", "on_error": "", "starts_at": None, "ends_at": None}
+            | {"reason": "x"},
+        ),
+    ]
+
+
+@pytest.mark.parametrize("position", range(4), ids=["plan", "assignment", "endpoint", "policy"])
+@pytest.mark.parametrize("deleted", [False, True], ids=["edited", "deleted"])
+def test_every_field_comes_back_under_the_old_primary_key(
+    operator: Client, free: Plan, publications: list[Any], position: int, deleted: bool
+) -> None:
+    row, edits = edited_everything(free)[position]
+    model = type(row)
+    row = model.objects.get(pk=row.pk)
+    before = model.objects.filter(pk=row.pk).values().get()
+    for name, value in edits.items():
+        setattr(row, name, value)
+    row.save()
+    after = model.objects.filter(pk=row.pk).values().get()
+    assert {name for name in before if before[name] == after[name]} <= {"id", "created_at", "subject"}
+    change = last("update")
+    if deleted:
+        model.objects.filter(pk=row.pk).delete()
+    publications.clear()
+    done = confirm(operator, change, "before", reason="Ticket 4711")
+    assert done.status_code == 302
+    assert done.headers["Location"] == f"{BASE}/{model._meta.model_name}/{row.pk}/change/"
+    found = model.objects.filter(pk=row.pk).values().get()
+    # What the history tells of the time of an assignment's making is whole milliseconds.
+    assert {name: value for name, value in found.items() if name != "created_at"} == {
+        name: value for name, value in before.items() if name != "created_at"
+    }
+    assert image(model.objects.get(pk=row.pk)) == change.before
+    assert len(publications) == 1
+    restored = last()
+    assert (restored.pk, restored.actor.username, restored.reason) == (
+        change.pk + 1 + deleted,
+        "operator",
+        "Ticket 4711",
+    )
+    assert restored.action == ("create" if deleted else "update")
+    entry = LogEntry.objects.get()
+    assert (entry.object_id, entry.is_addition()) == (str(row.pk), deleted)
+    assert entry.get_change_message().startswith("restored version before ")
+    # And forth again: the version after the change.
+    assert confirm(operator, change, "after").status_code == 302
+    assert model.objects.filter(pk=row.pk).values().get() | {"created_at": 0} == after | {"created_at": 0}
+    assert last().reason.startswith("restored version of ")
+
+
+def test_fields_that_are_as_they_were_are_not_touched(operator: Client, free: Plan) -> None:
+    """Microseconds, which the history does not keep, are not cut off by restoring another field."""
+    start = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+    policy = RatePolicy.objects.create(plan=free, rates="1/s", starts_at=start)
+    RatePolicy.objects.filter(pk=policy.pk).update(rates="2/s")
+    assert confirm(operator, last(), "before").status_code == 302
+    policy.refresh_from_db()
+    assert (policy.rates, policy.starts_at) == ("1/s", start)
+
+
+def test_later_edits_are_overwritten_where_they_differ_and_shown_first(operator: Client, free: Plan) -> None:
+    search = Endpoint.objects.create(name="search")
+    policy = RatePolicy.objects.create(plan=free, rates="1/s", reason="first")
+    change = last()
+    RatePolicy.objects.filter(pk=policy.pk).update(rates="2/s", mode="log")
+    RatePolicy.objects.filter(pk=policy.pk).update(endpoint=search, plan=None)
+    rows = difference(operator.get(url(change, "after")))
+    assert rows == [
+        ["endpoint", f"search (id {search.pk})", "-"],
+        ["plan", "-", f"Free (id {free.pk})"],
+        ["rates", "2/s", "1/s"],
+        ["mode", "log only", "enforce"],
+    ]
+    assert confirm(operator, change, "after").status_code == 302
+    assert image(RatePolicy.objects.get()) == change.after
+
+
+def test_what_is_as_it_was_needs_no_restoring(operator: Client, free: Plan) -> None:
+    change = last()
+    page = text(operator.get(url(change, "after")))
+    assert "It is as it was then" in page
+    assert "Yes, restore it" not in page
+    seen = plan_restoration(change, "after").seen
+    assert operator.post(url(change, "after"), {"seen": seen}).status_code == 200
+    assert last() == change
+    assert not LogEntry.objects.exists()
+
+
+def test_an_edit_between_the_question_and_the_answer_is_not_overwritten(operator: Client, free: Plan) -> None:
+    Plan.objects.filter(pk=free.pk).update(description="second")
+    change = last()
+    seen = plan_restoration(change, "before").seen
+    Plan.objects.filter(pk=free.pk).update(description="third")
+    page = text(operator.post(url(change, "before"), {"seen": seen, "reason": "Ticket 4711"}))
+    assert "It was edited meanwhile" in page
+    assert 'value="Ticket 4711"' in page
+    assert "third" in page
+    free.refresh_from_db()
+    assert free.description == "third"
+    seen = re.search(r'name="seen" value="(\w+)"', page)[1]  # type: ignore[index]
+    assert operator.post(url(change, "before"), {"seen": seen}).status_code == 302
+    assert Plan.objects.get().description == "For all"
+
+
+# --- What a deletion took along. ---
+
+
+@pytest.fixture
+def deleted_plan(free: Plan) -> Plan:
+    """Free, deleted with two policies and an assignment; another policy of its went two minutes before."""
+    now = timezone.now()
+    search = Endpoint.objects.create(name="search")
+    with time_machine.travel(now - timedelta(minutes=2), tick=True):
+        RatePolicy.objects.create(plan=free, rates="9/s", counted_per="everyone").delete()
+    RatePolicy.objects.create(plan=free, rates="1/s")
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="2/s", ends_at=now + DAY, reason="A trial")
+    RatePolicy.objects.create(rates="3/s")
+    PlanAssignment.objects.create(user=User.objects.create(username="alice"), plan=free)
+    pk = free.pk
+    free.delete()
+    free.pk = pk
+    return free
+
+
+def test_what_was_deleted_along_stays_deleted_unless_asked_for(operator: Client, deleted_plan: Plan) -> None:
+    change = last("delete", model="plan")
+    page = text(operator.get(url(change, "before")))
+    assert "It is created again under its old id" in page
+    listed = re.search(r"Deleted along with it</h2>\s*<ul>(.*?)</ul>", page, re.S)
+    assert listed is not None
+    assert sorted(re.findall(r"<bdi>(.*?)</bdi>", listed[1])) == [
+        "alice: Free",
+        "plan Free × all endpoints: 1/s",
+        "plan Free × search: 2/s",
+    ]
+    assert confirm(operator, change, "before").status_code == 302
+    assert Plan.objects.get().pk == deleted_plan.pk
+    assert RatePolicy.objects.get().rates == "3/s"
+    assert not PlanAssignment.objects.exists()
+
+
+def test_what_was_deleted_along_comes_back_with_it(
+    operator: Client, deleted_plan: Plan, publications: list[Any]
+) -> None:
+    publications.clear()
+    newest = last().pk
+    assert confirm(operator, last("delete", model="plan"), "before", along="on").status_code == 302
+    assert {policy.rates for policy in RatePolicy.objects.filter(plan=deleted_plan.pk)} == {"1/s", "2/s"}
+    for policy in RatePolicy.objects.filter(plan=deleted_plan.pk):
+        assert (
+            image(policy)
+            == PolicyChange.objects.get(model="ratepolicy", action="delete", object_id=str(policy.pk)).before
+        )
+    assert PlanAssignment.objects.get().plan_id == deleted_plan.pk
+    assert len(publications) == 1
+    assert {(c.action, c.actor.username) for c in PolicyChange.objects.filter(pk__gt=newest)} == {
+        ("create", "operator")
+    }
+    assert LogEntry.objects.count() == PolicyChange.objects.filter(pk__gt=newest).count() == 4
+
+
+def test_policies_come_back_with_their_endpoint_but_for_those_that_are_back_already(operator: Client) -> None:
+    search = Endpoint.objects.create(name="search")
+    for number, per in ((1, "ip"), (2, "caller"), (3, "everyone")):
+        RatePolicy.objects.create(endpoint=search, rates=f"{number}/s", counted_per=per)
+    pks = dict(RatePolicy.objects.values_list("rates", "pk"))
+    Endpoint.objects.all().delete()
+    deletion = last("delete", model="endpoint")
+    assert {one.object_id for one in plan_restoration(deletion, "before").along} == {str(pk) for pk in pks.values()}
+    PolicyChange.objects.filter(object_id=str(pks["1/s"]), action="delete").update(at=timezone.now() - DAY)
+    RatePolicy.objects.create(pk=pks["2/s"], rates="2/s")
+    (along,) = plan_restoration(deletion, "before").along
+    assert along.object_id == str(pks["3/s"])
+    assert confirm(operator, deletion, "before", along="on").status_code == 302
+    assert set(Endpoint.objects.get().policies.values_list("pk", "rates")) == {(pks["3/s"], "3/s")}
+
+
+def test_one_that_does_not_fit_any_more_stops_all(operator: Client, deleted_plan: Plan) -> None:
+    Endpoint.objects.all().delete()
+    change = last("delete", model="plan")
+    newest = last().pk
+    page = text(confirm(operator, change, "before", along="on"))
+    assert "Nothing was restored." in page
+    assert re.search(r"search: 2/s cannot be restored along: The endpoint with the id \d+ is deleted", page)
+    assert not Plan.objects.exists()
+    assert last().pk == newest
+    assert not LogEntry.objects.exists()
+
+
+def test_a_large_cascade_is_one_deletion(free: Plan) -> None:
+    """Many rows take longer than a pause: it is the pause between two rows that tells deletions apart."""
+    for number in range(40):
+        PlanAssignment.objects.create(user=User.objects.create(username=f"u{number}"), plan=free)
+    RatePolicy.objects.create(plan=free, rates="1/s")
+    pk = free.pk
+    free.delete()
+    deletions = PolicyChange.objects.filter(action="delete").order_by("-pk")
+    assert deletions.count() == 42
+    newest = deletions[0].at
+    for number, change in enumerate(deletions):
+        PolicyChange.objects.filter(pk=change.pk).update(at=newest - timedelta(seconds=number))
+    restoration = plan_restoration(last("delete", model="plan"), "before")
+    assert restoration.target.pk == pk
+    assert len(restoration.along) == 41
+
+
+# --- What does not fit any more. ---
+
+
+def refused(operator: Client, change: PolicyChange, version: str, message: str) -> None:
+    """GET says why and offers nothing; POST changes nothing."""
+    newest = last().pk
+    page = text(operator.get(url(change, version)))
+    assert message in page
+    assert "Yes, restore it" not in page
+    page = text(operator.post(url(change, version), {"seen": "x" * 20, "reason": "Ticket 4711"}))
+    assert message in page
+    try:
+        restoration = plan_restoration(change, version)  # type: ignore[arg-type]
+    except ValidationError:
+        pass
+    else:
+        assert message in text(operator.post(url(change, version), {"seen": restoration.seen}))
+    assert last().pk == newest
+    assert not LogEntry.objects.exists()
+
+
+def test_without_its_user_an_override_cannot_come_back(operator: Client) -> None:
+    alice = User.objects.create(username="alice")
+    pk = alice.pk
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    alice.delete()
+    refused(
+        operator, last("delete"), "before", f"The user with the id {pk} is deleted; restore or create that first."
+    )
+
+
+def test_without_its_plan_an_assignment_cannot_come_back(operator: Client, free: Plan) -> None:
+    pk = free.pk
+    PlanAssignment.objects.create(user=User.objects.create(username="alice"), plan=free).delete()
+    change = last("delete")
+    free.delete()
+    refused(operator, change, "before", f"The plan with the id {pk} is deleted; restore or create that first.")
+
+
+def test_without_who_made_it_an_assignment_comes_back(operator: Client, free: Plan) -> None:
+    bob = User.objects.create(username="bob")
+    alice = User.objects.create(username="alice")
+    made = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+    with time_machine.travel(made, tick=False):
+        assignment = PlanAssignment.objects.create(user=alice, plan=free, created_by=bob)
+    pk = assignment.pk
+    assignment.delete()
+    bob.delete()
+    assert confirm(operator, last("delete"), "before").status_code == 302
+    found = PlanAssignment.objects.get(pk=pk)
+    assert (found.created_by, found.created_at, found.starts_at) == (None, made, made)
+
+
+def test_a_twin_is_refused_in_words(operator: Client, free: Plan) -> None:
+    RatePolicy.objects.create(plan=free, rates="1/s").delete()
+    change = last("delete")
+    RatePolicy.objects.create(plan=free, rates="2/s")
+    refused(operator, change, "before", "There is such a policy without dates already")
+
+
+def test_a_name_taken_meanwhile_and_a_second_default_are_refused_in_words(operator: Client, free: Plan) -> None:
+    Plan.objects.filter(pk=free.pk).update(name="F", slug="f", default_for="")
+    change = last()
+    Plan.objects.create(name="Free", slug="pro")
+    refused(operator, change, "before", "name: Plan with this Name already exists.")
+    Plan.objects.filter(slug="pro").update(name="Pro", default_for="anonymous")
+    refused(operator, change, "before", "Another plan is the default for these callers")
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"colour": "red"}, "it has fields that there are no more (colour)"),
+        ({"rates": "10/fortnight"}, "cannot be read any more"),
+        ({"counted_per": "tenant"}, "Nothing is counted per &#x27;tenant&#x27;"),
+        ({"algorithm": "abacus"}, "is not a valid choice"),
+        ({"starts_at": "some day"}, "cannot be read any more"),
+        ({"subject": "ip:no address"}, "subject"),
+        ({"subject": "ip:::1"}, "Choose one audience"),
+        ({"mode": None}, "mode: This field cannot be null."),
+    ],
+)
+def test_versions_that_today_cannot_be_are_refused_in_words(
+    operator: Client, free: Plan, state: dict[str, Any], message: str
+) -> None:
+    policy = RatePolicy.objects.create(plan=free, rates="1/s")
+    change = last()
+    PolicyChange.objects.filter(pk=change.pk).update(after={**change.after, **state})
+    change.refresh_from_db()
+    refused(operator, change, "after", message)
+    policy.delete()
+    refused(operator, change, "after", message)
+
+
+def test_fields_that_the_version_does_not_know_stay_as_they_are(operator: Client, free: Plan) -> None:
+    policy = RatePolicy.objects.create(plan=free, rates="1/s", on_error="deny")
+    change = last()
+    known = {name: value for name, value in change.after.items() if name != "on_error"}
+    PolicyChange.objects.filter(pk=change.pk).update(after=known)
+    RatePolicy.objects.filter(pk=policy.pk).update(rates="2/s", on_error="local")
+    assert confirm(operator, change, "after").status_code == 302
+    assert RatePolicy.objects.values_list("rates", "on_error").get() == ("1/s", "local")
+
+
+def test_the_function_says_so_as_well(free: Plan) -> None:
+    RatePolicy.objects.create(plan=free, rates="1/s").delete()
+    restoration = plan_restoration(last("delete"), "before")
+    assert problems(restoration) == []
+    RatePolicy.objects.create(plan=free, rates="2/s")
+    assert len(problems(restoration)) == 1
+    with pytest.raises(ValidationError, match="There is such a policy"):
+        restore(restoration, actor=None, reason="")
+    assert RatePolicy.objects.count() == 1
+
+
+def test_a_twin_that_appears_while_restoring_costs_no_error_page(operator: Client, free: Plan) -> None:
+    RatePolicy.objects.create(plan=free, rates="1/s").delete()
+    change = last("delete")
+
+    def rival(**_: Any) -> None:
+        RatePolicy.objects.bulk_create([RatePolicy(plan=free, rates="7/s")])
+
+    pre_save.connect(rival, sender=RatePolicy)
+    try:
+        done = confirm(operator, change, "before")
+    finally:
+        pre_save.disconnect(rival, sender=RatePolicy)
+    assert (done.status_code, done.headers["Location"]) == (302, url(change, "before"))
+    assert "Nothing was saved: somebody else changed the same" in text(operator.get(url(change, "before")))
+    assert not RatePolicy.objects.exists()
+    assert last() == change
+    assert not LogEntry.objects.exists()
+
+
+# --- What is offered, and to whom. ---
+
+
+def test_which_versions_there_are(operator: Client, free: Plan) -> None:
+    created = last()
+    Plan.objects.filter(pk=free.pk).update(name="F")
+    updated = last()
+    free.delete()
+    deleted = last()
+    record_publication("by hand")
+    published = last()
+    assert [versions(c) for c in (created, updated, deleted, published)] == [
+        ("after",),
+        ("after", "before"),
+        ("before",),
+        (),
+    ]
+    for change in (created, updated, deleted, published):
+        page = text(operator.get(f"{HISTORY}/{change.pk}/change/"))
+        for version in ("after", "before", "other"):
+            there = version in versions(change)
+            assert (url(change, version) in page) is there
+            assert operator.get(url(change, version)).status_code == (200 if there else 404)
+    assert operator.get(f"{HISTORY}/4711/restore/after/").status_code == 404
+    assert operator.get(f"{HISTORY}/x/restore/after/").status_code == 404
+
+
+def scene(free: Plan) -> dict[str, tuple[PolicyChange, str]]:
+    """Versions to restore: (change, version) by name."""
+    alice = User.objects.create(username="alice")
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    override = RatePolicy.objects.create(user=alice, rates="1/s")
+    policy = RatePolicy.objects.create(plan=free, rates="1/s")
+    RatePolicy.objects.filter(pk=override.pk).update(rates="2/s")
+    found = {"override": (last(), "before")}
+    RatePolicy.objects.filter(pk=policy.pk).update(rates="2/s")
+    found["policy"] = (last(), "before")
+    both = RatePolicy.objects.create(subject="ip:::1", rates="1/s")
+    RatePolicy.objects.filter(pk=both.pk).update(subject="", plan=pro)
+    found["policy that was an override"] = (last(), "before")
+    RatePolicy.objects.create(user=alice, rates="1/s", counted_per="ip").delete()
+    found["deleted override"] = (last(), "before")
+    RatePolicy.objects.create(plan=free, rates="1/s", counted_per="ip").delete()
+    found["deleted policy"] = (last(), "before")
+    Plan.objects.filter(pk=pro.pk).update(name="P")
+    found["plan"] = (last(), "before")
+    Endpoint.objects.create(name="gone").delete()
+    found["deleted endpoint"] = (last(), "before")
+    PlanAssignment.objects.create(user=alice, plan=free).delete()
+    found["deleted assignment"] = (last(), "before")
+    return found
+
+
+ALL = {"override", "policy", "policy that was an override", "deleted override", "deleted policy", "plan"} | {
+    "deleted endpoint",
+    "deleted assignment",
+}
+
+
+@pytest.mark.parametrize(
+    ("permissions", "theirs"),
+    [
+        (None, ALL),
+        (("view_policychange", "view_plan", "view_ratepolicy", "view_endpoint"), set()),
+        (("view_policychange", "change_ratepolicy"), {"policy"}),
+        (("view_policychange", "add_ratepolicy"), {"deleted policy"}),
+        (("view_policychange", "grant_override"), {"override", "deleted override"}),
+        (
+            ("view_policychange", "grant_override", "change_ratepolicy"),
+            {"override", "policy", "policy that was an override", "deleted override"},
+        ),
+        (("view_policychange", "change_plan", "add_planassignment"), {"plan", "deleted assignment"}),
+        (("view_policychange", "change_endpoint", "delete_endpoint"), set()),
+        (("view_policychange", "add_endpoint"), {"deleted endpoint"}),
+        (("change_plan", "add_endpoint", "change_ratepolicy", "grant_override"), set()),
+        ((), set()),
+    ],
+)
+def test_who_may_restore_what(free: Plan, permissions: tuple[str, ...] | None, theirs: set[str]) -> None:
+    found = scene(free)
+    client = client_of(*(permissions or ()), superuser=permissions is None)
+    sees = permissions is None or "view_policychange" in permissions
+    for name, (change, version) in found.items():
+        page = client.get(f"{HISTORY}/{change.pk}/change/")
+        assert (url(change, version) in page.content.decode()) is (name in theirs), name
+        assert page.status_code == (200 if sees else 403)
+        assert client.get(url(change, version)).status_code == (200 if name in theirs else 403), name
+        newest = last().pk
+        seen = plan_restoration(change, version).seen  # type: ignore[arg-type]
+        done = client.post(url(change, version), {"seen": seen})
+        assert done.status_code == (302 if name in theirs else 403), name
+        assert (last().pk > newest) is (name in theirs), name
+
+
+def test_what_was_deleted_along_is_for_those_who_may_add_it(deleted_plan: Plan) -> None:
+    client = client_of("view_policychange", "add_plan", "add_ratepolicy")
+    change = last("delete", model="plan")
+    assert "They are not yours to restore" in text(client.get(url(change, "before"))), "there is an assignment"
+    done = confirm(client, change, "before", along="on")
+    # The plan's own page is not theirs to see.
+    assert (done.status_code, done.headers["Location"]) == (302, f"{HISTORY}/{change.pk}/change/")
+    assert Plan.objects.exists()
+    assert not RatePolicy.objects.filter(plan=deleted_plan.pk).exists()
+
+
+@pytest.mark.parametrize("grants", [True, False])
+def test_overrides_come_back_with_their_endpoint_by_those_who_may_grant_them(grants: bool) -> None:
+    search = Endpoint.objects.create(name="search")
+    RatePolicy.objects.create(user=User.objects.create(username="alice"), endpoint=search, rates="1/s")
+    RatePolicy.objects.create(subject="ip:::1", endpoint=search, rates="2/s")
+    Endpoint.objects.all().delete()
+    client = client_of("view_policychange", "add_endpoint", "add_ratepolicy", *(["grant_override"] if grants else []))
+    change = last("delete", model="endpoint")
+    assert ("They are not yours to restore" in text(client.get(url(change, "before")))) is not grants
+    assert confirm(client, change, "before", along="on").status_code == 302
+    assert Endpoint.objects.exists()
+    assert RatePolicy.objects.count() == (2 if grants else 0)
+
+
+def test_kinds_that_the_site_leaves_out_are_not_offered(operator: Client, free: Plan) -> None:
+    change = last()
+    Plan.objects.filter(pk=free.pk).update(name="F")
+    reverse("admin:index")  # the URLs of this process are made with it
+    kept = admin.site._registry.pop(Plan)
+    try:
+        assert operator.get(url(change, "after")).status_code == 403
+        assert "/restore/" not in text(operator.get(f"{HISTORY}/{change.pk}/change/"))
+    finally:
+        admin.site._registry[Plan] = kept
+
+
+# --- The list. ---
+
+
+def test_the_list_says_what_changed_in_a_few_words(operator: Client, free: Plan) -> None:
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    policy = RatePolicy.objects.create(plan=free, rates="10/min")
+    edits: list[tuple[dict[str, Any], str]] = [
+        ({"rates": "20/min"}, "rates: 10/min → 20/min"),
+        ({"plan": pro}, "plan: Free → Pro"),
+        ({"plan": free, "mode": "log"}, "plan: Pro → Free; mode: enforce → log only"),
+        (
+            {"mode": "off", "counted_per": "ip", "reason": "x", "on_error": "deny"},
+            "counted per: caller → ip; mode: log only → off; and 2 more fields",
+        ),
+        ({"reason": "y" * 100}, f"reason: x → {'y' * 39}…"),
+        ({"reason": ""}, f"reason: {'y' * 39}… → nothing"),
+    ]
+    for fields, _words in edits:
+        RatePolicy.objects.filter(pk=policy.pk).update(**fields)
+    RatePolicy.objects.filter(pk=policy.pk).update(plan=pro)
+    pro_pk = pro.pk
+    policy.delete()
+    pro.delete()
+    page = text(operator.get(f"{HISTORY}/"))
+    cells = re.findall(r'<td class="field-what_changed">(.*?)</td>', page)
+    assert cells == [
+        "-",
+        "-",
+        f"plan: Free → deleted (id {pro_pk})",
+        *(words for _fields, words in reversed(edits[3:])),
+        edits[2][1].replace("Pro", f"deleted (id {pro_pk})"),
+        edits[1][1].replace("Pro", f"deleted (id {pro_pk})"),
+        edits[0][1],
+        "-",
+        "-",
+        "-",
+    ]
+
+
+def test_changes_are_filtered_by_the_user_they_touch(operator: Client, free: Plan) -> None:
+    alice, bob = (User.objects.create(username=name) for name in ("alice", "bob"))
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    RatePolicy.objects.create(user=bob, rates="2/s")
+    change = last(touched_user=str(alice.pk))
+
+    def found(query: str) -> set[str]:
+        page = operator.get(f"{HISTORY}/?touched_user={query}")
+        assert page.status_code == 200
+        return {row.touched_user for row in page.context["cl"].queryset}
+
+    assert found("one") == {str(alice.pk), str(bob.pk)}
+    assert found("other") == {""}
+    assert found(str(alice.pk)) == {str(alice.pk)}
+    assert found("nobody") == set()
+    page = text(operator.get(f"{HISTORY}/{change.pk}/change/"))
+    link = f'<a href="{HISTORY}/?touched_user={alice.pk}">alice (id {alice.pk})</a>'
+    assert link in page
+    assert f"alice (id {alice.pk})" in text(operator.get(f"{HISTORY}/?touched_user={alice.pk}"))
+
+
+def test_all_changes_of_an_object_are_a_click_away(operator: Client, free: Plan) -> None:
+    Plan.objects.filter(pk=free.pk).update(name="F")
+    Endpoint.objects.create(pk=free.pk, name="search")
+    page = text(operator.get(f"{HISTORY}/{last(model='plan').pk}/change/"))
+    link = re.search(r'href="([^"]*)">All changes of this object', page)
+    assert link is not None
+    listed = operator.get(link[1].replace("&amp;", "&")).context["cl"].queryset
+    assert [(change.model, change.action) for change in listed] == [("plan", "update"), ("plan", "create")]
+
+
+def test_hostile_text_is_shown_harmlessly(operator: Client) -> None:
+    evil = Plan.objects.create(name=HOSTILE, slug="evil", description=HOSTILE)
+    RatePolicy.objects.create(plan=evil, rates="1/s", reason=HOSTILE)
+    RatePolicy.objects.create(subject="ip:::1", rates="1/s")
+    RatePolicy.objects.update(reason="x")
+    Plan.objects.update(description="\u202e" + "x" * 10_000)
+    changed = last()
+    pk = evil.pk
+    evil.delete()
+    gone = last("delete", model="plan")
+    pages = [
+        f"{HISTORY}/",
+        f"{HISTORY}/?touched_user=%3Cscript%3Ealert(1)%E2%80%AE",
+        f"{HISTORY}/{changed.pk}/change/",
+        url(changed, "before"),
+        url(gone, "before"),
+    ]
+    for path in pages:
+        page = text(operator.get(path))
+        assert "<script>alert" not in page
+        content = re.sub(r'value="[^"]*"', "", page.partition('id="content-main"')[2])  # filters kept in a form
+        assert "\u202e" not in content
+    assert confirm(operator, changed, "before", along="on").status_code == 302
+    assert Plan.objects.get(pk=pk).description == HOSTILE
+
+
+def test_the_pages_have_nothing_inline(operator: Client, deleted_plan: Plan) -> None:
+    change = last("delete", model="plan")
+    for path in (url(change, "before"), f"{HISTORY}/{change.pk}/change/"):
+        page = text(operator.get(path)).partition('id="content-main"')[2]
+        assert not re.search(r"<[^>]*\s(style|on\w+)=", page)
+        assert not re.search(r"<script(?![^>]*\bsrc=)[^>]*>", page)
+
+
+def test_queries_do_not_grow_with_the_rows(operator: Client, free: Plan) -> None:
+    def fill(first: int, last: int) -> None:
+        for number in range(first, last):
+            plan = Plan.objects.create(name=f"p{number}", slug=f"p{number}")
+            user = User.objects.create(username=f"u{number}")
+            endpoint = Endpoint.objects.create(name=f"e{number}")
+            with acting(user):
+                policy = RatePolicy.objects.create(plan=plan, rates="1/s")
+                RatePolicy.objects.filter(pk=policy.pk).update(plan=None, user=user)
+                RatePolicy.objects.filter(pk=policy.pk).update(endpoint=endpoint, rates="2/s")
+            RatePolicy.objects.create(plan=free, endpoint=endpoint, rates="1/s")
+
+    def count(path: str) -> int:
+        with CaptureQueriesContext(connection) as captured:
+            text(operator.get(path))
+        return len(captured)
+
+    fill(0, 3)
+    few = count(f"{HISTORY}/")
+    fill(3, 12)
+    assert count(f"{HISTORY}/") == few
+    free.delete()
+    many = last("delete", model="plan")
+    restored = count(url(many, "before"))
+    small = Plan.objects.create(name="small", slug="small")
+    RatePolicy.objects.create(plan=small, rates="1/s")
+    small.delete()
+    assert count(url(last("delete", model="plan"), "before")) == restored

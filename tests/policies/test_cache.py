@@ -1,0 +1,760 @@
+"""The snapshot and the protocol that keeps it current, its races included: no sleeps, only barriers."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import DatabaseError, OperationalError, connection, transaction
+from django.test import RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_ratequota import check_request
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.policies import cache as module
+from django_ratequota.policies.cache import Policies, load_snapshot
+from django_ratequota.policies.facts import UserEntry
+from django_ratequota.policies.identity import NamedCaller
+from django_ratequota.policies.resolver import Asked, Resolution, resolve
+from django_ratequota.recording.publication import publication_pending
+from django_ratequota.recording.recorder import record_publication
+from django_ratequota.runtime import default_limiter
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+
+@pytest.fixture
+def policies() -> Policies:
+    return Policies()
+
+
+@pytest.fixture
+def alice() -> User:
+    return User.objects.create(username="alice")
+
+
+def newest() -> int:
+    return default_limiter().stored_revision()
+
+
+def rates(policies: Policies) -> list[str]:
+    """The rate texts that the snapshot holds for all endpoints and callers."""
+    snapshot = policies.current()
+    assert snapshot is not None
+    group = snapshot.groups.get(None, {}).get("caller")
+    return [policy.text for policy in group.policies] if group else []
+
+
+def queries(call: Callable[[], Any]) -> int:
+    with CaptureQueriesContext(connection) as captured:
+        call()
+    return len(captured)
+
+
+def fill(plans: int) -> None:
+    """Plans, endpoints and policies in the given number."""
+    for number in range(plans):
+        plan = Plan.objects.create(name=f"p{number}", slug=f"p{number}")
+        endpoint = Endpoint.objects.create(name=f"e{number}", routes="/a/*\n/b/*", methods="GET")
+        RatePolicy.objects.create(plan=plan, endpoint=endpoint, rates="5/min, 9/hour")
+
+
+def test_loading_takes_three_queries_however_many_rows() -> None:
+    fill(2)
+    assert queries(lambda: load_snapshot(1)) == 3
+    fill_more = [Plan(name=f"q{n}", slug=f"q{n}") for n in range(30)]
+    RatePolicy.objects.bulk_create(
+        [RatePolicy(plan=plan, rates="1/s") for plan in Plan.objects.bulk_create(fill_more)]
+    )
+    assert queries(lambda: load_snapshot(1)) == 3
+
+
+def test_a_user_takes_two_queries(policies: Policies, alice: User) -> None:
+    for number in range(5):
+        RatePolicy.objects.create(user=alice, rates="1/s", ends_at=timezone.now() + timedelta(days=number + 1))
+    assert queries(lambda: policies.load_user(str(alice.pk))) == 2
+    entry = policies.user(str(alice.pk))
+    assert entry is not None
+    assert len(entry.policies) == 5
+
+
+def test_what_ended_long_ago_is_left_out(policies: Policies) -> None:
+    RatePolicy.objects.create(rates="1/s", ends_at=timezone.now() - timedelta(days=2))
+    RatePolicy.objects.create(rates="2/s", ends_at=timezone.now() - timedelta(hours=1))
+    RatePolicy.objects.create(rates="3/s", starts_at=timezone.now() + timedelta(days=2))
+    policies.reload(newest())
+    assert sorted(rates(policies)) == ["2/s", "3/s"], "what the store's clock may still call active stays"
+
+
+def test_a_reload_to_a_revision_that_is_there_reads_nothing(policies: Policies) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    policies.reload(newest())
+    assert queries(lambda: policies.reload(newest())) == 0
+
+
+def test_a_users_change_drops_that_user_only(policies: Policies, alice: User) -> None:
+    bob = User.objects.create(username="bob")
+    policies.reload(newest())
+    first = policies.current()
+    for user in (alice, bob):
+        policies.load_user(str(user.pk))
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    policies.reload(newest())
+    assert policies.user(str(alice.pk)) is None
+    assert policies.user(str(bob.pk)) is not None
+    after = policies.current()
+    assert after is not None
+    assert first is not None
+    assert after.groups is first.groups, "nothing shared was read anew"
+    assert after.revision == newest()
+
+
+def test_a_users_change_leaves_what_is_remembered_of_others(policies: Policies, alice: User) -> None:
+    bob = User.objects.create(username="bob")
+    RatePolicy.objects.create(rates="5/s")
+
+    def resolution(user: User) -> Resolution:
+        snapshot = policies.current()
+        assert snapshot is not None
+        entry = policies.user(str(user.pk)) or policies.load_user(str(user.pk))
+        caller = NamedCaller(user_id=str(user.pk), address=None)
+        return resolve(
+            Asked(
+                caller=caller, entry=entry, endpoints=(), scope=None, snapshot=snapshot, now_us=time.time_ns() // 1000
+            )
+        )
+
+    policies.reload(newest())
+    before = {user: resolution(user) for user in (alice, bob)}
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    policies.reload(newest())
+    assert resolution(bob) is before[bob]
+    assert str(resolution(alice).buckets[0].rate) == "1/s"
+    RatePolicy.objects.create(rates="7/s", starts_at=timezone.now() - timedelta(days=1))
+    policies.reload(newest())
+    assert str(resolution(bob).buckets[0].rate) == "7/s"
+    assert str(resolution(alice).buckets[0].rate) == "1/s"
+
+
+def test_a_request_looks_for_its_connection_only_while_somebody_writes(
+    policies: Policies, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies.reload(newest())
+    assert policies.current() is not None
+    found: list[str] = []
+    get_connection = transaction.get_connection
+
+    def counting(using: str | None = None) -> Any:
+        found.append(using or "default")
+        return get_connection(using)
+
+    monkeypatch.setattr(transaction, "get_connection", counting)
+    policies.current()
+    policies.user(str(alice.pk))
+    assert found == []
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_what_one_connection_writes_is_pending_for_that_one_until_it_ends(policies: Policies, ending: str) -> None:
+    policies.reload(newest())
+    others: list[tuple[bool, Any]] = []
+
+    def elsewhere() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            others.append(pool.submit(lambda: (publication_pending(), policies.current())).result(10))
+
+    with transaction.atomic():
+        RatePolicy.objects.create(rates="1/s")
+        assert publication_pending()
+        assert policies.current() is None
+        elsewhere()
+        assert publication_pending(), "another thread's look changes nothing"
+        if ending == "rollback":
+            transaction.set_rollback(True)
+    assert not publication_pending()
+    elsewhere()
+    assert [pending for pending, _ in others] == [False, False]
+    assert None not in [current for _, current in others]
+
+
+def test_a_policy_that_moves_drops_both_users(policies: Policies, alice: User) -> None:
+    bob, carol = User.objects.create(username="bob"), User.objects.create(username="carol")
+    policy = RatePolicy.objects.create(user=alice, rates="1/s")
+    policies.reload(newest())
+    for user in (alice, bob, carol):
+        policies.load_user(str(user.pk))
+    policy.user = bob
+    policy.save()
+    policies.reload(newest())
+    assert [policies.user(str(user.pk)) is None for user in (alice, bob, carol)] == [True, True, False]
+    policies.load_user(str(bob.pk))
+    policy.user = None
+    policy.save()
+    policies.reload(newest())
+    assert policies.user(str(bob.pk)) is None
+    assert rates(policies) == ["1/s"]
+
+
+def test_a_row_that_commits_late_is_not_missed(policies: Policies) -> None:
+    """Ids are handed out before commits: a lower id may turn up after a higher one was seen."""
+    RatePolicy.objects.create(rates="1/s")
+    late = PolicyChange.objects.get()
+    fields = {field.attname: getattr(late, field.attname) for field in PolicyChange._meta.concrete_fields}
+    late.delete()
+    Plan.objects.create(name="Pro", slug="pro")
+    RatePolicy.objects.all()._raw_delete("default")  # past the recording, as if it had not committed yet
+    policies.reload(newest())
+    assert rates(policies) == []
+    RatePolicy(pk=int(late.object_id), rates="1/s").save_base(raw=True)
+    PolicyChange.objects.all().order_by("-pk").first().delete()  # what save_base recorded
+    PolicyChange(**fields).save(force_insert=True)
+    policies.reload(default_limiter().publish())
+    assert rates(policies) == ["1/s"]
+
+
+def test_changes_are_read_before_the_data(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the other way round, what commits in between would be noted as seen and never loaded."""
+    policies.reload(newest())
+    RatePolicy.objects.create(rates="1/s")
+    update = module.update_snapshot
+
+    def update_then_commit(*args: Any) -> Any:
+        updated = update(*args)
+        if not RatePolicy.objects.filter(rates="2/s").exists():
+            RatePolicy.objects.create(rates="2/s", counted_per="caller", starts_at=timezone.now())
+        return updated
+
+    monkeypatch.setattr(module, "update_snapshot", update_then_commit)
+    policies.reload(newest())
+    assert rates(policies) == ["1/s"]
+    policies.reload(newest())
+    assert sorted(rates(policies)) == ["1/s", "2/s"]
+
+
+def test_an_entry_read_before_a_reload_is_not_kept_after_it(
+    policies: Policies, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow thread must not put back what a reload has just dropped."""
+    policies.reload(newest())
+    load = module._load_user
+
+    def load_slowly(user_id: str) -> UserEntry:
+        entry = load(user_id)
+        RatePolicy.objects.create(user=alice, rates="1/s")
+        policies.reload(newest())
+        return entry
+
+    monkeypatch.setattr(module, "_load_user", load_slowly)
+    assert policies.load_user(str(alice.pk)).policies == ()
+    assert policies.user(str(alice.pk)) is None
+    monkeypatch.setattr(module, "_load_user", load)
+    assert len(policies.load_user(str(alice.pk)).policies) == 1
+
+
+def test_one_thread_reads_and_the_others_wait_for_it(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    revision = newest()
+    loads: list[int] = []
+    together = threading.Barrier(8, timeout=30)
+    load = module.load_snapshot
+
+    def count(to: int, *args: Any) -> Any:
+        loads.append(to)
+        return load(to, *args)
+
+    def ask() -> None:
+        together.wait()
+        try:
+            found.append(policies.reload(revision))
+        finally:
+            # Django keeps an SQLite database in memory open; this thread's connection to it must not linger.
+            raw = connection.connection
+            connection.close()
+            if raw is not None and connection.vendor == "sqlite":
+                raw.close()
+
+    monkeypatch.setattr(module, "load_snapshot", count)
+    found: list[Any] = []
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert loads == [revision]
+    assert len(found) == 8
+    assert len({id(snapshot) for snapshot in found}) == 1
+
+
+def test_a_database_that_fails_leaves_the_last_snapshot(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    policies.reload(newest())
+    before = policies.current()
+    RatePolicy.objects.update(rates="2/s")
+
+    def fail(*_: Any) -> Any:
+        raise DatabaseError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "update_snapshot", fail)
+        with pytest.raises(DatabaseError):
+            policies.reload(newest())
+    assert policies.current() is before
+    policies.reload(newest())
+    assert rates(policies) == ["2/s"], "the change that could not be read is still unseen"
+
+
+def test_what_an_open_transaction_reads_is_not_kept(policies: Policies, alice: User) -> None:
+    """It may be rolled back, and nothing would be published then."""
+    policies.reload(newest())
+    with transaction.atomic():
+        RatePolicy.objects.create(user=alice, rates="1/s")
+        RatePolicy.objects.create(rates="2/s")
+        assert len(policies.load_user(str(alice.pk)).policies) == 1
+        own = policies.reload(newest() + 1)
+        assert [policy.text for policy in own.groups[None]["caller"].policies] == ["2/s"]
+        transaction.set_rollback(True)
+    assert policies.user(str(alice.pk)) is None
+    assert rates(policies) == []
+
+
+def test_a_lost_publication_is_found_by_polling(policies: Policies, settings: Any) -> None:
+    policies.reload(newest())
+    revision = newest()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("django_ratequota.recording.publication._Publication.publish", lambda self: None)
+        RatePolicy.objects.create(rates="1/s")
+    assert newest() == revision
+    assert not policies.overdue()
+    policies.poll()
+    assert rates(policies) == [], "not before its time"
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
+    assert policies.overdue()
+    policies.poll()
+    assert rates(policies) == ["1/s"]
+
+
+def test_users_in_memory_are_bounded_and_the_least_used_goes(policies: Policies, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "USER_CACHE_SIZE": 2}
+    policies.load_user("1")
+    policies.load_user("2")
+    policies.user("1")
+    policies.load_user("3")
+    assert [policies.user(key) is not None for key in ("1", "2", "3")] == [True, False, True]
+
+
+def test_plans_of_a_user_by_time(alice: User, policies: Policies) -> None:
+    """A dated assignment beats an open one, then the latest start; else an old plan hides an upgrade."""
+    now = timezone.now()
+    plans = {name: Plan.objects.create(name=name, slug=name) for name in ("free", "pro", "trial", "next")}
+
+    def assign(name: str, start: int, end: int | None) -> None:
+        PlanAssignment.objects.create(
+            user=alice,
+            plan=plans[name],
+            starts_at=now + timedelta(days=start),
+            ends_at=None if end is None else now + timedelta(days=end),
+        )
+
+    assign("free", -100, None)
+    assign("trial", -50, -20)
+    assign("pro", -30, 10)
+    assign("next", 20, None)
+    entry = policies.load_user(str(alice.pk))
+
+    def plan(day: float) -> str | None:
+        moment = round((now + timedelta(days=day)).timestamp() * 10**6)
+        return next((name for name, row in plans.items() if row.pk == entry.plan_id(moment)), None)
+
+    assert [plan(day) for day in (-101, -60, -40, -25, 0, 15, 25)] == [
+        None,
+        "free",
+        "trial",
+        "pro",
+        "pro",
+        "free",
+        "next",
+    ]
+
+
+def test_reloading_reads_no_more_than_it_needs(policies: Policies, alice: User) -> None:
+    fill(3)
+    policies.reload(newest())
+    default_limiter().publish()
+    assert queries(lambda: policies.reload(newest())) == 1, "nothing new among the changes"
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    assert queries(lambda: policies.reload(newest())) == 1, "a change of one user's: no policy is read"
+    Plan.objects.filter(slug="p1").update(slug="x")
+    assert queries(lambda: policies.reload(newest())) == 2
+
+
+def test_a_process_that_starts_reads_the_latest_changes_only(policies: Policies) -> None:
+    """Each start read the ids of the whole history."""
+    PolicyChange.objects.bulk_create([PolicyChange(model="plan", action="update") for _ in range(5000)])
+    PolicyChange.objects.update(at=timezone.now() - timedelta(days=30))
+    with CaptureQueriesContext(connection) as captured:
+        policies.reload(1)
+    assert rows_read(captured) < 2500
+
+
+def rows_read(captured: CaptureQueriesContext) -> int:
+    """How many rows the queries give, asked once more."""
+    count = 0
+    for query in captured.captured_queries:
+        with connection.cursor() as cursor:
+            cursor.execute(query["sql"])
+            count += len(cursor.fetchall())
+    return count
+
+
+def change_of(user: User, **fields: Any) -> PolicyChange:
+    """A row as recorded for a change of the user's own, by itself."""
+    return PolicyChange(model="ratepolicy", action="update", touched_user=str(user.pk), **fields)
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_a_row_that_commits_late_is_not_missed_however_many_came_since(
+    policies: Policies, alice: User, when: str
+) -> None:
+    """A mass change went by while another transaction was open: its row was never looked at.
+
+    ``when`` the process starts: before the mass change, before it is published, or after another publication.
+    """
+    bob = User.objects.create(username="bob")
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    late = PolicyChange.objects.latest("pk").pk + 1
+    if when == "before":
+        policies.reload(newest())
+    PolicyChange.objects.bulk_create([change_of(bob, pk=late + 1 + number) for number in range(5000)])
+    if when != "after":
+        policies.reload(default_limiter().publish())
+    change_of(bob, pk=late + 6000).save(force_insert=True)
+    policies.reload(default_limiter().publish())
+    policies.load_user(str(alice.pk))
+    change_of(alice, pk=late).save(force_insert=True)
+    policies.reload(default_limiter().publish())
+    assert policies.user(str(alice.pk)) is None
+
+
+@pytest.mark.parametrize("place", [0, 5000, 9999])
+def test_a_mass_change_that_commits_late_is_not_missed(policies: Policies, alice: User, place: int) -> None:
+    """One save was committed while thousands of rows were being written: most of these were never looked at."""
+    bob = User.objects.create(username="bob")
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    policies.reload(newest())
+    first = PolicyChange.objects.latest("pk").pk + 1
+    change_of(bob, pk=first + 10_000).save(force_insert=True)
+    policies.reload(default_limiter().publish())
+    policies.load_user(str(alice.pk))
+    PolicyChange.objects.bulk_create(
+        [change_of(alice if number == place else bob, pk=first + number) for number in range(10_000)]
+    )
+    policies.reload(default_limiter().publish())
+    assert policies.user(str(alice.pk)) is None
+
+
+@pytest.mark.parametrize("place", [0, 150, 299])
+@pytest.mark.parametrize("start", ["before", "after"])
+def test_saves_by_turns_with_an_open_transactions_own_are_not_missed(
+    policies: Policies, alice: User, place: int, start: str
+) -> None:
+    """Two imports at once, one of them in one transaction: its ids are hundreds of gaps among the other's."""
+    bob = User.objects.create(username="bob")
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    if start == "before":
+        policies.reload(newest())
+    first = PolicyChange.objects.latest("pk").pk + 1
+    PolicyChange.objects.bulk_create([change_of(bob, pk=first + 2 * number + 1) for number in range(300)])
+    policies.reload(default_limiter().publish())
+    policies.load_user(str(alice.pk))
+    PolicyChange.objects.bulk_create(
+        [change_of(alice if number == place else bob, pk=first + 2 * number) for number in range(300)]
+    )
+    policies.reload(default_limiter().publish())
+    assert policies.user(str(alice.pk)) is None
+
+
+@pytest.mark.parametrize("history", ["none", "some"])
+@pytest.mark.parametrize("place", [0, 4999])
+def test_a_mass_change_drops_each_of_its_users(policies: Policies, alice: User, history: str, place: int) -> None:
+    """Where more rows were unseen than are read one by one, the oldest were passed over."""
+    bob = User.objects.create(username="bob")
+    if history == "some":
+        RatePolicy.objects.create(user=alice, rates="1/s")
+    policies.reload(1)
+    policies.load_user(str(alice.pk))
+    PolicyChange.objects.bulk_create([change_of(alice if number == place else bob) for number in range(5000)])
+    policies.reload(default_limiter().publish())
+    assert policies.user(str(alice.pk)) is None
+
+
+@pytest.mark.parametrize("number", [998, 999, 1000, 1001, 1998, 1999, 2000, 2001])
+def test_a_late_row_is_seen_in_the_company_of_a_mass_change(policies: Policies, alice: User, number: int) -> None:
+    """The rows of a look are cut off at a number: the late one, lowest of all, was the first to fall off."""
+    bob = User.objects.create(username="bob")
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    late = PolicyChange.objects.latest("pk").pk + 1
+    change_of(bob, pk=late + 1).save(force_insert=True)
+    policies.reload(newest())
+    policies.load_user(str(alice.pk))
+    PolicyChange.objects.bulk_create([change_of(bob, pk=late + 2 + position) for position in range(number)])
+    change_of(alice, pk=late).save(force_insert=True)
+    policies.reload(default_limiter().publish())
+    assert policies.user(str(alice.pk)) is None
+
+
+def test_ids_that_never_come_are_not_read_again_and_again(policies: Policies, alice: User) -> None:
+    """Ids are left out for good where a transaction was rolled back: the changes around them are read once."""
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    first = PolicyChange.objects.latest("pk").pk + 1
+    policies.reload(newest())
+    PolicyChange.objects.bulk_create([change_of(alice, pk=first + 300 * number) for number in range(90)])
+    policies.reload(default_limiter().publish())
+    policies.load_user(str(alice.pk))
+    assert queries(lambda: policies.reload(default_limiter().publish())) == 1
+    assert policies.user(str(alice.pk)) is not None, "nothing of hers has changed since"
+
+
+def test_a_mass_change_is_read_whatever_number_of_parameters_the_database_takes(
+    policies: Policies, alice: User
+) -> None:
+    """More unseen rows than a query takes parameters stopped every later reload: the process was stuck for good."""
+    policies.reload(newest())
+    policies.load_user(str(alice.pk))
+    if connection.vendor == "sqlite":
+        connection.connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 1000)
+    try:
+        rows = [change_of(alice) for _ in range(1200)]
+        PolicyChange.objects.bulk_create(rows)
+        policies.reload(default_limiter().publish())
+    finally:
+        if connection.vendor == "sqlite":
+            connection.connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 250_000)
+    assert policies.user(str(alice.pk)) is None
+
+
+@pytest.mark.parametrize("change", ["policy", "user", "publish"])
+def test_a_database_restored_from_a_backup_is_read_anew(policies: Policies, alice: User, change: str) -> None:
+    """New changes get ids that this process has seen: it took them for old ones, ``publish`` included."""
+    restored_to = PolicyChange.objects.create(model="plan", action="update").pk
+    RatePolicy.objects.create(rates="1/s")
+    Plan.objects.create(name="Pro", slug="pro")
+    policies.reload(newest())
+    policies.load_user(str(alice.pk))
+    RatePolicy.objects.all()._raw_delete("default")
+    PolicyChange.objects.filter(pk__gt=restored_to).delete()
+    if change == "policy":
+        row = PolicyChange(model="ratepolicy", action="create", after={"user": None})
+        RatePolicy.objects.bulk_create([RatePolicy(rates="2/s")])
+    elif change == "user":
+        row = change_of(alice)
+    else:
+        row = PolicyChange(model="*", action="publish")
+    PolicyChange.objects.filter(pk__gt=restored_to).delete()
+    row.pk = restored_to + 1
+    row.save(force_insert=True)
+    policies.reload(default_limiter().publish())
+    assert rates(policies) == (["2/s"] if change == "policy" else [])
+    assert policies.user(str(alice.pk)) is None
+
+
+def test_history_that_was_tidied_up_hides_no_change(policies: Policies) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    policies.reload(newest())
+    PolicyChange.objects.all().delete()
+    RatePolicy.objects.update(rates="2/s")
+    policies.reload(newest())
+    assert rates(policies) == ["2/s"]
+    PolicyChange.objects.all().delete()
+    for _ in range(2):
+        policies.reload(default_limiter().publish())
+    RatePolicy.objects.update(rates="3/s")
+    policies.reload(newest())
+    assert rates(policies) == ["3/s"]
+
+
+def test_a_change_whose_publication_was_lost_comes_with_the_next_one(
+    policies: Policies, alice: User, settings: Any
+) -> None:
+    policies.reload(newest())
+    policies.load_user(str(alice.pk))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("django_ratequota.recording.publication._Publication.publish", lambda self: None)
+        RatePolicy.objects.create(rates="1/s")
+        RatePolicy.objects.create(user=alice, rates="2/s")
+    Endpoint.objects.create(name="search")
+    policies.reload(newest())
+    assert rates(policies) == ["1/s"]
+    assert policies.user(str(alice.pk)) is None
+
+
+def test_a_publication_by_hand_drops_everyone(policies: Policies, alice: User) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    policies.reload(newest())
+    policies.load_user(str(alice.pk))
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = '2/s'")
+    with transaction.atomic():
+        record_publication("raw SQL")
+    policies.reload(newest())
+    assert rates(policies) == ["2/s"]
+    assert policies.user(str(alice.pk)) is None
+
+
+def test_a_mass_change_of_users_rows_drops_them_and_reads_nothing_shared(policies: Policies) -> None:
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    owners = User.objects.bulk_create([User(username=f"user{number}") for number in range(20)])
+    policies.reload(newest())
+    for owner in owners:
+        policies.load_user(str(owner.pk))
+    before = policies.current()
+    PlanAssignment.objects.bulk_create([PlanAssignment(user=owner, plan=plan) for owner in owners[:15]])
+    after = policies.reload(newest())
+    assert [policies.user(str(owner.pk)) is None for owner in owners] == [True] * 15 + [False] * 5
+    assert before is not None
+    assert after.groups is before.groups
+
+
+def test_a_first_load_that_fails_is_tried_again(policies: Policies) -> None:
+    RatePolicy.objects.create(rates="1/s")
+
+    def fail(*_: Any) -> Any:
+        raise OperationalError("no database")
+
+    with connection.execute_wrapper(fail), pytest.raises(DatabaseError):
+        policies.reload(newest())
+    assert policies.current() is None
+    policies.reload(newest())
+    assert rates(policies) == ["1/s"]
+
+
+@pytest.mark.parametrize("failing", range(4))
+def test_whichever_query_fails_the_change_is_still_unseen(policies: Policies, alice: User, failing: int) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    policies.reload(newest())
+    before = policies.current()
+    policies.load_user(str(alice.pk))
+    with transaction.atomic():
+        RatePolicy.objects.update(rates="2/s")
+        RatePolicy.objects.create(user=alice, rates="3/s")
+        Plan.objects.create(name="Pro", slug="pro")
+        Endpoint.objects.create(name="search")
+    seen = 0
+
+    def fail_one(execute: Callable[..., Any], *args: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen == failing + 1:
+            raise OperationalError("gone away")
+        return execute(*args)
+
+    with connection.execute_wrapper(fail_one), pytest.raises(DatabaseError):
+        policies.reload(newest())
+    assert policies.current() is before
+    policies.reload(newest())
+    assert rates(policies) == ["2/s"]
+    assert policies.user(str(alice.pk)) is None
+
+
+def test_polling_waits_for_nobody(policies: Policies, settings: Any) -> None:
+    """While one thread reads, the others go on with what they have."""
+    policies.reload(newest())
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with policies._lock:
+            inside.set()
+            go_on.wait(timeout=30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert inside.wait(timeout=30)
+    try:
+        assert queries(policies.poll) == 0
+        assert policies.poll() is policies.current()
+    finally:
+        go_on.set()
+        holder.join(timeout=30)
+
+
+def test_polling_reads_once_a_period(policies: Policies, settings: Any) -> None:
+    policies.reload(newest())
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
+    assert queries(policies.poll) == 1
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 3600}
+    assert not policies.overdue()
+    assert queries(policies.poll) == 0
+
+
+def test_a_poll_keeps_the_revision(policies: Policies, settings: Any) -> None:
+    """Only what the store says is a revision: one made up here could hide the next."""
+    revision = policies.reload(newest()).revision
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
+    RatePolicy.objects.create(rates="1/s")
+    polled = policies.poll()
+    assert polled is not None
+    assert polled.revision == revision < newest()
+    assert rates(policies) == ["1/s"]
+
+
+def test_forgetting_is_starting_anew(policies: Policies, alice: User) -> None:
+    RatePolicy.objects.create(rates="1/s")
+    policies.reload(newest())
+    policies.load_user(str(alice.pk))
+    policies.forget()
+    assert policies.current() is None
+    assert policies.user(str(alice.pk)) is None
+    assert policies.overdue()
+    policies.reload(newest())
+    assert rates(policies) == ["1/s"]
+
+
+def limit_of(user: User | None = None) -> int:
+    """The limit that judges a request made right now in this process."""
+    request = RequestFactory().get("/")
+    if user is not None:
+        request.user = user
+    (status,) = check_request(request).statuses
+    return status.limit
+
+
+def test_a_request_is_judged_by_what_its_own_transaction_changed(alice: User) -> None:
+    """Nothing is published before the commit, so the last snapshot went on: a TestCase never saw its own policies."""
+    RatePolicy.objects.create(rates="1/s")
+    RatePolicy.objects.create(user=alice, rates="2/s")
+    assert (limit_of(), limit_of(alice)) == (1, 2)
+    with transaction.atomic():
+        RatePolicy.objects.filter(user=None).update(rates="10/s")
+        RatePolicy.objects.filter(user=alice).update(rates="20/s")
+        assert (limit_of(), limit_of(alice)) == (10, 20)
+        transaction.set_rollback(True)
+    assert (limit_of(), limit_of(alice)) == (1, 2)
+
+
+def test_a_users_entry_is_not_older_than_what_was_published_before_the_request(alice: User) -> None:
+    """Inside a transaction with changes of its own, a request loaded the snapshot anew and the user from memory."""
+    RatePolicy.objects.create(user=alice, rates="2/s")
+    assert limit_of(alice) == 2
+    with transaction.atomic():
+        RatePolicy.objects.update(rates="20/s")
+        default_limiter().publish()  # some other process's
+        assert limit_of(alice) == 20
+
+
+def test_the_snapshot_of_a_rolled_back_transaction_is_not_kept() -> None:
+    RatePolicy.objects.create(rates="1/s")
+    assert limit_of() == 1
+    with transaction.atomic():
+        RatePolicy.objects.update(rates="10/s")
+        default_limiter().publish()
+        assert limit_of() == 10
+        transaction.set_rollback(True)
+    assert limit_of() == 1

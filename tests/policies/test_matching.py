@@ -1,0 +1,104 @@
+"""What competes where is found the same way each time, and remembered without growing by what clients write."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from django_ratequota.policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
+from django_ratequota.policies.matching import match_endpoints, place_of
+from django_ratequota.policies.snapshot import Group
+from tests.policies.test_resolver import picture
+
+
+def endpoint(number: int, routes: str = "", methods: str = "", cost: int = 1) -> EndpointFacts:
+    return EndpointFacts(
+        id=number, name=f"e{number}", routes=tuple(routes.split()), methods=frozenset(methods.split()), cost=cost
+    )
+
+
+def policy(number: int, **fields: Any) -> PolicyFacts:
+    plain = {"endpoint_id": None, "user": "", "subject": "", "plan_id": None, "counted_per": "caller", "text": ""}
+    more = {"rates": "blocked", "mode": "enforce", "on_error": "", "starts_us": None, "ends_us": None}
+    return PolicyFacts(id=number, **{**plain, **more, **fields})
+
+
+@given(st.text("*ab/[", max_size=8), st.text("ab/[\n", max_size=8))
+@settings(max_examples=2000, derandomize=True, database=None, deadline=None)
+def test_globs_say_what_regular_expressions_would(pattern: str, text: str) -> None:
+    expected = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL).fullmatch(text) is not None
+    snapshot = picture([EndpointFacts(id=1, name="x", routes=(pattern,), methods=frozenset(), cost=1)])
+    where = {"route": text, "name": None} if pattern.startswith("/") else {"route": None, "name": text}
+    assert bool(match_endpoints(snapshot, scope=None, method="GET", **where)) is expected
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([None, "e1", "e2", "e3", "made up", "made up too"]),
+            st.sampled_from([None, "/a/", "/b/", "/a/b/"]),
+            st.sampled_from([None, "a", "v1:b"]),
+            st.sampled_from(["GET", "HEAD", "POST", "OPTIONS", "BREW", "TEAPOT", ""]),
+        ),
+        max_size=30,
+    )
+)
+@settings(max_examples=200, derandomize=True, database=None, deadline=None)
+def test_endpoints_are_the_same_as_without_remembering(asked: list[tuple[Any, Any, Any, str]]) -> None:
+    endpoints = [
+        endpoint(1, "/a/*"),
+        endpoint(2, "/a/ v1:*", "POST BREW"),
+        endpoint(3, "/b/ a", "GET OPTIONS"),
+        endpoint(4, "*"),
+    ]
+    snapshot = picture(endpoints)
+    for scope, route, name, method in asked:
+        question = {"scope": scope, "route": route, "name": name, "method": method}
+        assert match_endpoints(snapshot, **question) == match_endpoints(picture(endpoints), **question)
+
+
+def test_neither_scopes_nor_methods_that_clients_make_up_are_remembered() -> None:
+    snapshot = picture([endpoint(1, "/a/", "POST"), endpoint(2, "/a/")])
+    found = {
+        match_endpoints(snapshot, scope=f"tenant {n}", route="/a/", name="a", method=f"BREW{n}") for n in range(50)
+    }
+    assert found == {(snapshot.endpoints[1], snapshot.endpoints[2])}
+    assert len(snapshot.memo.matches) == 1
+    for n in range(50):
+        place_of(snapshot, (snapshot.endpoints[2],), f"tenant {n}", NOBODY)
+        place_of(snapshot, (snapshot.endpoints[2],), None, UserEntry())
+    assert len(snapshot.memo.places) == 1
+
+
+def test_the_cost_depends_on_the_scope_alone() -> None:
+    """Also where the endpoints, and so all else that is remembered, are the same."""
+    snapshot = picture([endpoint(1, "*", cost=3), endpoint(2, "*", cost=5)])
+    for scope, cost in [(None, 5), ("e1", 3), ("e2", 5), ("other", 5), ("e1", 3), (None, 5)]:
+        found = match_endpoints(snapshot, scope=scope, route="/", name="home", method="GET")
+        assert place_of(snapshot, found, scope, NOBODY).cost == cost
+
+
+NETWORKS = ["0.0.0.0/0", "203.0.113.0/24", "203.0.113.7/32", "203.0.113.8/29", "::/0", "2001:db8::/32", "2001:db8::7"]
+ADDRESSES = ["203.0.113.7", "203.0.113.9", "198.51.100.1", "0.0.0.0", "255.255.255.255", "2001:db8::7", "::", "::1"]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_networks_are_found_as_if_each_was_looked_at(address: str) -> None:
+    policies = [policy(n, subject=f"ip:{text}", network=ip_network(text)) for n, text in enumerate(NETWORKS * 2)]
+    found = Group(policies).containing(ip_address(address))
+    expected = [one for one in policies if one.network is not None and ip_address(address) in one.network]
+    assert sorted(one.id for one in found) == [one.id for one in expected]
+
+
+def test_a_picture_with_other_policies_remembers_nothing() -> None:
+    snapshot = picture([endpoint(1, "*")])
+    match_endpoints(snapshot, scope=None, route="/", name=None, method="GET")
+    other = replace(snapshot, endpoints={})
+    assert match_endpoints(other, scope=None, route="/", name=None, method="GET") == ()
+    assert snapshot.at(7).memo is snapshot.memo

@@ -1,0 +1,261 @@
+"""Rates that this version cannot read: the last readable ones go on, or ``on_error`` decides; operators see which."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import connection
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+
+from django_ratequota import Decision
+from django_ratequota.checks import check_rates
+from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
+from django_ratequota.operations.explain import explain_caller
+from django_ratequota.policies.cache import load_snapshot, policies
+from django_ratequota.policies.identity import NamedCaller
+from django_ratequota.policies.unreadable import find_unreadable
+from django_ratequota.runtime import default_limiter
+from tests.conftest import Check
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+
+def write(policy: RatePolicy, rates: str, **columns: Any) -> None:
+    """Past the model's validation, as raw SQL does or a newer version; then published."""
+    assigned = {"rates": rates, **columns}
+    with connection.cursor() as cursor:
+        names = ", ".join(f"{name} = %s" for name in assigned)
+        cursor.execute(
+            f"UPDATE django_ratequota_ratepolicy SET {names} WHERE id = %s",
+            [*assigned.values(), policy.pk],
+        )
+    call_command("ratequota", "publish", stdout=io.StringIO())
+
+
+def request(user: Any = None) -> Any:
+    made = RequestFactory().get("/")
+    if user is not None:
+        made.user = user
+    return made
+
+
+def limits(decision: Decision) -> list[int]:
+    return [status.limit for status in decision.statuses]
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["this process held it", "a process that starts"])
+def test_the_last_readable_rates_go_on(check: Check, fresh: bool, caplog: Any) -> None:
+    policy = RatePolicy.objects.create(rates="10/hour")
+    assert limits(check(request())) == [10]
+    RatePolicy.objects.update(rates="20/hour")
+    RatePolicy.objects.update(reason="later")
+    if not fresh:
+        check(request())
+    write(policy, "30 requests/hour")
+    if fresh:
+        policies.forget()
+    assert limits(check(request())) == [20]
+    assert f"policy {policy.pk}: its rates '30 requests/hour' cannot be read; '20/hour' goes on" in caplog.text
+
+
+def test_a_users_own_last_readable_rates_go_on(check: Check) -> None:
+    alice = User.objects.create(username="alice")
+    policy = RatePolicy.objects.create(user=alice, rates="10/hour")
+    RatePolicy.objects.create(rates="5/hour")
+    assert limits(check(request(alice))) == [10]
+    write(policy, "thirty")
+    assert limits(check(request(alice))) == [10]
+    assert limits(check(request())) == [5]
+
+
+def test_what_no_history_tells_this_process_remembers(check: Check) -> None:
+    policy = RatePolicy.objects.create(rates="10/hour")
+    check(request())
+    PolicyChange.objects.all().delete()
+    write(policy, "thirty")
+    assert limits(check(request())) == [10]
+    write(policy, "forty")
+    assert limits(check(request())) == [10]
+
+
+def test_all_else_of_the_row_is_obeyed(check: Check) -> None:
+    """An operator can switch it off, or move it."""
+    policy = RatePolicy.objects.create(rates="10/hour")
+    write(policy, "thirty", mode="log")
+    assert [status.bucket.mode for status in check(request()).statuses] == ["log"]
+    RatePolicy.objects.update(mode="off")
+    assert check(request()).statuses == ()
+
+
+def test_rates_that_are_mended_count_again(check: Check) -> None:
+    policy = RatePolicy.objects.create(rates="10/hour")
+    write(policy, "thirty")
+    assert limits(check(request())) == [10]
+    policy.rates = "30/hour"
+    policy.save()
+    assert limits(check(request())) == [30]
+
+
+def test_rates_are_read_with_the_algorithm_of_their_time(check: Check) -> None:
+    policy = RatePolicy.objects.create(rates="10/hour burst 5")
+    write(policy, "10/hour burst 5", algorithm="fixed_window")
+    assert [str(status.bucket.rate) for status in check(request()).statuses] == ["10/hour burst 5"]
+
+
+@pytest.fixture
+def unheard_of() -> RatePolicy:
+    """A policy whose rates nobody could ever read, and an endpoint's with room."""
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="20/hour")
+    policy = RatePolicy(rates="1/s")
+    policy.save()
+    PolicyChange.objects.all().delete()
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("on_error", "setting", "status"),
+    [("allow", "deny", 200), ("deny", "allow", 503), ("local", "deny", 200), ("", "deny", 503), ("", "allow", 200)],
+)
+def test_without_a_meaning_on_error_decides(
+    check: Check, unheard_of: RatePolicy, settings: Any, on_error: str, setting: str, status: int
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ON_ERROR": setting}
+    write(unheard_of, "thirty", on_error=on_error)
+    decision = check(request(), "search")
+    assert decision.allowed == (status == 200)
+    if status == 200:
+        assert (limits(decision), decision.error) == ([20], ""), "the other policies hold"
+        return
+    assert (decision.denied_by, decision.error, decision.retry_after) == (("all/unreadable",), "rates", 1)
+    assert decision.statuses == (), "nothing was charged"
+    RatePolicy.objects.filter(pk=unheard_of.pk).delete()
+    assert [one.remaining for one in check(request(), "search").statuses] == [19]
+
+
+def test_a_refusal_for_want_of_a_meaning_is_a_503(get: Any, unheard_of: RatePolicy) -> None:
+    write(unheard_of, "thirty", on_error="deny")
+    response = get("/bare/", HTTP_ACCEPT="application/problem+json")
+    assert response.status_code == 503
+    assert response.json()["violated-policies"] == ["all/unreadable"]
+
+
+@pytest.mark.parametrize("mode", ["log", "off"])
+def test_what_is_not_enforced_denies_nobody(check: Check, unheard_of: RatePolicy, mode: str) -> None:
+    write(unheard_of, "thirty", on_error="deny", mode=mode)
+    assert limits(check(request(), "search")) == [20]
+
+
+def test_a_second_check_is_denied_as_well(check: Check, unheard_of: RatePolicy) -> None:
+    export = Endpoint.objects.create(name="export")
+    write(unheard_of, "thirty", on_error="deny", endpoint_id=export.pk)
+    made = request()
+    assert check(made, "search").allowed
+    assert not check(made, "export").allowed
+
+
+def test_a_store_that_is_down_decides_no_more_kindly(check: Check, unheard_of: RatePolicy, settings: Any) -> None:
+    write(unheard_of, "thirty", on_error="deny")
+    check(request())
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0", "POLL_SECONDS": 3600}
+    decision = check(request(), "search")
+    assert (decision.allowed, decision.denied_by) == (False, ("all/unreadable",))
+
+
+def test_loading_reads_the_history_of_what_cannot_be_read_only(unheard_of: RatePolicy) -> None:
+    with CaptureQueriesContext(connection) as captured:
+        load_snapshot(1)
+    assert len(captured) == 3
+    write(unheard_of, "thirty")
+    with CaptureQueriesContext(connection) as captured:
+        load_snapshot(1)
+    assert len(captured) == 4
+
+
+def test_explain_says_what_counts() -> None:
+    policy = RatePolicy.objects.create(rates="10/hour")
+    caller = NamedCaller(user_id=None, address="203.0.113.7")
+    write(policy, "thirty")
+    [candidate] = explain_caller(caller, scope=None).candidates
+    assert candidate.won
+    assert candidate.reason.endswith("its rates 'thirty' cannot be read: the last readable ones, 10/hour, go on")
+    PolicyChange.objects.all().delete()
+    policies.forget()
+    [candidate] = explain_caller(caller, scope=None).candidates
+    assert candidate.won
+    assert candidate.reason.endswith("its rates 'thirty' cannot be read: on_error decides")
+
+
+@pytest.fixture
+def broken() -> list[RatePolicy]:
+    """Four policies; three have two texts that cannot be read between them."""
+    plan = Plan.objects.create(name="Free", slug="free")
+    made = [RatePolicy.objects.create(plan=plan, counted_per=per, rates="10/hour") for per in ("caller", "ip")]
+    made += [RatePolicy.objects.create(counted_per=per, rates="5/hour") for per in ("caller", "ip")]
+    for policy in made[:2]:
+        write(policy, "ten per hour")
+    write(made[2], "<b>five</b>")
+    PolicyChange.objects.filter(object_id=str(made[2].pk)).delete()
+    return made
+
+
+def test_what_cannot_be_read_is_found_text_by_text(broken: list[RatePolicy]) -> None:
+    first, second = find_unreadable()
+    assert (first.policy, first.others, first.goes_on) == (broken[0], 1, "10/hour")
+    assert (second.policy, second.others, second.goes_on) == (broken[2], 0, "")
+    assert "at character 1, not 'ten per hour'" in first.problem
+
+
+def test_the_check_names_them(broken: list[RatePolicy]) -> None:
+    assert check_rates(databases=None) == []
+    found = check_rates(databases=["default"])
+    assert [message.id for message in found] == ["django_ratequota.W012"] * 2
+    assert f"Policy {broken[0].pk} (plan Free at all endpoints) and 1 more: rates 'ten per hour'" in found[0].msg
+    assert found[0].msg.endswith("10/hour goes on.")
+    assert found[1].msg.endswith("on_error decides.")
+
+
+def test_the_check_is_silent_where_all_can_be_read() -> None:
+    RatePolicy.objects.create(rates="10/hour")
+    assert check_rates(databases=["default"]) == []
+
+
+def test_status_names_them(broken: list[RatePolicy]) -> None:
+    out = io.StringIO()
+    call_command("ratequota", "status", stdout=out)
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("unreadable")]
+    assert len(lines) == 2
+    assert f"Policy {broken[0].pk} " in lines[0]
+
+
+def test_live_usage_names_them(broken: list[RatePolicy], client: Client) -> None:
+    client.force_login(User.objects.create_superuser("root"))
+    page = client.get("/admin/django_ratequota/ratepolicy/usage/").content.decode()
+    assert f"Policy {broken[0].pk}: the rates &#x27;ten per hour&#x27; cannot be read." in page
+    assert "The last readable ones count: 10/hour." in page
+    assert f"Policy {broken[2].pk}: the rates &#x27;&lt;b&gt;five&lt;/b&gt;&#x27; cannot be read." in page
+
+
+def test_live_usage_names_nothing_that_is_not_the_operators_to_see(broken: list[RatePolicy], client: Client) -> None:
+    from django.contrib.auth.models import Permission
+
+    clerk = User.objects.create(username="clerk", is_staff=True)
+    clerk.user_permissions.add(Permission.objects.get(codename="grant_override"))
+    client.force_login(clerk)
+    answer = client.get("/admin/django_ratequota/ratepolicy/usage/")
+    assert answer.status_code == 200
+    assert "cannot be read" not in answer.content.decode()
+
+
+def test_workers_report_what_on_error_decided(check: Check, unheard_of: RatePolicy) -> None:
+    from django_ratequota.monitoring.health import health
+
+    write(unheard_of, "thirty", on_error="deny")
+    check(request())
+    assert health().degraded == {"rates": 1}
+    assert health().errors == {"rates": f"the rates of policy {unheard_of.pk} cannot be read"}
+    assert default_limiter().stored_revision()

@@ -1,0 +1,831 @@
+"""What is written about a change, in which transaction, and when it is published."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.apps import apps
+from django.contrib.auth.models import User
+from django.core import serializers
+from django.core.management import call_command
+from django.db import IntegrityError, OperationalError, connection, transaction
+from django.db.models import F
+from django.db.models.signals import pre_save
+from django.test.utils import CaptureQueriesContext
+
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy, receivers
+from django_ratequota.recording.recorder import RecordingQuerySet, acting, image, record_publication
+from django_ratequota.recording.validators import unenforced
+from django_ratequota.runtime import default_limiter
+from django_ratequota.signals import policies_changed
+from tests.faults import poll
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+RECORDED = (Plan, PlanAssignment, Endpoint, RatePolicy)
+JANUARY = datetime(2026, 1, 1, 12, 30, tzinfo=UTC)
+
+
+def written_as(pk: Any) -> Any:
+    """A user's key as JSON has it: a number, or the text of a UUID."""
+    return pk if isinstance(pk, int) else str(pk)
+
+
+class Failure(Exception):
+    """What goes wrong in a test."""
+
+
+@pytest.fixture
+def alice() -> User:
+    return User.objects.create(username="alice")
+
+
+@pytest.fixture
+def bob() -> User:
+    return User.objects.create(username="bob")
+
+
+@pytest.fixture
+def free() -> Plan:
+    return Plan.objects.create(name="Free", slug="free")
+
+
+@pytest.fixture
+def pro() -> Plan:
+    return Plan.objects.create(name="Pro", slug="pro")
+
+
+@pytest.fixture
+def search() -> Endpoint:
+    return Endpoint.objects.create(name="search")
+
+
+@pytest.fixture
+def published() -> Iterator[list[int | None]]:
+    """The revisions that ``policies_changed`` told while the test ran."""
+    revisions: list[int | None] = []
+
+    def note(revision: int | None, **_: Any) -> None:
+        revisions.append(revision)
+
+    policies_changed.connect(note)
+    yield revisions
+    policies_changed.disconnect(note)
+
+
+def recorded_by(change: Callable[[], Any]) -> list[PolicyChange]:
+    """The rows that a change left, oldest first."""
+    last = PolicyChange.objects.first()
+    change()
+    return list(PolicyChange.objects.filter(pk__gt=last.pk if last else 0).order_by("pk"))
+
+
+def undone(change: Callable[[], Any]) -> None:
+    """Make a change in a transaction, or a savepoint, that is rolled back."""
+    with transaction.atomic():
+        change()
+        transaction.set_rollback(True)
+
+
+def summary(rows: list[PolicyChange]) -> list[tuple[str, str, str]]:
+    """(model, action, user touched) of each row."""
+    return [(row.model, row.action, row.touched_user) for row in rows]
+
+
+def users(*owners: User) -> list[str]:
+    return sorted(str(owner.pk) for owner in owners)
+
+
+# One object, one change.
+
+
+def test_saves_and_a_delete_of_each_model(alice: User, free: Plan, search: Endpoint) -> None:
+    own = str(alice.pk)
+    for instance, touched in (
+        (Plan(name="Pro", slug="pro"), ""),
+        (PlanAssignment(user=alice, plan=free), own),
+        (Endpoint(name="reports"), ""),
+        (RatePolicy(rates="1/s"), ""),
+        (RatePolicy(rates="1/s", plan=free), ""),
+        (RatePolicy(rates="1/s", subject="ip:203.0.113.7"), ""),
+        (RatePolicy(rates="1/s", user=alice), own),
+    ):
+        name = instance._meta.model_name
+        assert summary(recorded_by(instance.save)) == [(name, "create", touched)]
+        field = {"plan": "name", "endpoint": "name"}.get(str(name), "reason")
+        setattr(instance, field, "changed")
+        assert summary(recorded_by(instance.save)) == [(name, "update", touched)]
+        assert summary(recorded_by(instance.delete)) == [(name, "delete", touched)]
+
+
+def test_a_row_tells_what_was_and_what_is(alice: User, search: Endpoint) -> None:
+    policy = RatePolicy(user=alice, endpoint=search, rates="100/60s", starts_at=JANUARY, reason="OPS-1")
+    (created,) = recorded_by(policy.save)
+    expected = {
+        "id": policy.pk,
+        "endpoint": search.pk,
+        "user": written_as(alice.pk),
+        "subject": "",
+        "plan": None,
+        "counted_per": "caller",
+        "rates": "100/min",
+        "algorithm": "token_bucket",
+        "mode": "enforce",
+        "on_error": "",
+        "starts_at": "2026-01-01T12:30:00Z",
+        "ends_at": None,
+        "reason": "OPS-1",
+    }
+    assert (created.before, created.after) == (None, expected)
+    assert (created.object_id, created.object_text) == (str(policy.pk), "user alice × search: 100/min")
+    policy.rates = "5/min"
+    (updated,) = recorded_by(policy.save)
+    assert (updated.before, updated.after) == (expected, {**expected, "rates": "5/min"})
+    pk = policy.pk
+    (deleted,) = recorded_by(policy.delete)
+    assert (deleted.before, deleted.after) == ({**expected, "rates": "5/min"}, None)
+    assert deleted.object_id == str(pk)
+
+
+def test_later_changes_leave_earlier_rows_as_they_are(free: Plan) -> None:
+    first = PolicyChange.objects.values().get()
+    free.name = "Basic"
+    free.save()
+    free.delete()
+    assert PolicyChange.objects.values().get(pk=first["id"]) == first
+    assert PolicyChange.objects.count() == 3
+
+
+def test_long_texts_are_cut_to_what_the_row_holds() -> None:
+    name = "é" * 100
+    policy = RatePolicy(plan=Plan.objects.create(name=name, slug="long"), rates="/".join(["1/s"]), reason="r" * 200)
+    policy.endpoint = Endpoint.objects.create(name="e" * 100)
+    policy.rates = ", ".join(f"{number}/{number}s" for number in range(1, 25))
+    (row,) = recorded_by(policy.save)
+    assert len(row.object_text) == 300
+    assert row.reason == "r" * 200
+
+
+def test_saving_what_is_stored_already_records_nothing(alice: User, free: Plan, published: list[int | None]) -> None:
+    for instance in (
+        free,
+        Endpoint.objects.create(name="reports", routes="/a/"),
+        PlanAssignment.objects.create(user=alice, plan=free, starts_at=JANUARY),
+        RatePolicy.objects.create(user=alice, rates="60/min", starts_at=JANUARY),
+    ):
+        published.clear()
+        assert recorded_by(instance.save) == []
+        assert recorded_by(instance._meta.model.objects.get(pk=instance.pk).save) == []
+        assert published == []
+    # Another spelling is not another rate.
+    assert recorded_by(lambda: RatePolicy.objects.update(rates="60/60s")) == []
+
+
+def test_the_same_instant_in_another_zone_is_no_change() -> None:
+    """An admin form hands dates over in the server's TIME_ZONE: each save of a dated policy looked like an edit."""
+    policy = RatePolicy.objects.create(rates="1/s", starts_at=JANUARY)
+    policy.starts_at = JANUARY.astimezone(ZoneInfo("Europe/Berlin"))
+    assert recorded_by(policy.save) == []
+
+
+def test_a_save_of_some_fields_tells_what_is_stored() -> None:
+    policy = RatePolicy.objects.create(rates="1/s")
+    policy.rates, policy.mode = "2/s", "log"
+    (row,) = recorded_by(lambda: policy.save(update_fields=["mode"]))
+    assert (row.after["mode"], row.after["rates"]) == ("log", "1/s")
+    assert recorded_by(lambda: policy.save(update_fields=[])) == []
+
+
+def test_values_worked_out_by_the_database_are_told() -> None:
+    """``endpoint.cost = F("cost") + 1; endpoint.save()`` failed: an expression is not JSON."""
+    endpoint = Endpoint.objects.create(name="reports", cost=2)
+    endpoint.cost = F("cost") + 1
+    (row,) = recorded_by(endpoint.save)
+    assert (row.before["cost"], row.after["cost"]) == (2, 3)
+    assert Endpoint.objects.get().cost == 3
+
+
+def test_a_deferred_object_is_told_whole(search: Endpoint) -> None:
+    part = Endpoint.objects.only("name").get()
+    part.name = "find"
+    (row,) = recorded_by(part.save)
+    assert row.after == {**image(search), "name": "find"}
+
+
+# Whom a change touches.
+
+
+def test_a_policy_that_changes_hands_touches_both_users(alice: User, bob: User, free: Plan) -> None:
+    policy = RatePolicy.objects.create(user=alice, rates="1/s")
+    policy.user = bob
+    (moved,) = recorded_by(policy.save)
+    assert moved.touched_user == ""
+    assert (moved.before["user"], moved.after["user"]) == (written_as(alice.pk), written_as(bob.pk))
+    policy.user, policy.plan = None, free
+    (given_away,) = recorded_by(policy.save)
+    assert given_away.touched_user == ""
+    assert (given_away.before["user"], given_away.after["user"]) == (written_as(bob.pk), None)
+    (back,) = recorded_by(lambda: RatePolicy.objects.update(user=alice, plan=None))
+    assert back.touched_user == ""
+    assert (back.before["user"], back.after["user"]) == (None, written_as(alice.pk))
+
+
+def test_a_delete_touches_who_owned_the_row_in_the_database(alice: User, bob: User) -> None:
+    """An object read before the row changed hands told the wrong user, and the right one kept the deleted policy."""
+    policy = RatePolicy.objects.create(user=alice, rates="1/s")
+    RatePolicy.objects.filter(pk=policy.pk).update(user=bob)
+    (row,) = recorded_by(policy.delete)
+    assert (row.touched_user, row.before["user"]) == (str(bob.pk), written_as(bob.pk))
+
+
+# Many objects at once.
+
+
+def test_mass_changes_are_recorded_row_by_row(alice: User, bob: User, free: Plan, pro: Plan) -> None:
+    assignments = [PlanAssignment(user=user, plan=free) for user in (alice, bob)]
+    created = recorded_by(lambda: PlanAssignment.objects.bulk_create(assignments))
+    assert summary(created) == [("planassignment", "create", str(user.pk)) for user in (alice, bob)]
+    assert [row.after["id"] for row in created] == [assignment.pk for assignment in assignments]
+    updated = recorded_by(lambda: PlanAssignment.objects.filter(plan=free).update(plan=pro))
+    assert sorted(row.touched_user for row in updated) == users(alice, bob)
+    assert {(row.action, row.before["plan"], row.after["plan"]) for row in updated} == {("update", free.pk, pro.pk)}
+    for assignment in assignments:
+        assignment.reason = f"for {assignment.user}"
+    bulk = recorded_by(lambda: PlanAssignment.objects.bulk_update(assignments, ["reason"], batch_size=1))
+    assert sorted(row.after["reason"] for row in bulk) == ["for alice", "for bob"]
+    deleted = recorded_by(lambda: PlanAssignment.objects.all().delete())
+    assert sorted(row.touched_user for row in deleted) == users(alice, bob)
+    assert {(row.action, row.after) for row in deleted} == {("delete", None)}
+
+
+def test_an_update_records_the_rows_that_it_changed_only(free: Plan, pro: Plan) -> None:
+    Plan.objects.filter(pk=free.pk).update(description="x")
+    (row,) = recorded_by(lambda: Plan.objects.order_by("-name").update(description="x"))
+    assert row.object_id == str(pro.pk)
+
+
+def test_an_update_of_nothing_records_nothing(free: Plan, published: list[int | None]) -> None:
+    assert recorded_by(lambda: Plan.objects.none().update(name="x")) == []
+    assert recorded_by(lambda: Plan.objects.filter(name="x").update(name="y")) == []
+    assert recorded_by(lambda: Plan.objects.bulk_create([])) == []
+    assert recorded_by(lambda: Plan.objects.filter(name="x").delete()) == []
+    assert published == []
+
+
+def test_an_update_tells_how_many_rows_it_changed(free: Plan, pro: Plan) -> None:
+    assert Plan.objects.filter(slug__in=["free", "pro"]).order_by("name").update(description="x") == 2
+    assert Plan.objects.exclude(slug="free").update(description="x") == 1
+
+
+@pytest.mark.parametrize("how", ["ignore", "update", "positional"])
+def test_a_bulk_create_over_existing_rows_publishes_everything(how: str, free: Plan, alice: User) -> None:
+    plans = [Plan(name="Free", slug="free", description="new"), Plan(name="Pro", slug="pro")]
+
+    def write() -> None:
+        with acting(alice):
+            if how == "ignore":
+                Plan.objects.bulk_create(plans, ignore_conflicts=True)
+            elif how == "positional":
+                Plan.objects.bulk_create(plans, None, True)
+            else:
+                target = connection.features.supports_update_conflicts_with_target
+                Plan.objects.bulk_create(
+                    plans,
+                    update_conflicts=True,
+                    unique_fields=["slug"] if target else None,
+                    update_fields=["description"],
+                )
+
+    (row,) = recorded_by(write)
+    assert (row.model, row.action, row.reason) == ("*", "publish", "bulk_create of plans")
+    assert row.actor == alice
+    assert Plan.objects.count() == 2
+
+
+def test_an_update_records_every_row_that_it_changes(
+    alice: User, bob: User, free: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that another transaction committed after the look at what would change was changed and not recorded."""
+    PlanAssignment.objects.create(user=alice, plan=free)
+    look = RecordingQuerySet._rows
+
+    def look_too_early(self: Any) -> Any:
+        rows = look(self)
+        monkeypatch.undo()
+        PlanAssignment.objects.create(user=bob, plan=free)
+        return rows
+
+    monkeypatch.setattr(RecordingQuerySet, "_rows", look_too_early)
+    rows = recorded_by(lambda: PlanAssignment.objects.filter(plan=free).update(reason="OPS-7"))
+    told = sorted(row.touched_user for row in rows if row.action == "update")
+    changed = PlanAssignment.objects.filter(reason="OPS-7")
+    assert told == sorted(str(assignment.user_id) for assignment in changed)
+
+
+@pytest.mark.parametrize("how", ["bulk_create", "update", "bulk_update", "delete"])
+def test_a_mass_change_takes_no_query_a_row(how: str, free: Plan) -> None:
+    """Naming each row in words read its user and its plan one by one: two queries a row."""
+
+    def queries(count: int) -> int:
+        owners = User.objects.bulk_create([User(username=f"{count}-{number}") for number in range(count)])
+        rows = [PlanAssignment(user_id=owner.pk, plan_id=free.pk) for owner in owners]
+        if how != "bulk_create":
+            rows = PlanAssignment.objects.bulk_create(rows)
+        mine = PlanAssignment.objects.filter(user__in=owners)
+        for row in rows:
+            row.reason = "OPS-7"
+        with CaptureQueriesContext(connection) as captured:
+            if how == "bulk_create":
+                PlanAssignment.objects.bulk_create(rows)
+            elif how == "bulk_update":
+                PlanAssignment.objects.bulk_update(rows, ["reason"])
+            else:
+                _ = mine.update(reason="OPS-7") if how == "update" else mine.delete()
+        return len(captured)
+
+    few, many = queries(4), queries(40)
+    # Django hands the rows of a delete over one by one: a look and a record each.
+    assert many - few <= (2 * 36 if how == "delete" else 0)
+
+
+def test_a_mass_change_of_thousands(free: Plan) -> None:
+    owners = User.objects.bulk_create([User(username=f"user{number}") for number in range(1200)])
+    PlanAssignment.objects.bulk_create([PlanAssignment(user=owner, plan=free) for owner in owners])
+    assert PlanAssignment.objects.update(reason="OPS-7") == 1200
+    assert PolicyChange.objects.filter(after__reason="OPS-7").count() == 1200
+
+
+# What Django does on its own.
+
+
+@pytest.mark.parametrize("what", ["user", "plan", "endpoint"])
+@pytest.mark.parametrize("how", ["object", "queryset"])
+def test_what_a_delete_takes_along_is_recorded(
+    what: str, how: str, alice: User, bob: User, free: Plan, search: Endpoint
+) -> None:
+    """A user with an override could not be deleted at all, nor a plan or endpoint with policies."""
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    RatePolicy.objects.create(plan=free, rates="2/s")
+    RatePolicy.objects.create(endpoint=search, rates="3/s")
+    PlanAssignment.objects.create(user=alice, plan=free)
+    kept = PlanAssignment.objects.create(user=bob, plan=Plan.objects.create(name="Pro", slug="pro"))
+    doomed: Any = {"user": alice, "plan": free, "endpoint": search}[what]
+    own = str(alice.pk)
+    # Read anew, as a view would: nothing is cached on it.
+    doomed = type(doomed).objects.filter(pk=doomed.pk)
+    rows = recorded_by(doomed.delete if how == "queryset" else doomed.get().delete)
+    assert (
+        sorted(summary(rows))
+        == {
+            "user": [("planassignment", "delete", own), ("ratepolicy", "delete", own)],
+            "plan": [("plan", "delete", ""), ("planassignment", "delete", own), ("ratepolicy", "delete", "")],
+            "endpoint": [("endpoint", "delete", ""), ("ratepolicy", "delete", "")],
+        }[what]
+    )
+    words = {row.model: row.object_text for row in rows}
+    assert (
+        words["ratepolicy"]
+        == {
+            "user": "user alice × all endpoints: 1/s",
+            "plan": "plan Free × all endpoints: 2/s",
+            "endpoint": "everyone × search: 3/s",
+        }[what]
+    )
+    assert PlanAssignment.objects.filter(pk=kept.pk).exists()
+
+
+def test_users_may_delete_themselves(alice: User) -> None:
+    """The rows about what went along named an actor who was gone when the transaction committed."""
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    own = str(alice.pk)
+    with acting(alice):
+        rows = recorded_by(alice.delete)
+    assert summary(rows) == [("ratepolicy", "delete", own)]
+    assert rows[0].actor is None
+
+
+def test_the_history_outlives_its_actor(alice: User, bob: User) -> None:
+    with acting(bob):
+        RatePolicy.objects.create(user=alice, rates="1/s")
+    bob.delete()
+    assert PolicyChange.objects.get().actor is None
+
+
+@pytest.mark.parametrize("verb", ["add", "set", "create", "remove", "clear"])
+def test_changes_through_a_related_object_are_recorded(verb: str, search: Endpoint) -> None:
+    """``endpoint.policies.add(policy)`` updates by the base manager, past the recording one."""
+    policy = RatePolicy.objects.create(rates="1/s", endpoint=search if verb in ("remove", "clear") else None)
+    change: dict[str, Callable[[], Any]] = {
+        "add": lambda: search.policies.add(policy),
+        "set": lambda: search.policies.set([policy]),
+        "create": lambda: search.policies.create(rates="2/s"),
+        "remove": lambda: search.policies.remove(policy),
+        "clear": search.policies.clear,
+    }
+    (row,) = recorded_by(change[verb])
+    moved_to = None if verb in ("remove", "clear") else search.pk
+    assert (row.model, row.after["endpoint"]) == ("ratepolicy", moved_to)
+
+
+def test_a_projects_own_proxy_is_recorded_too(free: Plan) -> None:
+    """Signals name the proxy as their sender, and nobody listened to it."""
+    try:
+
+        class ProxyPlan(Plan):
+            class Meta:
+                proxy = True
+                app_label = "django_ratequota"
+
+        receivers.connect()  # as at start-up, when every model is there
+        proxy = ProxyPlan.objects.get()
+        proxy.name = "Basic"
+        assert summary(recorded_by(proxy.save)) == [("plan", "update", "")]
+    finally:
+        del apps.all_models["django_ratequota"]["proxyplan"]
+        apps.clear_cache()
+
+
+@pytest.mark.parametrize(
+    "order", [["user", "plan", "assignment", "policy"], ["policy", "assignment", "plan", "user"]], ids=" ".join
+)
+def test_a_fixture_is_recorded_in_whatever_order_it_comes(order: list[str], tmp_path: Path) -> None:
+    """A policy before its user could not be loaded: naming the policy in words looked the user up."""
+    pk = written_as(User._meta.pk.get_default() or 77)
+    rows = {
+        "user": {"model": User._meta.label_lower, "pk": pk, "fields": {"username": "carol", "password": "x"}},
+        "plan": {"model": "django_ratequota.plan", "pk": 7, "fields": {"name": "Team", "slug": "team"}},
+        "assignment": {
+            "model": "django_ratequota.planassignment",
+            "pk": 7,
+            "fields": {"user": pk, "plan": 7, "created_at": "2026-01-01T00:00:00Z"},
+        },
+        "policy": {"model": "django_ratequota.ratepolicy", "pk": 7, "fields": {"user": pk, "rates": "5/60s"}},
+    }
+    file = tmp_path / "policies.json"
+    file.write_text(json.dumps([rows[name] for name in order]))
+    written = recorded_by(lambda: call_command("loaddata", str(file), verbosity=0))
+    assert sorted(summary(written)) == [
+        ("plan", "create", ""),
+        ("planassignment", "create", str(pk)),
+        ("ratepolicy", "create", str(pk)),
+    ]
+    assert RatePolicy.objects.get().rates == "5/min"
+
+
+def test_objects_loaded_over_existing_ones_are_recorded(free: Plan) -> None:
+    text = serializers.serialize("json", [free]).replace("Free", "Basic")
+    (row,) = recorded_by(lambda: [loaded.save() for loaded in serializers.deserialize("json", text)])
+    assert (row.action, row.before["name"], row.after["name"]) == ("update", "Free", "Basic")
+
+
+# Asynchronous code.
+
+
+def test_asynchronous_changes_are_recorded(alice: User, bob: User, free: Plan) -> None:
+    async def changes() -> None:
+        with acting(bob, "OPS-9"):
+            policy = await RatePolicy.objects.acreate(user=alice, rates="1/s")
+            policy.rates = "2/s"
+            await policy.asave()
+            await RatePolicy.objects.filter(pk=policy.pk).aupdate(rates="3/s")
+            policy.rates = "4/s"
+            await RatePolicy.objects.abulk_update([policy], ["rates"])
+            await RatePolicy.objects.aupdate_or_create(user=alice, defaults={"rates": "5/s"})
+            await policy.arefresh_from_db()
+            await policy.adelete()
+            await RatePolicy.objects.abulk_create([RatePolicy(user=alice, rates="6/s")])
+            await RatePolicy.objects.all().adelete()
+
+    rows = recorded_by(async_to_sync(changes))
+    told = [((row.before or {}).get("rates"), (row.after or {}).get("rates")) for row in rows]
+    assert told == [
+        (None, "1/s"),
+        ("1/s", "2/s"),
+        ("2/s", "3/s"),
+        ("3/s", "4/s"),
+        ("4/s", "5/s"),
+        ("5/s", None),
+        (None, "6/s"),
+        ("6/s", None),
+    ]
+    assert {(row.actor, row.reason, row.touched_user) for row in rows} == {(bob, "OPS-9", str(alice.pk))}
+
+
+# Who and why.
+
+
+def test_rows_name_who_acted_and_why(alice: User, bob: User) -> None:
+    policy = RatePolicy(rates="1/s")
+    assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(None, "")]
+    policy.rates = "2/s"
+    with acting(alice, "OPS-1"):
+        assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(alice, "OPS-1")]
+        with acting(bob):
+            policy.reason = "contract 7"
+            assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(bob, "contract 7")]
+        policy.rates = "3/s"
+        assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(alice, "OPS-1")]
+    policy.rates = "4/s"
+    assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(None, "")]
+    with acting(None, "é" * 500):
+        assert [(row.actor, row.reason) for row in recorded_by(policy.delete)] == [(None, "é" * 200)]
+
+
+def test_an_error_ends_who_acts(alice: User) -> None:
+    with pytest.raises(Failure), acting(alice, "OPS-1"):
+        raise Failure
+    assert [(row.actor, row.reason) for row in recorded_by(RatePolicy(rates="1/s").save)] == [(None, "")]
+
+
+def test_threads_do_not_act_for_each_other(alice: User) -> None:
+    found = []
+    with acting(alice, "OPS-1"):
+        thread = threading.Thread(target=lambda: found.append(_author_of_a_change()))
+        thread.start()
+        thread.join()
+    assert found == [(None, "")]
+
+
+def _author_of_a_change() -> Any:
+    from django_ratequota.recording.recorder import _author
+
+    return _author.get()
+
+
+# The transaction, and the publication on its commit.
+
+
+def _save(policy: RatePolicy) -> None:
+    policy.rates = "7/s"
+    policy.save()
+
+
+def _bulk_update(policy: RatePolicy) -> None:
+    policy.rates = "7/s"
+    RatePolicy.objects.bulk_update([policy], ["rates"])
+
+
+CHANGES: dict[str, Callable[[RatePolicy], Any]] = {
+    "create": lambda policy: RatePolicy.objects.create(rates="7/s", counted_per="ip"),
+    "save": _save,
+    "update": lambda policy: RatePolicy.objects.update(rates="7/s"),
+    "bulk_create": lambda policy: RatePolicy.objects.bulk_create([RatePolicy(rates="7/s", counted_per="ip")]),
+    "bulk_update": _bulk_update,
+    "delete": lambda policy: RatePolicy.objects.get(pk=policy.pk).delete(),
+    "queryset delete": lambda policy: RatePolicy.objects.all().delete(),
+}
+change_by = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+
+
+def everything() -> Any:
+    """All that the database holds of policies and changes."""
+    return list(RatePolicy.objects.values()), list(PolicyChange.objects.values())
+
+
+@change_by
+def test_a_change_outside_a_transaction_is_published_at_once(
+    change: Callable[[RatePolicy], Any], published: list[int | None]
+) -> None:
+    policy = RatePolicy.objects.create(rates="1/s")
+    change(policy)
+    assert len(published) == 2
+    assert published[1] == default_limiter().stored_revision()
+    assert published[1] > (published[0] or 0)
+
+
+@change_by
+def test_a_rollback_leaves_neither_the_change_nor_its_row(
+    change: Callable[[RatePolicy], Any], published: list[int | None]
+) -> None:
+    policy = RatePolicy.objects.create(rates="1/s")
+    published.clear()
+    before, revision = everything(), default_limiter().stored_revision()
+    during: list[Any] = []
+    undone(lambda: change(policy) or during.append(everything()))
+    assert during != [before]
+    assert everything() == before
+    assert default_limiter().stored_revision() == revision
+    assert published == []
+
+
+@change_by
+def test_a_savepoint_rolled_back_leaves_nothing_and_the_rest_is_published(
+    change: Callable[[RatePolicy], Any], published: list[int | None]
+) -> None:
+    policy = RatePolicy.objects.create(rates="1/s")
+    published.clear()
+    before = everything()
+    with transaction.atomic():
+        undone(lambda: change(policy))
+        assert everything() == before
+        Plan.objects.create(name="Free", slug="free")
+        assert published == []
+    assert len(published) == 1
+    assert PolicyChange.objects.count() == len(before[1]) + 1
+
+
+def test_a_change_outside_the_savepoint_is_published_though_the_savepoint_is_not(
+    published: list[int | None],
+) -> None:
+    with transaction.atomic():
+        with transaction.atomic():
+            Plan.objects.create(name="Free", slug="free")
+        undone(lambda: Plan.objects.create(name="Pro", slug="pro"))
+    assert len(published) == 1
+    assert [row.object_text for row in PolicyChange.objects.all()] == ["Free"]
+
+
+def test_nothing_is_published_where_every_savepoint_was_rolled_back(published: list[int | None]) -> None:
+    with transaction.atomic():
+        undone(lambda: Plan.objects.create(name="Free", slug="free"))
+        undone(lambda: Plan.objects.create(name="Pro", slug="pro"))
+    assert published == []
+    assert default_limiter().stored_revision() == 0
+
+
+def test_a_change_that_the_database_refuses_is_not_recorded(free: Plan, published: list[int | None]) -> None:
+    before = list(PolicyChange.objects.values())
+    with pytest.raises(IntegrityError):
+        Plan.objects.create(name="Free", slug="other")
+    with pytest.raises(IntegrityError):
+        RatePolicy.objects.bulk_create([RatePolicy(rates="1/s"), RatePolicy(rates="2/s")])
+    assert list(PolicyChange.objects.values()) == before
+    assert not RatePolicy.objects.exists()
+
+
+def test_a_change_that_cannot_be_recorded_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside a transaction Django commits a save before post_save is sent."""
+
+    def fail(*args: Any) -> None:
+        raise Failure
+
+    policy = RatePolicy.objects.create(rates="1/s")
+    before = everything()
+    monkeypatch.setattr("django_ratequota.recording.recorder._write", fail)
+    for change in CHANGES.values():
+        with pytest.raises(Failure):
+            change(policy)
+    assert everything() == before
+
+
+def test_a_hundred_saves_in_one_transaction_are_published_once(
+    redis_client: redis.Redis, published: list[int | None]
+) -> None:
+    default_limiter().publish()
+    calls = evalsha_calls(redis_client)
+    with transaction.atomic():
+        for number in range(100):
+            RatePolicy.objects.create(rates="1/s", subject=f"ip:203.0.113.{number}")
+    assert evalsha_calls(redis_client) - calls == 1
+    assert len(published) == 1
+    assert PolicyChange.objects.count() == 100
+
+
+def evalsha_calls(client: redis.Redis) -> int:
+    """How often any client of the server has run a script."""
+    return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+
+def test_two_transactions_in_a_row_are_published_each(published: list[int | None]) -> None:
+    for name in ("Free", "Pro"):
+        with transaction.atomic():
+            Plan.objects.create(name=name, slug=name.lower())
+    assert len(published) == 2
+    assert published == sorted(set(published))
+
+
+def test_a_single_save_takes_few_queries(alice: User) -> None:
+    with CaptureQueriesContext(connection) as captured:
+        policy = RatePolicy.objects.create(user=alice, rates="1/s")
+    # BEGIN, the policy, its row, COMMIT; PostgreSQL's own BEGIN and COMMIT are not among the queries.
+    # Where the database cannot refuse a twin, one is looked for.
+    twins = len(unenforced(RatePolicy, "default")) * ["SELECT"]
+    assert [query["sql"].split()[0] for query in captured if query["sql"].split()[0] in ("SELECT", "INSERT")] == [
+        "INSERT",
+        "SELECT",
+        *twins,
+        "INSERT",
+    ]
+    policy.rates = "2/s"
+    with CaptureQueriesContext(connection) as captured:
+        policy.save()
+    words = [query["sql"].split()[0] for query in captured]
+    assert [word for word in words if word in ("SELECT", "UPDATE", "INSERT")] == [
+        "SELECT",
+        "UPDATE",
+        "SELECT",
+        *twins,
+        "INSERT",
+    ]
+
+
+def test_revisions_grow_though_redis_lost_its_data(
+    published: list[int | None], redis_client: redis.Redis, free: Plan
+) -> None:
+    redis_client.delete("rqtest:revision")
+    free.delete()
+    assert published == sorted(set(published))
+    assert len(published) == 2
+
+
+def test_revisions_grow_though_the_stored_one_is_ahead_of_the_clock(
+    published: list[int | None], redis_client: redis.Redis
+) -> None:
+    ahead = time.time_ns() // 1000 + 3600 * 10**6  # no publication stores one that is more than a day ahead
+    redis_client.set("rqtest:revision", ahead)
+    Plan.objects.create(name="Free", slug="free")
+    assert published == [ahead + 1]
+
+
+def test_a_save_succeeds_while_redis_cannot_be_reached(
+    settings: Any, published: list[int | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
+    rows = recorded_by(RatePolicy(rates="1/s").save)
+    assert summary(rows) == [("ratepolicy", "create", "")]
+    assert RatePolicy.objects.count() == 1
+    assert published == [None]
+    (message,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert "saved but could not be published" in message
+    assert "POLL_SECONDS" in message
+
+
+def test_a_receiver_that_fails_does_not_fail_the_save(published: list[int | None]) -> None:
+    def fail(**_: Any) -> None:
+        raise Failure
+
+    policies_changed.connect(fail)
+    try:
+        Plan.objects.create(name="Free", slug="free")
+    finally:
+        policies_changed.disconnect(fail)
+    assert len(published) == 1
+
+
+def test_a_publication_by_hand_is_a_row_of_its_own(alice: User, published: list[int | None]) -> None:
+    with acting(alice), transaction.atomic():
+        rows = recorded_by(lambda: record_publication("after a migration"))
+        assert published == []
+    (row,) = rows
+    assert (row.model, row.action, row.reason, row.actor) == ("*", "publish", "after a migration", alice)
+    assert len(published) == 1
+
+
+def test_a_save_over_a_concurrent_one_is_recorded(search: Endpoint) -> None:
+    """Another transaction committed between the look at what is stored and the save that put the old value back.
+
+    The save looked like no change, so nobody heard that the value was back.
+    """
+    search.description = "mine"
+    search.save()
+    fresh = Endpoint.objects.get()
+
+    def other_transaction() -> None:
+        try:
+            Endpoint.objects.filter(pk=search.pk).update(description="theirs")
+        except OperationalError:
+            pass  # SQLite has one writer at a time and refuses the second
+        finally:
+            raw = connection.connection
+            connection.close()
+            if raw is not None and connection.vendor == "sqlite":
+                raw.close()
+
+    rival = threading.Thread(target=other_transaction)
+
+    def interfere(**_: Any) -> None:
+        pre_save.disconnect(interfere, sender=Endpoint)
+        rival.start()
+        poll(lambda: waits_for_a_lock() or not rival.is_alive(), 30, "the other has written, or waits for a lock")
+
+    pre_save.connect(interfere, sender=Endpoint)
+    fresh.save()
+    rival.join(timeout=30)
+    newest = PolicyChange.objects.first()
+    assert newest is not None
+    assert newest.after["description"] == Endpoint.objects.get().description
+
+
+def waits_for_a_lock() -> bool:
+    """Whether some transaction waits for another's lock."""
+    waiting = {
+        "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+        # Not innodb_trx: it shows the same rows for as long as somebody reads it every 100 ms.
+        "mysql": "SELECT variable_value + 0 FROM information_schema.global_status "
+        "WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'",
+    }
+    if connection.vendor not in waiting:
+        return False
+    with connection.cursor() as cursor:
+        cursor.execute(waiting[connection.vendor])
+        return bool(cursor.fetchone()[0])

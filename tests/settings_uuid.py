@@ -1,9 +1,0 @@
-"""Settings of the test suite with a user model of the project's own, whose key is a UUID."""
-
-from __future__ import annotations
-
-from tests.settings import *  # noqa: F403
-from tests.settings import INSTALLED_APPS
-
-INSTALLED_APPS = ["tests.uuid_user", *INSTALLED_APPS]
-AUTH_USER_MODEL = "uuid_user.Customer"

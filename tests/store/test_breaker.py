@@ -1,0 +1,415 @@
+"""The circuit breaker: what opens it, who may probe, what closes it, and what is told of that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_ratequota import Bucket, Limiter, Rate
+from django_ratequota.exceptions import StoreError, StoreLeftAlone
+from django_ratequota.store.breaker import PROBE_SECONDS, Breaker, store_state_changed
+from tests.support.threads import on_threads
+
+
+class Seconds:
+    """A clock in seconds, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def seconds() -> Seconds:
+    return Seconds()
+
+
+@pytest.fixture
+def breaker(seconds: Seconds) -> Breaker:
+    return Breaker("redis.example:6379", 3, seconds)
+
+
+@pytest.fixture
+def told() -> Iterator[list[dict[str, Any]]]:
+    """What receivers of ``store_state_changed`` were sent."""
+    sent: list[dict[str, Any]] = []
+
+    def receive(**arguments: Any) -> None:
+        del arguments["signal"]
+        sent.append(arguments)
+
+    store_state_changed.connect(receive)
+    yield sent
+    store_state_changed.disconnect(receive)
+
+
+def end_with(error: BaseException) -> None:
+    raise error
+
+
+def fail(breaker: Breaker, reason: str = "timeout", times: int = 1, *, always: bool = False) -> None:
+    for _ in range(times):
+        with pytest.raises(StoreError) as caught, breaker.passage(always):
+            raise StoreError(reason, "no answer")
+        assert type(caught.value) is StoreError, "it was left alone"
+
+
+def succeed(breaker: Breaker, *, always: bool = False) -> None:
+    with breaker.passage(always):
+        pass
+
+
+def left_alone(breaker: Breaker) -> bool:
+    """Whether a use of the server is refused; one that is not ends as if it had been cancelled."""
+    try:
+        with breaker.passage():
+            end_with(asyncio.CancelledError())
+    except StoreLeftAlone:
+        return True
+    except asyncio.CancelledError:
+        return False
+    pytest.fail("it was not cancelled")
+
+
+def lines(caplog: Any) -> list[tuple[str, str]]:
+    return [(record.levelname, record.message) for record in caplog.records if record.name == "django_ratequota"]
+
+
+# --- What opens it. ---
+
+
+def test_it_opens_after_so_many_consecutive_failures(breaker: Breaker) -> None:
+    fail(breaker, times=2)
+    assert (breaker.open, breaker.failing, breaker.reason, breaker.seconds) == (False, True, "timeout", 0.0)
+    fail(breaker, "connection")
+    assert (breaker.open, breaker.failing, breaker.reason) == (True, True, "connection")
+
+
+def test_failures_with_a_success_between_them_never_add_up(breaker: Breaker) -> None:
+    for _ in range(10):
+        fail(breaker, times=2)
+        succeed(breaker)
+        assert (breaker.open, breaker.failing, breaker.reason) == (False, False, "")
+
+
+def test_one_failure_can_be_enough(seconds: Seconds) -> None:
+    breaker = Breaker("redis.example:6379", 1, seconds)
+    fail(breaker)
+    assert breaker.open
+
+
+@pytest.mark.parametrize(
+    "reason", ["timeout", "connection", "readonly", "oom", "busy", "loading", "noperm", "noauth", "clusterdown"]
+)
+def test_what_a_server_in_trouble_says_opens_it(breaker: Breaker, reason: str) -> None:
+    fail(breaker, reason, 3)
+    assert (breaker.open, breaker.reason) == (True, reason)
+
+
+@pytest.mark.parametrize("reason", ["noscript", "moved", "ask", "tryagain", "crossslot", "wrongtype", "response"])
+def test_what_a_healthy_server_says_counts_as_an_answer(breaker: Breaker, reason: str) -> None:
+    assert StoreError(reason, "").answered
+    fail(breaker, reason, 10)
+    assert (breaker.open, breaker.failing) == (False, False)
+    fail(breaker, times=2)
+    fail(breaker, reason)
+    fail(breaker, times=2)
+    assert not breaker.open
+    fail(breaker)
+    fail(breaker, reason, always=True)
+    assert (breaker.open, breaker.failing, breaker.reason) == (False, False, "")
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt(), GeneratorExit(), ValueError()])
+def test_what_is_not_the_server_s_doing_counts_as_nothing(breaker: Breaker, error: BaseException) -> None:
+    def end() -> None:
+        with pytest.raises(type(error)), breaker.passage():
+            raise error
+
+    end()
+    assert not breaker.failing
+    fail(breaker, times=2)
+    end()
+    assert (breaker.failing, breaker.open) == (True, False)
+    fail(breaker)
+    assert breaker.open
+
+
+def test_a_cancelled_task_counts_as_nothing() -> None:
+    async def cancel(limiter: Limiter) -> None:
+        task = asyncio.create_task(limiter.acheck([Bucket("user:1", Rate.parse("10/min"))]))
+        loop = asyncio.get_running_loop()
+        # It waits for the greeting, which never comes.
+        connection, _ = await loop.sock_accept(silent)
+        await loop.sock_recv(connection, 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.setblocking(False)
+        client = redis.Redis(host="127.0.0.1", port=silent.getsockname()[1])
+        limiter = Limiter(client=client, prefix="rqtest", timeout=30)
+        [breaker] = limiter.store.breakers
+        fail(breaker, times=2)
+        asyncio.run(cancel(limiter))
+        assert (breaker.failing, breaker.open) == (True, False)
+        fail(breaker)
+        assert breaker.open
+
+
+# --- While it is open. ---
+
+
+def test_one_request_a_second_probes(breaker: Breaker, seconds: Seconds) -> None:
+    fail(breaker, times=3)
+    for _ in range(5):
+        seconds.now += PROBE_SECONDS - 0.001
+        assert left_alone(breaker)
+        seconds.now += 0.001
+        fail(breaker, "oom")
+        assert left_alone(breaker)
+    assert breaker.reason == "oom"
+    assert breaker.seconds == pytest.approx(5 * PROBE_SECONDS)
+
+
+def test_whoever_is_left_alone_is_told_why(breaker: Breaker) -> None:
+    fail(breaker, "readonly", 3)
+    with pytest.raises(StoreLeftAlone, match=r"redis.example:6379 failed \(readonly\)") as caught:
+        succeed(breaker)
+    assert caught.value.reason == "readonly"
+
+
+def test_a_probe_is_a_lease(breaker: Breaker, seconds: Seconds) -> None:
+    """One that is cancelled, or never ends, must not keep the others out for good."""
+    fail(breaker, times=3)
+    seconds.now += PROBE_SECONDS
+    assert not left_alone(breaker)  # it ended without saying how
+    assert left_alone(breaker)
+    seconds.now += PROBE_SECONDS
+    hanging = breaker.passage()
+    hanging.__enter__()
+    assert left_alone(breaker)
+    seconds.now += PROBE_SECONDS
+    succeed(breaker)
+    assert not breaker.open
+    hanging.__exit__(None, None, None)
+    assert not breaker.open
+
+
+def test_a_success_closes_it(breaker: Breaker, seconds: Seconds) -> None:
+    fail(breaker, times=3)
+    seconds.now += PROBE_SECONDS
+    succeed(breaker)
+    assert (breaker.open, breaker.failing, breaker.reason, breaker.seconds) == (False, False, "", 0.0)
+    assert not left_alone(breaker)
+    # It takes as many failures as at first to open it again.
+    fail(breaker, times=2)
+    assert not breaker.open
+    fail(breaker)
+    assert breaker.open
+
+
+def test_what_an_operator_asks_for_goes_through_and_counts(breaker: Breaker, seconds: Seconds) -> None:
+    fail(breaker, times=3)
+    seconds.now += PROBE_SECONDS / 2
+    fail(breaker, "oom", always=True)
+    assert breaker.reason == "oom"
+    # Known to fail just now: no probe for a second.
+    seconds.now += PROBE_SECONDS / 2
+    assert left_alone(breaker)
+    succeed(breaker, always=True)
+    assert not breaker.open
+
+
+def test_one_probe_at_a_time_under_threads(breaker: Breaker, seconds: Seconds) -> None:
+    fail(breaker, times=3)
+    for _ in range(20):
+        seconds.now += PROBE_SECONDS
+        probes: list[int] = []
+        all_here = threading.Barrier(32)
+
+        def use(probes: list[int] = probes, all_here: threading.Barrier = all_here) -> None:
+            try:
+                with breaker.passage():
+                    probes.append(1)
+                    # It is under way until the others have been turned away.
+                    all_here.wait(timeout=30)
+                    end_with(StoreError("timeout", "still no answer"))
+            except StoreLeftAlone:
+                all_here.wait(timeout=30)
+            except StoreError:
+                pass
+
+        on_threads(32, use)
+        assert len(probes) == 1
+    assert breaker.open
+
+
+def test_whoever_judges_does_so_alone() -> None:
+    """Threads seldom change in the midst of a few lines; that nobody else can is what this looks at."""
+    locked: list[bool] = []
+
+    def clock() -> float:
+        locked.append(breaker._lock.locked())
+        return 1000.0 + len(locked)
+
+    breaker = Breaker("redis.example:6379", 1, clock)
+    fail(breaker)  # opens
+    fail(breaker)  # probes, and fails
+    succeed(breaker)  # probes, and closes
+    assert locked == [True] * 5
+    assert not breaker._lock.locked()
+
+
+# --- What is told. ---
+
+
+def test_each_transition_is_told_once(
+    breaker: Breaker, seconds: Seconds, told: list[dict[str, Any]], caplog: Any
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    fail(breaker, times=2)
+    assert (told, lines(caplog)) == ([], [])
+    fail(breaker, "oom")
+    opened = {
+        "sender": Breaker,
+        "state": "open",
+        "server": "redis.example:6379",
+        "reason": "oom",
+        "seconds": 0.0,
+    }
+    gives_none = "Redis at redis.example:6379 gives no decisions (oom), each policy's on_error decides: no answer"
+    assert told == [opened]
+    assert lines(caplog) == [("ERROR", gives_none)]
+    # Neither a failing probe nor who is turned away is news.
+    for _ in range(3):
+        seconds.now += 0.5
+        assert left_alone(breaker)
+        seconds.now += 0.5
+        fail(breaker, "connection")
+    assert (len(told), len(lines(caplog))) == (1, 1)
+    seconds.now += 1
+    succeed(breaker)
+    succeed(breaker)
+    assert told[1:] == [{**opened, "state": "closed", "reason": "connection", "seconds": 4.0}]
+    again = "Redis at redis.example:6379 gives decisions again, after 4.0 s"
+    assert lines(caplog)[1:] == [("WARNING", again)]
+
+
+def test_a_success_after_failures_that_opened_nothing_is_no_news(
+    breaker: Breaker, told: list[dict[str, Any]], caplog: Any
+) -> None:
+    fail(breaker, times=2)
+    succeed(breaker)
+    assert (told, lines(caplog)) == ([], [])
+
+
+def test_transitions_under_threads_are_told_once(breaker: Breaker, told: list[dict[str, Any]], caplog: Any) -> None:
+    for round_ in range(1, 11):
+        inside = threading.Barrier(32)
+
+        def end(error: StoreError | None, inside: threading.Barrier = inside) -> None:
+            try:
+                with breaker.passage(always=True):
+                    inside.wait(timeout=30)
+                    if error is not None:
+                        raise error
+            except StoreError:
+                pass
+
+        on_threads(32, lambda end=end: end(StoreError("timeout", "no answer")))
+        assert [one["state"] for one in told] == ["open", "closed"] * (round_ - 1) + ["open"]
+        on_threads(32, lambda end=end: end(None))
+        assert [one["state"] for one in told] == ["open", "closed"] * round_
+        assert len(lines(caplog)) == 2 * round_
+
+
+def test_a_receiver_that_raises_harms_nothing(breaker: Breaker, seconds: Seconds, told: list[dict[str, Any]]) -> None:
+    def complain(**_: Any) -> None:
+        raise RuntimeError("no pager")
+
+    store_state_changed.connect(complain)
+    try:
+        fail(breaker, times=3)
+        seconds.now += PROBE_SECONDS
+        succeed(breaker)
+    finally:
+        store_state_changed.disconnect(complain)
+    assert not breaker.open
+    assert [one["state"] for one in told] == ["open", "closed"]
+
+
+# --- What the server does meanwhile. ---
+
+
+def test_an_answer_while_it_is_open_lets_one_request_through_at_once(seconds: Seconds) -> None:
+    """As a connection does that was too late for its own decision: a server far away is used from then on."""
+    answered = [0.0]
+    breaker = Breaker("redis.example:6379", 1, seconds, lambda: answered[0])
+    fail(breaker)
+    seconds.now += 0.1
+    assert left_alone(breaker)
+    answered[0] = seconds.now
+    assert not left_alone(breaker), "the probe"
+    seconds.now += 0.1
+    assert left_alone(breaker), "one answer, one probe"
+    seconds.now += PROBE_SECONDS
+    assert not left_alone(breaker)
+
+
+def test_a_timeout_during_which_the_server_answered_others_opens_nothing() -> None:
+    """One link that died says nothing about the server."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = threading.Event()
+
+        def serve() -> None:
+            links = []
+            for number in range(2):
+                link, _ = listener.accept()
+                links.append(link)
+                link.recv(65_536)
+                link.sendall(b"+PONG\r\n")
+                if number == 0:
+                    link.recv(65_536)
+                    silent.set()  # the first link is asked, and never answers
+            while data := links[1].recv(65_536):
+                if b"PING" in data:
+                    links[1].sendall(b"+PONG\r\n")
+            for link in links:
+                link.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with redis.Redis(host="127.0.0.1", port=listener.getsockname()[1]) as client:
+            limiter = Limiter(client=client, prefix="rqtest", timeout=0.5)
+            [breaker] = limiter.store.breakers
+            outcomes: list[str] = []
+
+            def ask() -> None:
+                try:
+                    limiter.check([])
+                except StoreError as error:
+                    outcomes.append(error.reason)
+
+            asking = threading.Thread(target=ask)
+            asking.start()
+            assert silent.wait(timeout=30)
+            while asking.is_alive():
+                limiter.store.execute(("PING",))
+            asking.join(timeout=30)
+            limiter.store.close()
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    assert outcomes == ["timeout"]
+    assert not breaker.failing

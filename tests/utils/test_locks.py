@@ -1,0 +1,65 @@
+"""A lock that another thread held at the fork is free in the child, wherever the package keeps one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from django_ratequota.conf import OncePerSettings
+from django_ratequota.engine.local import LocalLimiter
+from django_ratequota.policies.cache import Policies
+from django_ratequota.store.breaker import Breaker
+from django_ratequota.store.cluster import ClusterStore
+from django_ratequota.utils.locks import ForkSafeLock
+
+FORKING = """
+import os, signal, sys, threading
+from django_ratequota.utils.locks import ForkSafeLock
+
+lock = ForkSafeLock()
+held, over = threading.Event(), threading.Event()
+
+def hold():
+    with lock:
+        held.set()
+        over.wait()
+
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+assert lock.locked() and not lock.acquire(blocking=False)
+child = os.fork()
+if not child:
+    signal.alarm(20)  # its default action ends a process that hangs
+    with lock:
+        taken = lock.locked()
+    os._exit(0 if taken and not lock.locked() else 1)
+_, status = os.waitpid(child, 0)
+over.set()
+thread.join()
+assert not lock.locked()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_fork_while_another_thread_holds_the_lock_hangs_nothing() -> None:
+    # Later Pythons warn of any fork with threads; that is what is tried here.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
+    result = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_whoever_serves_after_a_fork_has_such_a_lock() -> None:
+    policies = Policies()
+    for lock in (
+        Breaker("redis.example:6379", 1)._lock,
+        ClusterStore([], object, {}, 1)._lock,
+        OncePerSettings(object)._lock,
+        LocalLimiter(1)._lock,
+        policies._lock,
+        policies._users_lock,
+    ):
+        assert isinstance(lock, ForkSafeLock)
