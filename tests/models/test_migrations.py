@@ -62,7 +62,6 @@ def test_from_zero_and_back() -> None:
 
 def test_sql_can_be_printed_for_whoever_applies_it_by_hand() -> None:
     out = io.StringIO()
-    for number in ("0001", "0005"):
-        call_command("sqlmigrate", "django_ratequota", number, stdout=out)
+    call_command("sqlmigrate", "django_ratequota", "0001", stdout=out)
     assert out.getvalue().count("CREATE TABLE") == len(TABLES)
     assert ("ratequota_policy_one_undated" in out.getvalue()) is (not unenforced(RatePolicy, "default"))
