@@ -19,12 +19,12 @@ from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policies import cache as module
-from django_ratequota.policies.cache import Policies, load_snapshot
+from django_ratequota.policies.cache import PolicyCache, load_snapshot
 from django_ratequota.policies.change_feed import Change
 from django_ratequota.policies.facts import UserEntry
-from django_ratequota.policies.identity import NamedCaller
+from django_ratequota.policies.identity import DescribedCaller
 from django_ratequota.policies.matching import match_endpoints
-from django_ratequota.policies.resolver import Asked, resolve, resolve_anew
+from django_ratequota.policies.resolver import EvaluationContext, resolve, resolve_anew
 from django_ratequota.policies.snapshot import Group, Snapshot
 from django_ratequota.recording.recorder import record_publication
 from django_ratequota.runtime import default_limiter
@@ -38,8 +38,8 @@ ENDPOINTS, PLANS, USERS = ("search", "export", "upload"), ("free", "pro", "trial
 
 
 @pytest.fixture
-def policies() -> Policies:
-    return Policies()
+def policies() -> PolicyCache:
+    return PolicyCache()
 
 
 @pytest.fixture(autouse=True)
@@ -74,22 +74,24 @@ def shape(group: Group) -> Any:
     return group.by_id, *indexes, everyone, dict(group.kinds)
 
 
-def answers(snapshot: Snapshot, entry: Callable[[str], UserEntry], how: Callable[[Asked], Any]) -> list[Any]:
+def answers(
+    snapshot: Snapshot, entry: Callable[[str], UserEntry], how: Callable[[EvaluationContext], Any]
+) -> list[Any]:
     """What applies to some callers at every endpoint, by day."""
     found = []
     users = [None, *map(str, User.objects.order_by("pk").values_list("pk", flat=True))]
     now_us = round(timezone.now().timestamp()) * 10**6
     callers = [
-        *(NamedCaller(user_id=user, address="203.0.113.7") for user in users),
-        NamedCaller(user_id=None, address="2001:db8::1", identifiers={"tenant": "acme"}),
-        NamedCaller(user_id=None, address="198.51.100.1", identifiers={"tenant": "globex", "key": "k1"}),
+        *(DescribedCaller(user_id=user, address="203.0.113.7") for user in users),
+        DescribedCaller(user_id=None, address="2001:db8::1", identifiers={"tenant": "acme"}),
+        DescribedCaller(user_id=None, address="198.51.100.1", identifiers={"tenant": "globex", "key": "k1"}),
     ]
     for caller in callers:
         own = UserEntry() if caller.user_id is None else entry(caller.user_id)
         for scope, route in ((None, "/a/"), ("search", "/b/"), ("export", None), ("found", "/a/x")):
             endpoints = match_endpoints(snapshot, scope=scope, route=route, name=None, method="GET")
             for day in (-3, 0, 3):
-                asked = Asked(
+                asked = EvaluationContext(
                     caller=caller,
                     entry=own,
                     endpoints=endpoints,
@@ -227,7 +229,7 @@ class Editing:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_deltas_make_the_snapshot_that_loading_makes(policies: Policies, seed: int) -> None:
+def test_deltas_make_the_snapshot_that_loading_makes(policies: PolicyCache, seed: int) -> None:
     """After any edits: what was remembered of the snapshot before answers nothing wrongly, either."""
     editing = Editing(seed)
     policies.reload(newest())
@@ -260,7 +262,7 @@ def subjects(number: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 7, 60])
-def test_a_change_of_some_rows_reads_these_rows(policies: Policies, rows: int) -> None:
+def test_a_change_of_some_rows_reads_these_rows(policies: PolicyCache, rows: int) -> None:
     subjects(300)
     policies.reload(newest())
     pks = list(RatePolicy.objects.order_by("pk").values_list("pk", flat=True)[:rows])
@@ -272,14 +274,16 @@ def test_a_change_of_some_rows_reads_these_rows(policies: Policies, rows: int) -
     assert sorted(p.id for p in snapshot.groups[None]["caller"].policies if p.text == "6/s") == pks
 
 
-def test_rows_are_read_in_batches_that_every_database_takes(policies: Policies) -> None:
+def test_rows_are_read_in_batches_that_every_database_takes(policies: PolicyCache) -> None:
     subjects(1100)
     policies.reload(newest())
     RatePolicy.objects.update(rates="6/s")
     assert queries(lambda: policies.reload(newest())) == 1 + 3
 
 
-def test_more_changes_than_are_worth_it_are_read_at_once(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_changes_than_are_worth_it_are_read_at_once(
+    policies: PolicyCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "FEW", 10)
     subjects(20)
     policies.reload(newest())
@@ -290,7 +294,7 @@ def test_more_changes_than_are_worth_it_are_read_at_once(policies: Policies, mon
     assert {policy.text for policy in load_snapshot(1).groups[None]["caller"].policies} == {"6/s"}
 
 
-def test_what_a_change_does_not_touch_is_shared(policies: Policies) -> None:
+def test_what_a_change_does_not_touch_is_shared(policies: PolicyCache) -> None:
     search = Endpoint.objects.create(name="search", routes="/a/*")
     subjects(4)
     RatePolicy.objects.create(endpoint=search, rates="1/s")
@@ -308,7 +312,7 @@ def test_what_a_change_does_not_touch_is_shared(policies: Policies) -> None:
     assert policies.reload(newest()).memo.matches is not before.memo.matches
 
 
-def test_rows_that_are_given_other_keys_are_held_under_these(policies: Policies) -> None:
+def test_rows_that_are_given_other_keys_are_held_under_these(policies: PolicyCache) -> None:
     """The history told of a deletion alone: nobody was limited by them."""
     policy = RatePolicy.objects.create(rates="5/s")
     policies.reload(newest())
@@ -318,7 +322,7 @@ def test_rows_that_are_given_other_keys_are_held_under_these(policies: Policies)
     assert [held.id for held in snapshot.groups[None]["caller"].policies] == [policy.pk + 1000]
 
 
-def test_a_change_that_leaves_what_the_snapshot_holds_keeps_what_it_remembers(policies: Policies) -> None:
+def test_a_change_that_leaves_what_the_snapshot_holds_keeps_what_it_remembers(policies: PolicyCache) -> None:
     subjects(2)
     before = policies.reload(newest())
     RatePolicy.objects.update(rates="6/s")
@@ -338,7 +342,7 @@ def test_a_change_that_leaves_what_the_snapshot_holds_keeps_what_it_remembers(po
     ],
     ids=["plan", "endpoint", "policy", "assignment"],
 )
-def test_what_no_request_can_see_makes_no_process_reload(policies: Policies, edit: Callable[[], Any]) -> None:
+def test_what_no_request_can_see_makes_no_process_reload(policies: PolicyCache, edit: Callable[[], Any]) -> None:
     alice = User.objects.create(username="alice")
     plan = Plan.objects.create(name="Pro", slug="pro")
     Endpoint.objects.create(name="search")
@@ -358,7 +362,7 @@ def test_what_no_request_can_see_makes_no_process_reload(policies: Policies, edi
     assert policies.user(str(alice.pk)) is entry
 
 
-def test_a_transaction_is_published_for_what_a_request_can_see(policies: Policies) -> None:
+def test_a_transaction_is_published_for_what_a_request_can_see(policies: PolicyCache) -> None:
     plan = Plan.objects.create(name="Pro", slug="pro")
     before = newest()
     with transaction.atomic():
@@ -369,7 +373,7 @@ def test_a_transaction_is_published_for_what_a_request_can_see(policies: Policie
     assert newest() > before
 
 
-def test_what_others_wait_for_is_read_in_one_look(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_wait_for_is_read_in_one_look(policies: PolicyCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the threads that waited looked by itself, one after the other."""
     RatePolicy.objects.create(rates="1/s")
     policies.reload(newest())
@@ -407,7 +411,7 @@ def test_what_others_wait_for_is_read_in_one_look(policies: Policies, monkeypatc
 
 
 def test_users_read_while_shared_policies_change_are_kept(
-    policies: Policies, monkeypatch: pytest.MonkeyPatch
+    policies: PolicyCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under a burst of edits of a plan's policies no user stayed in memory."""
     alice = User.objects.create(username="alice")
@@ -426,7 +430,9 @@ def test_users_read_while_shared_policies_change_are_kept(
     assert policies.user(str(alice.pk)) is not None
 
 
-def test_policies_that_ended_long_ago_leave_the_snapshot(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policies_that_ended_long_ago_leave_the_snapshot(
+    policies: PolicyCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     RatePolicy.objects.create(rates="1/s")
     RatePolicy.objects.create(rates="2/s", ends_at=timezone.now() + timedelta(hours=1))
     policies.reload(newest())
@@ -438,7 +444,7 @@ def test_policies_that_ended_long_ago_leave_the_snapshot(policies: Policies, mon
 
 
 def test_a_user_key_too_long_for_its_column_goes_stale_nowhere(
-    policies: Policies, monkeypatch: pytest.MonkeyPatch
+    policies: PolicyCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of the key was recorded, which is another user's or nobody's: the override stayed as it was for good."""
     monkeypatch.setattr(PolicyChange._meta.get_field("touched_user"), "max_length", 3)
@@ -466,13 +472,23 @@ def test_a_user_key_too_long_for_its_column_goes_stale_nowhere(
         (("project's own", "9", "", None, {"user": 1}), Change(everything=True)),
         (("endpoint", "", "", None, None), Change(everything=True)),
     ],
-    ids=str,
+    ids=[
+        "all",
+        "an override",
+        "an override that loses its user",
+        "a reason",
+        "a plan",
+        "an assignment",
+        "an assignment without states",
+        "another model",
+        "no id",
+    ],
 )
 def test_what_a_row_of_the_history_touches(row: tuple[Any, ...], change: Change) -> None:
     assert Change.read(*row) == change
 
 
-def test_of_assignments_that_start_together_the_newest_counts(policies: Policies) -> None:
+def test_of_assignments_that_start_together_the_newest_counts(policies: PolicyCache) -> None:
     """Which one, was up to the database: an edit of the reason moved a user between plans."""
     alice, start = User.objects.create(username="alice"), timezone.now()
     plans = [Plan.objects.create(name=name, slug=name) for name in PLANS]

