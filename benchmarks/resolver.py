@@ -205,7 +205,7 @@ def _held(make: Callable[[], Any]) -> tuple[int, Any]:
 def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
     """Resolves what the caller may do at the request's route, as ``enforcement`` does."""
     from django_ratequota.policies.methods import how_heard
-    from django_ratequota.policies.resolver import Asked, match_endpoints, resolve
+    from django_ratequota.policies.resolver import EvaluationContext, match_endpoints, resolve
     from django_ratequota.policies.routes import resolved
 
     now_us = time.time_ns() // 1000
@@ -214,7 +214,7 @@ def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
         route, name = resolved(request.resolver_match)
         how = how_heard(request, request, "GET")
         endpoints = match_endpoints(snapshot, scope="search", route=route, name=name, method="GET", how=how)
-        asked = Asked(
+        asked = EvaluationContext(
             caller=caller, entry=entry, endpoints=endpoints, scope="search", snapshot=snapshot, now_us=now_us
         )
         return resolve(asked)

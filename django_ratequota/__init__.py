@@ -24,7 +24,7 @@ __all__ = [
     "check_request",
 ]
 
-_ROOMS = {
+_EXPORTS = {
     "Bucket": "engine.types",
     "BucketStatus": "engine.types",
     "Decision": "engine.types",
@@ -38,8 +38,8 @@ _ROOMS = {
 
 def __getattr__(name: str) -> object:
     # Looked up on first use: importing the package imports neither redis nor Django's models.
-    if name not in _ROOMS:
+    if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f".{_ROOMS[name]}", __name__), name)
+    return getattr(import_module(f".{_EXPORTS[name]}", __name__), name)

@@ -19,7 +19,7 @@ from rest_framework.views import APIView
 
 from .engine.types import Bucket, BucketStatus, Decision
 from .operations.caller_limits import standing
-from .policies.identity import Caller, NamedCaller
+from .policies.identity import Caller, DescribedCaller
 from .policies.routes import USAGE_ATTRIBUTE
 from .throttling import QuotaThrottle, StoreUnavailable
 
@@ -118,7 +118,7 @@ def _seconds(us: int) -> int:
     return -(-us // _SECOND)
 
 
-def _other(request: Request, name: str) -> NamedCaller:
+def _other(request: Request, name: str) -> DescribedCaller:
     """The user that staff asks about: no request of theirs is there, so PLAN_RESOLVER and IDENTIFIERS say nothing."""
     asking: Any = request.user  # None where the project's UNAUTHENTICATED_USER is
     is_staff = getattr(asking, "is_staff", False)
@@ -127,7 +127,7 @@ def _other(request: Request, name: str) -> NamedCaller:
     user = _find(name)
     if user is None:
         raise ValidationError({"user": [_("There is no such user.")]})
-    return NamedCaller(user_id=str(user.pk), address=None)
+    return DescribedCaller(user_id=str(user.pk), address=None)
 
 
 def _find(name: str) -> Any:

@@ -26,7 +26,7 @@ from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
 from ..policies.identity import Caller, Unidentified
 from ..policies.matching import place_of
 from ..policies.methods import how_heard
-from ..policies.resolver import Asked, Resolution, match_endpoints, resolve
+from ..policies.resolver import EvaluationContext, Resolution, match_endpoints, resolve
 from ..policies.routes import resolved
 from ..policies.snapshot import Snapshot
 from ..policies.sparing import narrowed, spare
@@ -35,7 +35,7 @@ from .deciding import judge
 from .on_error import decide_without_store
 from .outcome import reserve
 from .settlement import Earlier, Held, drop_held, set_apart
-from .steps import Ask, Doer, Step, limiter_or_error, now_us, stored_revision
+from .steps import Ask, Step, StepRunner, limiter_or_error, now_us, stored_revision
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
 request_refused = Signal()
@@ -55,7 +55,7 @@ def check_request(
     failures of Redis and of the database are decided by the policies' ``on_error``.
     """
     limiter = limiter_or_error()
-    return drive(_check_steps(request, scope, cost, again, limiter), Doer(limiter).do)
+    return drive(_check_steps(request, scope, cost, again, limiter), StepRunner(limiter).do)
 
 
 async def acheck_request(
@@ -64,13 +64,13 @@ async def acheck_request(
     """``check_request``, awaited."""
     limiter = limiter_or_error()
     steps = _check_steps(request, scope, cost, again, limiter, awaited=True)
-    return await adrive(steps, Doer(limiter, request).ado)
+    return await adrive(steps, StepRunner(limiter, request).ado)
 
 
 class Seen(NamedTuple):
     """What a decision was made of, as far as it is noted."""
 
-    asked: Asked
+    asked: EvaluationContext
     route: str | None
     method: str
     resolution: Resolution
@@ -175,7 +175,7 @@ def decide(
         user_id = caller.user_id
         entry = NOBODY if user_id is None else policies.user(user_id, pending) or (yield from _load(user_id))
         try:
-            asked = Asked(
+            asked = EvaluationContext(
                 caller=caller,
                 entry=entry,
                 endpoints=endpoints,

@@ -18,7 +18,7 @@ from ..engine.types import Bucket, BucketStatus, Decision
 from ..exceptions import StoreError
 from ..monitoring.health import note_degraded
 from ..utils.sansio import adrive, drive
-from .steps import Doer, Step, limiter_or_error
+from .steps import Step, StepRunner, limiter_or_error
 
 #: The decisions of earlier checks hang on the request (Django's, not DRF's) under this name; most are checked once.
 EARLIER = "ratequota_earlier"
@@ -57,9 +57,9 @@ class StoreSettler:
             return Decision(allowed=True, error=error.reason)
 
 
-def _doer() -> Doer:
+def _doer() -> StepRunner:
     # By the settings in force now, in this process: it may have been forked since the decision.
-    return Doer(limiter_or_error())
+    return StepRunner(limiter_or_error())
 
 
 class Earlier:

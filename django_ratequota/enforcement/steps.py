@@ -51,7 +51,7 @@ def stored_revision(limiter: Limiter | StoreError) -> Generator[Command, Any, in
         return 0
 
 
-class Doer:
+class StepRunner:
     """Does the steps of one request; its commands share one deadline."""
 
     __slots__ = ("_call", "_limiter", "_request")

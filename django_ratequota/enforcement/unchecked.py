@@ -25,7 +25,7 @@ from ..policies.facts import PolicyFacts
 from ..utils.sansio import adrive, drive
 from .check import Seen, assign, conclude, decide
 from .settlement import HELD, Held
-from .steps import Doer, Step, limiter_or_error
+from .steps import Step, StepRunner, limiter_or_error
 
 
 def hold(request: Any, scope: str | None, cost: int | None) -> Decision | None:
@@ -34,23 +34,23 @@ def hold(request: Any, scope: str | None, cost: int | None) -> Decision | None:
     ``scope`` and ``cost`` are those of the view's own check. Asks nothing where no policy is counted per ip.
     """
     limiter = limiter_or_error()
-    return drive(_hold_steps(request, scope, cost, limiter), Doer(limiter).do)
+    return drive(_hold_steps(request, scope, cost, limiter), StepRunner(limiter).do)
 
 
 async def ahold(request: Any, scope: str | None, cost: int | None) -> Decision | None:
     """``hold``, awaited."""
     limiter = limiter_or_error()
-    return await adrive(_hold_steps(request, scope, cost, limiter), Doer(limiter, request).ado)
+    return await adrive(_hold_steps(request, scope, cost, limiter), StepRunner(limiter, request).ado)
 
 
 def release(request: Any, status: int) -> Decision | None:
     """Keep or give back what is still held, by the response's ``status``; returns a decision that refuses it."""
-    return drive(_release_steps(request, status), Doer(limiter_or_error()).do)
+    return drive(_release_steps(request, status), StepRunner(limiter_or_error()).do)
 
 
 async def arelease(request: Any, status: int) -> Decision | None:
     """``release``, awaited."""
-    return await adrive(_release_steps(request, status), Doer(limiter_or_error(), request).ado)
+    return await adrive(_release_steps(request, status), StepRunner(limiter_or_error(), request).ado)
 
 
 def _hold_steps(

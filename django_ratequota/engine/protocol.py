@@ -11,7 +11,7 @@ from datetime import tzinfo
 from functools import lru_cache
 
 from ..exceptions import InvalidBucket, StoreError
-from ..store.commands import Run
+from ..store.commands import ScriptCall
 from .calendar_windows import calendar_window
 from .keys import bucket_key, revision_key
 from .scripts import DECIDE
@@ -31,7 +31,7 @@ _HEADER = 5
 _EACH = 5
 
 
-class Prepared:
+class CheckCommand:
     """The keys and arguments of some buckets, and the last command that they were sent in."""
 
     def __init__(self, prefix: str, zone: tzinfo, buckets: tuple[Bucket, ...]) -> None:
@@ -43,9 +43,15 @@ class Prepared:
         self._calendars = [bucket.rate.calendar for bucket in buckets]
         #: The header of the last command, since and until when its windows are the current ones (µs), the command,
         #: how long each bucket's window lasts (µs).
-        self._last: tuple[Sequence[object], int, int, Run, list[int]] = ((), 0, 0, Run(DECIDE, (), ()), [])
+        self._last: tuple[Sequence[object], int, int, ScriptCall, list[int]] = (
+            (),
+            0,
+            0,
+            ScriptCall(DECIDE, (), ()),
+            [],
+        )
 
-    def command(self, header: Sequence[object], now_us: int) -> tuple[Run, list[int]]:
+    def command(self, header: Sequence[object], now_us: int) -> tuple[ScriptCall, list[int]]:
         """The command, and how long each bucket's window lasts (µs).
 
         ``header`` is mode, clock (µs), the caller's revision, cost, longest wait to book (µs). Of a refund whose
@@ -56,7 +62,7 @@ class Prepared:
         if last != header or not since_us <= now_us < until_us:
             since_us, until_us, args, windows_us = self._arguments(now_us)
             keys = self.keys if header[2] == NO_REVISION else (self._revision_key, *self.keys)
-            command = Run(DECIDE, keys, (*header[:_HEADER], *args, *header[_HEADER:]))
+            command = ScriptCall(DECIDE, keys, (*header[:_HEADER], *args, *header[_HEADER:]))
             self._last = (header, since_us, until_us, command, windows_us)
         return command, windows_us
 
@@ -75,8 +81,8 @@ class Prepared:
         return since_us, until_us, args, windows_us
 
 
-#: ``Prepared`` by prefix, time zone of calendar windows, and buckets.
-prepare = lru_cache(maxsize=_KEPT)(Prepared)
+#: ``CheckCommand`` by prefix, time zone of calendar windows, and buckets.
+prepare = lru_cache(maxsize=_KEPT)(CheckCommand)
 
 
 def bucket_keys(prefix: str, buckets: Sequence[Bucket]) -> list[str]:

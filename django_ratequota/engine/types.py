@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from ..exceptions import InvalidCost
 from ..utils.shielding import shielded
 from .charges import Charge, Refund, charges_of, take
-from .fast_init import maker
+from .fast_init import fast_init
 from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format_period
 
 _SECOND = 10**6
@@ -281,8 +281,8 @@ class Decision:
 
 
 #: Make these of their fields, in order.
-make_status = maker(BucketStatus)
-make_decision = maker(Decision)
+make_status = fast_init(BucketStatus)
+make_decision = fast_init(Decision)
 
 
 def check_cost(cost: object) -> int:

@@ -24,7 +24,7 @@ from ..engine.limiter import Limiter
 from ..engine.scripts import COLLECT
 from ..engine.types import Decision
 from ..exceptions import StoreError
-from ..policies.resolver import Asked, Resolution
+from ..policies.resolver import EvaluationContext, Resolution
 from ..runtime import default_limiter
 from ..store.base import run_script
 from ..utils.locks import ForkSafeLock
@@ -73,7 +73,7 @@ class Collector:
         self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
 
     def note(
-        self, asked: Asked, route: str, method: str, resolution: Resolution, decision: Decision, cost: int
+        self, asked: EvaluationContext, route: str, method: str, resolution: Resolution, decision: Decision, cost: int
     ) -> str:
         """Note a decision; returns the id of a refusal, "" where there is none."""
         name, ip = asked.caller.name, asked.caller.located.text
@@ -254,7 +254,7 @@ def _flat(counts: Mapping[str, int]) -> list[Any]:
     return [item for pair in counts.items() for item in pair]
 
 
-def _plan_id(asked: Asked, resolution: Resolution) -> int | None:
+def _plan_id(asked: EvaluationContext, resolution: Resolution) -> int | None:
     if not asked.caller.user_read and not settings.plan_resolver:
         return UNTOLD_PLAN
     return resolution.plan.id if resolution.plan else None
@@ -269,7 +269,9 @@ atexit.register(collector.end)
 os.register_at_fork(after_in_child=collector.forget)
 
 
-def note(asked: Asked, route: str | None, method: str, resolution: Resolution, decision: Decision, cost: int) -> str:
+def note(
+    asked: EvaluationContext, route: str | None, method: str, resolution: Resolution, decision: Decision, cost: int
+) -> str:
     """Note a decision, and see to it that a thread hands it over; returns the id of a refusal, "" without one."""
     if not settings.statistics_seconds:
         return ""

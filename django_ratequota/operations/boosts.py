@@ -21,7 +21,7 @@ from ..engine.types import Bucket, BucketStatus
 from ..models import PolicyChange, RatePolicy
 from ..policies.facts import PolicyFacts, policy_facts
 from ..policies.precedence import never_outranked, specificity
-from ..policies.resolver import Asked, resolve
+from ..policies.resolver import EvaluationContext, resolve
 from ..policies.snapshot import Group
 from ..recording.databases import policy_alias
 from ..recording.recorder import record_grant
@@ -161,7 +161,7 @@ def instant(at_us: int) -> Any:
     return aware if django_settings.USE_TZ else timezone.make_naive(aware)
 
 
-def outlook(asked: Asked, boost: RatePolicy) -> Outlook:
+def outlook(asked: EvaluationContext, boost: RatePolicy) -> Outlook:
     """What the boost would change; ``asked`` is as it was explained."""
     facts = replace(policy_facts(boost), id=sys.maxsize)  # the newest policy has the highest id
     there = _with(asked, facts)
@@ -180,14 +180,14 @@ def outlook(asked: Asked, boost: RatePolicy) -> Outlook:
     )
 
 
-def _winner(asked: Asked, like: PolicyFacts, at_us: int) -> PolicyFacts | None:
+def _winner(asked: EvaluationContext, like: PolicyFacts, at_us: int) -> PolicyFacts | None:
     """Who wins in the group of ``like`` at that time."""
     winners = resolve(replace(asked, now_us=at_us)).winners
     place = (like.endpoint_id, like.counted_per)
     return next((winner for winner in winners if (winner.endpoint_id, winner.counted_per) == place), None)
 
 
-def _with(asked: Asked, policy: PolicyFacts) -> Asked:
+def _with(asked: EvaluationContext, policy: PolicyFacts) -> EvaluationContext:
     """As if the policy were there, too."""
     if policy.user:
         return replace(asked, entry=replace(asked.entry, policies=(*asked.entry.policies, policy)))

@@ -13,7 +13,7 @@ from ..exceptions import NewerRevision, StoreError
 from ..policies.cache import policies
 from ..policies.facts import NOBODY, EndpointFacts, UserEntry
 from ..policies.identity import Caller
-from ..policies.resolver import Asked, Resolution, resolve_anew
+from ..policies.resolver import EvaluationContext, Resolution, resolve_anew
 from ..policies.snapshot import Snapshot
 from ..store.base import Call
 from ..utils.sansio import drive
@@ -23,7 +23,7 @@ MAX_LIMITS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class CallerLimits:
     """The limits that a caller is held to."""
 
     #: Enforced buckets, those for all endpoints first, and how each stands; None while the store does not say.
@@ -39,7 +39,7 @@ class Standing:
         return all(status is not None for _, status in self.limits)
 
 
-def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> Standing:
+def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> CallerLimits:
     """How the caller stands at one endpoint and under the limits for all; None = at every endpoint.
 
     Makes one call to the store, within the deadline of a decision, and none while its breaker is open. Without
@@ -66,7 +66,7 @@ def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> S
                 snapshot = policies.reload(newer.revision)
             except DatabaseError:
                 pass  # the last known policies go on, by which requests are judged as well
-    return Standing(
+    return CallerLimits(
         limits=tuple((bucket, statuses.get(bucket)) for bucket in shown),
         blocked_by=resolution.blocked_by,
         truncated=more or len(buckets) > len(shown),
@@ -91,7 +91,7 @@ def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) 
     user_id = caller.user_id
     entry = NOBODY if user_id is None else policies.user(user_id) or _load(user_id)
     endpoints = _endpoints(snapshot, entry, scope)
-    asked = Asked(
+    asked = EvaluationContext(
         caller=caller,
         entry=entry,
         endpoints=endpoints[:MAX_LIMITS],

@@ -14,7 +14,7 @@ from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..models import PolicyChange, RatePolicy
 from ..policies.facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
-from ..policies.identity import UNKNOWN, Caller, NamedCaller, client_text, failed_kind
+from ..policies.identity import UNKNOWN, Caller, DescribedCaller, client_text, failed_kind
 from ..policies.resolver import make_buckets
 from ..recording.databases import policy_alias
 from ..recording.recorder import record_reset
@@ -106,16 +106,16 @@ def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolic
 def _own_subject(policy: PolicyFacts) -> str | None:
     """Whose counter the policy uses, where its audience is one subject and counted as itself; else None."""
     if policy.user:
-        own, caller = f"user:{policy.user}", NamedCaller(user_id=policy.user, address=None)
+        own, caller = f"user:{policy.user}", DescribedCaller(user_id=policy.user, address=None)
     elif policy.network is not None:
         # An IPv6 network may be one client: addresses that share IPV6_PREFIX bits are.
         first, last = (client_text(policy.network[at], settings.ipv6_prefix) for at in (0, -1))
         if first != last:
             return None
-        own, caller = f"ip:{first}", NamedCaller(user_id=None, address=str(policy.network[0]))
+        own, caller = f"ip:{first}", DescribedCaller(user_id=None, address=str(policy.network[0]))
     elif policy.subject and not _unreadable(policy):
         kind, _colon, value = policy.subject.partition(":")
-        own, caller = policy.subject, NamedCaller(user_id=None, address=None, identifiers={kind: value})
+        own, caller = policy.subject, DescribedCaller(user_id=None, address=None, identifiers={kind: value})
     else:
         return None
     return own if caller.subject(policy.counted_per, None) == own else None

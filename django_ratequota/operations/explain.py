@@ -7,14 +7,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..enforcement.deciding import judge
-from ..enforcement.steps import Doer, Step, limiter_or_error, now_us
+from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
 from ..engine.types import Bucket, Decision, check_cost
 from ..exceptions import StoreError
 from ..policies.cache import policies
 from ..policies.facts import NOBODY, PlanFacts, UserEntry
 from ..policies.identity import Caller
 from ..policies.methods import how_explained
-from ..policies.resolver import Asked, Candidate, Resolution, explain, match_endpoints, plan_of, resolve, why_plan
+from ..policies.resolver import (
+    Candidate,
+    EvaluationContext,
+    Resolution,
+    explain,
+    match_endpoints,
+    plan_of,
+    resolve,
+    why_plan,
+)
 from ..policies.snapshot import Snapshot
 from ..policies.sparing import spare, spare_candidate
 from ..runtime import default_limiter
@@ -33,7 +42,7 @@ class Explanation:
     #: Where the plan comes from, in a few words for operators.
     plan_source: str
     #: What the resolver was asked, to be asked again with a change.
-    asked: Asked
+    asked: EvaluationContext
 
     @property
     def built_in(self) -> list[Bucket]:
@@ -61,7 +70,7 @@ def explain_caller(
         snapshot, entry = newest(caller)
         how = how_explained(view, method)
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, how=how)
-        asked = Asked(
+        asked = EvaluationContext(
             caller=caller,
             entry=entry,
             endpoints=endpoints,
@@ -85,7 +94,7 @@ def explain_caller(
         )
 
     limiter = limiter_or_error()
-    return drive(steps(), Doer(limiter).do)
+    return drive(steps(), StepRunner(limiter).do)
 
 
 def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:

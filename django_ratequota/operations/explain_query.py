@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from ..conf import settings
 from ..models import Endpoint, Plan
 from ..monitoring.statistics import Refusal
-from ..policies.identity import UNKNOWN, NamedCaller, client_text
+from ..policies.identity import UNKNOWN, DescribedCaller, client_text
 from ..policies.routes import find_route, known_views, resolve_path, resolved, scope_of
 from ..recording.validators import visible
 from ..utils.addresses import unmap
@@ -25,7 +25,7 @@ _LISTED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ExplainQuery:
     """A caller and a request of theirs, in words; what cannot be read is told when it is asked for."""
 
     #: Primary key of the user as text; None = anonymous.
@@ -45,7 +45,7 @@ class Question:
     cost: int | None = None
 
     @classmethod
-    def about(cls, caller: str, ip: str = "", **where: Any) -> Question:
+    def about(cls, caller: str, ip: str = "", **where: Any) -> ExplainQuery:
         """About a caller as counters and refusals name them: ``user:42``, ``ip:203.0.113.7``, ``tenant:acme``."""
         kind, _colon, value = caller.partition(":")
         return cls(
@@ -56,7 +56,7 @@ class Question:
         )
 
     @classmethod
-    def of(cls, refusal: Refusal) -> Question:
+    def of(cls, refusal: Refusal) -> ExplainQuery:
         """The request that was refused, to be asked about as things stand now."""
         slug = None
         if settings.plan_resolver and refusal.plan_id is not None:
@@ -77,13 +77,13 @@ class Question:
         known_kinds = {kind: value for kind, value in counted.items() if kind in settings.identifiers}
         return replace(found, identifiers={**known_kinds, **found.identifiers})
 
-    def caller(self) -> NamedCaller:
+    def caller(self) -> DescribedCaller:
         """Who asks; raises ``ValidationError`` on ``ip``."""
         try:
             address = _address(self.ip.strip())
         except ValidationError as error:
             raise ValidationError({"ip": error}) from error
-        return NamedCaller(
+        return DescribedCaller(
             user_id=self.user_id, address=address, identifiers=dict(self.identifiers), plan_slug=self.plan_slug
         )
 

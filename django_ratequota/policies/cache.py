@@ -1,7 +1,7 @@
 """The in-process picture of all policies at one revision, and the protocol that keeps it current.
 
 A ``Snapshot`` is immutable: plans, endpoints, and the policies for subjects, plans and everyone. What belongs to
-one user only is a ``UserEntry``, loaded on demand and kept in a bounded LRU. ``Policies`` holds both and reloads
+one user only is a ``UserEntry``, loaded on demand and kept in a bounded LRU. ``PolicyCache`` holds both and reloads
 what the PolicyChange rows it has not seen say has changed.
 """
 
@@ -53,7 +53,7 @@ _KEPT = timedelta(days=1)
 _TIDY_SECONDS = 3600
 
 
-class Policies:
+class PolicyCache:
     """This process's policies: the current snapshot and the users in use.
 
     A request takes ``current()``, then ``user(...)``; both are at least as new as the snapshot's revision. When
@@ -335,4 +335,4 @@ def _active_facts(
 
 
 #: The policies of this process.
-policies = Policies()
+policies = PolicyCache()

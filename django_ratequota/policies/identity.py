@@ -138,7 +138,7 @@ def failed_kind(subject: str) -> str:
     return kind if colon and value == FAILED else ""
 
 
-class NamedCaller(Caller):
+class DescribedCaller(Caller):
     """A caller described by hand, for ``explain``: no request stands behind it.
 
     ``plan_slug`` and ``identifiers`` are what PLAN_RESOLVER and the IDENTIFIERS would answer; ``FAILED`` = it raises.

@@ -16,7 +16,7 @@ from .routes import spellings
 from .snapshot import Group, Snapshot
 
 
-class Competition(NamedTuple):
+class Contest(NamedTuple):
     """A group that a request is subject to, in one place."""
 
     endpoint: EndpointFacts | None
@@ -27,10 +27,10 @@ class Competition(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Place:
+class MatchedPolicies:
     """What competes at some endpoints, those without a user's own policies all alike."""
 
-    groups: tuple[Competition, ...]
+    groups: tuple[Contest, ...]
     #: Kinds of subjects to know of a caller, and whether its address counts as well.
     kinds: tuple[str, ...]
     by_address: bool
@@ -60,7 +60,9 @@ def match_endpoints(
     return matched
 
 
-def place_of(snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, entry: UserEntry) -> Place:
+def place_of(
+    snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, entry: UserEntry
+) -> MatchedPolicies:
     """The groups that compete at the endpoints, as ``match_endpoints`` found them, and for the user."""
     own = entry if entry.policies else NOBODY
     named = bool(endpoints) and endpoints[0].name == scope
@@ -104,8 +106,10 @@ def _match(
     return tuple(sorted(counted, key=lambda endpoint: (endpoint.name != scope, endpoint.id)))
 
 
-def _find_place(snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], named: bool, entry: UserEntry) -> Place:
-    found: list[Competition] = []
+def _find_place(
+    snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], named: bool, entry: UserEntry
+) -> MatchedPolicies:
+    found: list[Contest] = []
     for endpoint in (None, *endpoints):
         endpoint_id = endpoint.id if endpoint else None
         own: dict[str, list[PolicyFacts]] = {}
@@ -113,9 +117,9 @@ def _find_place(snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], named:
             if policy.endpoint_id == endpoint_id:
                 own.setdefault(policy.counted_per, []).append(policy)
         groups = snapshot.groups.get(endpoint_id, {})
-        found += [Competition(endpoint, per, own.get(per, []), groups.get(per)) for per in {**groups, **own}]
+        found += [Contest(endpoint, per, own.get(per, []), groups.get(per)) for per in {**groups, **own}]
     kinds = {one.counted_per for one in found}.difference(("caller", "plan", "everyone"))
-    return Place(
+    return MatchedPolicies(
         groups=tuple(found),
         kinds=tuple(kinds.union(*[one.group.kinds for one in found if one.group])),
         by_address=any(one.group and one.group.by_network for one in found),

@@ -22,7 +22,7 @@ from ..engine.types import Bucket
 from ..utils.problems import note_problem
 from .facts import UNREADABLE, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
 from .identity import Caller
-from .matching import Place, contenders, place_of
+from .matching import MatchedPolicies, contenders, place_of
 from .matching import match_endpoints as match_endpoints  # part of what callers need to ask
 from .precedence import precedence, strongest, why_beaten, why_first
 from .snapshot import Snapshot
@@ -69,7 +69,7 @@ class Candidate:
 
 # Not frozen, as every request makes one: that would double what it costs.
 @dataclass(slots=True, kw_only=True)
-class Asked:
+class EvaluationContext:
     """What is asked of the resolver: who, for which endpoints, at what time, by which policies."""
 
     caller: Caller
@@ -82,7 +82,7 @@ class Asked:
     now_us: int
 
 
-def plan_of(asked: Asked) -> PlanFacts | None:
+def plan_of(asked: EvaluationContext) -> PlanFacts | None:
     """The caller's plan: PLAN_RESOLVER's answer, or without one the assignment active now; else the default."""
     snapshot, caller = asked.snapshot, asked.caller
     plan_id = None
@@ -101,7 +101,7 @@ def plan_of(asked: Asked) -> PlanFacts | None:
     return None if plan_id is None else snapshot.plans.get(plan_id)
 
 
-def why_plan(asked: Asked) -> str:
+def why_plan(asked: EvaluationContext) -> str:
     """Where the caller's plan comes from, in a few words for operators."""
     slug = asked.caller.plan_slug
     if slug is not None and asked.snapshot.plan_by_slug(slug) is not None:
@@ -120,7 +120,7 @@ def why_plan(asked: Asked) -> str:
     return _("the default for logged-in users without an assignment")
 
 
-def resolve(asked: Asked) -> Resolution:
+def resolve(asked: EvaluationContext) -> Resolution:
     """The buckets to check, and the names of those who block."""
     place, caller = _place(asked), asked.caller
     names = [caller.user_id, caller.subject("caller", None), caller.plan_slug, *map(caller.value, place.kinds)]
@@ -136,7 +136,7 @@ def resolve(asked: Asked) -> Resolution:
     return known
 
 
-def resolve_anew(asked: Asked) -> Resolution:
+def resolve_anew(asked: EvaluationContext) -> Resolution:
     """``resolve`` without remembering."""
     place, plan = _place(asked), plan_of(asked)
     plan_id = plan.id if plan else None
@@ -181,7 +181,7 @@ def resolve_anew(asked: Asked) -> Resolution:
     )
 
 
-def explain(asked: Asked) -> tuple[Candidate, ...]:
+def explain(asked: EvaluationContext) -> tuple[Candidate, ...]:
     """Every policy of the endpoints asked about, and why it won or lost; winners as ``resolve`` finds them."""
     plan = plan_of(asked)
     won = {policy.id: policy for policy in resolve(asked).winners}
@@ -237,7 +237,7 @@ def make_buckets(policy: PolicyFacts, endpoint: EndpointFacts | None, subject: s
     return tuple(buckets)
 
 
-def _place(asked: Asked) -> Place:
+def _place(asked: EvaluationContext) -> MatchedPolicies:
     return place_of(asked.snapshot, asked.endpoints, asked.scope, asked.entry)
 
 
@@ -248,7 +248,7 @@ def _around(now_us: int, moments: Sequence[int | None]) -> tuple[int, int]:
     return max(past, default=-sys.maxsize), min(future, default=sys.maxsize)
 
 
-def _inapplicable(policy: PolicyFacts, asked: Asked, plan: PlanFacts | None, subject: str | None) -> str:
+def _inapplicable(policy: PolicyFacts, asked: EvaluationContext, plan: PlanFacts | None, subject: str | None) -> str:
     """Why the policy does not concern this caller now; "" when it does."""
     if policy.mode == "off":
         return _("it is switched off")

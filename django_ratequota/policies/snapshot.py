@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, NamedTuple
 
-from ..utils.bounded_cache import Recent
+from ..utils.bounded_cache import BoundedCache
 from ..utils.chunked_mapping import Parted
 from .facts import EndpointFacts, PlanFacts, PolicyFacts
 
@@ -110,10 +110,10 @@ class Memo:
 
     __slots__ = ("matches", "overview", "places", "resolutions")
 
-    def __init__(self, matches: Recent[tuple[EndpointFacts, ...]] | None = None, places: int = _PLACES) -> None:
-        self.matches: Recent[tuple[EndpointFacts, ...]] = Recent(_MATCHES) if matches is None else matches
-        self.places: Recent[Any] = Recent(places)
-        self.resolutions: Recent[Any] = Recent(_RESOLUTIONS)
+    def __init__(self, matches: BoundedCache[tuple[EndpointFacts, ...]] | None = None, places: int = _PLACES) -> None:
+        self.matches: BoundedCache[tuple[EndpointFacts, ...]] = BoundedCache(_MATCHES) if matches is None else matches
+        self.places: BoundedCache[Any] = BoundedCache(places)
+        self.resolutions: BoundedCache[Any] = BoundedCache(_RESOLUTIONS)
         #: See ``Snapshot.overview``; None = not made yet.
         self.overview: Overview | None = None
 

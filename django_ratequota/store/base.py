@@ -19,7 +19,7 @@ from ..exceptions import OutOfTime, StoreError
 from ..utils.sansio import adrive, drive
 from .breaker import Breaker
 from .budget import Budget
-from .commands import Command, Run, Script
+from .commands import Command, Script, ScriptCall
 from .info import server_info
 from .server import Pause, Send, Server
 
@@ -191,7 +191,7 @@ class Call:
 
 def run_script(script: Script, keys: Sequence[str], args: Sequence[object]) -> Generator[Command, Any, Any]:
     """The one step that runs a script."""
-    return (yield Run(script, keys, args))
+    return (yield ScriptCall(script, keys, args))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from ..exceptions import StoreError
 from ..utils.locks import ForkSafeLock
 from .base import FAILURES, SeveralServers, Steps, routed_key
 from .breaker import Breaker
-from .commands import Command, Run
+from .commands import Command, ScriptCall
 from .server import Pause, Send, Server
 
 Address = tuple[str, int]
@@ -83,7 +83,7 @@ class ClusterStore(SeveralServers):
         key = routed_key(command)
         slot = 0 if key is None else key_slot(key.encode())
         node, asking = self._owner(slot), False
-        redirections, share = 0, command.share if isinstance(command, Run) else 1.0
+        redirections, share = 0, command.share if isinstance(command, ScriptCall) else 1.0
         while True:
             try:
                 with node.breaker.passage(always):

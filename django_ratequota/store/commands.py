@@ -31,7 +31,7 @@ class Script:
 Command = tuple[Any, ...]
 
 
-class Run(Command):
+class ScriptCall(Command):
     """The command that runs a script by its SHA1; one that is sent again is packed once."""
 
     script: Script
@@ -40,15 +40,15 @@ class Run(Command):
     #: The part of what is left of a decision's time that it may take; a Cluster heeds it.
     share: float = 1.0
 
-    def __new__(cls, script: Script, keys: Sequence[str], args: Iterable[object]) -> Run:
+    def __new__(cls, script: Script, keys: Sequence[str], args: Iterable[object]) -> ScriptCall:
         """``keys`` and ``args`` are what the script finds in KEYS and ARGV."""
         run = super().__new__(cls, ("EVALSHA", script.sha, len(keys), *keys, *args))
         run.script = script
         return run
 
-    def within(self, share: float) -> Run:
+    def within(self, share: float) -> ScriptCall:
         """Return the same command with this ``share``."""
-        run = tuple.__new__(Run, self)
+        run = tuple.__new__(ScriptCall, self)
         run.script, run.share = self.script, share
         return run
 

@@ -18,7 +18,7 @@ from typing import Any
 import redis
 
 from .budget import Budget
-from .commands import Command, Run
+from .commands import Command, ScriptCall
 from .handshake import CONNECT_SECONDS, Handshake
 from .pool import IDLE_SECONDS, MAX_CONNECTIONS, Attempts, Liveness, packed, unused
 from .sockets import spend
@@ -72,7 +72,7 @@ class Connections:
             try:
                 reply = self._exchange(connection, command, asking)
             except redis.exceptions.NoScriptError:
-                if not isinstance(command, Run):
+                if not isinstance(command, ScriptCall):
                     raise
                 reply = self._exchange(connection, command.text, asking)  # nothing ran
         except redis.exceptions.ResponseError:

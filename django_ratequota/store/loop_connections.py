@@ -11,7 +11,7 @@ from typing import Any
 import redis
 
 from .budget import Budget, BudgetTimeout
-from .commands import Command, Run
+from .commands import Command, ScriptCall
 from .handshake import Handshake
 from .pool import IDLE_SECONDS, KEPT, MAX_CONNECTIONS, PAUSE_SECONDS, Attempts, Liveness, packed, unused
 
@@ -52,7 +52,7 @@ class LoopConnections:
                     try:
                         reply = await self._exchange(connection, command, asking)
                     except redis.exceptions.NoScriptError:
-                        if not isinstance(command, Run):
+                        if not isinstance(command, ScriptCall):
                             raise
                         reply = await self._exchange(connection, command.text, asking)  # nothing ran
                 except redis.exceptions.ResponseError:

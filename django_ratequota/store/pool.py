@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from .commands import Command, Run
+from .commands import Command, ScriptCall
 
 #: Connections to one server, open or being made, that a process has for its threads, and each event loop has.
 MAX_CONNECTIONS = 64
@@ -122,7 +122,7 @@ def unused(idle: deque[tuple[Any, float]]) -> Iterator[Any]:
 
 def packed(connection: Any, command: Command) -> Any:
     """The command as it goes over the wire; a script's is worked out once."""
-    if not isinstance(command, Run):
+    if not isinstance(command, ScriptCall):
         return connection.pack_command(*command)
     command.packed = command.packed or connection.pack_command(*command)
     return command.packed

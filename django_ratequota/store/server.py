@@ -16,7 +16,7 @@ import redis
 from ..exceptions import StoreError
 from ..utils.locks import ForkSafeLock
 from .budget import Budget
-from .commands import Command, Run
+from .commands import Command, ScriptCall
 from .connections import Connections
 from .handshake import Handshake
 from .loop_connections import LoopConnections
@@ -166,7 +166,7 @@ def store_error(error: Exception, command: Command = ()) -> StoreError:
     An error in a script is told by file and line.
     """
     message = f"{type(error).__name__}: {error}"
-    if isinstance(command, Run):
+    if isinstance(command, ScriptCall):
         message = command.script.locate(message)
     if isinstance(error, redis.exceptions.TimeoutError | TimeoutError):
         return StoreError("timeout", message)

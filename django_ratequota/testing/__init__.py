@@ -26,7 +26,7 @@ __all__ = [
     "unlimited",
 ]
 
-_ROOMS = {
+_EXPORTS = {
     "Clock": "clock",
     "Policy": "policies",
     "assert_allowed": "assertions",
@@ -41,8 +41,8 @@ _ROOMS = {
 
 def __getattr__(name: str) -> object:
     # Looked up on first use: settings import embedded_server before Django is there.
-    if name not in _ROOMS:
+    if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f".{_ROOMS[name]}", __name__), name)
+    return getattr(import_module(f".{_EXPORTS[name]}", __name__), name)

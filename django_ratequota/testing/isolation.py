@@ -28,7 +28,7 @@ from ..monitoring.alerts import crossed, quota_threshold, told_us
 from ..monitoring.collector import Collector
 from ..operations import caller_limits as standing
 from ..operations import explain as explaining
-from ..policies.cache import Policies
+from ..policies.cache import PolicyCache
 from ..store.base import Store
 from ..store.factory import store_of_settings
 from .clock import Clock
@@ -43,7 +43,7 @@ _PATIENCE = 5.0
 class Scene:
     """Policies, clock and counters; in force from ``enter`` to ``leave``."""
 
-    def __init__(self, policies: Policies | FixedPolicies, clock: Clock | None) -> None:
+    def __init__(self, policies: PolicyCache | FixedPolicies, clock: Clock | None) -> None:
         #: What the engine takes for the time.
         self.clock = clock or Clock()
         self.policies = policies

@@ -11,7 +11,7 @@ from typing import Any
 from django.test.utils import TestContextDecorator
 
 from ..models import Endpoint
-from ..policies.cache import Policies
+from ..policies.cache import PolicyCache
 from .clock import Clock
 from .isolation import Scene
 from .policies import FixedPolicies, Given, read
@@ -21,7 +21,7 @@ class Staging(TestContextDecorator):
     """Enters a new scene, and leaves it."""
 
     def __init__(
-        self, policies: Callable[[], Policies | FixedPolicies], clock: Clock | None, all_threads: bool
+        self, policies: Callable[[], PolicyCache | FixedPolicies], clock: Clock | None, all_threads: bool
     ) -> None:
         super().__init__()
         self._policies, self._clock, self._all_threads = policies, clock, all_threads
@@ -77,4 +77,4 @@ def unlimited(*, all_threads: bool = False) -> Staging:
 
 def isolated(*, clock: Clock | None = None, all_threads: bool = False) -> Staging:
     """Put the database's policies in force, read anew, with counters and a clock of their own."""
-    return Staging(Policies, clock, all_threads)
+    return Staging(PolicyCache, clock, all_threads)

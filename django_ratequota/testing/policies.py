@@ -50,7 +50,7 @@ Given = Mapping[str | None, str | Policy | Iterable[Policy]]
 
 
 class FixedPolicies:
-    """Stands for ``snapshot.Policies`` where policies do not come from the database, and never change."""
+    """Stands for ``snapshot.PolicyCache`` where policies do not come from the database, and never change."""
 
     def __init__(self, snapshot: Snapshot, users: Mapping[str, UserEntry]) -> None:
         self._snapshot = snapshot

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class Recent(Generic[Value]):
+class BoundedCache(Generic[Value]):
     """Keeps the last ``size`` values or fewer, at least half as many; None is no value.
 
     Two generations instead of an exact LRU: a hit is one look into a dict and takes no lock, while moving a key to

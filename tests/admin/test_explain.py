@@ -28,7 +28,7 @@ from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import collector as collecting
 from django_ratequota.monitoring import statistics
 from django_ratequota.monitoring.statistics import Refusal, RefusedBucket
-from django_ratequota.operations.explain_query import Question
+from django_ratequota.operations.explain_query import ExplainQuery
 from tests.support.operators import a_customer, client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -285,7 +285,7 @@ def test_a_refusal_by_an_identifier_asks_about_its_value(
     kept.refusals = [refused(alice, buckets=others)]
     cards = counters(look(operator, id="ABCDE12345"))
     assert any(card.startswith("all/min per tenant tenant:acme 0 of 5") for card in cards), cards
-    assert Question.of(refused(alice, buckets=(replace(own, subject="tenant:"),))).identifiers == {"tenant": ""}
+    assert ExplainQuery.of(refused(alice, buckets=(replace(own, subject="tenant:"),))).identifiers == {"tenant": ""}
 
 
 @pytest.mark.parametrize(
@@ -688,9 +688,9 @@ def test_from_a_refused_response_to_what_was_decided(
 @pytest.mark.parametrize(
     ("read", "field"),
     [
-        (lambda: Question(ip="nonsense").caller(), "ip"),
-        (lambda: Question(ip="::1", endpoint="gone").place(), "endpoint"),
-        (lambda: Question(ip="::1", path="/gone/").place(), "path"),
+        (lambda: ExplainQuery(ip="nonsense").caller(), "ip"),
+        (lambda: ExplainQuery(ip="::1", endpoint="gone").place(), "endpoint"),
+        (lambda: ExplainQuery(ip="::1", path="/gone/").place(), "path"),
     ],
 )
 def test_a_question_names_the_field_that_cannot_be_read(read: Callable[[], Any], field: str) -> None:

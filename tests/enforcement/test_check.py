@@ -30,7 +30,7 @@ from django_ratequota.operations.boosts import grant
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies import cache as snapshot
 from django_ratequota.policies.cache import policies
-from django_ratequota.policies.identity import NamedCaller
+from django_ratequota.policies.identity import DescribedCaller
 from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import request_refused
 from django_ratequota.testing import Policy, override_policies
@@ -780,11 +780,11 @@ class TestTooManyLimits:
         assert health().errors["buckets"] == logged[0]
 
     def test_explain_shows_them_all(self) -> None:
-        found = explain_caller(NamedCaller(user_id=None, address="203.0.113.7"), scope=None, route="/plain/")
+        found = explain_caller(DescribedCaller(user_id=None, address="203.0.113.7"), scope=None, route="/plain/")
         assert (len(found.candidates), len(found.decision.statuses)) == (501, 500)
 
     def test_counters_of_all_are_looked_at_granted_and_reset(self) -> None:
-        caller = NamedCaller(user_id=None, address="203.0.113.7")
+        caller = DescribedCaller(user_id=None, address="203.0.113.7")
         buckets = explain_caller(caller, scope=None, route="/plain/").resolution.buckets
         default_limiter().charge(buckets[:500], 3)
         default_limiter().charge(buckets[500:], 3)

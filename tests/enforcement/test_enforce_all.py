@@ -26,7 +26,7 @@ from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.records import UNTOLD_PLAN, Note
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.policies.identity import NamedCaller
+from django_ratequota.policies.identity import DescribedCaller
 from django_ratequota.throttling import QuotaThrottle
 from tests.conftest import Get
 from tests.enforcement.test_check import CLOSED, database_down, left
@@ -316,7 +316,7 @@ class TestTheAdmin:
         RatePolicy.objects.create(rates="blocked")
         RatePolicy.objects.create(rates="5/hour", counted_per="ip")
         RatePolicy.objects.create(endpoint=login, rates="7/hour")
-        caller = NamedCaller(user_id=None, address="203.0.113.7")
+        caller = DescribedCaller(user_id=None, address="203.0.113.7")
         found = explain_caller(caller, scope=None, route="/admin/login/", name="admin:login")
         assert [one.won for one in found.candidates] == [False, False, True]
         assert found.candidates[0].reason == "lost: policies for all endpoints spare the pages of the admin"

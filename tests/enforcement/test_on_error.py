@@ -17,7 +17,7 @@ from django_ratequota import Decision, check_request
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.health import health
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.policies.identity import NamedCaller
+from django_ratequota.policies.identity import DescribedCaller
 from django_ratequota.responses import status_code
 from django_ratequota.signals import request_refused
 from tests.conftest import Check, Settle
@@ -221,10 +221,10 @@ def test_a_request_that_is_checked_twice_is_charged_once(check: Check, search: E
 def test_explaining_counts_nothing() -> None:
     policy("8/hour")
     for _ in range(5):
-        decision = explain_caller(NamedCaller(user_id=None, address="203.0.113.7"), scope=None).decision
+        decision = explain_caller(DescribedCaller(user_id=None, address="203.0.113.7"), scope=None).decision
         assert (decision.allowed, left(decision)) == (True, [2])
     assert [check_request(request_from()).allowed for _ in range(3)] == [True, True, False]
-    assert not explain_caller(NamedCaller(user_id=None, address="203.0.113.7"), scope=None).decision.allowed
+    assert not explain_caller(DescribedCaller(user_id=None, address="203.0.113.7"), scope=None).decision.allowed
 
 
 # --- Settling. ---

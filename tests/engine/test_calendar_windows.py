@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.engine.calendar_windows import calendar_window, check_zone
-from django_ratequota.engine.protocol import Prepared
+from django_ratequota.engine.protocol import CheckCommand
 from django_ratequota.exceptions import InvalidBucket, StoreError
 from django_ratequota.utils.sansio import drive
 from tests.conftest import Clock
@@ -204,7 +204,7 @@ def test_an_application_whose_clock_is_wrong_counts_in_the_true_window(
 
 def test_what_is_sent_is_of_the_window_that_the_time_is_in() -> None:
     """The store's clock may be set back, too: what was sent last would be of a month to come."""
-    prepared = Prepared("rqtest", UTC, (Bucket("user:1", Rate.parse("10/month")),))
+    prepared = CheckCommand("rqtest", UTC, (Bucket("user:1", Rate.parse("10/month")),))
     for month, days in ((2, 28), (1, 31), (2, 28), (3, 31)):
         begins = us(f"2025-{month:02}-01 00:00")
         for now_us in (begins, begins + days * 24 * HOUR - 1):

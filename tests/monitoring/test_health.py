@@ -197,7 +197,7 @@ def test_an_error_of_the_script_is_seen_everywhere(
     """All was green: a closed breaker, a server that is up, and every request admitted."""
     RatePolicy.objects.create(rates="1/hour sliding_window_log", counted_per="everyone")
     monkeypatch.setattr(prepared, "DECIDE", broken_script())
-    monkeypatch.setattr(limiter, "prepare", prepared.Prepared)
+    monkeypatch.setattr(limiter, "prepare", prepared.CheckCommand)
     assert [check_request(request_from()).error for _ in range(5)] == ["response"] * 5
     [message] = health().errors.values()
     assert "sliding_window_log.lua:" in message

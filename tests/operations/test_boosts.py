@@ -27,7 +27,7 @@ from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange
 from django_ratequota.monitoring import statistics
 from django_ratequota.operations import boosts as boosting
 from django_ratequota.operations.boosts import doubled, outlook, proposed, why_no_boost, window_end
-from django_ratequota.operations.explain_query import Question
+from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.change_feed import Seen
 from django_ratequota.policies.facts import to_us
 from django_ratequota.runtime import default_limiter
@@ -98,7 +98,7 @@ def hidden(text: str) -> dict[str, str]:
 
 def left(user: User) -> dict[str, int]:
     """What each counter has left, by its title."""
-    explanation = Question(user_id=str(user.pk), endpoint="search").explain()
+    explanation = ExplainQuery(user_id=str(user.pk), endpoint="search").explain()
     return {status.bucket.title: status.remaining for status in explanation.decision.statuses}
 
 
@@ -240,7 +240,7 @@ def test_a_boost_starts_no_earlier_than_the_override_that_it_replaces(alice: Use
     """It starts on the second, and of two dated policies the one that started last counts."""
     half = timezone.now().replace(microsecond=500_000) - timedelta(days=1)
     usual = RatePolicy.objects.create(user=alice, endpoint=Endpoint.objects.get(), rates="15/hour", starts_at=half)
-    explanation = Question(user_id=str(alice.pk), endpoint="search").explain()
+    explanation = ExplainQuery(user_id=str(alice.pk), endpoint="search").explain()
     explanation.asked.now_us = to_us(half) + 1
     boost = proposed(explanation, usual)
     boost.ends_at = half + timedelta(hours=1)
@@ -375,7 +375,7 @@ def test_windows_end_where_the_engine_ends_them(alice: User) -> None:
 
 
 def test_the_outlook_agrees_with_what_then_happens(alice: User) -> None:
-    question = Question(user_id=str(alice.pk), endpoint="search")
+    question = ExplainQuery(user_id=str(alice.pk), endpoint="search")
     explanation = question.explain()
     boost = proposed(explanation, sold())
     boost.ends_at = timezone.now() + timedelta(hours=1)
@@ -445,7 +445,7 @@ def test_every_algorithm_gives_back(alice: User, algorithm: str) -> None:
     RatePolicy.objects.filter(plan__isnull=False).update(rates="10/day", algorithm=algorithm)
     for _ in range(4):
         ask(alice, scope="search")
-    buckets = Question(user_id=str(alice.pk), endpoint="search").explain().resolution.buckets
+    buckets = ExplainQuery(user_id=str(alice.pk), endpoint="search").explain().resolution.buckets
     (own,) = (bucket for bucket in buckets if bucket.counted_per == "caller")
     before = boosting.grant([own], 3, "R")
     assert [(status.used, status.remaining) for status in before] == [(4, 6)]

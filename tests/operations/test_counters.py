@@ -413,7 +413,7 @@ def test_what_was_reset_before_a_failure_is_written_down(
     ask(alice)
     with monkeypatch.context() as broken:
         broken.setattr(prepared, "DECIDE", broken_script())
-        broken.setattr(limiter, "prepare", prepared.Prepared)
+        broken.setattr(limiter, "prepare", prepared.CheckCommand)
         page = operator.post(LIST, selected(first, second, post="yes"), follow=True)
     assert "Redis gave no answer (response): 1 of 2 counters were reset." in page.content.decode()
     assert [entry.object_text for entry in PolicyChange.objects.filter(action="reset")] == ["user alice"]

@@ -20,10 +20,10 @@ from django.utils import timezone
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policies import cache as module
-from django_ratequota.policies.cache import Policies, load_snapshot
+from django_ratequota.policies.cache import PolicyCache, load_snapshot
 from django_ratequota.policies.facts import UserEntry
-from django_ratequota.policies.identity import NamedCaller
-from django_ratequota.policies.resolver import Asked, Resolution, resolve
+from django_ratequota.policies.identity import DescribedCaller
+from django_ratequota.policies.resolver import EvaluationContext, Resolution, resolve
 from django_ratequota.recording.publication import publication_pending
 from django_ratequota.recording.recorder import record_publication
 from django_ratequota.runtime import default_limiter
@@ -32,8 +32,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 @pytest.fixture
-def policies() -> Policies:
-    return Policies()
+def policies() -> PolicyCache:
+    return PolicyCache()
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def newest() -> int:
     return default_limiter().stored_revision()
 
 
-def rates(policies: Policies) -> list[str]:
+def rates(policies: PolicyCache) -> list[str]:
     """The rate texts that the snapshot holds for all endpoints and callers."""
     snapshot = policies.current()
     assert snapshot is not None
@@ -77,7 +77,7 @@ def test_loading_takes_three_queries_however_many_rows() -> None:
     assert queries(lambda: load_snapshot(1)) == 3
 
 
-def test_a_user_takes_two_queries(policies: Policies, alice: User) -> None:
+def test_a_user_takes_two_queries(policies: PolicyCache, alice: User) -> None:
     for number in range(5):
         RatePolicy.objects.create(user=alice, rates="1/s", ends_at=timezone.now() + timedelta(days=number + 1))
     assert queries(lambda: policies.load_user(str(alice.pk))) == 2
@@ -86,7 +86,7 @@ def test_a_user_takes_two_queries(policies: Policies, alice: User) -> None:
     assert len(entry.policies) == 5
 
 
-def test_what_ended_long_ago_is_left_out(policies: Policies) -> None:
+def test_what_ended_long_ago_is_left_out(policies: PolicyCache) -> None:
     RatePolicy.objects.create(rates="1/s", ends_at=timezone.now() - timedelta(days=2))
     RatePolicy.objects.create(rates="2/s", ends_at=timezone.now() - timedelta(hours=1))
     RatePolicy.objects.create(rates="3/s", starts_at=timezone.now() + timedelta(days=2))
@@ -94,13 +94,13 @@ def test_what_ended_long_ago_is_left_out(policies: Policies) -> None:
     assert sorted(rates(policies)) == ["2/s", "3/s"], "what the store's clock may still call active stays"
 
 
-def test_a_reload_to_a_revision_that_is_there_reads_nothing(policies: Policies) -> None:
+def test_a_reload_to_a_revision_that_is_there_reads_nothing(policies: PolicyCache) -> None:
     RatePolicy.objects.create(rates="1/s")
     policies.reload(newest())
     assert queries(lambda: policies.reload(newest())) == 0
 
 
-def test_a_users_change_drops_that_user_only(policies: Policies, alice: User) -> None:
+def test_a_users_change_drops_that_user_only(policies: PolicyCache, alice: User) -> None:
     bob = User.objects.create(username="bob")
     policies.reload(newest())
     first = policies.current()
@@ -117,7 +117,7 @@ def test_a_users_change_drops_that_user_only(policies: Policies, alice: User) ->
     assert after.revision == newest()
 
 
-def test_a_users_change_leaves_what_is_remembered_of_others(policies: Policies, alice: User) -> None:
+def test_a_users_change_leaves_what_is_remembered_of_others(policies: PolicyCache, alice: User) -> None:
     bob = User.objects.create(username="bob")
     RatePolicy.objects.create(rates="5/s")
 
@@ -125,9 +125,9 @@ def test_a_users_change_leaves_what_is_remembered_of_others(policies: Policies, 
         snapshot = policies.current()
         assert snapshot is not None
         entry = policies.user(str(user.pk)) or policies.load_user(str(user.pk))
-        caller = NamedCaller(user_id=str(user.pk), address=None)
+        caller = DescribedCaller(user_id=str(user.pk), address=None)
         return resolve(
-            Asked(
+            EvaluationContext(
                 caller=caller, entry=entry, endpoints=(), scope=None, snapshot=snapshot, now_us=time.time_ns() // 1000
             )
         )
@@ -145,7 +145,7 @@ def test_a_users_change_leaves_what_is_remembered_of_others(policies: Policies, 
 
 
 def test_a_request_looks_for_its_connection_only_while_somebody_writes(
-    policies: Policies, alice: User, monkeypatch: pytest.MonkeyPatch
+    policies: PolicyCache, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policies.reload(newest())
     assert policies.current() is not None
@@ -163,7 +163,7 @@ def test_a_request_looks_for_its_connection_only_while_somebody_writes(
 
 
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
-def test_what_one_connection_writes_is_pending_for_that_one_until_it_ends(policies: Policies, ending: str) -> None:
+def test_what_one_connection_writes_is_pending_for_that_one_until_it_ends(policies: PolicyCache, ending: str) -> None:
     policies.reload(newest())
     others: list[tuple[bool, Any]] = []
 
@@ -185,7 +185,7 @@ def test_what_one_connection_writes_is_pending_for_that_one_until_it_ends(polici
     assert None not in [current for _, current in others]
 
 
-def test_a_policy_that_moves_drops_both_users(policies: Policies, alice: User) -> None:
+def test_a_policy_that_moves_drops_both_users(policies: PolicyCache, alice: User) -> None:
     bob, carol = User.objects.create(username="bob"), User.objects.create(username="carol")
     policy = RatePolicy.objects.create(user=alice, rates="1/s")
     policies.reload(newest())
@@ -203,7 +203,7 @@ def test_a_policy_that_moves_drops_both_users(policies: Policies, alice: User) -
     assert rates(policies) == ["1/s"]
 
 
-def test_a_row_that_commits_late_is_not_missed(policies: Policies) -> None:
+def test_a_row_that_commits_late_is_not_missed(policies: PolicyCache) -> None:
     """Ids are handed out before commits: a lower id may turn up after a higher one was seen."""
     RatePolicy.objects.create(rates="1/s")
     late = PolicyChange.objects.get()
@@ -220,7 +220,7 @@ def test_a_row_that_commits_late_is_not_missed(policies: Policies) -> None:
     assert rates(policies) == ["1/s"]
 
 
-def test_changes_are_read_before_the_data(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_read_before_the_data(policies: PolicyCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the other way round, what commits in between would be noted as seen and never loaded."""
     policies.reload(newest())
     RatePolicy.objects.create(rates="1/s")
@@ -240,7 +240,7 @@ def test_changes_are_read_before_the_data(policies: Policies, monkeypatch: pytes
 
 
 def test_an_entry_read_before_a_reload_is_not_kept_after_it(
-    policies: Policies, alice: User, monkeypatch: pytest.MonkeyPatch
+    policies: PolicyCache, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow thread must not put back what a reload has just dropped."""
     policies.reload(newest())
@@ -259,7 +259,7 @@ def test_an_entry_read_before_a_reload_is_not_kept_after_it(
     assert len(policies.load_user(str(alice.pk)).policies) == 1
 
 
-def test_one_thread_reads_and_the_others_wait_for_it(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_reads_and_the_others_wait_for_it(policies: PolicyCache, monkeypatch: pytest.MonkeyPatch) -> None:
     RatePolicy.objects.create(rates="1/s")
     revision = newest()
     loads: list[int] = []
@@ -293,7 +293,9 @@ def test_one_thread_reads_and_the_others_wait_for_it(policies: Policies, monkeyp
     assert len({id(snapshot) for snapshot in found}) == 1
 
 
-def test_a_database_that_fails_leaves_the_last_snapshot(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_fails_leaves_the_last_snapshot(
+    policies: PolicyCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     RatePolicy.objects.create(rates="1/s")
     policies.reload(newest())
     before = policies.current()
@@ -311,7 +313,7 @@ def test_a_database_that_fails_leaves_the_last_snapshot(policies: Policies, monk
     assert rates(policies) == ["2/s"], "the change that could not be read is still unseen"
 
 
-def test_what_an_open_transaction_reads_is_not_kept(policies: Policies, alice: User) -> None:
+def test_what_an_open_transaction_reads_is_not_kept(policies: PolicyCache, alice: User) -> None:
     """It may be rolled back, and nothing would be published then."""
     policies.reload(newest())
     with transaction.atomic():
@@ -325,7 +327,7 @@ def test_what_an_open_transaction_reads_is_not_kept(policies: Policies, alice: U
     assert rates(policies) == []
 
 
-def test_a_lost_publication_is_found_by_polling(policies: Policies, settings: Any) -> None:
+def test_a_lost_publication_is_found_by_polling(policies: PolicyCache, settings: Any) -> None:
     policies.reload(newest())
     revision = newest()
     with pytest.MonkeyPatch.context() as patch:
@@ -341,7 +343,7 @@ def test_a_lost_publication_is_found_by_polling(policies: Policies, settings: An
     assert rates(policies) == ["1/s"]
 
 
-def test_users_in_memory_are_bounded_and_the_least_used_goes(policies: Policies, settings: Any) -> None:
+def test_users_in_memory_are_bounded_and_the_least_used_goes(policies: PolicyCache, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "USER_CACHE_SIZE": 2}
     policies.load_user("1")
     policies.load_user("2")
@@ -350,7 +352,7 @@ def test_users_in_memory_are_bounded_and_the_least_used_goes(policies: Policies,
     assert [policies.user(key) is not None for key in ("1", "2", "3")] == [True, False, True]
 
 
-def test_plans_of_a_user_by_time(alice: User, policies: Policies) -> None:
+def test_plans_of_a_user_by_time(alice: User, policies: PolicyCache) -> None:
     """A dated assignment beats an open one, then the latest start; else an old plan hides an upgrade."""
     now = timezone.now()
     plans = {name: Plan.objects.create(name=name, slug=name) for name in ("free", "pro", "trial", "next")}
@@ -384,7 +386,7 @@ def test_plans_of_a_user_by_time(alice: User, policies: Policies) -> None:
     ]
 
 
-def test_reloading_reads_no_more_than_it_needs(policies: Policies, alice: User) -> None:
+def test_reloading_reads_no_more_than_it_needs(policies: PolicyCache, alice: User) -> None:
     fill(3)
     policies.reload(newest())
     default_limiter().publish()
@@ -395,7 +397,7 @@ def test_reloading_reads_no_more_than_it_needs(policies: Policies, alice: User) 
     assert queries(lambda: policies.reload(newest())) == 2
 
 
-def test_a_process_that_starts_reads_the_latest_changes_only(policies: Policies) -> None:
+def test_a_process_that_starts_reads_the_latest_changes_only(policies: PolicyCache) -> None:
     """Each start read the ids of the whole history."""
     PolicyChange.objects.bulk_create([PolicyChange(model="plan", action="update") for _ in range(5000)])
     PolicyChange.objects.update(at=timezone.now() - timedelta(days=30))
@@ -421,7 +423,7 @@ def change_of(user: User, **fields: Any) -> PolicyChange:
 
 @pytest.mark.parametrize("when", ["before", "during", "after"])
 def test_a_row_that_commits_late_is_not_missed_however_many_came_since(
-    policies: Policies, alice: User, when: str
+    policies: PolicyCache, alice: User, when: str
 ) -> None:
     """A mass change went by while another transaction was open: its row was never looked at.
 
@@ -444,7 +446,7 @@ def test_a_row_that_commits_late_is_not_missed_however_many_came_since(
 
 
 @pytest.mark.parametrize("place", [0, 5000, 9999])
-def test_a_mass_change_that_commits_late_is_not_missed(policies: Policies, alice: User, place: int) -> None:
+def test_a_mass_change_that_commits_late_is_not_missed(policies: PolicyCache, alice: User, place: int) -> None:
     """One save was committed while thousands of rows were being written: most of these were never looked at."""
     bob = User.objects.create(username="bob")
     RatePolicy.objects.create(user=alice, rates="1/s")
@@ -463,7 +465,7 @@ def test_a_mass_change_that_commits_late_is_not_missed(policies: Policies, alice
 @pytest.mark.parametrize("place", [0, 150, 299])
 @pytest.mark.parametrize("start", ["before", "after"])
 def test_saves_by_turns_with_an_open_transactions_own_are_not_missed(
-    policies: Policies, alice: User, place: int, start: str
+    policies: PolicyCache, alice: User, place: int, start: str
 ) -> None:
     """Two imports at once, one of them in one transaction: its ids are hundreds of gaps among the other's."""
     bob = User.objects.create(username="bob")
@@ -483,7 +485,7 @@ def test_saves_by_turns_with_an_open_transactions_own_are_not_missed(
 
 @pytest.mark.parametrize("history", ["none", "some"])
 @pytest.mark.parametrize("place", [0, 4999])
-def test_a_mass_change_drops_each_of_its_users(policies: Policies, alice: User, history: str, place: int) -> None:
+def test_a_mass_change_drops_each_of_its_users(policies: PolicyCache, alice: User, history: str, place: int) -> None:
     """Where more rows were unseen than are read one by one, the oldest were passed over."""
     bob = User.objects.create(username="bob")
     if history == "some":
@@ -496,7 +498,7 @@ def test_a_mass_change_drops_each_of_its_users(policies: Policies, alice: User, 
 
 
 @pytest.mark.parametrize("number", [998, 999, 1000, 1001, 1998, 1999, 2000, 2001])
-def test_a_late_row_is_seen_in_the_company_of_a_mass_change(policies: Policies, alice: User, number: int) -> None:
+def test_a_late_row_is_seen_in_the_company_of_a_mass_change(policies: PolicyCache, alice: User, number: int) -> None:
     """The rows of a look are cut off at a number: the late one, lowest of all, was the first to fall off."""
     bob = User.objects.create(username="bob")
     RatePolicy.objects.create(user=alice, rates="1/s")
@@ -510,7 +512,7 @@ def test_a_late_row_is_seen_in_the_company_of_a_mass_change(policies: Policies, 
     assert policies.user(str(alice.pk)) is None
 
 
-def test_ids_that_never_come_are_not_read_again_and_again(policies: Policies, alice: User) -> None:
+def test_ids_that_never_come_are_not_read_again_and_again(policies: PolicyCache, alice: User) -> None:
     """Ids are left out for good where a transaction was rolled back: the changes around them are read once."""
     RatePolicy.objects.create(user=alice, rates="1/s")
     first = PolicyChange.objects.latest("pk").pk + 1
@@ -523,7 +525,7 @@ def test_ids_that_never_come_are_not_read_again_and_again(policies: Policies, al
 
 
 def test_a_mass_change_is_read_whatever_number_of_parameters_the_database_takes(
-    policies: Policies, alice: User
+    policies: PolicyCache, alice: User
 ) -> None:
     """More unseen rows than a query takes parameters stopped every later reload: the process was stuck for good."""
     policies.reload(newest())
@@ -541,7 +543,7 @@ def test_a_mass_change_is_read_whatever_number_of_parameters_the_database_takes(
 
 
 @pytest.mark.parametrize("change", ["policy", "user", "publish"])
-def test_a_database_restored_from_a_backup_is_read_anew(policies: Policies, alice: User, change: str) -> None:
+def test_a_database_restored_from_a_backup_is_read_anew(policies: PolicyCache, alice: User, change: str) -> None:
     """New changes get ids that this process has seen: it took them for old ones, ``publish`` included."""
     restored_to = PolicyChange.objects.create(model="plan", action="update").pk
     RatePolicy.objects.create(rates="1/s")
@@ -565,7 +567,7 @@ def test_a_database_restored_from_a_backup_is_read_anew(policies: Policies, alic
     assert policies.user(str(alice.pk)) is None
 
 
-def test_history_that_was_tidied_up_hides_no_change(policies: Policies) -> None:
+def test_history_that_was_tidied_up_hides_no_change(policies: PolicyCache) -> None:
     RatePolicy.objects.create(rates="1/s")
     policies.reload(newest())
     PolicyChange.objects.all().delete()
@@ -581,7 +583,7 @@ def test_history_that_was_tidied_up_hides_no_change(policies: Policies) -> None:
 
 
 def test_a_change_whose_publication_was_lost_comes_with_the_next_one(
-    policies: Policies, alice: User, settings: Any
+    policies: PolicyCache, alice: User, settings: Any
 ) -> None:
     policies.reload(newest())
     policies.load_user(str(alice.pk))
@@ -595,7 +597,7 @@ def test_a_change_whose_publication_was_lost_comes_with_the_next_one(
     assert policies.user(str(alice.pk)) is None
 
 
-def test_a_publication_by_hand_drops_everyone(policies: Policies, alice: User) -> None:
+def test_a_publication_by_hand_drops_everyone(policies: PolicyCache, alice: User) -> None:
     RatePolicy.objects.create(rates="1/s")
     policies.reload(newest())
     policies.load_user(str(alice.pk))
@@ -608,7 +610,7 @@ def test_a_publication_by_hand_drops_everyone(policies: Policies, alice: User) -
     assert policies.user(str(alice.pk)) is None
 
 
-def test_a_mass_change_of_users_rows_drops_them_and_reads_nothing_shared(policies: Policies) -> None:
+def test_a_mass_change_of_users_rows_drops_them_and_reads_nothing_shared(policies: PolicyCache) -> None:
     plan = Plan.objects.create(name="Pro", slug="pro")
     owners = User.objects.bulk_create([User(username=f"user{number}") for number in range(20)])
     policies.reload(newest())
@@ -622,7 +624,7 @@ def test_a_mass_change_of_users_rows_drops_them_and_reads_nothing_shared(policie
     assert after.groups is before.groups
 
 
-def test_a_first_load_that_fails_is_tried_again(policies: Policies) -> None:
+def test_a_first_load_that_fails_is_tried_again(policies: PolicyCache) -> None:
     RatePolicy.objects.create(rates="1/s")
 
     def fail(*_: Any) -> Any:
@@ -636,7 +638,7 @@ def test_a_first_load_that_fails_is_tried_again(policies: Policies) -> None:
 
 
 @pytest.mark.parametrize("failing", range(4))
-def test_whichever_query_fails_the_change_is_still_unseen(policies: Policies, alice: User, failing: int) -> None:
+def test_whichever_query_fails_the_change_is_still_unseen(policies: PolicyCache, alice: User, failing: int) -> None:
     RatePolicy.objects.create(rates="1/s")
     policies.reload(newest())
     before = policies.current()
@@ -663,7 +665,7 @@ def test_whichever_query_fails_the_change_is_still_unseen(policies: Policies, al
     assert policies.user(str(alice.pk)) is None
 
 
-def test_polling_waits_for_nobody(policies: Policies, settings: Any) -> None:
+def test_polling_waits_for_nobody(policies: PolicyCache, settings: Any) -> None:
     """While one thread reads, the others go on with what they have."""
     policies.reload(newest())
     settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
@@ -685,7 +687,7 @@ def test_polling_waits_for_nobody(policies: Policies, settings: Any) -> None:
         holder.join(timeout=30)
 
 
-def test_polling_reads_once_a_period(policies: Policies, settings: Any) -> None:
+def test_polling_reads_once_a_period(policies: PolicyCache, settings: Any) -> None:
     policies.reload(newest())
     settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
     assert queries(policies.poll) == 1
@@ -694,7 +696,7 @@ def test_polling_reads_once_a_period(policies: Policies, settings: Any) -> None:
     assert queries(policies.poll) == 0
 
 
-def test_a_poll_keeps_the_revision(policies: Policies, settings: Any) -> None:
+def test_a_poll_keeps_the_revision(policies: PolicyCache, settings: Any) -> None:
     """Only what the store says is a revision: one made up here could hide the next."""
     revision = policies.reload(newest()).revision
     settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
@@ -705,7 +707,7 @@ def test_a_poll_keeps_the_revision(policies: Policies, settings: Any) -> None:
     assert rates(policies) == ["1/s"]
 
 
-def test_forgetting_is_starting_anew(policies: Policies, alice: User) -> None:
+def test_forgetting_is_starting_anew(policies: PolicyCache, alice: User) -> None:
     RatePolicy.objects.create(rates="1/s")
     policies.reload(newest())
     policies.load_user(str(alice.pk))

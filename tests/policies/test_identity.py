@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from django_ratequota import check_request
 from django_ratequota.models import Plan, PlanAssignment, RatePolicy
 from django_ratequota.policies import identity
-from django_ratequota.policies.identity import Caller, NamedCaller, client_address, client_text
+from django_ratequota.policies.identity import Caller, DescribedCaller, client_address, client_text
 from tests.project.views import request_from
 
 PROXIES = (ip_network("10.0.0.0/8"), ip_network("2001:db8:ffff::/48"))
@@ -168,11 +168,13 @@ def test_a_request_without_authentication_has_no_user() -> None:
 
 
 def test_a_caller_named_by_hand_answers_what_it_was_given() -> None:
-    caller = NamedCaller(user_id="7", address="::ffff:203.0.113.7", identifiers={"tenant": "acme"}, plan_slug="pro")
+    caller = DescribedCaller(
+        user_id="7", address="::ffff:203.0.113.7", identifiers={"tenant": "acme"}, plan_slug="pro"
+    )
     subjects = [caller.subject(kind, 3) for kind in ("caller", "ip", "tenant", "api_key", "plan")]
     assert subjects == ["user:7", "ip:203.0.113.7", "tenant:acme", None, "plan:3"]
     assert caller.plan_slug == "pro"
-    anonymous = NamedCaller(user_id=None, address="2001:db8::7")
+    anonymous = DescribedCaller(user_id=None, address="2001:db8::7")
     assert anonymous.subject("caller", None) == "ip:2001:db8::/64"
     assert anonymous.address == IPv6Address("2001:db8::7")
 

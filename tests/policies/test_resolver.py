@@ -20,10 +20,10 @@ from django_ratequota import Rate, check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.policies.cache import load_snapshot, policies
 from django_ratequota.policies.facts import NOBODY, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
-from django_ratequota.policies.identity import Caller, NamedCaller
+from django_ratequota.policies.identity import Caller, DescribedCaller
 from django_ratequota.policies.resolver import (
-    Asked,
     Candidate,
+    EvaluationContext,
     Resolution,
     explain,
     match_endpoints,
@@ -50,11 +50,11 @@ def tenants(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
 
 
-def asked(user: User | None = None, scope: str | None = None, at: datetime = NOW, **named: Any) -> Asked:
+def asked(user: User | None = None, scope: str | None = None, at: datetime = NOW, **named: Any) -> EvaluationContext:
     """The question a caller's request poses to the policies as the database holds them."""
     snapshot = load_snapshot(0)
-    return Asked(
-        caller=NamedCaller(user_id=str(user.pk) if user else None, **{"address": ADDRESS, **named}),
+    return EvaluationContext(
+        caller=DescribedCaller(user_id=str(user.pk) if user else None, **{"address": ADDRESS, **named}),
         entry=policies.load_user(str(user.pk)) if user else NOBODY,
         endpoints=match_endpoints(snapshot, scope=scope, route=None, name=None, method="GET"),
         scope=scope,
@@ -493,8 +493,10 @@ def test_the_endpoint_named_by_the_scope_comes_first_and_sets_the_cost() -> None
 
     def found(scope: str | None, route: str | None) -> tuple[str, int]:
         matched = match_endpoints(snapshot, scope=scope, route=route, name=None, method="GET")
-        caller = NamedCaller(user_id=None, address=ADDRESS)
-        question = Asked(caller=caller, entry=NOBODY, endpoints=matched, scope=scope, snapshot=snapshot, now_us=0)
+        caller = DescribedCaller(user_id=None, address=ADDRESS)
+        question = EvaluationContext(
+            caller=caller, entry=NOBODY, endpoints=matched, scope=scope, snapshot=snapshot, now_us=0
+        )
         return "".join(endpoint.name for endpoint in matched), resolve(question).cost
 
     assert found("c", "/x/") == ("cab", 2)
@@ -652,7 +654,7 @@ def test_explain_agrees_with_resolve_and_both_with_the_rules(order: list[str], s
 def agree(random: Random, kinds: list[str]) -> int:
     """Compare the resolver with the rules, and return how many groups were contested."""
     rows, now = facts_of(random), random.choice([5, 10, 25, 30])
-    caller = NamedCaller(
+    caller = DescribedCaller(
         user_id=random.choice([None, "42", "42"]),
         address=random.choice([None, ADDRESS, ADDRESS, "203.0.113.8", "2001:db8::7"]),
         identifiers=random.choice([{}, TENANT, {"api_key": "k"}, {**TENANT, "api_key": "k"}]),
@@ -664,7 +666,7 @@ def agree(random: Random, kinds: list[str]) -> int:
         policies=tuple(row for row in rows if row.user),
         assignments=(Assignment(plan_id=assigned, starts_us=0, ends_us=None),) if assigned else (),
     )
-    question = Asked(
+    question = EvaluationContext(
         caller=caller,
         entry=own if caller.user_id else NOBODY,
         endpoints=match_endpoints(snapshot, scope=scope, route=None, name=None, method="GET"),
@@ -716,7 +718,7 @@ def entries(rows: list[PolicyFacts]) -> st.SearchStrategy[UserEntry]:
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> list[Asked]:
+def questions(draw: st.DrawFn) -> list[EvaluationContext]:
     """Questions to one picture, by few enough callers that some are alike but for the time, or for one thing."""
     rows = draw(facts())
     snapshot = picture(ENDPOINTS, rows, plans=PLANS, defaults=draw(st.sampled_from([{}, {"authenticated": 2}])))
@@ -724,7 +726,7 @@ def questions(draw: st.DrawFn) -> list[Asked]:
     asked = []
     for _ in range(draw(st.integers(2, 12))):
         # Made anew each time, as a request's is.
-        caller = NamedCaller(
+        caller = DescribedCaller(
             user_id=draw(st.sampled_from([None, "42", "43"])),
             address=draw(st.sampled_from([None, ADDRESS, "203.0.113.8", "2001:db8::7", "2001:db8::8"])),
             identifiers=draw(st.sampled_from([{}, TENANT, {"tenant": "globex"}])),
@@ -732,7 +734,7 @@ def questions(draw: st.DrawFn) -> list[Asked]:
         )
         scope = draw(st.sampled_from([None, "e1", "e2", "unknown"]))
         asked.append(
-            Asked(
+            EvaluationContext(
                 caller=caller,
                 entry=draw(st.sampled_from(known)) if caller.user_id == "42" else NOBODY,
                 endpoints=match_endpoints(snapshot, scope=scope, route=None, name=None, method="GET"),
@@ -746,7 +748,7 @@ def questions(draw: st.DrawFn) -> list[Asked]:
 
 @given(questions())
 @settings(max_examples=1000, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-def test_remembering_changes_no_answer(asked: list[Asked]) -> None:
+def test_remembering_changes_no_answer(asked: list[EvaluationContext]) -> None:
     for question in (*asked, *asked[::-1]):
         # A copy of the picture remembers nothing.
         anew = resolve_anew(replace(question, snapshot=replace(question.snapshot)))
@@ -783,7 +785,7 @@ def test_whatever_tells_callers_apart_is_remembered_apart(caller: list[str], set
     ):
         question = replace(
             first,
-            caller=NamedCaller(user_id=user, address=address, identifiers=tenant, plan_slug=plan_slug),
+            caller=DescribedCaller(user_id=user, address=address, identifiers=tenant, plan_slug=plan_slug),
             entry=first.entry if user == str(alice.pk) else NOBODY,
             endpoints=match_endpoints(first.snapshot, scope=scope, route=None, name=None, method="GET"),
             scope=scope,
@@ -803,7 +805,7 @@ def test_callers_alike_are_resolved_once_until_something_starts_or_ends(alice: U
     assert found[0] is found[1] is found[2]
     assert found[3] is not found[0]
     assert [limits(one) for one in (found[0], found[3])] == [[f"user:{alice.pk} 7/hour"], [f"user:{alice.pk} 5/hour"]]
-    other = replace(first, caller=NamedCaller(user_id=None, address="198.51.100.7"), entry=NOBODY)
+    other = replace(first, caller=DescribedCaller(user_id=None, address="198.51.100.7"), entry=NOBODY)
     assert limits(resolve(other)) == ["ip:198.51.100.7 7/hour"]
 
 
@@ -812,11 +814,11 @@ def test_long_names_that_clients_choose_are_remembered_as_digests_or_not_at_all(
     RatePolicy.objects.create(counted_per="tenant", rates="5/hour")
     first = asked(identifiers=TENANT)
     for number in range(3):
-        long = NamedCaller(user_id=None, address=ADDRESS, identifiers={"tenant": f"{number}" * 201})
+        long = DescribedCaller(user_id=None, address=ADDRESS, identifiers={"tenant": f"{number}" * 201})
         (limit,) = limits(resolve(replace(first, caller=long)))
         assert re.fullmatch(r"tenant:~[0-9A-Za-z_-]{20} 5/hour", limit)
     assert len(first.snapshot.memo.resolutions) == 3
-    long = NamedCaller(user_id=None, address=ADDRESS, identifiers=TENANT, plan_slug="p" * 201)
+    long = DescribedCaller(user_id=None, address=ADDRESS, identifiers=TENANT, plan_slug="p" * 201)
     resolve(replace(first, caller=long))
     assert len(first.snapshot.memo.resolutions) == 3
     resolve(first)
@@ -834,7 +836,7 @@ def test_an_identifier_that_nothing_counts_per_is_not_asked() -> None:
         question = asked(scope=scope)
         looked_up: set[str] = set()
 
-        class Watched(NamedCaller):
+        class Watched(DescribedCaller):
             def _find(self, kind: str, seen: set[str] = looked_up) -> str | None:
                 seen.add(kind)
                 return None

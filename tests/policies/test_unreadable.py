@@ -17,7 +17,7 @@ from django_ratequota.checks import check_rates
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.cache import load_snapshot, policies
-from django_ratequota.policies.identity import NamedCaller
+from django_ratequota.policies.identity import DescribedCaller
 from django_ratequota.policies.unreadable import find_unreadable
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Check
@@ -178,7 +178,7 @@ def test_loading_reads_the_history_of_what_cannot_be_read_only(unheard_of: RateP
 
 def test_explain_says_what_counts() -> None:
     policy = RatePolicy.objects.create(rates="10/hour")
-    caller = NamedCaller(user_id=None, address="203.0.113.7")
+    caller = DescribedCaller(user_id=None, address="203.0.113.7")
     write(policy, "thirty")
     [candidate] = explain_caller(caller, scope=None).candidates
     assert candidate.won

@@ -16,7 +16,7 @@ from django.test import RequestFactory
 
 from django_ratequota import check_request
 from django_ratequota.models import PolicyChange, RatePolicy
-from django_ratequota.policies.cache import Policies
+from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.unrecorded import after_migrate
 from django_ratequota.runtime import default_limiter
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
@@ -44,7 +44,7 @@ def test_after_a_flush_the_next_request_finds_nothing(recorded: bool) -> None:
 def test_a_signal_without_a_plan_that_leaves_policies_is_recorded() -> None:
     """Test runners send it after their own migrations: no table was emptied then."""
     RatePolicy.objects.create(rates="5/hour")
-    other = Policies()
+    other = PolicyCache()
     other.reload(default_limiter().stored_revision())
     QuerySet(RatePolicy).update(rates="9/hour")
     emit_post_migrate_signal(verbosity=0, interactive=False, db="default")

@@ -14,7 +14,7 @@ from django.core.management import call_command
 from django.db import transaction
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.policies.cache import Policies
+from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.runtime import default_limiter
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -28,7 +28,7 @@ def rows() -> dict[int, Any]:
     return {row["id"]: row for row in PolicyChange.objects.values(*fields)}
 
 
-def limits(process: Policies) -> dict[int | None, list[str]]:
+def limits(process: PolicyCache) -> dict[int | None, list[str]]:
     """The rate texts of the process's policies by endpoint, once it has heard of the last publication."""
     snapshot = process.reload(default_limiter().stored_revision())
     return {
@@ -65,7 +65,7 @@ def ordered(dump: Path, last: bool) -> Path:
 @pytest.mark.parametrize("last", [False, True], ids=["history first", "history last"])
 def test_an_empty_database_takes_its_own_dump(dumped: Path, last: bool) -> None:
     """On PostgreSQL loading took ids that the dump brings: "duplicate key value violates unique constraint"."""
-    process = Policies()
+    process = PolicyCache()
     before, objects, held = rows(), list(RatePolicy.objects.values()), limits(process)
     call_command("flush", interactive=False, verbosity=0)
     assert limits(process) == {}
@@ -77,11 +77,11 @@ def test_an_empty_database_takes_its_own_dump(dumped: Path, last: bool) -> None:
     assert [row["action"] for row in written] == ["create"] * 12
     assert min(row["id"] for row in written) > max(before)
     assert limits(process) == held
-    assert limits(Policies()) == held
+    assert limits(PolicyCache()) == held
 
 
 def test_edits_go_on_after_loading(dumped: Path) -> None:
-    process = Policies()
+    process = PolicyCache()
     call_command("flush", interactive=False, verbosity=0)
     limits(process)
     call_command("loaddata", str(dumped), verbosity=0)
@@ -94,7 +94,7 @@ def test_edits_go_on_after_loading(dumped: Path) -> None:
 
 @pytest.mark.parametrize("last", [False, True], ids=["history first", "history last"])
 def test_a_dump_over_later_edits_is_obeyed(dumped: Path, last: bool) -> None:
-    process = Policies()
+    process = PolicyCache()
     held = limits(process)
     RatePolicy.objects.update(rates="99/hour")
     assert limits(process) != held

@@ -17,7 +17,7 @@ from rest_framework.urlpatterns import format_suffix_patterns
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.operations.advice import about_endpoint, matched_routes
-from django_ratequota.operations.explain_query import Question
+from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies import languages as module
 from django_ratequota.policies.routes import find_route, known_routes, resolved
 from tests.project import views
@@ -180,10 +180,10 @@ def test_pages_know_routes_in_the_default_language_alone(code: str | None) -> No
 )
 def test_explain_finds_a_path_of_any_language(code: str, path: str, route: str) -> None:
     with translation.override(code):
-        assert Question(path=path).place()["route"] == route
+        assert ExplainQuery(path=path).place()["route"] == route
         assert translation.get_language() == code
         with pytest.raises(ValidationError):
-            Question(path="/xx/x/").place()
+            ExplainQuery(path="/xx/x/").place()
         assert find_route("/xx/x/") is None
 
 

@@ -19,7 +19,7 @@ from django_ratequota.engine.limiter import Limiter
 from django_ratequota.models import RatePolicy
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies import identity
-from django_ratequota.policies.identity import NamedCaller
+from django_ratequota.policies.identity import DescribedCaller
 from django_ratequota.throttling import QuotaThrottle
 from tests.conftest import Get
 from tests.project import views
@@ -212,7 +212,7 @@ def test_a_long_api_key_takes_no_memory(settings: Any, subjects: list[str]) -> N
         assert answers == [200, 200, 429], "each has a counter of its own"
     assert max(map(len, subjects)) <= len("api_key:") + 200
     assert f"api_key:{'k' * 200}" in subjects, "what a policy can name stays as it is"
-    found = explain_caller(NamedCaller(user_id=None, address=None, identifiers={"api_key": keys[0]}), scope=None)
+    found = explain_caller(DescribedCaller(user_id=None, address=None, identifiers={"api_key": keys[0]}), scope=None)
     assert not found.decision.allowed, "operators find it by the whole key"
     RatePolicy.objects.create(subject=f"api_key:{short(keys[0])}", rates="unlimited")
     assert Client().get("/bare/", headers={"X-Api-Key": keys[0]}).status_code == 200, "and make it an override"

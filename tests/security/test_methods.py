@@ -34,7 +34,7 @@ from django_ratequota import check_request
 from django_ratequota.checks.views import check_methods
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.operations.explain_query import Question
+from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.methods import kinds_of
 from django_ratequota.throttling import QuotaThrottle
 from example_project.views import completions
@@ -434,7 +434,7 @@ def test_explain_says_what_requests_see(client: Client, where: str, methods: str
     told = {
         method
         for method in EVERY.split()
-        if not Question(ip="127.0.0.1", path=f"/{where}", method=method).explain().decision.allowed
+        if not ExplainQuery(ip="127.0.0.1", path=f"/{where}", method=method).explain().decision.allowed
     }
     assert told == counted(client, f"/{where}")
 
@@ -443,7 +443,7 @@ def test_explain_says_what_requests_see(client: Client, where: str, methods: str
 def test_explain_knows_the_view_by_its_scope(settings: Any, method: str) -> None:
     settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("rest/", Rest.as_view())]})
     limit(rates="blocked")
-    assert Question(ip="127.0.0.1", endpoint="login", method=method).explain().decision.allowed is (
+    assert ExplainQuery(ip="127.0.0.1", endpoint="login", method=method).explain().decision.allowed is (
         method == "OPTIONS"
     )
 

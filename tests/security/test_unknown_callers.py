@@ -25,7 +25,7 @@ from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.health import health
 from django_ratequota.operations.counters import reset_caller, why_shared
-from django_ratequota.operations.explain_query import Question
+from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.identity import FAILED, Caller, failed_kind
 from django_ratequota.utils import problems
 from tests.conftest import Check
@@ -227,7 +227,7 @@ def test_each_function_has_a_line_a_minute(per_tenant: None, at: Any, caplog: An
 def test_operators_are_told_who_that_is(per_tenant: None) -> None:
     RatePolicy.objects.create(counted_per="tenant", rates="5/hour")
     assert check_request(request_from(tenant=RuntimeError())).allowed
-    question = Question.about("tenant:")
+    question = ExplainQuery.about("tenant:")
     caller = question.caller()
     assert caller.subject("tenant", None) == "tenant:"
     [status] = question.explain().decision.statuses
@@ -238,7 +238,7 @@ def test_operators_are_told_who_that_is(per_tenant: None) -> None:
     call_command("ratequota", "explain", "--identifier", "tenant=", stdout=out)
     assert "all/hour per tenant of tenant unknown (its function failed): 4 of 5 left" in out.getvalue()
     assert explain_url("admin", "tenant:") == ""
-    asked = answers(Question.about("tenant:", "ip:203.0.113.7"))
+    asked = answers(ExplainQuery.about("tenant:", "ip:203.0.113.7"))
     assert (asked.get("ip"), "kind" in asked, "value" in asked) == ("203.0.113.7", False, False)
     assert why_shared("tenant", "tenant:").startswith("All callers for whom the function of tenant raises")
     assert reset_caller(caller, scope=None) == (), "it is everybody's"

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from django_ratequota.utils.bounded_cache import Recent
+from django_ratequota.utils.bounded_cache import BoundedCache
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 1000])
 def test_it_holds_no_more_than_its_size(size: int) -> None:
-    recent: Recent[str] = Recent(size)
+    recent: BoundedCache[str] = BoundedCache(size)
     for number in range(3 * size):
         recent.put(number, str(number))
         assert recent.get(number) == str(number), "the newest is there"
@@ -19,14 +19,14 @@ def test_it_holds_no_more_than_its_size(size: int) -> None:
 
 
 def test_the_latest_half_is_there() -> None:
-    recent: Recent[int] = Recent(100)
+    recent: BoundedCache[int] = BoundedCache(100)
     for number in range(1, 1001):
         recent.put(number, number)
     assert [recent.get(number) for number in range(951, 1001)] == list(range(951, 1001))
 
 
 def test_what_is_asked_for_stays() -> None:
-    recent: Recent[str] = Recent(10)
+    recent: BoundedCache[str] = BoundedCache(10)
     recent.put("asked", "kept")
     recent.put("unasked", "lost")
     for number in range(1000):
@@ -36,7 +36,7 @@ def test_what_is_asked_for_stays() -> None:
 
 
 def test_threads_that_meet_see_their_own_values() -> None:
-    recent: Recent[int] = Recent(16)
+    recent: BoundedCache[int] = BoundedCache(16)
     wrong: list[object] = []
     start = threading.Barrier(4)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from django_ratequota.conf import OncePerSettings
 from django_ratequota.engine.local import LocalLimiter
-from django_ratequota.policies.cache import Policies
+from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.store.breaker import Breaker
 from django_ratequota.store.cluster import ClusterStore
 from django_ratequota.utils.locks import ForkSafeLock
@@ -53,7 +53,7 @@ def test_a_fork_while_another_thread_holds_the_lock_hangs_nothing() -> None:
 
 
 def test_whoever_serves_after_a_fork_has_such_a_lock() -> None:
-    policies = Policies()
+    policies = PolicyCache()
     for lock in (
         Breaker("redis.example:6379", 1)._lock,
         ClusterStore([], object, {}, 1)._lock,

@@ -12,14 +12,14 @@ from django.utils.translation import gettext_lazy as _
 from ...conf import settings
 from ...engine.rates import MAX_UNITS
 from ...models import METHODS, Endpoint, Plan
-from ...operations.explain_query import Question
+from ...operations.explain_query import ExplainQuery
 from ...policies.identity import FAILED
 
 #: What PLAN_RESOLVER may answer besides a slug; no slug has brackets.
 _NO_PLAN = "(none)"
 
 
-class QuestionForm(forms.Form):
+class ExplainForm(forms.Form):
     """Who, where and how much; once valid, ``question`` asks it.
 
     Bound to a query string, so that links can be shared.
@@ -97,7 +97,7 @@ class QuestionForm(forms.Form):
         if "plan" in self.fields and not given.get("plan") and "plan" not in self.errors:
             self.add_error("plan", _("Say what PLAN_RESOLVER would answer for this caller."))
         user, slug = given.get("user"), given.get("plan")
-        self.question = Question(
+        self.question = ExplainQuery(
             user_id=None if user is None else str(user.pk),
             ip=given.get("ip", ""),
             identifiers={kind: value} if kind and value else {},
@@ -119,7 +119,7 @@ class QuestionForm(forms.Form):
         return {name: str(self.data[name]) for name in self.fields if self.data.get(name)}
 
 
-def answers(question: Question) -> dict[str, str]:
+def answers(question: ExplainQuery) -> dict[str, str]:
     """What the form would be filled in with to ask this."""
     kind, value = next(iter(question.identifiers.items()), ("", ""))
     if value == FAILED and kind in settings.identifiers:

@@ -17,12 +17,12 @@ from ...monitoring import statistics
 from ...operations.boosts import why_no_boost
 from ...operations.counters import peek
 from ...operations.explain import Explanation
-from ...operations.explain_query import Question
+from ...operations.explain_query import ExplainQuery
 from ...policies.resolver import Candidate
 from ..base import Lookups, shown
 from ..permissions import is_override, may
 from .counters import counter, named_callers, verdict
-from .form import QuestionForm, answers
+from .form import ExplainForm, answers
 from .refusals import Refusals, find
 
 _TEMPLATES = "admin/django_ratequota/ratepolicy"
@@ -79,9 +79,9 @@ class Explain(Lookups, Refusals):
             context |= self._answer(request, explanation, given)
         return self._show(request, "explain.html", context, form)
 
-    def _form(self, request: Any, data: Any) -> QuestionForm:
+    def _form(self, request: Any, data: Any) -> ExplainForm:
         user: Any = self.formfield_for_foreignkey(RatePolicy._meta.get_field("user"), request)
-        return QuestionForm(data or None, user=user)
+        return ExplainForm(data or None, user=user)
 
     def _show(self, request: Any, template: str, context: dict[str, Any], *forms: Any) -> TemplateResponse:
         request.current_app = self.admin_site.name
@@ -194,11 +194,11 @@ def _data(given: Any, refusal: statistics.Refusal | None) -> Any:
     """What fills in the form: its own fields; or, on the way from other pages, ``caller`` as counters name them."""
     if "caller" in given:
         # Which plan it is on, where PLAN_RESOLVER says so, only the operator may know.
-        about = {name: text for name, text in answers(Question.about(given["caller"])).items() if name != "plan"}
+        about = {name: text for name, text in answers(ExplainQuery.about(given["caller"])).items() if name != "plan"}
         return {**about, **{name: text for name, text in given.items() if text}}
-    if "user" in given or QuestionForm.base_fields.keys() & given.keys():
+    if "user" in given or ExplainForm.base_fields.keys() & given.keys():
         return given
-    return refusal and answers(Question.of(refusal))
+    return refusal and answers(ExplainQuery.of(refusal))
 
 
 def _live(explanation: Explanation) -> dict[Bucket, BucketStatus]:

@@ -21,7 +21,7 @@ from ...monitoring.health import Health, reports, state_of
 from ...monitoring.rollup import KEEP_DAYS, KEEP_HOURS, roll_up
 from ...operations.counters import reset_caller
 from ...operations.explain import Explanation
-from ...operations.explain_query import Question
+from ...operations.explain_query import ExplainQuery
 from ...policies.identity import failed_kind
 from ...policies.unreadable import find_unreadable
 from ...recording.recorder import record_publication
@@ -92,7 +92,7 @@ class Command(BaseCommand):
                 raise CommandError(f"No refusal {options['id']!r} is kept; they are kept for 48 hours")
             for line in _recall(refusal):
                 self.stdout.write(line)
-            question = Question.of(refusal)
+            question = ExplainQuery.of(refusal)
         else:
             question = _question(options)
         for line in _describe(question.explain()):
@@ -192,7 +192,7 @@ def _latency(counts: list[int]) -> str:
     return f"{sum(counts)} decisions, p50 {p50 * 1000:.2f} ms, p99 {p99 * 1000:.2f} ms"
 
 
-def _question(options: dict[str, Any]) -> Question:
+def _question(options: dict[str, Any]) -> ExplainQuery:
     if not options["user"] and not options["ip"] and not options["identifier"]:
         raise CommandError("Say who is asking: --user NAME, --ip ADDRESS or --identifier NAME=VALUE")
     user_id = None
@@ -215,7 +215,7 @@ def _question(options: dict[str, Any]) -> Question:
         raise CommandError(f"There is no plan {slug!r}; there are: {slugs}")
     if settings.plan_resolver and slug is None:
         raise CommandError("PLAN_RESOLVER says the plan, and it needs a request: give --plan SLUG, or '' for none")
-    return Question(
+    return ExplainQuery(
         user_id=user_id,
         ip=options["ip"] or "",
         identifiers=identifiers,
