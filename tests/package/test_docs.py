@@ -45,11 +45,11 @@ _PRINTS = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
 _IMPORT = "$ python manage.py ratequota import policies.yaml"
 #: Pages whose snippets need a project of their own, and who makes one. They are compiled here.
 _RUN_BY = {
-    "api.md": "test_client_pages.py",
-    "metrics.md": "test_client_pages.py",
-    "migrating.md": "test_migrating.py",
-    "templates.md": "test_templates.py",
-    "testing.md": "test_testing.py",
+    "api.md": "package/test_client_pages.py",
+    "metrics.md": "package/test_client_pages.py",
+    "migrating.md": "package/test_migrating.py",
+    "templates.md": "front/test_templates.py",
+    "testing.md": "testing/test_testing.py",
 }
 
 

@@ -41,26 +41,30 @@ SERVERS: dict[str, Callable[[], str | None]] = {
 
 #: What a version can break -> the part of the suite that tells.
 PARTS = {
-    "engine": """test_limiter test_algorithms test_store test_scripts test_concurrency test_breaker test_budget
-        test_edited_rates test_refunds faults/test_script_flush faults/test_connecting faults/test_distance""",
-    "requests": """test_enforcement test_throttling test_decorators test_middleware test_headers test_responses
-        test_checks test_package test_admin test_matrix test_locale test_health test_compat_drf
-        test_compat_ratelimit security/test_mails_of_refusals security/test_forwarded_headers
-        security/test_passwords""",
-    "database": """test_models test_migrations test_snapshot test_deltas test_meanings test_recording test_restoring
-        test_copying test_rollup test_publication test_fixtures""",
-    "users": """test_enforcement test_throttling test_decorators test_middleware test_identity
-        test_boosting test_rights test_explain test_live test_usage test_preview test_impact test_matrix test_admin
-        test_locale security/test_promises test_command test_fallback test_advice test_policyfile
-        test_compat_drf test_compat_ratelimit test_from_drf_settings""",
+    "engine": """engine/test_limiter engine/test_algorithms store/test_store engine/test_scripts
+        engine/test_concurrency store/test_breaker store/test_budget engine/test_edited_rates
+        enforcement/test_refunds faults/test_script_flush faults/test_connecting faults/test_distance""",
+    "requests": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
+        front/test_headers front/test_responses front/test_checks package/test_package admin/test_admin
+        admin/test_matrix package/test_locale monitoring/test_health compat/test_drf compat/test_ratelimit
+        security/test_mails_of_refusals security/test_forwarded_headers security/test_passwords""",
+    "database": """models/test_models models/test_migrations policies/test_cache policies/test_deltas
+        policies/test_unreadable recording/test_recorder operations/test_restore admin/test_copy_plan
+        monitoring/test_rollup recording/test_publication recording/test_fixtures""",
+    "users": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
+        policies/test_identity operations/test_boosts admin/test_permissions admin/test_explain
+        admin/test_usage_page operations/test_counters admin/test_preview operations/test_impact admin/test_matrix
+        admin/test_admin package/test_locale security/test_promises management/test_command
+        enforcement/test_on_error operations/test_advice policyfile/test_policyfile compat/test_drf
+        compat/test_ratelimit management/test_drf_settings""",
 }
 
 #: Tests that make users by number, or name the user model: they fail on any other, and two take half a minute each.
 NUMBERED = (
-    "test_policyfile.py::test_any_content_can_be_brought_to_any_other",
-    "test_policyfile.py::test_nothing_is_lost",
-    "test_policyfile.py::test_users_may_log_in_with_numbers",
-    "test_deltas.py::test_a_user_key_too_long_for_its_column_goes_stale_nowhere",
+    "policyfile/test_policyfile.py::test_any_content_can_be_brought_to_any_other",
+    "policyfile/test_policyfile.py::test_nothing_is_lost",
+    "policyfile/test_policyfile.py::test_users_may_log_in_with_numbers",
+    "policies/test_deltas.py::test_a_user_key_too_long_for_its_column_goes_stale_nowhere",
 )
 
 
