@@ -241,10 +241,10 @@ def test_a_boost_starts_no_earlier_than_the_override_that_it_replaces(alice: Use
     half = timezone.now().replace(microsecond=500_000) - timedelta(days=1)
     usual = RatePolicy.objects.create(user=alice, endpoint=Endpoint.objects.get(), rates="15/hour", starts_at=half)
     explanation = ExplainQuery(user_id=str(alice.pk), endpoint="search").explain()
-    explanation.asked.now_us = to_us(half) + 1
+    explanation.context.now_us = to_us(half) + 1
     boost = proposed(explanation, usual)
     boost.ends_at = half + timedelta(hours=1)
-    seen = outlook(explanation.asked, boost)
+    seen = outlook(explanation.context, boost)
     assert (seen.now and seen.now.id, seen.overtaken, seen.after and seen.after.id) == (usual.pk, None, usual.pk)
     assert boost.starts_at == half
 
@@ -379,14 +379,14 @@ def test_the_outlook_agrees_with_what_then_happens(alice: User) -> None:
     explanation = question.explain()
     boost = proposed(explanation, sold())
     boost.ends_at = timezone.now() + timedelta(hours=1)
-    seen = outlook(explanation.asked, boost)
+    seen = outlook(explanation.context, boost)
     assert (seen.now, seen.after) == (seen.after, seen.now)
     assert seen.now is not None
     assert seen.now.id == sold().pk
     boost.save()
     after = question.explain()
     assert [c.policy.id for c in after.candidates if c.won and c.policy.counted_per == "caller"] == [boost.pk]
-    assert to_us(boost.starts_at) <= after.asked.now_us
+    assert to_us(boost.starts_at) <= after.context.now_us
     assert why_no_boost(after, next(c.policy for c in after.candidates if c.won)) == ""
 
 
