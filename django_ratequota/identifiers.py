@@ -13,8 +13,8 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 
-from .policies.identity import Caller
-from .policies.logins import find_name
+from .policies.requests.identity import Caller
+from .policies.requests.login_names import find_name
 from .utils.addresses import network_of
 
 Identifier = Callable[[Any], str | None]

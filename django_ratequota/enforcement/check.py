@@ -22,14 +22,14 @@ from ..monitoring.alerts import watch
 from ..monitoring.collector import note
 from ..monitoring.health import keep_reporting, note_degraded
 from ..policies.cache import policies
+from ..policies.exemptions import narrowed, spare
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
-from ..policies.identity import Caller, Unidentified
 from ..policies.matching import place_of
-from ..policies.methods import how_heard
+from ..policies.requests.identity import Caller, Unidentified
+from ..policies.requests.methods import how_heard
+from ..policies.requests.routes import resolved
 from ..policies.resolver import EvaluationContext, Resolution, match_endpoints, resolve
-from ..policies.routes import resolved
 from ..policies.snapshot import Snapshot
-from ..policies.sparing import narrowed, spare
 from ..utils.sansio import adrive, drive
 from .deciding import judge
 from .on_error import decide_without_store

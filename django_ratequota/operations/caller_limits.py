@@ -12,7 +12,7 @@ from ..engine.types import Bucket, BucketStatus
 from ..exceptions import NewerRevision, StoreError
 from ..policies.cache import policies
 from ..policies.facts import NOBODY, EndpointFacts, UserEntry
-from ..policies.identity import Caller
+from ..policies.requests.identity import Caller
 from ..policies.resolver import EvaluationContext, Resolution, resolve_anew
 from ..policies.snapshot import Snapshot
 from ..store.base import Call

@@ -11,9 +11,10 @@ from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
 from ..engine.types import Bucket, Decision, check_cost
 from ..exceptions import StoreError
 from ..policies.cache import policies
+from ..policies.exemptions import spare, spare_candidate
 from ..policies.facts import NOBODY, PlanFacts, UserEntry
-from ..policies.identity import Caller
-from ..policies.methods import how_explained
+from ..policies.requests.identity import Caller
+from ..policies.requests.methods import how_explained
 from ..policies.resolver import (
     Candidate,
     EvaluationContext,
@@ -25,7 +26,6 @@ from ..policies.resolver import (
     why_plan,
 )
 from ..policies.snapshot import Snapshot
-from ..policies.sparing import spare, spare_candidate
 from ..runtime import default_limiter
 from ..utils.sansio import drive
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
-from .identity import Caller
-from .methods import How, counts
-from .routes import spellings
+from .requests.identity import Caller
+from .requests.methods import How, counts
+from .requests.routes import spellings
 from .snapshot import Group, Snapshot
 
 

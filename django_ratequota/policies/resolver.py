@@ -21,10 +21,10 @@ from ..engine.rates import BLOCKED
 from ..engine.types import Bucket
 from ..utils.problems import note_problem
 from .facts import UNREADABLE, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
-from .identity import Caller
 from .matching import MatchedPolicies, contenders, place_of
 from .matching import match_endpoints as match_endpoints  # part of what callers need to ask
 from .precedence import precedence, strongest, why_beaten, why_first
+from .requests.identity import Caller
 from .snapshot import Snapshot
 
 #: Callers with a longer name are resolved anew each time.

@@ -20,7 +20,7 @@ from django_ratequota import Rate, check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.policies.cache import load_snapshot, policies
 from django_ratequota.policies.facts import NOBODY, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
-from django_ratequota.policies.identity import Caller, DescribedCaller
+from django_ratequota.policies.requests.identity import Caller, DescribedCaller
 from django_ratequota.policies.resolver import (
     Candidate,
     EvaluationContext,

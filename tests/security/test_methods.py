@@ -35,7 +35,7 @@ from django_ratequota.checks.views import check_methods
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.operations.explain_query import ExplainQuery
-from django_ratequota.policies.methods import kinds_of
+from django_ratequota.policies.requests.methods import kinds_of
 from django_ratequota.throttling import QuotaThrottle
 from example_project.views import completions
 
@@ -503,7 +503,7 @@ def test_methods_of_an_endpoint_whose_view_takes_any(
 
 
 def test_a_view_is_looked_into_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_ratequota.policies import methods as module
+    from django_ratequota.policies.requests import methods as module
 
     calls: list[Any] = []
     find: Callable[..., Any] = module._kinds_of_class

@@ -15,9 +15,9 @@ from django.utils.translation import gettext as _
 from ..engine.rates import Rate
 from ..engine.types import Bucket
 from .facts import PolicyFacts
-from .identity import Caller
+from .requests.identity import Caller
+from .requests.routes import is_admin_page, shows_usage
 from .resolver import Candidate, Resolution
-from .routes import is_admin_page, shows_usage
 
 #: The rate per caller at the usage endpoint where no policy is enforced for it.
 LOOKS = Rate.parse("60/min")
