@@ -204,7 +204,7 @@ def _held(make: Callable[[], Any]) -> tuple[int, Any]:
 
 def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
     """Resolves what the caller may do at the request's route, as ``enforcement`` does."""
-    from django_ratequota.policies.requests.methods import how_heard
+    from django_ratequota.policies.requests.methods import handling_of_request
     from django_ratequota.policies.requests.routes import resolved
     from django_ratequota.policies.resolver import EvaluationContext, match_endpoints, resolve
 
@@ -212,8 +212,8 @@ def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
 
     def ask(caller: Any) -> Any:
         route, name = resolved(request.resolver_match)
-        how = how_heard(request, request, "GET")
-        endpoints = match_endpoints(snapshot, scope="search", route=route, name=name, method="GET", how=how)
+        handling = handling_of_request(request, request, "GET")
+        endpoints = match_endpoints(snapshot, scope="search", route=route, name=name, method="GET", handling=handling)
         asked = EvaluationContext(
             caller=caller, entry=entry, endpoints=endpoints, scope="search", snapshot=snapshot, now_us=now_us
         )

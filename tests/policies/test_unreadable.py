@@ -205,8 +205,8 @@ def broken() -> list[RatePolicy]:
 
 def test_what_cannot_be_read_is_found_text_by_text(broken: list[RatePolicy]) -> None:
     first, second = find_unreadable()
-    assert (first.policy, first.others, first.goes_on) == (broken[0], 1, "10/hour")
-    assert (second.policy, second.others, second.goes_on) == (broken[2], 0, "")
+    assert (first.policy, first.others, first.last_rates) == (broken[0], 1, "10/hour")
+    assert (second.policy, second.others, second.last_rates) == (broken[2], 0, "")
     assert "at character 1, not 'ten per hour'" in first.problem
 
 

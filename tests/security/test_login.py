@@ -276,8 +276,8 @@ def test_forms_with_files_and_repeated_fields() -> None:
 @settings(max_examples=300, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_django_s_form_takes_for_one_name_counts_as_one(text: str) -> None:
     seen = unicodedata.normalize("NFKC", text.strip())
-    assert login_names.spell(text) == login_names.spell(seen)
-    assert len(login_names.spell(text)) <= 150
+    assert login_names.normalize(text) == login_names.normalize(seen)
+    assert len(login_names.normalize(text)) <= 150
 
 
 # --- Logins that find accounts by more than the exact name. ---
