@@ -35,12 +35,12 @@ class Breaker:
         server: str,
         failures: int,
         clock: Callable[[], float] = time.monotonic,
-        spare_at: Callable[[], float] = lambda: 0.0,
+        surplus_at: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``spare_at`` says when a connection last came about too late for its decision, by ``clock`` (seconds)."""
+        """``surplus_at`` says when a connection last came about too late for its decision, by ``clock`` (seconds)."""
         #: host:port, for logs.
         self.server = server
-        self._spare_at = spare_at
+        self._surplus_at = surplus_at
         self.open = False
         #: Label of the last failure; "" while all is well.
         self.reason = ""
@@ -73,7 +73,7 @@ class Breaker:
             now = self._clock()
             if not self.open:
                 return
-            if now >= self._tried_at + PROBE_SECONDS or self._spare_at() > self._tried_at:
+            if now >= self._tried_at + PROBE_SECONDS or self._surplus_at() > self._tried_at:
                 # A lease: should this probe be cancelled, the next may go after as long.
                 self._tried_at = now
                 return

@@ -134,7 +134,7 @@ class ClusterStore(SeveralServers):
             if node is None:
                 host, port = address
                 server = Server(self._kind, {**self._kwargs, "host": host, "port": port})
-                breaker = Breaker(server.name, self._most, spare_at=lambda: server.liveness.spare_at)
+                breaker = Breaker(server.name, self._most, surplus_at=lambda: server.activity.surplus_at)
                 node = self._nodes[address] = _Node(server, breaker)
             return node
 
