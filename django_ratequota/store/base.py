@@ -58,12 +58,12 @@ class Store:
 
     def carry_out(self, command: Command, call: Call) -> Any:
         """Send one command of the call; raises ``StoreError``."""
-        with self._breaker.passage(call.always):
+        with self._breaker.guard(call.always):
             return call.step(Send(self._server, command))
 
     async def acarry_out(self, command: Command, call: Call) -> Any:
         """``carry_out``, awaited."""
-        with self._breaker.passage(call.always):
+        with self._breaker.guard(call.always):
             return await call.astep(Send(self._server, command))
 
     def info(self, call: Call | None = None) -> dict[str, dict[str, str]]:

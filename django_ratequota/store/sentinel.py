@@ -45,7 +45,7 @@ class SentinelStore(SeveralServers):
 
     def steps(self, command: Command, always: bool) -> Steps:
         """Send to the master, asking for it first when it is not known."""
-        with self._breaker.passage(always):
+        with self._breaker.guard(always):
             master = self._master
             if master is None or not self._sure:
                 master = yield from self._find()
