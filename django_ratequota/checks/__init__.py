@@ -24,9 +24,8 @@ from ..engine.types import Bucket
 from ..exceptions import ConfigurationError, StoreError
 from ..recording.databases import policy_alias
 from ..recording.validators import unsupported_constraints
-from ..runtime import default_limiter
+from ..runtime import default_limiter, store_from_settings
 from ..store.base import Call, run_script
-from ..store.factory import store_of_settings
 from ..store.server import server_version
 from ..utils.sansio import drive
 from . import views as checks_views
@@ -252,7 +251,7 @@ def check_constraints(app_configs: Any = None, databases: Collection[str] | None
 
 def _round_trip(settings: conf.Settings) -> float:
     """Return the median seconds of five commands on an open connection; raises ``StoreError``."""
-    store = store_of_settings(replace(settings, timeout=_PATIENCE))
+    store = store_from_settings(replace(settings, timeout=_PATIENCE))
     command = ("MGET", revision_key(settings.prefix))
     try:
         store.execute(command)  # connects

@@ -29,8 +29,8 @@ from ..monitoring.collector import Collector
 from ..operations import caller_limits as standing
 from ..operations import explain as explaining
 from ..policies.cache import PolicyCache
+from ..runtime import store_from_settings
 from ..store.base import Store
-from ..store.factory import store_of_settings
 from .clock import Clock
 from .policies import FixedPolicies
 
@@ -115,7 +115,7 @@ class SceneLimiter(Limiter):
         # Whether Redis may hold a key of ours.
         self._asked = False
         if fixed:  # nothing can be published: requests without limits need no Redis
-            self._look_seconds = float("inf")
+            self._revision_max_age = float("inf")
 
     def publish(self) -> int:
         """Tell those outside the scene too: what is committed in a test is committed."""
@@ -176,7 +176,7 @@ _limiters = _Staged("limiter", vars(runtime)["_made"])
 
 def _make_store() -> Store:
     """The settings' server, with more patience than requests have: a machine that tests may be busy."""
-    store = store_of_settings(settings)
+    store = store_from_settings(settings)
     store.timeout = max(store.timeout, _PATIENCE)
     return store
 

@@ -135,8 +135,11 @@ def test_manage_check_tells_it(settings: Any) -> None:
         ({"CACHE": "dummy"}, "CACHES['dummy'] is django.core.cache.backends.dummy.DummyCache, not django_redis"),
         ({"CACHE": "plain"}, "CACHES['plain'] is django.core.cache.backends.redis.RedisCache, not django_redis"),
         ({"CACHE": "sharded"}, "CACHES['sharded'] cannot be used"),
-        ({"CACHE": "default", "CLUSTER": True}, "django-redis knows no Cluster; with CLUSTER set RATEQUOTA"),
-        ({"REDIS_URL": "redis+sentinel://127.0.0.1:1/main", "CLUSTER": True}, "a Cluster is not watched by Sentinel"),
+        (
+            {"CACHE": "default", "CLUSTER": True},
+            "django-redis does not support a Cluster; with CLUSTER set RATEQUOTA",
+        ),
+        ({"REDIS_URL": "redis+sentinel://127.0.0.1:1/main", "CLUSTER": True}, "Sentinel does not watch a Cluster"),
         ({"REDIS_URL": "redis://127.0.0.1:1/1", "CLUSTER": True}, "a Cluster has database 0 only"),
         ({"CACHE": "schemeless"}, "must specify one of the following schemes"),
         ({"REDIS_URL": "http://127.0.0.1/"}, "REDIS_URL cannot be used: Redis URL must specify one of"),
