@@ -19,7 +19,8 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Plan, RatePolicy
 from ..recording.databases import policy_alias
 from ..recording.recorder import acting
-from .base import ReasonField, RecordedAdmin, shown, when
+from .base import ReasonField, RecordedAdmin
+from .formatting import dates, shown
 from .permissions import may
 
 #: More policies than this are counted, not listed, on the page that asks; all are copied.
@@ -91,7 +92,7 @@ class CopyPlan(RecordedAdmin):
             "has_view_permission": self.has_view_permission(request, plan),
             "errors": form.errors,
             "form": form,
-            "policies": [(policy, when(policy)) for policy in policies[:_SHOWN_POLICIES]],
+            "policies": [(policy, dates(policy)) for policy in policies[:_SHOWN_POLICIES]],
             "more": max(0, len(policies) - _SHOWN_POLICIES),
             "default_for": plan.get_default_for_display() if plan.default_for else "",
             "back": self.page_url("change", quote(plan.pk)),

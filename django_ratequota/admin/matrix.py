@@ -24,7 +24,8 @@ from ..policies.facts import UNREADABLE, PolicyFacts
 from ..policies.precedence import strongest
 from ..policies.snapshot import Group
 from ..policies.unreadable import last_meaning
-from .base import RecordedAdmin, moment, shown, when
+from .base import RecordedAdmin
+from .formatting import dates, moment, shown
 from .permissions import OVERRIDES, may
 
 #: Endpoints on one page; 50 plans make 5,000 cells of them.
@@ -266,4 +267,4 @@ def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:
     if policy.starts_at and not policy.ends_at:
         yield gettext("since %(start)s") % {"start": moment(policy.starts_at)}
     elif policy.ends_at:
-        yield when(policy)
+        yield dates(policy)
