@@ -24,6 +24,7 @@ from ..models import PolicyChange
 from ..recording.publication import when_unpublished
 from ..recording.recorder import acting
 from .deletion import deleted_objects
+from .pages import AdminPage
 
 logger = logging.getLogger("django_ratequota")
 
@@ -55,7 +56,14 @@ class WhyForm(forms.Form):
 
 
 class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A model admin whose changes are recorded as the logged-in operator's, each with the reason given for it."""
+    """A model admin with pages of its own. Changes are recorded as the operator's, with the reason they wrote."""
+
+    #: The pages beside Django's own; each adds its URL, and what it shows on the change form.
+    pages: tuple[type[AdminPage], ...] = ()
+
+    def get_urls(self) -> list[Any]:
+        """Put the addresses of ``pages`` before Django's, whose last one matches every address."""
+        return [*(page(self).url_pattern() for page in self.pages), *super().get_urls()]
 
     def get_fields(self, request: Any, obj: Any = None) -> Any:
         """The fields of the object; the reason has its own place, below them."""
@@ -77,9 +85,11 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def render_change_form(
         self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
     ) -> Any:
-        """With the reason's field below all others."""
+        """With the reason's field below all others, and what ``pages`` show here."""
         form = context["adminform"].form
         context["why"] = [form[WHY]] if WHY in form.fields else []
+        for page in self.pages:
+            context |= page(self).change_form_context(request, obj)
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     def get_changelist_instance(self, request: Any) -> Any:
@@ -91,16 +101,16 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def changeform_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The add and change pages."""
-        return self._recorded(super().changeform_view, request, *args, **kwargs)
+        return self.recorded(super().changeform_view, request, *args, **kwargs)
 
     def delete_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The delete page."""
-        return self._recorded(super().delete_view, request, *args, **kwargs)
+        return self.recorded(super().delete_view, request, *args, **kwargs)
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """The list, with its actions and edits in place."""
         context = {"why": WhyForm(request.POST or None), **(extra_context or {})}
-        return self._recorded(super().changelist_view, request, context)
+        return self.recorded(super().changelist_view, request, context)
 
     def get_deleted_objects(self, objs: Any, request: Any) -> Any:
         """What the delete pages show; of the rows that go along, the first."""
@@ -111,7 +121,9 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         url = reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_{page}", args=args)
         return f"{url}?{urlencode(query)}" if query else url
 
-    def _recorded(self, view: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+    def recorded(self, view: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the view; its changes are recorded as the operator's, with the reason they wrote."""
+
         def warn() -> None:
             text = _(
                 "The change is saved, but Redis could not be reached: workers learn of it within %(seconds)s seconds "

@@ -69,7 +69,7 @@ class ResetUsage(PolicyRights, RecordedAdmin):
         if policy is None:
             raise Http404
         back = self.page_url("change", quote(policy.pk))
-        answer = self._recorded(self._ask_or_reset, request, [policy], back=back)
+        answer = self.recorded(self._ask_or_reset, request, [policy], back=back)
         return answer or HttpResponseRedirect(back)
 
     def _ask_or_reset(self, request: Any, policies: Any, *, back: str, action: str = "") -> Any:

@@ -69,7 +69,7 @@ class RestorePage(RecordedAdmin):
             raise PermissionDenied
         if change is None or version not in versions(change):
             raise Http404
-        return self._recorded(self._ask_or_restore, request, change, version)
+        return self.recorded(self._ask_or_restore, request, change, version)
 
     def _ask_or_restore(self, request: Any, change: PolicyChange, version: Any) -> Any:
         confirmed = request.method == "POST"

@@ -92,7 +92,7 @@ class Boosts(Explain):
         own = [
             path(
                 f"{name.replace('_', '-')}/",
-                self.admin_site.admin_view(partial(self._recorded, view)),
+                self.admin_site.admin_view(partial(self.recorded, view)),
                 name=f"django_ratequota_ratepolicy_{name}",
             )
             for name, view in pages.items()
