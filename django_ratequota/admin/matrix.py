@@ -23,7 +23,7 @@ from ..policies.facts import UNREADABLE, PolicyFacts
 from ..policies.precedence import strongest
 from ..policies.snapshot import Group
 from ..policies.unreadable import readable_facts
-from .base import moment, shown, when
+from .formatting import dates, moment, shown
 from .pages import AdminPage
 from .permissions import OVERRIDES, may
 
@@ -259,4 +259,4 @@ def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:
     if policy.starts_at and not policy.ends_at:
         yield gettext("since %(start)s") % {"start": moment(policy.starts_at)}
     elif policy.ends_at:
-        yield when(policy)
+        yield dates(policy)

@@ -8,16 +8,17 @@ from django import forms
 from django.contrib import admin
 from django.contrib.admin.widgets import AdminTextInputWidget, RelatedFieldWidgetWrapper
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, QuerySet
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
-from .base import ActiveFilter, Lookups, PatientSelect, is_active, shown, user_search_fields, when
+from .base import Lookups, PatientSelect, user_search_fields
 from .explain.actions import Boosts
-from .filters import RelatedFilter
-from .permissions import OVERRIDES, check_audience, is_override, may
+from .filters import ActiveFilter, AudienceFilter, RelatedFilter, is_active
+from .formatting import dates, shown
+from .permissions import check_audience, is_override, may
 from .preview import Preview
 from .reset import ResetUsage
 from .usage.labels import page_url
@@ -245,36 +246,13 @@ class PolicyInline(Lookups, admin.TabularInline):  # type: ignore[type-arg]
     @admin.display(description=_("when"))
     def when(self, policy: RatePolicy) -> str:
         """The policy's dates."""
-        return when(policy)
+        return dates(policy)
 
 
 def list_url(site: admin.AdminSite, request: Any, filters: dict[str, str]) -> str:
     """The address of the list of policies, filtered; "" where it is not the operator's to see."""
     listed = site.is_registered(RatePolicy) and site.get_model_admin(RatePolicy).has_view_permission(request)
     return page_url(site.name, "ratepolicy_changelist", query=filters) if listed else ""
-
-
-class AudienceFilter(admin.SimpleListFilter):
-    """What kind of audience a policy has."""
-
-    title = _("audience")
-    parameter_name = "audience"
-
-    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """The choices."""
-        choices = {"user": _("a user"), "subject": _("a subject"), "plan": _("a plan"), "everyone": _("everyone")}
-        return [*choices.items(), ("override", _("a user or a subject"))]
-
-    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """The rows of the choice."""
-        condition = {
-            "user": Q(user__isnull=False),
-            "subject": ~Q(subject=""),
-            "plan": Q(plan__isnull=False),
-            "everyone": Q(user__isnull=True, subject="", plan__isnull=True),
-            "override": OVERRIDES,
-        }.get(self.value() or "")
-        return queryset if condition is None else queryset.filter(condition)
 
 
 @admin.register(RatePolicy)
@@ -338,7 +316,7 @@ class RatePolicyAdmin(Preview, Boosts, LiveUsage, ResetUsage):
     @admin.display(description=_("when"), ordering="ends_at")
     def when(self, policy: RatePolicy) -> str:
         """The policy's dates."""
-        return when(policy)
+        return dates(policy)
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, policy: RatePolicy) -> bool:

@@ -25,8 +25,9 @@ from ..operations.impact import estimate, sentences
 from ..operations.impact_audience import NotEstimable
 from ..operations.scenarios import Scenario, scenarios
 from ..recording.validators import rate_problem
-from .base import RecordedAdmin, moment, shown
+from .base import RecordedAdmin
 from .charts import Series, plot
+from .formatting import moment, shown
 from .permissions import PolicyRights
 
 #: Rates whose scale gets plots of its own.

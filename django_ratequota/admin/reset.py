@@ -21,7 +21,8 @@ from ..exceptions import StoreError
 from ..models import PolicyChange, RatePolicy
 from ..operations import counters as usage
 from ..recording.databases import policy_alias
-from .base import ReasonField, RecordedAdmin, shown
+from .base import ReasonField, RecordedAdmin
+from .formatting import shown
 from .permissions import PolicyRights, is_override
 
 #: One question names each counter, and one call to Redis takes them all.

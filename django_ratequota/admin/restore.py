@@ -23,8 +23,9 @@ from ..operations.restore import KINDS, Restoration, plan_restoration, problems,
 from ..recording.databases import policy_alias
 from ..recording.recorder import field_values
 from ..recording.validators import visible
-from .base import RecordedAdmin, moment, shown
+from .base import RecordedAdmin
 from .diff import as_table, fields_of
+from .formatting import moment, shown
 from .permissions import is_override, may
 from .reset import ReasonForm
 

@@ -16,8 +16,8 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 from django_ratequota import check_request
-from django_ratequota.admin.base import shown_subject
 from django_ratequota.admin.explain.form import answers
+from django_ratequota.admin.formatting import shown_subject
 from django_ratequota.admin.usage.labels import explain_url
 from django_ratequota.admin.usage.workers import errors
 from django_ratequota.checks import check_plans

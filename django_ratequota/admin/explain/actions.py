@@ -27,10 +27,11 @@ from ...operations import counters as usage
 from ...operations.explain import Explanation
 from ...policies.facts import PolicyFacts
 from ...recording.databases import policy_alias
-from ..base import moment, shown
+from ..formatting import clock, moment, shown
+from ..names import described_callers
 from ..permissions import may
 from ..reset import ReasonForm
-from .counters import clock, counter, named_callers
+from .counters import counter
 from .page import Explain
 
 #: A window that ends sooner is no time to boost for.
@@ -176,7 +177,7 @@ class Boosts(Explain):
             statuses = usage.peek(chosen)
         except StoreError as error:
             store_error = error.reason
-        names = named_callers([bucket.subject for bucket in chosen])
+        names = described_callers([bucket.subject for bucket in chosen])
         context = {
             **words,
             "rows": [counter(bucket, statuses.get(bucket), explanation.context.now_us, names) for bucket in chosen],

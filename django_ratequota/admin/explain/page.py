@@ -19,9 +19,11 @@ from ...operations.counters import peek
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
 from ...policies.resolver import Candidate
-from ..base import Lookups, shown
+from ..base import Lookups
+from ..formatting import shown
+from ..names import described_callers
 from ..permissions import is_override, may
-from .counters import counter, named_callers, verdict
+from .counters import counter, verdict
 from .form import ExplainForm, answers
 from .refusals import Refusals, find
 
@@ -115,7 +117,7 @@ class Explain(Lookups, Refusals):
             if candidate.won or candidate.policy.id in seen
         ]
         boosts = may(request.user, "add", override=True)
-        names = named_callers([bucket.subject for bucket in explanation.resolution.buckets])
+        names = described_callers([bucket.subject for bucket in explanation.resolution.buckets])
         counters = []
         for candidate in explanation.candidates:
             why = why_no_boost(explanation, candidate.policy) if candidate.won and boosts else ""

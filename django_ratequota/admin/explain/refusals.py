@@ -13,9 +13,10 @@ from ...exceptions import StoreError
 from ...models import Plan, RatePolicy
 from ...monitoring import statistics
 from ...operations.explain import Explanation
-from ..base import RecordedAdmin, shown
+from ..base import RecordedAdmin
+from ..formatting import clock, shown
+from ..names import described_callers
 from ..permissions import PolicyRights
-from .counters import clock, named_callers
 
 #: What responses carry: ten letters and digits.
 _ID = re.compile(r"[0-9A-Za-z]{10}", re.ASCII)
@@ -42,7 +43,7 @@ class Refusals(PolicyRights, RecordedAdmin):
     def _told(self, request: Any, refusal: statistics.Refusal) -> dict[str, Any]:
         """A refusal as the page tells it."""
         plan = Plan.objects.filter(pk=refusal.plan_id).first() if refusal.plan_id is not None else None
-        names = named_callers([refusal.caller, *(bucket.subject for bucket in refusal.buckets)])
+        names = described_callers([refusal.caller, *(bucket.subject for bucket in refusal.buckets)])
         theirs = RatePolicy.objects.in_bulk([b.policy_id for b in refusal.buckets if b.policy_id is not None])
         return {
             "id": refusal.id,
@@ -88,7 +89,7 @@ class Refusals(PolicyRights, RecordedAdmin):
             found = statistics.refusals(_MAX_REFUSALS, caller)
         except StoreError:
             return []
-        names = named_callers([refusal.caller for refusal in found])
+        names = described_callers([refusal.caller for refusal in found])
         return [
             {
                 "id": refusal.id,

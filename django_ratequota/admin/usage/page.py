@@ -25,14 +25,14 @@ from ...monitoring import health, statistics
 from ...monitoring.statistics import Counts, Refusal, Span, Timeline, Top
 from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
-from ..base import shown
-from ..charts import number_text
+from ..formatting import moment, number_text, shown
+from ..names import usernames
 from ..permissions import PolicyRights
 from . import counts as figures
 from . import workers
-from .counts import SPANS, Chosen, cells, stamp
+from .counts import SPANS, Chosen, cells
 from .export import EXPORTS, csv_response
-from .labels import SHOWN, Names, caller_cell, page_url, usernames
+from .labels import SHOWN, Names, caller_cell, page_url
 
 Found = TypeVar("Found")
 
@@ -169,7 +169,7 @@ class LiveUsage(PolicyRights):
         return {
             "id": refusal.id,
             "explain": page_url(site, "ratepolicy_explain", query={"id": refusal.id}),
-            "at": stamp(refusal.at),
+            "at": moment(refusal.at, seconds=True),
             "count": number_text(refusal.count),
             "caller": caller_cell(refusal.caller, users, site),
             "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
@@ -240,5 +240,5 @@ def _reports() -> dict[str, Any]:
         "latency": workers.latency(reports),
         "errors": workers.errors(reports),
         "reports_error": error,
-        "last_change": newest and {"at": stamp(newest.at), "text": shown(newest)},
+        "last_change": newest and {"at": moment(newest.at, seconds=True), "text": shown(newest)},
     }
