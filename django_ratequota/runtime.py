@@ -1,21 +1,50 @@
-"""This process's limiter, by the settings in force. Tests replace it here."""
+"""What decides and records in this process: the one seam, where tests put something else in its place."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from .conf import OncePerSettings
+from .conf import OncePerSettings, settings
 from .engine.limiter import Limiter
+from .engine.local import LocalLimiter
 from .exceptions import ConfigurationError, StoreError
 
-_made = OncePerSettings(Limiter)
-# A child has connections, a breaker and a histogram of its own.
-os.register_at_fork(after_in_child=_made.forget)
+if TYPE_CHECKING:
+    from .engine.types import Decision
+    from .policies.cache import PolicyCache
+
+
+class Process:
+    """The objects that every request goes through, as attributes: reaching one costs no call.
+
+    ``policies``, ``record`` and ``observe`` belong to layers above this one, whose modules set them when imported.
+    """
+
+    #: The current policies; set by ``policies.cache``.
+    policies: PolicyCache
+    #: Records a decision for statistics and returns the id of a refusal; set by ``monitoring.collector``.
+    record: Callable[..., str]
+    #: Looks for buckets that a decision left nearly used up; set by ``monitoring.alerts``.
+    observe: Callable[[Decision], None]
+
+    def __init__(self) -> None:
+        #: Returns the limiter by the settings in force; raises ``ConfigurationError``.
+        self.limiter: OncePerSettings[Limiter] = OncePerSettings(Limiter)
+        #: Returns the limiter that decides under ``on_error = local`` while Redis does not answer.
+        self.local_limiter = OncePerSettings(lambda: LocalLimiter(settings.local_share))
+
+
+#: This process's own.
+process = Process()
+# A forked child needs connections, a breaker and a histogram of its own.
+os.register_at_fork(after_in_child=process.limiter.forget)
 
 
 def default_limiter() -> Limiter:
-    """This process's limiter by the settings; raises ``StoreError`` where these name no Redis."""
+    """Return this process's limiter by the settings; raises ``StoreError`` where these name no Redis."""
     try:
-        return _made()
+        return process.limiter()
     except ConfigurationError as error:
         raise StoreError("configuration", str(error)) from error
