@@ -1,19 +1,50 @@
-"""What decides and records in this process: the one seam, where tests put something else in its place."""
+"""The objects that decide and record in this process, made by the settings in force.
+
+``process`` is the one seam: tests put other objects in its place.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from .conf import OncePerSettings, settings
+from .conf import settings
 from .engine.limiter import Limiter
 from .engine.local import LocalLimiter
 from .exceptions import ConfigurationError, StoreError
+from .utils.locks import ForkSafeLock
 
 if TYPE_CHECKING:
     from .engine.types import Decision
     from .policies.cache import PolicyCache
+
+
+T = TypeVar("T")
+
+
+class OncePerSettings(Generic[T]):
+    """Makes one object from the settings, however many threads ask at once, and another when they change."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._lock = ForkSafeLock()
+        self._made: tuple[int, T] | None = None
+
+    def __call__(self) -> T:
+        """Return the object; raises whatever making it raises."""
+        made = self._made
+        if made is not None and made[0] == settings.generation:
+            return made[1]
+        with self._lock:
+            made = self._made
+            if made is None or made[0] != settings.generation:
+                made = self._made = (settings.generation, self._make())
+            return made[1]
+
+    def forget(self) -> None:
+        """Make another object the next time."""
+        self._made = None
 
 
 class Process:

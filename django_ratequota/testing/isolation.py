@@ -14,7 +14,7 @@ from copy import copy
 from datetime import UTC, datetime
 from typing import Any
 
-from ..conf import OncePerSettings, settings
+from ..conf import settings
 from ..engine.keys import bucket_key, revision_key
 from ..engine.limiter import Limiter
 from ..engine.local import LocalLimiter
@@ -23,7 +23,7 @@ from ..exceptions import StoreError
 from ..monitoring.alerts import crossed, quota_threshold, told_us
 from ..monitoring.collector import Collector
 from ..policies.cache import PolicyCache
-from ..runtime import process
+from ..runtime import OncePerSettings, process
 from ..store.base import Store
 from ..store.factory import store_of_settings
 from .clock import Clock
