@@ -69,9 +69,9 @@ class Scene:
         """Whether this context has entered it."""
         return self in _own.get()
 
-    def note(self, asked: Any, route: str | None, *decided: Any) -> str:
+    def note(self, context: Any, route: str | None, *decided: Any) -> str:
         """Note a decision; returns the id of a refusal, as in production, "" without one."""
-        return self._collector.note(asked, route or "", *decided) if settings.statistics_seconds else ""
+        return self._collector.note(context, route or "", *decided) if settings.statistics_seconds else ""
 
     def watch(self, decision: Decision) -> None:
         """Send ``quota_threshold``: at once, as a test does not wait."""

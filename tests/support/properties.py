@@ -1,7 +1,7 @@
 """Settings of the property tests, by profile: ``pytest --hypothesis-profile=thorough``.
 
-``quick``, the default, tries a share of each property's examples; ``thorough`` tries all of them. Both try the same ones
-in every run. ``explore`` tries twenty times as many, at random.
+``quick``, the default, tries a share of each property's examples; ``thorough`` tries all of them. Both try the same
+ones in every run. ``explore`` tries twenty times as many, at random.
 """
 
 from __future__ import annotations
