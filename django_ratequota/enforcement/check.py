@@ -18,8 +18,8 @@ from ..conf import settings
 from ..engine.limiter import Limiter
 from ..engine.types import Decision, check_cost
 from ..exceptions import NewerRevision, StoreError
-from ..monitoring.alerts import watch
-from ..monitoring.collector import note
+from ..monitoring.alerts import observe
+from ..monitoring.collector import record
 from ..monitoring.health import keep_reporting, note_degraded
 from ..policies.cache import policies
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
@@ -85,8 +85,8 @@ def conclude(http: Any, decision: Decision, seen: Seen | None) -> Decision:
     snapshot = seen.asked.snapshot
     if snapshot.by_outcome and decision.allowed:
         reserve(http, snapshot, decision)
-    watch(decision)
-    refusal_id = note(seen.asked, seen.route, seen.method, seen.resolution, decision, seen.units)
+    observe(decision)
+    refusal_id = record(seen.asked, seen.route, seen.method, seen.resolution, decision, seen.units)
     if decision.degraded:
         refusal_id = ""  # Redis is down, so the refusal may never get there to be looked up
     if not refusal_id and decision.revision == snapshot.revision:

@@ -2,7 +2,7 @@
 
 The names that every decision goes through are replaced on first use, by what looks for a scene and, finding none,
 does what was there before: ``runtime._made`` and ``on_error._local`` (the limiters in Redis and in this process),
-``note`` and ``watch`` of ``enforcement``, and ``policies`` of the modules that decide by them.
+``record`` and ``observe`` of ``enforcement``, and ``policies`` of the modules that decide by them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..engine.limiter import Limiter
 from ..engine.local import LocalLimiter
 from ..engine.types import Bucket, Decision
 from ..exceptions import StoreError
-from ..monitoring.alerts import crossed, quota_threshold, told_us
+from ..monitoring.alerts import levels_reached, quota_threshold, sent_for_us
 from ..monitoring.collector import Collector
 from ..operations import caller_limits as standing
 from ..operations import explain as explaining
@@ -69,17 +69,17 @@ class Scene:
         """Whether this context has entered it."""
         return self in _own.get()
 
-    def note(self, asked: Any, route: str | None, *decided: Any) -> str:
+    def record(self, asked: Any, route: str | None, *decided: Any) -> str:
         """Note a decision; returns the id of a refusal, as in production, "" without one."""
-        return self._collector.note(asked, route or "", *decided) if settings.statistics_seconds else ""
+        return self._collector.record(asked, route or "", *decided) if settings.statistics_seconds else ""
 
-    def watch(self, decision: Decision) -> None:
+    def observe(self, decision: Decision) -> None:
         """Send ``quota_threshold``: at once, as a test does not wait."""
         for status in decision.statuses if not decision.degraded else ():
-            for level in crossed(status):
+            for level in levels_reached(status):
                 key = (*status.bucket.counter, level)
                 if self._told.get(key, 0) <= decision.at_us:
-                    self._told[key] = decision.at_us + told_us(status)
+                    self._told[key] = decision.at_us + sent_for_us(status)
                     at = datetime.fromtimestamp(decision.at_us / 10**6, UTC)
                     quota_threshold.send_robust(sender=None, level=level, status=status, at=at, suppressed=0)
 
@@ -190,7 +190,7 @@ def _install() -> None:
         return
     vars(runtime)["_made"] = _limiters
     vars(fallback)["_local"] = _Staged("local", vars(fallback)["_local"])
-    for name in ("policies", "note", "watch"):
+    for name in ("policies", "record", "observe"):
         vars(enforcement)[name] = _Staged(name, vars(enforcement)[name])
     for module in (explaining, standing, unchecked):
         vars(module)["policies"] = vars(enforcement)["policies"]

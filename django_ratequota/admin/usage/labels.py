@@ -13,7 +13,8 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext
 
 from ...models import Endpoint
-from ...monitoring.statistics import Counts, Refusal, Timeline
+from ...monitoring.refusals import Refusal
+from ...monitoring.timeline import Counts, Timeline
 from ..base import shown, shown_subject
 from ..permissions import PolicyRights
 from .counts import SPANS, Chosen, sums
