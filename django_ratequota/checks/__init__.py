@@ -27,7 +27,7 @@ from ..recording.validators import unenforced
 from ..runtime import default_limiter
 from ..store.base import Call, run_script
 from ..store.factory import store_of_settings
-from ..store.info import server_version
+from ..store.server import server_version
 from ..utils.sansio import drive
 from . import views as checks_views
 

@@ -70,7 +70,7 @@ async def acheck_request(
 class Seen(NamedTuple):
     """What a decision was made of, as far as it is noted."""
 
-    asked: EvaluationContext
+    context: EvaluationContext
     route: str | None
     method: str
     resolution: Resolution
@@ -82,11 +82,11 @@ def conclude(http: Any, decision: Decision, seen: Seen | None) -> Decision:
     """Note the request's decision for outcomes, alerts and statistics; returns it as the request has it."""
     if seen is None:
         return decision
-    snapshot = seen.asked.snapshot
+    snapshot = seen.context.snapshot
     if snapshot.by_outcome and decision.allowed:
         reserve(http, snapshot, decision)
     observe(decision)
-    refusal_id = record(seen.asked, seen.route, seen.method, seen.resolution, decision, seen.units)
+    refusal_id = record(seen.context, seen.route, seen.method, seen.resolution, decision, seen.units)
     if decision.degraded:
         refusal_id = ""  # Redis is down, so the refusal may never get there to be looked up
     if not refusal_id and decision.revision == snapshot.revision:
@@ -175,7 +175,7 @@ def decide(
         user_id = caller.user_id
         entry = NOBODY if user_id is None else policies.user(user_id, pending) or (yield from _load(user_id))
         try:
-            asked = EvaluationContext(
+            context = EvaluationContext(
                 caller=caller,
                 entry=entry,
                 endpoints=endpoints,
@@ -183,7 +183,7 @@ def decide(
                 snapshot=snapshot,
                 now_us=now_us(limiter),
             )
-            resolution = (yield partial(resolve, asked)) if only is None and _may_block() else resolve(asked)
+            resolution = (yield partial(resolve, context)) if only is None and _may_block() else resolve(context)
         except DatabaseError as error:  # one of the project's own functions asked it
             note_degraded("database", error)
             return decide_without_store((), "database", 1), None
@@ -215,7 +215,7 @@ def decide(
                 pass  # the last known policies go on
     if isinstance(earlier, Held):
         decision, costs = (yield from earlier.hand_over(decision, resolution.buckets)), ()
-    return decision, Seen(asked, route, method, resolution, max(costs, default=units))
+    return decision, Seen(context, route, method, resolution, max(costs, default=units))
 
 
 def _asks_for_user(

@@ -42,7 +42,7 @@ class Explanation:
     #: Where the plan comes from, in a few words for operators.
     plan_source: str
     #: What the resolver was asked, to be asked again with a change.
-    asked: EvaluationContext
+    context: EvaluationContext
 
     @property
     def built_in(self) -> list[Bucket]:
@@ -70,7 +70,7 @@ def explain_caller(
         snapshot, entry = newest(caller)
         how = how_explained(view, method)
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, how=how)
-        asked = EvaluationContext(
+        context = EvaluationContext(
             caller=caller,
             entry=entry,
             endpoints=endpoints,
@@ -78,19 +78,19 @@ def explain_caller(
             snapshot=snapshot,
             now_us=now_us(limiter),
         )
-        resolution, candidates = resolve(asked), explain(asked)
+        resolution, candidates = resolve(context), explain(context)
         resolution = spare(resolution, name, view, caller)
         candidates = tuple(spare_candidate(one, name, view) for one in candidates)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
         decision = yield from judge(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
         return Explanation(
-            plan=plan_of(asked),
+            plan=plan_of(context),
             candidates=candidates,
             resolution=resolution,
             decision=decision,
-            plan_source=why_plan(asked),
-            asked=asked,
+            plan_source=why_plan(context),
+            context=context,
         )
 
     limiter = limiter_or_error()

@@ -59,7 +59,7 @@ def in_batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:
     return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
 
 
-def image(instance: models.Model) -> dict[str, Any]:
+def field_values(instance: models.Model) -> dict[str, Any]:
     """The object's fields as JSON values, times in whole milliseconds."""
     encoder = DjangoJSONEncoder()
     values: dict[str, Any] = {}
@@ -72,7 +72,7 @@ def image(instance: models.Model) -> dict[str, Any]:
     return values
 
 
-def stored(
+def rows_by_pk(
     model: type[models.Model], pks: Collection[Any], using: str, lock: bool = False
 ) -> dict[Any, models.Model]:
     """The objects as the database holds them, by primary key, their related objects with them; one query.
@@ -140,7 +140,7 @@ def _record_deletions(rows: list[tuple[Any, Any]], using: str) -> None:
     for model, announced in groupby(rows, key=itemgetter(0)):
         for pks in in_batches([pk for _model, pk in announced]):
             # As the database holds them: a cascade takes what belongs to an object now, whatever the object says.
-            held = stored(model, pks, using, lock=True)
+            held = rows_by_pk(model, pks, using, lock=True)
             if held:
                 _write([_change(row, None) for row in held.values()], using)
 
@@ -195,7 +195,7 @@ def _change(before: models.Model | None, after: models.Model | None) -> Any:
     """The row to write; None where nothing changed."""
     PolicyChange = _policy_change()
     instance = after or before
-    states = [None if state is None else image(state) for state in (before, after)]
+    states = [None if state is None else field_values(state) for state in (before, after)]
     if instance is None or states[0] == states[1]:
         return None
     action = PolicyChange.Action.UPDATE
@@ -266,9 +266,9 @@ class RecordingQuerySet(PrimaryQuerySet):
             rows, pks = self._rows()
             # These rows and no others: one that another transaction has committed since would go unrecorded.
             for batch in in_batches(pks) or [[]]:
-                before = stored(self.model, batch, self.db, lock=True)
+                before = rows_by_pk(self.model, batch, self.db, lock=True)
                 count += super(RecordingQuerySet, rows.filter(pk__in=list(before))).update(**kwargs)
-                after = stored(self.model, before, self.db)
+                after = rows_by_pk(self.model, before, self.db)
                 for pk, row in before.items():
                     refuse_unreadable(row, after.get(pk))
                 self._record((before[pk], after.get(pk)) for pk in before)
@@ -289,7 +289,7 @@ class RecordingQuerySet(PrimaryQuerySet):
                 record_publication(f"bulk_create of {self.model._meta.verbose_name_plural}", self.db)
             else:
                 for batch in in_batches([instance.pk for instance in created]):
-                    self._record((None, row) for row in stored(self.model, batch, self.db).values())
+                    self._record((None, row) for row in rows_by_pk(self.model, batch, self.db).values())
         return created
 
     bulk_create.alters_data = True  # type: ignore[attr-defined]
@@ -317,7 +317,7 @@ class RecordingQuerySet(PrimaryQuerySet):
             for start in range(0, len(objs), size):
                 # Raw, as fixtures are loaded: ``bulk_create`` would set the time of making.
                 self._insert(objs[start : start + size], fields=fields, using=self.db, raw=True)  # type: ignore[attr-defined]
-            rows = list(stored(self.model, [one.pk for one in objs], self.db).values())
+            rows = list(rows_by_pk(self.model, [one.pk for one in objs], self.db).values())
             self._record((None, row) for row in rows)
         return rows
 

@@ -20,8 +20,7 @@ from ..utils.sansio import adrive, drive
 from .breaker import Breaker
 from .budget import Budget
 from .commands import Command, Script, ScriptCall
-from .info import server_info
-from .server import Pause, Send, Server
+from .server import Pause, Send, Server, server_info
 
 #: Consecutive failures after which a server is left alone.
 FAILURES = 3

@@ -1,6 +1,6 @@
 """One Redis server: connections of our own to it, without retries and within a time, sync and async.
 
-Whatever goes wrong is one ``StoreError``, its reason told by class or by the prefix that the server sent.
+Every failure is raised as ``StoreError``; see ``errors`` for its reasons.
 """
 
 from __future__ import annotations
@@ -16,38 +16,15 @@ import redis
 from ..exceptions import StoreError
 from ..utils.locks import ForkSafeLock
 from .budget import Budget
-from .commands import Command, ScriptCall
+from .commands import Command
 from .connections import Connections
+from .errors import store_error
 from .handshake import Handshake
 from .loop_connections import LoopConnections
 from .pool import MAX_CONNECTIONS, Liveness
 
 #: Event loops that do not run, and may run again, whose connections are kept; the newest.
 _MOST_IDLE_LOOPS = 32
-#: Error prefixes that servers send, as stable labels; anything else is "response".
-_PREFIXES = frozenset(
-    "ASK BUSY CLUSTERDOWN CROSSSLOT LOADING MASTERDOWN MISCONF MOVED NOAUTH NOPERM NOREPLICAS NOSCRIPT OOM "
-    "READONLY TRYAGAIN UNKILLABLE WRONGPASS WRONGTYPE".split()
-)
-#: What servers say without a prefix when the user may not run what a script calls: Redis 7.0, and later ones.
-_DENIED_IN_SCRIPT = ("The user executing the script can't run this command", "ACL failure in script")
-#: Said to a client that is not logged in (any more), whose commands it reads up to ten words of.
-_UNAUTHENTICATED = "Protocol error: unauthenticated"
-_EXCEPTION_PREFIXES: dict[type[Exception], str] = {
-    # redis-py takes the prefix off these; the more special first.
-    redis.exceptions.MovedError: "moved",
-    redis.exceptions.AskError: "ask",
-    redis.exceptions.MasterDownError: "masterdown",
-    redis.exceptions.ClusterDownError: "clusterdown",
-    redis.exceptions.TryAgainError: "tryagain",
-    redis.exceptions.ClusterCrossSlotError: "crossslot",
-    redis.exceptions.BusyLoadingError: "loading",
-    redis.exceptions.ReadOnlyError: "readonly",
-    redis.exceptions.NoScriptError: "noscript",
-    redis.exceptions.NoPermissionError: "noperm",
-    redis.exceptions.AuthenticationError: "noauth",
-    redis.exceptions.OutOfMemoryError: "oom",
-}
 
 
 class Server:
@@ -160,26 +137,13 @@ class Pause(NamedTuple):
     seconds: float
 
 
-def store_error(error: Exception, command: Command = ()) -> StoreError:
-    """The ``StoreError`` for whatever redis-py raised, its reason told by class or by the server's prefix.
+def server_info(reply: bytes) -> dict[str, str]:
+    """Return the fields of a reply to INFO."""
+    return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
 
-    An error in a script is told by file and line.
-    """
-    message = f"{type(error).__name__}: {error}"
-    if isinstance(command, ScriptCall):
-        message = command.script.locate(message)
-    if isinstance(error, redis.exceptions.TimeoutError | TimeoutError):
-        return StoreError("timeout", message)
-    for kind, reason in _EXCEPTION_PREFIXES.items():
-        if isinstance(error, kind):
-            return StoreError(reason, message)
-    if str(error).startswith(_DENIED_IN_SCRIPT):
-        return StoreError("noperm", message)
-    if str(error).startswith(_UNAUTHENTICATED):
-        return StoreError("noauth", message)
-    prefix = str(error).partition(" ")[0]
-    if prefix in _PREFIXES:
-        return StoreError(prefix.lower(), message)
-    if isinstance(error, redis.exceptions.ConnectionError | OSError):
-        return StoreError("connection", message)
-    return StoreError("response", message)
+
+def server_version(info: dict[str, str]) -> tuple[str, str]:
+    """Return ("valkey" or "redis", version); Valkey also reports itself as Redis 7.2.4."""
+    if info.get("valkey_version"):
+        return "valkey", info["valkey_version"]
+    return "redis", info.get("redis_version", "0")

@@ -69,9 +69,9 @@ class Scene:
         """Whether this context has entered it."""
         return self in _own.get()
 
-    def record(self, asked: Any, route: str | None, *decided: Any) -> str:
+    def record(self, context: Any, route: str | None, *decided: Any) -> str:
         """Note a decision; returns the id of a refusal, as in production, "" without one."""
-        return self._collector.record(asked, route or "", *decided) if settings.statistics_seconds else ""
+        return self._collector.record(context, route or "", *decided) if settings.statistics_seconds else ""
 
     def observe(self, decision: Decision) -> None:
         """Send ``quota_threshold``: at once, as a test does not wait."""

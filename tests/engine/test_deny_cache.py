@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import async_to_sync
-from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
@@ -31,6 +30,7 @@ from django_ratequota.signals import request_refused
 from django_ratequota.utils.sansio import drive
 from tests.conftest import Clock
 from tests.project.views import request_from
+from tests.support.properties import examples
 
 
 def bucket(rate: str, subject: str = "user:1", **more: Any) -> Bucket:
@@ -611,7 +611,7 @@ STEPS = st.one_of(
     steps=st.lists(STEPS, min_size=10, max_size=40),
     start=st.integers(0, 3 * 10**6),
 )
-@examples(max_examples=150, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(150)
 def test_one_with_it_decides_as_one_without_it(
     redis_client: redis.Redis, clock: Clock, requests: list[list[Bucket]], steps: list[tuple[Any, ...]], start: int
 ) -> None:

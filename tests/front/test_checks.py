@@ -34,7 +34,7 @@ from django_ratequota.recording.validators import unenforced
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store import base as store_module
 from django_ratequota.store.base import Call, Store
-from django_ratequota.store.info import server_info, server_version
+from django_ratequota.store.server import server_info, server_version
 from tests.faults import poll
 from tests.faults.proxy import Proxy
 from tests.support import server

@@ -9,6 +9,7 @@ import re
 import shlex
 import signal
 import sys
+import tomllib
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -38,6 +39,7 @@ from tests.support.snippets import ROOT, Snippet, links, snippets
 __all__ = ["place"]
 
 DOCS = ROOT / "docs"
+PACKAGE = ROOT / "django_ratequota"
 NAMES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if "_build" not in page.parts)
 #: A line that says what it prints.
 _PRINTS = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
@@ -170,6 +172,20 @@ def test_snippets_run(name: str, settings: Any, monkeypatch: pytest.MonkeyPatch,
 def test_links_lead_somewhere(name: str) -> None:
     page = DOCS / name
     assert [link for link in links(page) if not (page.parent / link).exists()] == []
+
+
+def test_files_named_in_the_pages_exist() -> None:
+    pages = [ROOT / "CONTRIBUTING.md", *(DOCS / name for name in NAMES)]
+    named = {path for page in pages for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|lua))`", page.read_text())}
+    assert len(named) > 30
+    assert [path for path in named if not (ROOT / path).exists() and not (PACKAGE / path).exists()] == []
+
+
+def test_the_architecture_lists_the_layers_of_the_import_contract() -> None:
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    table = (DOCS / "architecture.md").read_text().partition("## Folders")[2].partition("\n## ")[0]
+    shown = [re.findall(r"`(\w+)`", line.split("|")[1]) for line in table.splitlines() if line.startswith("| `")]
+    assert shown == [layer.split(" | ") for layer in reversed(contract["layers"])]
 
 
 #: Different at every time.

@@ -91,7 +91,7 @@ def answers(
         for scope, route in ((None, "/a/"), ("search", "/b/"), ("export", None), ("found", "/a/x")):
             endpoints = match_endpoints(snapshot, scope=scope, route=route, name=None, method="GET")
             for day in (-3, 0, 3):
-                asked = EvaluationContext(
+                context = EvaluationContext(
                     caller=caller,
                     entry=own,
                     endpoints=endpoints,
@@ -99,7 +99,7 @@ def answers(
                     snapshot=snapshot,
                     now_us=now_us + day * 86_400 * 10**6,
                 )
-                one = how(asked)
+                one = how(context)
                 buckets = sorted((b.subject, str(b.rate), b.scope, b.policy_id, b.mode) for b in one.buckets)
                 found.append((buckets, sorted(one.blocked_by), one.plan, sorted(one.policy_ids), one.cost))
     return found

@@ -24,7 +24,7 @@ from django.db.models.signals import pre_save
 from django.test.utils import CaptureQueriesContext
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy, receivers
-from django_ratequota.recording.recorder import RecordingQuerySet, acting, image, record_publication
+from django_ratequota.recording.recorder import RecordingQuerySet, acting, field_values, record_publication
 from django_ratequota.recording.validators import unenforced
 from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import policies_changed
@@ -219,7 +219,7 @@ def test_a_deferred_object_is_told_whole(search: Endpoint) -> None:
     part = Endpoint.objects.only("name").get()
     part.name = "find"
     (row,) = recorded_by(part.save)
-    assert row.after == {**image(search), "name": "find"}
+    assert row.after == {**field_values(search), "name": "find"}
 
 
 # Whom a change touches.

@@ -154,7 +154,7 @@ class Explain(Lookups, Refusals):
             "candidates": rows,
             "unseen": len(listed) - len(rows),
             "left_out": max(0, left_out),
-            "endpoints": [shown(endpoint.name) for endpoint in explanation.asked.endpoints]
+            "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
             or [
                 _("%(name)s (a limit that is built in)") % {"name": shown(bucket.scope)}
                 for bucket in explanation.built_in

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ...conf import settings
 from ...monitoring.health import NO_BREAKER, Health, published_at, state_of
-from ...store.info import server_version
+from ...store.server import server_version
 from ...utils.histogram import merged, quantile
 from ..base import shown
 from ..charts import number_text

@@ -26,7 +26,7 @@ from ...policies.identity import failed_kind
 from ...policies.unreadable import find_unreadable
 from ...recording.recorder import record_publication
 from ...runtime import default_limiter
-from ...store.info import server_version
+from ...store.server import server_version
 from ...utils.histogram import merged, quantile
 from .. import policyfile as files
 
