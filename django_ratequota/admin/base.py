@@ -26,7 +26,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
 from ..models import PolicyChange
-from ..policies.identity import failed_kind
+from ..policies.requests.identity import failed_kind
 from ..recording.publication import when_unpublished
 from ..recording.recorder import acting
 from ..recording.validators import visible

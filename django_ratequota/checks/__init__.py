@@ -23,7 +23,7 @@ from ..engine.scripts import COMMANDS, DENIED
 from ..engine.types import Bucket
 from ..exceptions import ConfigurationError, StoreError
 from ..recording.databases import policy_alias
-from ..recording.validators import unenforced
+from ..recording.validators import unsupported_constraints
 from ..runtime import default_limiter
 from ..store.base import Call, run_script
 from ..store.factory import store_of_settings
@@ -238,7 +238,7 @@ def check_constraints(app_configs: Any = None, databases: Collection[str] | None
     from ..models import Plan, RatePolicy
 
     using = policy_alias(RatePolicy)
-    names = [rule.name for model in (Plan, RatePolicy) for rule in unenforced(model, using)]
+    names = [rule.name for model in (Plan, RatePolicy) for rule in unsupported_constraints(model, using)]
     if using not in (databases or ()) or not names:
         return []
     text = f"{connections[using].display_name} cannot hold some constraints of django-ratequota ({', '.join(names)})."

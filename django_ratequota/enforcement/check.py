@@ -22,14 +22,14 @@ from ..monitoring.alerts import observe
 from ..monitoring.collector import record
 from ..monitoring.health import keep_reporting, note_degraded
 from ..policies.cache import policies
+from ..policies.exemptions import exempt, narrow
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
-from ..policies.identity import Caller, Unidentified
-from ..policies.matching import place_of
-from ..policies.methods import how_heard
+from ..policies.matching import match_policies
+from ..policies.requests.identity import Caller, Unidentified
+from ..policies.requests.methods import handling_of_request
+from ..policies.requests.routes import resolved
 from ..policies.resolver import EvaluationContext, Resolution, match_endpoints, resolve
-from ..policies.routes import resolved
 from ..policies.snapshot import Snapshot
-from ..policies.sparing import narrowed, spare
 from ..utils.sansio import adrive, drive
 from .deciding import judge
 from .on_error import decide_without_store
@@ -148,7 +148,7 @@ def decide(
     match = getattr(http, "resolver_match", None)
     route, name = resolved(match, getattr(http, "urlconf", None))
     method = http.method or "GET"
-    how = how_heard(request, http, method)
+    handling = handling_of_request(request, http, method)
     snapshot = policies.current()
     # A snapshot says that this thread's transaction, if any, has changed no policies.
     pending = None if snapshot is None else False
@@ -164,7 +164,7 @@ def decide(
     if user_known:
         caller: Caller = Unidentified(request)
     while True:
-        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, how=how)
+        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
         if not user_known:
             user_known = "user" in settings.caller or (yield from _asks_for_user(snapshot, endpoints, scope, pending))
             # Reading it may block; in a thread the caller does so by itself.
@@ -189,8 +189,8 @@ def decide(
             return decide_without_store((), "database", 1), None
         if only is not None:
             # First: whatever policies there are for the usage endpoint, guesses at it count as built in.
-            resolution = narrowed(resolution, only)
-        resolution = spare(resolution, name, getattr(match, "func", None), caller)
+            resolution = narrow(resolution, only)
+        resolution = exempt(resolution, name, getattr(match, "func", None), caller)
         if only is not None and not (resolution.buckets or resolution.blocked_by or resolution.unreadable):
             return Decision(allowed=True), None
         units = resolution.cost if cost is None else cost
@@ -222,7 +222,7 @@ def _asks_for_user(
     snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, pending: bool | None
 ) -> Generator[Step, Any, bool]:
     """Whether a policy at the endpoints is for users or plans, or some user has one of their own there."""
-    for _endpoint, counted_per, _own, group in place_of(snapshot, endpoints, scope, NOBODY).groups:
+    for _endpoint, counted_per, _own, group in match_policies(snapshot, endpoints, scope, NOBODY).groups:
         if counted_per == "plan" or (group and ("user" in group.kinds or group.has_plans)):
             return True
     own = policies.user_endpoints

@@ -38,7 +38,7 @@ from .facts import (
     to_us,
 )
 from .snapshot import Snapshot, group_policies
-from .unreadable import understand
+from .unreadable import with_readable_rates
 
 logger = logging.getLogger("django_ratequota")
 
@@ -331,7 +331,9 @@ def _active_facts(
     rows = _not_ended(policies).order_by()
     # Plain rows: to make model objects of thousands of policies would double what loading takes.
     plain = rows.values_list(*POLICY_COLUMNS, named=True)
-    return understand([policy_facts(row) for row in (plain if ids is None else _found(plain, ids))], remembered)
+    return with_readable_rates(
+        [policy_facts(row) for row in (plain if ids is None else _found(plain, ids))], remembered
+    )
 
 
 #: The policies of this process.

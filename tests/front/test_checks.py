@@ -30,7 +30,7 @@ from django_ratequota.checks import (
     check_store,
 )
 from django_ratequota.models import RatePolicy
-from django_ratequota.recording.validators import unenforced
+from django_ratequota.recording.validators import unsupported_constraints
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store import base as store_module
 from django_ratequota.store.base import Call, Store
@@ -643,7 +643,7 @@ def test_what_such_a_database_lets_through_is_refused_all_the_same(monkeypatch: 
     monkeypatch.setattr(connection.features, "supports_partial_indexes", False)
     RatePolicy.objects.create(rates="1/s")
     RatePolicy.objects.create(rates="1/s", counted_per="ip")
-    (rule,) = unenforced(RatePolicy, "default")
+    (rule,) = unsupported_constraints(RatePolicy, "default")
     monkeypatch.setattr(rule, "expressions", rule.expressions[:-1])  # without counted_per these are twins
     with pytest.raises(IntegrityError, match="two rows break the constraint ratequota_policy_one_undated"):
         RatePolicy.objects.create(rates="1/s", subject="ip:::1")

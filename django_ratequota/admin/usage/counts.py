@@ -18,9 +18,9 @@ from ...monitoring import timeline as timelines
 from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Span, Timeline, TopCaller
 from ...policies.facts import endpoint_facts
-from ...policies.methods import how_explained
+from ...policies.requests.methods import handling_of_view
+from ...policies.requests.routes import known_views
 from ...policies.resolver import match_endpoints
-from ...policies.routes import known_views
 from ...policies.snapshot import Snapshot
 from ..charts import Plot, Series, number_text, plot
 
@@ -165,7 +165,7 @@ def refusals(chosen: Chosen, endpoints: Mapping[int, Any], most: int) -> list[Re
             route=one.route or None,
             name=name,
             method=one.method,
-            how=how_explained(view, one.method),
+            handling=handling_of_view(view, one.method),
         )
         if chosen.endpoint_id in ([endpoint.id for endpoint in matched] or [0]):
             belonging.append(one)

@@ -219,8 +219,8 @@ def _unreadable(names: Names) -> list[str]:
     goes_on = _("Policy %(id)s: the rates %(rates)s cannot be read. The last readable ones count: %(text)s. Edit it.")
     decides = _("Policy %(id)s: the rates %(rates)s cannot be read. Its “on error” decides. Edit it.")
     return [
-        (goes_on if one.goes_on else decides)
-        % {"id": one.policy.pk, "rates": shown(repr(one.policy.rates)), "text": one.goes_on}
+        (goes_on if one.last_rates else decides)
+        % {"id": one.policy.pk, "rates": shown(repr(one.policy.rates)), "text": one.last_rates}
         for one in find_unreadable()
         if names.may_choose(one.policy.pk)
     ]
