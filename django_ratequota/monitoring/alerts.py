@@ -18,7 +18,7 @@ from django.dispatch import Signal
 from ..engine.keys import bucket_key, statistics_key
 from ..engine.types import BucketStatus, Decision
 from ..exceptions import StoreError
-from ..runtime import default_limiter
+from ..runtime import default_limiter, process
 from ..utils.locks import ForkSafeLock
 from .background import Background
 
@@ -68,6 +68,9 @@ def observe(decision: Decision) -> None:
         levels = levels_reached(status)
         if levels:
             _enqueue(status, levels, decision.at_us)
+
+
+process.observe = observe
 
 
 def levels_reached(status: BucketStatus) -> tuple[int, ...]:

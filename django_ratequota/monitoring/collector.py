@@ -25,7 +25,7 @@ from ..engine.scripts import COLLECT
 from ..engine.types import Decision
 from ..exceptions import StoreError
 from ..policies.resolver import EvaluationContext, Resolution
-from ..runtime import default_limiter
+from ..runtime import default_limiter, process
 from ..store.base import run_script
 from ..utils.locks import ForkSafeLock
 from ..utils.sansio import drive
@@ -252,3 +252,6 @@ def record(
         return ""
     _background.keep()
     return collector.record(context, route or "", method, resolution, decision, cost)
+
+
+process.record = record
