@@ -20,7 +20,7 @@ from ..engine.limiter import Limiter
 from ..engine.local import LocalLimiter
 from ..engine.types import Bucket, Decision
 from ..exceptions import StoreError
-from ..monitoring.alerts import crossed, quota_threshold, told_us
+from ..monitoring.alerts import levels_reached, quota_threshold, sent_for_us
 from ..monitoring.collector import Collector
 from ..policies.cache import PolicyCache
 from ..runtime import OncePerSettings, process, store_from_settings
@@ -67,15 +67,15 @@ class Scene:
 
     def record(self, context: Any, route: str | None, *decided: Any) -> str:
         """Record a decision; returns the id of a refusal, as in production, "" without one."""
-        return self._collector.note(context, route or "", *decided) if settings.statistics_seconds else ""
+        return self._collector.record(context, route or "", *decided) if settings.statistics_seconds else ""
 
     def observe(self, decision: Decision) -> None:
         """Send ``quota_threshold``: at once, as a test does not wait."""
         for status in decision.statuses if not decision.degraded else ():
-            for level in crossed(status):
+            for level in levels_reached(status):
                 key = (*status.bucket.counter, level)
                 if self._told.get(key, 0) <= decision.at_us:
-                    self._told[key] = decision.at_us + told_us(status)
+                    self._told[key] = decision.at_us + sent_for_us(status)
                     at = datetime.fromtimestamp(decision.at_us / 10**6, UTC)
                     quota_threshold.send_robust(sender=None, level=level, status=status, at=at, suppressed=0)
 
