@@ -24,11 +24,11 @@ from ..monitoring.health import keep_reporting, note_degraded
 from ..policies.cache import policies
 from ..policies.exemptions import exempt, narrow
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
-from ..policies.matching import match_policies
+from ..policies.matching import match_endpoints, match_policies
 from ..policies.requests.identity import Caller, Unidentified
 from ..policies.requests.methods import handling_of_request
 from ..policies.requests.routes import resolved
-from ..policies.resolver import EvaluationContext, Resolution, match_endpoints, resolve
+from ..policies.resolver import EvaluationContext, Resolution, resolve
 from ..policies.snapshot import Snapshot
 from ..utils.sansio import adrive, drive
 from .deciding import judge

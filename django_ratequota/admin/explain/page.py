@@ -18,7 +18,7 @@ from ...operations.boosts import why_no_boost
 from ...operations.counters import peek
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
-from ...policies.resolver import Candidate
+from ...policies.explain import Candidate
 from ..base import Lookups, shown
 from ..permissions import is_override, may
 from .counters import counter, named_callers, verdict

@@ -16,9 +16,9 @@ from django.utils.translation import gettext_lazy as _
 from ...monitoring import statistics
 from ...monitoring.statistics import Counts, Refusal, Span, Timeline, Top
 from ...policies.facts import endpoint_facts
+from ...policies.matching import match_endpoints
 from ...policies.requests.methods import handling_of_view
 from ...policies.requests.routes import known_views
-from ...policies.resolver import match_endpoints
 from ...policies.snapshot import Snapshot
 from ..charts import Plot, Series, number_text, plot
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from django.views import View
 
 from ..facts import EndpointFacts
-from .routes import class_attribute, enforces_itself, is_decorated, view_class
 from .view_code import FRAMEWORKS, MOST, codes_of, held_values, operations_of, project_functions
+from .views import class_attribute, enforces_itself, is_decorated, view_class
 
 #: How a request's method counts at endpoints that do not name it.
 #: ``free``: nowhere, as an ``options`` handler answers.
