@@ -24,7 +24,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratequota import check_request
-from django_ratequota.checks import check_outcome
+from django_ratequota.checks.database import check_outcome
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
 from django_ratequota.monitoring.health import health
