@@ -12,31 +12,22 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.contrib.admin.widgets import AdminTextInputWidget, ForeignKeyRawIdWidget
 from django.contrib.auth import get_user_model
-from django.db import IntegrityError, models
-from django.db.models import Q, QuerySet
+from django.db import IntegrityError
 from django.http import HttpResponseRedirect
 from django.urls import reverse
-from django.utils import timezone
-from django.utils.formats import date_format
 from django.utils.http import urlencode
-from django.utils.text import Truncator
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
 from ..models import PolicyChange
-from ..policies.identity import failed_kind
 from ..recording.publication import when_unpublished
 from ..recording.recorder import acting
-from ..recording.validators import visible
 from .deletion import deleted_objects
 from .pages import AdminPage
 from .widgets import SafeAutocomplete, UserField
 
 logger = logging.getLogger("django_ratequota")
 
-#: Characters of a free text that a cell shows; the whole is a click away.
-_SHOWN_CHARACTERS = 200
 #: The field of a form that says why it is saved. Models have a field ``reason``, which says why the object exists.
 WHY = "change_reason"
 
@@ -202,74 +193,3 @@ def user_search_fields(relation: str = "user") -> list[str]:
     model: Any = get_user_model()
     wanted = [model.USERNAME_FIELD, getattr(model, "EMAIL_FIELD", "email")]
     return [f"{relation}__{f.name}" for f in model._meta.concrete_fields if f.name in wanted and not f.is_relation]
-
-
-class ActiveFilter(admin.SimpleListFilter):
-    """Whether a dated row counts now, will count, or has ended."""
-
-    title = _("time")
-    parameter_name = "time"
-
-    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """The choices."""
-        choices = {"active": _("active now"), "future": _("not started"), "ended": _("ended"), "dated": _("ends")}
-        return list(choices.items())
-
-    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """The rows of the choice."""
-        now = timezone.now()
-        started = Q(starts_at__isnull=True) | Q(starts_at__lte=now)
-        open_ended = Q(ends_at__isnull=True) | Q(ends_at__gt=now)
-        condition = {
-            "active": started & open_ended,
-            "future": Q(starts_at__gt=now),
-            "ended": Q(ends_at__lte=now),
-            "dated": Q(ends_at__isnull=False),
-        }.get(self.value() or "")
-        return queryset if condition is None else queryset.filter(condition)
-
-
-def shown(text: Any) -> str:
-    """Text of unknown origin for a cell or a sentence: not endless, and unable to turn its neighbours around."""
-    return Truncator(visible(text)).chars(_SHOWN_CHARACTERS)
-
-
-def shown_subject(subject: str) -> str:
-    """``shown``, with words for the subject of callers whose identifier failed."""
-    kind = failed_kind(subject)
-    return gettext("%(kind)s unknown (its function failed)") % {"kind": shown(kind)} if kind else shown(subject)
-
-
-@admin.display(description=_("description"), ordering="description")
-def about(row: Any) -> str:
-    """The beginning of the row's description."""
-    return shown(row.description)
-
-
-def when(row: Any) -> str:
-    """The row's dates in a few words; "always" without any."""
-    dates = {"start": moment(row.starts_at), "end": moment(row.ends_at)}
-    if row.starts_at and row.ends_at:
-        return gettext("%(start)s to %(end)s") % dates
-    if row.starts_at:
-        return gettext("from %(start)s") % dates
-    return gettext("until %(end)s") % dates if row.ends_at else gettext("always")
-
-
-def moment(at: Any) -> str:
-    """A time as the operator's language writes it; "" for None."""
-    # Without time zones (USE_TZ = False) it is local time already.
-    local = timezone.localtime(at) if at and timezone.is_aware(at) else at
-    return date_format(local, "SHORT_DATETIME_FORMAT") if at else ""
-
-
-def is_active(row: Any) -> bool:
-    """Whether the row's dates include this moment."""
-    now = timezone.now()
-    return (row.starts_at is None or row.starts_at <= now) and (row.ends_at is None or row.ends_at > now)
-
-
-def named(model: type[models.Model], pk: Any) -> str:
-    """The object's name as of today, and its id; the id alone once it is deleted."""
-    found = model._base_manager.filter(pk=pk).first()
-    return gettext("%(object)s (id %(pk)s)") % {"object": gettext("deleted") if found is None else found, "pk": pk}

@@ -18,7 +18,8 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Plan, RatePolicy
 from ..recording.databases import policy_alias
 from ..recording.recorder import acting
-from .base import ReasonField, shown, when
+from .base import ReasonField
+from .formatting import dates, shown
 from .pages import AdminPage
 from .permissions import may
 
@@ -77,7 +78,7 @@ class CopyPlanPage(AdminPage):
             "original": gettext("Copy"),
             "errors": form.errors,
             "form": form,
-            "policies": [(policy, when(policy)) for policy in policies[:_SHOWN_POLICIES]],
+            "policies": [(policy, dates(policy)) for policy in policies[:_SHOWN_POLICIES]],
             "more": max(0, len(policies) - _SHOWN_POLICIES),
             "default_for": plan.get_default_for_display() if plan.default_for else "",
             "back": self.admin.page_url("change", quote(plan.pk)),

@@ -11,8 +11,8 @@ from django.db.models import Count, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Plan
-from .base import about, shown
 from .copy_plan import CopyPlanPage
+from .formatting import about, shown
 from .matrix import MatrixPage
 from .policy_table import PolicyInline
 from .warnings import WarnsOfPolicies

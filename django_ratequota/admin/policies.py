@@ -5,46 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RatePolicy
-from .base import ActiveFilter, Lookups, is_active, shown, user_search_fields, when
+from .base import Lookups, user_search_fields
 from .explain.actions import GrantPage, ResetCountersPage
 from .explain.boost import BoostPage
 from .explain.page import ExplainPage
 from .explain.refusals import offer_refusal
-from .filters import RelatedFilter
-from .permissions import OVERRIDES, PolicyRights
+from .filters import ActiveFilter, AudienceFilter, RelatedFilter, is_active
+from .formatting import dates, shown
+from .permissions import PolicyRights
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
 from .preview import ImpactPage, PreviewPage
 from .reset import ResetPage, reset_usage
 from .usage.page import LiveUsage
 from .warnings import WarnsOnSave
-
-
-class AudienceFilter(admin.SimpleListFilter):
-    """What kind of audience a policy has."""
-
-    title = _("audience")
-    parameter_name = "audience"
-
-    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """The choices."""
-        choices = {"user": _("a user"), "subject": _("a subject"), "plan": _("a plan"), "everyone": _("everyone")}
-        return [*choices.items(), ("override", _("a user or a subject"))]
-
-    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """The rows of the choice."""
-        condition = {
-            "user": Q(user__isnull=False),
-            "subject": ~Q(subject=""),
-            "plan": Q(plan__isnull=False),
-            "everyone": Q(user__isnull=True, subject="", plan__isnull=True),
-            "override": OVERRIDES,
-        }.get(self.value() or "")
-        return queryset if condition is None else queryset.filter(condition)
 
 
 @admin.register(RatePolicy)
@@ -136,7 +113,7 @@ class RatePolicyAdmin(LiveUsage, PolicyRights, Lookups, WarnsOnSave):
     @admin.display(description=_("when"), ordering="ends_at")
     def when(self, policy: RatePolicy) -> str:
         """The policy's dates."""
-        return when(policy)
+        return dates(policy)
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, policy: RatePolicy) -> bool:

@@ -12,7 +12,8 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RatePolicy
-from .base import Lookups, when
+from .base import Lookups
+from .formatting import dates
 from .policy_forms import RowForm, StoredRows
 from .usage.labels import page_url
 from .widgets import RowAutocomplete
@@ -143,7 +144,7 @@ class PolicyInline(Lookups, admin.TabularInline):  # type: ignore[type-arg]
     @admin.display(description=_("when"))
     def when(self, policy: RatePolicy) -> str:
         """Return the policy's dates."""
-        return when(policy)
+        return dates(policy)
 
 
 def list_url(site: admin.AdminSite, request: Any, filters: dict[str, str]) -> str:

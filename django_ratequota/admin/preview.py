@@ -17,8 +17,8 @@ from ..operations.impact import estimate, sentences
 from ..operations.impact_audience import NotEstimable
 from ..operations.scenarios import Scenario, scenarios
 from ..recording.validators import rate_problem
-from .base import moment
 from .charts import Series, plot
+from .formatting import moment
 from .pages import AdminPage
 
 #: Rates that get charts of their own; more are counted.

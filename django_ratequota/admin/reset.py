@@ -19,7 +19,8 @@ from ..exceptions import StoreError
 from ..models import PolicyChange, RatePolicy
 from ..operations import counters
 from ..recording.databases import policy_alias
-from .base import ReasonField, shown
+from .base import ReasonField
+from .formatting import shown
 from .pages import AdminPage
 from .permissions import is_override
 

@@ -19,10 +19,10 @@ from ..models import PolicyChange, RatePolicy
 from ..operations.cascades import Deletion
 from ..operations.restore import KINDS, Restoration, plan_restoration, problems, restore, versions
 from ..recording.databases import policy_alias
-from ..recording.recorder import image
+from ..recording.recorder import field_values
 from ..recording.validators import visible
-from .base import moment, shown
 from .diff import as_table, fields_of
+from .formatting import moment, shown
 from .pages import AdminPage
 from .permissions import is_override, may
 from .reset import ReasonForm
@@ -180,8 +180,8 @@ def _texts(deletions: Sequence[Deletion]) -> list[str]:
 
 
 def _difference(restoration: Restoration, empty: Any) -> str:
-    now = image(restoration.current) if restoration.current else {}
-    then = image(restoration.target)
+    now = field_values(restoration.current) if restoration.current else {}
+    then = field_values(restoration.target)
     known = fields_of(restoration.change.model)
     rows = [(name, known[name], now.get(name), then.get(name)) for name in restoration.differing]
     if restoration.current is None:

@@ -10,7 +10,8 @@ from django.utils.translation import ngettext
 
 from ..models import Endpoint, RatePolicy
 from ..operations.advice import about_endpoint, about_saved
-from .base import RecordedAdmin, shown
+from .base import RecordedAdmin
+from .formatting import shown
 
 #: Warnings after one save that are shown; more are counted.
 _MAX_WARNINGS = 10

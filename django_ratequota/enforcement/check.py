@@ -22,14 +22,14 @@ from ..monitoring.alerts import watch
 from ..monitoring.collector import note
 from ..monitoring.health import keep_reporting, note_degraded
 from ..policies.cache import policies
+from ..policies.exemptions import exempt, narrow
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
-from ..policies.identity import Caller, Unidentified
-from ..policies.matching import place_of
-from ..policies.methods import how_heard
+from ..policies.matching import match_policies
+from ..policies.requests.identity import Caller, Unidentified
+from ..policies.requests.methods import handling_of_request
+from ..policies.requests.routes import resolved
 from ..policies.resolver import EvaluationContext, Resolution, match_endpoints, resolve
-from ..policies.routes import resolved
 from ..policies.snapshot import Snapshot
-from ..policies.sparing import narrowed, spare
 from ..utils.sansio import adrive, drive
 from .deciding import judge
 from .on_error import decide_without_store
@@ -70,7 +70,7 @@ async def acheck_request(
 class Seen(NamedTuple):
     """What a decision was made of, as far as it is noted."""
 
-    asked: EvaluationContext
+    context: EvaluationContext
     route: str | None
     method: str
     resolution: Resolution
@@ -82,11 +82,11 @@ def conclude(http: Any, decision: Decision, seen: Seen | None) -> Decision:
     """Note the request's decision for outcomes, alerts and statistics; returns it as the request has it."""
     if seen is None:
         return decision
-    snapshot = seen.asked.snapshot
+    snapshot = seen.context.snapshot
     if snapshot.by_outcome and decision.allowed:
         reserve(http, snapshot, decision)
     watch(decision)
-    refusal_id = note(seen.asked, seen.route, seen.method, seen.resolution, decision, seen.units)
+    refusal_id = note(seen.context, seen.route, seen.method, seen.resolution, decision, seen.units)
     if decision.degraded:
         refusal_id = ""  # Redis is down, so the refusal may never get there to be looked up
     if not refusal_id and decision.revision == snapshot.revision:
@@ -148,7 +148,7 @@ def decide(
     match = getattr(http, "resolver_match", None)
     route, name = resolved(match, getattr(http, "urlconf", None))
     method = http.method or "GET"
-    how = how_heard(request, http, method)
+    handling = handling_of_request(request, http, method)
     snapshot = policies.current()
     # A snapshot says that this thread's transaction, if any, has changed no policies.
     pending = None if snapshot is None else False
@@ -164,7 +164,7 @@ def decide(
     if user_known:
         caller: Caller = Unidentified(request)
     while True:
-        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, how=how)
+        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
         if not user_known:
             user_known = "user" in settings.caller or (yield from _asks_for_user(snapshot, endpoints, scope, pending))
             # Reading it may block; in a thread the caller does so by itself.
@@ -175,7 +175,7 @@ def decide(
         user_id = caller.user_id
         entry = NOBODY if user_id is None else policies.user(user_id, pending) or (yield from _load(user_id))
         try:
-            asked = EvaluationContext(
+            context = EvaluationContext(
                 caller=caller,
                 entry=entry,
                 endpoints=endpoints,
@@ -183,14 +183,14 @@ def decide(
                 snapshot=snapshot,
                 now_us=now_us(limiter),
             )
-            resolution = (yield partial(resolve, asked)) if only is None and _may_block() else resolve(asked)
+            resolution = (yield partial(resolve, context)) if only is None and _may_block() else resolve(context)
         except DatabaseError as error:  # one of the project's own functions asked it
             note_degraded("database", error)
             return decide_without_store((), "database", 1), None
         if only is not None:
             # First: whatever policies there are for the usage endpoint, guesses at it count as built in.
-            resolution = narrowed(resolution, only)
-        resolution = spare(resolution, name, getattr(match, "func", None), caller)
+            resolution = narrow(resolution, only)
+        resolution = exempt(resolution, name, getattr(match, "func", None), caller)
         if only is not None and not (resolution.buckets or resolution.blocked_by or resolution.unreadable):
             return Decision(allowed=True), None
         units = resolution.cost if cost is None else cost
@@ -215,14 +215,14 @@ def decide(
                 pass  # the last known policies go on
     if isinstance(earlier, Held):
         decision, costs = (yield from earlier.hand_over(decision, resolution.buckets)), ()
-    return decision, Seen(asked, route, method, resolution, max(costs, default=units))
+    return decision, Seen(context, route, method, resolution, max(costs, default=units))
 
 
 def _asks_for_user(
     snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, pending: bool | None
 ) -> Generator[Step, Any, bool]:
     """Whether a policy at the endpoints is for users or plans, or some user has one of their own there."""
-    for _endpoint, counted_per, _own, group in place_of(snapshot, endpoints, scope, NOBODY).groups:
+    for _endpoint, counted_per, _own, group in match_policies(snapshot, endpoints, scope, NOBODY).groups:
         if counted_per == "plan" or (group and ("user" in group.kinds or group.has_plans)):
             return True
     own = policies.user_endpoints

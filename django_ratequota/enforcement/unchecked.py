@@ -101,7 +101,7 @@ def _binds_everybody(decision: Decision, seen: Seen) -> Generator[Step, Any, boo
         denied = decision.denied_by and policy.mode == "enforce" and (policy.on_error or on_error) == "deny"
         if policy.id not in refusing and not denied:
             continue
-        group = seen.asked.snapshot.groups[policy.endpoint_id]["ip"]
+        group = seen.context.snapshot.groups[policy.endpoint_id]["ip"]
         if policy.network is not None and policy.rates == BLOCKED:  # which nothing outranks
             return True
         if group.kinds or "ip" in own.get(policy.endpoint_id, ()):

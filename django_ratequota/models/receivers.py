@@ -7,8 +7,8 @@ from typing import Any
 from django.apps import apps
 from django.db.models.signals import post_save, pre_delete, pre_save
 
-from ..recording.fixtures import make_way
-from ..recording.recorder import record, record_deletion, stored
+from ..recording.fixtures import move_aside
+from ..recording.recorder import record, record_deletion, rows_by_pk
 
 _BEFORE = "_ratequota_before"
 
@@ -29,12 +29,12 @@ def _to_be_deleted(sender: Any, instance: Any, using: str, **_: Any) -> None:
 
 def _stored(model: Any, pk: Any, using: str, lock: bool = False) -> Any:
     # What the database holds, not what the object says: fields may be unsaved, or expressions.
-    return None if pk is None else stored(model, [pk], using, lock).get(pk)
+    return None if pk is None else rows_by_pk(model, [pk], using, lock).get(pk)
 
 
 def _history_loaded(sender: Any, instance: Any, using: str, raw: bool, **_: Any) -> None:
     if raw:
-        make_way(sender, instance.pk, using)
+        move_aside(sender, instance.pk, using)
 
 
 def connect() -> None:

@@ -73,10 +73,16 @@ class Collector:
         self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
 
     def note(
-        self, asked: EvaluationContext, route: str, method: str, resolution: Resolution, decision: Decision, cost: int
+        self,
+        context: EvaluationContext,
+        route: str,
+        method: str,
+        resolution: Resolution,
+        decision: Decision,
+        cost: int,
     ) -> str:
         """Note a decision; returns the id of a refusal, "" where there is none."""
-        name, ip = asked.caller.name, asked.caller.located.text
+        name, ip = context.caller.name, context.caller.located.text
         allowed = decision.allowed
         # A loop, and what the resolution holds ready: every request pays for this.
         against: tuple[int | None, ...] = resolution.would_block if allowed else resolution.blocking
@@ -87,7 +93,7 @@ class Collector:
             (decision.at_us or time.time_ns() // 1000) // 10**6,
             name if len(name) <= MAX_NAME and name.isascii() else bounded(name),
             "" if ip is None else f"ip:{ip}",
-            _plan_id(asked, resolution),
+            _plan_id(context, resolution),
             resolution.endpoint_ids,
             cost,
             resolution.policy_ids,
@@ -98,7 +104,7 @@ class Collector:
             self._noted.append(noted)
         if allowed:
             return ""
-        return self._note_refusal(Note._make(noted), asked.scope or "", route, method, decision)
+        return self._note_refusal(Note._make(noted), context.scope or "", route, method, decision)
 
     def _note_refusal(self, noted: Note, scope: str, route: str, method: str, decision: Decision) -> str:
         minute = noted.second // MINUTE
@@ -254,8 +260,8 @@ def _flat(counts: Mapping[str, int]) -> list[Any]:
     return [item for pair in counts.items() for item in pair]
 
 
-def _plan_id(asked: EvaluationContext, resolution: Resolution) -> int | None:
-    if not asked.caller.user_read and not settings.plan_resolver:
+def _plan_id(context: EvaluationContext, resolution: Resolution) -> int | None:
+    if not context.caller.user_read and not settings.plan_resolver:
         return UNTOLD_PLAN
     return resolution.plan.id if resolution.plan else None
 
@@ -270,10 +276,10 @@ os.register_at_fork(after_in_child=collector.forget)
 
 
 def note(
-    asked: EvaluationContext, route: str | None, method: str, resolution: Resolution, decision: Decision, cost: int
+    context: EvaluationContext, route: str | None, method: str, resolution: Resolution, decision: Decision, cost: int
 ) -> str:
     """Note a decision, and see to it that a thread hands it over; returns the id of a refusal, "" without one."""
     if not settings.statistics_seconds:
         return ""
     _background.keep()
-    return collector.note(asked, route or "", method, resolution, decision, cost)
+    return collector.note(context, route or "", method, resolution, decision, cost)

@@ -12,8 +12,8 @@ from ..engine.types import Bucket, BucketStatus
 from ..exceptions import NewerRevision, StoreError
 from ..policies.cache import policies
 from ..policies.facts import NOBODY, EndpointFacts, UserEntry
-from ..policies.identity import Caller
-from ..policies.resolver import EvaluationContext, Resolution, resolve_anew
+from ..policies.requests.identity import Caller
+from ..policies.resolver import EvaluationContext, Resolution, resolve_uncached
 from ..policies.snapshot import Snapshot
 from ..store.base import Call
 from ..utils.sansio import drive
@@ -91,7 +91,7 @@ def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) 
     user_id = caller.user_id
     entry = NOBODY if user_id is None else policies.user(user_id) or _load(user_id)
     endpoints = _endpoints(snapshot, entry, scope)
-    asked = EvaluationContext(
+    context = EvaluationContext(
         caller=caller,
         entry=entry,
         endpoints=endpoints[:MAX_LIMITS],
@@ -99,7 +99,7 @@ def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) 
         snapshot=snapshot.overview.snapshot,
         now_us=at_us,
     )
-    return resolve_anew(asked), len(endpoints) > MAX_LIMITS
+    return resolve_uncached(context), len(endpoints) > MAX_LIMITS
 
 
 def _load(user_id: str) -> UserEntry:

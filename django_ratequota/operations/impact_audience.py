@@ -16,8 +16,8 @@ from ..models import RatePolicy
 from ..monitoring.records import UNTOLD_PLAN, bounded
 from ..monitoring.statistics import Attempts
 from ..policies.facts import POLICY_COLUMNS, PolicyFacts, policy_facts
-from ..policies.identity import UNKNOWN
 from ..policies.precedence import precedence
+from ..policies.requests.identity import UNKNOWN
 from ..policies.snapshot import Group
 
 

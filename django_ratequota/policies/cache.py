@@ -24,7 +24,7 @@ from ..conf import settings
 from ..recording.databases import in_transaction, reading_policies
 from ..recording.publication import publication_pending
 from ..utils.locks import ForkSafeLock
-from .change_feed import ENDPOINT, FEW, PLAN, POLICY, Seen
+from .change_feed import ENDPOINT, FEW, PLAN, POLICY, ChangeCursor
 from .deltas import changed
 from .facts import (
     NOBODY,
@@ -38,7 +38,7 @@ from .facts import (
     to_us,
 )
 from .snapshot import Snapshot, group_policies
-from .unreadable import understand
+from .unreadable import with_readable_rates
 
 logger = logging.getLogger("django_ratequota")
 
@@ -74,7 +74,7 @@ class PolicyCache:
         self.user_endpoints: Mapping[int | None, frozenset[str]] | None = None
         # Grows whenever users are dropped: an entry read before that is used once and not kept.
         self._drops = 0
-        self._seen = Seen()
+        self._seen = ChangeCursor()
         self._polled = self._tidied = 0.0
         # The newest revision that anybody has asked for.
         self._wanted = 0
@@ -180,7 +180,7 @@ class PolicyCache:
         before = self._snapshot
         # Changes are read before the data they announce: one that commits in between is read twice, never missed.
         with self._reading():
-            changes, seen = self._seen.look(self._most) if before is not None else Seen.of_history()
+            changes, seen = self._seen.read_unseen(self._most) if before is not None else ChangeCursor.from_history()
             if before is None or any(change.everything for change in changes):
                 snapshot = load_snapshot(revision, before)
                 self._most = min(_MANY, max(FEW, sum(1 for _ in _held(snapshot)) // 4))
@@ -331,7 +331,9 @@ def _active_facts(
     rows = _not_ended(policies).order_by()
     # Plain rows: to make model objects of thousands of policies would double what loading takes.
     plain = rows.values_list(*POLICY_COLUMNS, named=True)
-    return understand([policy_facts(row) for row in (plain if ids is None else _found(plain, ids))], remembered)
+    return with_readable_rates(
+        [policy_facts(row) for row in (plain if ids is None else _found(plain, ids))], remembered
+    )
 
 
 #: The policies of this process.

@@ -15,7 +15,7 @@ from django.apps import apps
 from django.db.models import Q
 from django.utils import timezone
 
-from ..recording.recorder import is_seen
+from ..recording.recorder import affects_requests
 
 #: Ids left out below the newest may still turn up, for this many seconds.
 _LATE_COMMIT_SECONDS = 3600
@@ -42,7 +42,7 @@ class Change:
 
     @classmethod
     def read(cls, model: str, object_id: str, touched_user: str, before: Any, after: Any) -> Change:
-        if not is_seen(model, before, after):
+        if not affects_requests(model, before, after):
             return cls()
         if touched_user:
             return cls(frozenset([touched_user]))
@@ -58,7 +58,7 @@ EVERYTHING = Change(everything=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ChangeCursor:
     """Which PolicyChange rows were seen: all up to the newest, but for gaps."""
 
     newest: int = 0
@@ -68,7 +68,7 @@ class Seen:
     gaps: tuple[tuple[int, int, float], ...] = ()
 
     @classmethod
-    def of_history(cls) -> tuple[list[Change], Seen]:
+    def from_history(cls) -> tuple[list[Change], ChangeCursor]:
         """No change to heed, as everything is about to be read; and all rows seen that are there now.
 
         Its gaps are those of the time in which others may still commit late.
@@ -78,7 +78,7 @@ class Seen:
         before = rows.filter(at__lt=late).values_list("pk", "at").last() or (0, None)
         return [], cls(*before).after(list(rows.filter(pk__gt=before[0]).values_list("pk", "at")))
 
-    def look(self, most: int = FEW) -> tuple[list[Change], Seen]:
+    def read_unseen(self, most: int = FEW) -> tuple[list[Change], ChangeCursor]:
         """Read the rows that were not seen: what they touch, and what has been seen then.
 
         More than ``most`` are not read one by one: they may touch anything.
@@ -94,7 +94,7 @@ class Seen:
             changes = [Change.read(*row[3:]) for row in found if row[0] != self.newest and row[2] not in _COUNTED]
         if self.newest and (self.newest, self.at) not in ids:
             # Another history than the one seen so far, from a backup say.
-            return [EVERYTHING], Seen.of_history()[1]
+            return [EVERYTHING], ChangeCursor.from_history()[1]
         return changes, self.after(ids)
 
     def _unseen(self) -> Q:
@@ -105,7 +105,7 @@ class Seen:
                 condition |= Q(pk__gt=low, pk__lt=high)
         return condition
 
-    def after(self, ids: list[tuple[int, Any]]) -> Seen:
+    def after(self, ids: list[tuple[int, Any]]) -> ChangeCursor:
         """With these rows (id, at) seen as well, in the order of their ids."""
         newest, at = max([(self.newest, self.at), *ids[-1:]], key=lambda row: row[0])
         gaps = []
@@ -117,7 +117,7 @@ class Seen:
             # As one run, what lies between the oldest is read more than once, which is better than never.
             oldest = gaps[: 1 - _MAX_GAPS]
             gaps[: 1 - _MAX_GAPS] = [(oldest[0][0], oldest[-1][1], max(since for _, _, since in oldest))]
-        return Seen(newest, at, tuple(gaps))
+        return ChangeCursor(newest, at, tuple(gaps))
 
 
 def _rows() -> Any:

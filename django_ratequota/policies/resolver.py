@@ -21,10 +21,10 @@ from ..engine.rates import BLOCKED
 from ..engine.types import Bucket
 from ..utils.problems import note_problem
 from .facts import UNREADABLE, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
-from .identity import Caller
-from .matching import MatchedPolicies, contenders, place_of
+from .matching import MatchedPolicies, contenders, match_policies
 from .matching import match_endpoints as match_endpoints  # part of what callers need to ask
 from .precedence import precedence, strongest, why_beaten, why_first
+from .requests.identity import Caller
 from .snapshot import Snapshot
 
 #: Callers with a longer name are resolved anew each time.
@@ -82,9 +82,9 @@ class EvaluationContext:
     now_us: int
 
 
-def plan_of(asked: EvaluationContext) -> PlanFacts | None:
+def plan_of(context: EvaluationContext) -> PlanFacts | None:
     """The caller's plan: PLAN_RESOLVER's answer, or without one the assignment active now; else the default."""
-    snapshot, caller = asked.snapshot, asked.caller
+    snapshot, caller = context.snapshot, context.caller
     plan_id = None
     if caller.plan_slug is not None:
         plan = snapshot.plan_by_slug(caller.plan_slug)
@@ -95,64 +95,64 @@ def plan_of(asked: EvaluationContext) -> PlanFacts | None:
         )
         note_problem("PLAN_RESOLVER", text)
     elif not settings.plan_resolver:
-        plan_id = asked.entry.plan_id(asked.now_us)
+        plan_id = context.entry.plan_id(context.now_us)
     if plan_id is None:
         plan_id = snapshot.defaults.get("authenticated" if caller.user_id is not None else "anonymous")
     return None if plan_id is None else snapshot.plans.get(plan_id)
 
 
-def why_plan(asked: EvaluationContext) -> str:
+def plan_source(context: EvaluationContext) -> str:
     """Where the caller's plan comes from, in a few words for operators."""
-    slug = asked.caller.plan_slug
-    if slug is not None and asked.snapshot.plan_by_slug(slug) is not None:
+    slug = context.caller.plan_slug
+    if slug is not None and context.snapshot.plan_by_slug(slug) is not None:
         return _("as PLAN_RESOLVER says")
     resolver = slug is not None or settings.plan_resolver
-    if not resolver and asked.entry.plan_id(asked.now_us) is not None:
+    if not resolver and context.entry.plan_id(context.now_us) is not None:
         return _("assigned")
-    if plan_of(asked) is None:
+    if plan_of(context) is None:
         if resolver:
             return _("PLAN_RESOLVER names none, and none is the default")
         return _("none is assigned, and none is the default")
-    if asked.caller.user_id is None:
+    if context.caller.user_id is None:
         return _("the default for anonymous callers")
     if resolver:
         return _("the default for logged-in users, as PLAN_RESOLVER names none")
     return _("the default for logged-in users without an assignment")
 
 
-def resolve(asked: EvaluationContext) -> Resolution:
+def resolve(context: EvaluationContext) -> Resolution:
     """The buckets to check, and the names of those who block."""
-    place, caller = _place(asked), asked.caller
+    place, caller = _place(context), context.caller
     names = [caller.user_id, caller.subject("caller", None), caller.plan_slug, *map(caller.value, place.kinds)]
     # All that the answer depends on, time aside.
-    key = (place, asked.entry, caller.address if place.by_address else None, *names)
-    resolutions = asked.snapshot.memo.resolutions
+    key = (place, context.entry, caller.address if place.by_address else None, *names)
+    resolutions = context.snapshot.memo.resolutions
     known: Resolution | None = resolutions.get(key)
-    if known is None or not known.since_us <= asked.now_us < known.until_us:
-        known = resolve_anew(asked)
+    if known is None or not known.since_us <= context.now_us < known.until_us:
+        known = resolve_uncached(context)
         # Clients choose some names; long ones would fill the memory.
         if all(name is None or len(name) <= _LONGEST for name in names):
             resolutions.put(key, known)
     return known
 
 
-def resolve_anew(asked: EvaluationContext) -> Resolution:
+def resolve_uncached(context: EvaluationContext) -> Resolution:
     """``resolve`` without remembering."""
-    place, plan = _place(asked), plan_of(asked)
+    place, plan = _place(context), plan_of(context)
     plan_id = plan.id if plan else None
     buckets: list[Bucket] = []
     blocked: list[str] = []
     blocking: dict[str, list[int]] = {"enforce": [], "log": []}
     winners: list[PolicyFacts] = []
     unreadable: list[tuple[str, PolicyFacts]] = []
-    moments = [moment for a in asked.entry.assignments for moment in (a.starts_us, a.ends_us)]
+    moments = [moment for a in context.entry.assignments for moment in (a.starts_us, a.ends_us)]
     for endpoint, counted_per, own, group in place.groups:
-        subject = asked.caller.subject(counted_per, plan_id)
+        subject = context.caller.subject(counted_per, plan_id)
         if subject is None:
             continue
-        rivals = list(contenders(asked.caller, own, group, plan_id))
+        rivals = list(contenders(context.caller, own, group, plan_id))
         moments += [moment for p in rivals if p.dated for moment in (p.starts_us, p.ends_us)]
-        winner = strongest(rivals, asked.now_us)
+        winner = strongest(rivals, context.now_us)
         if winner is None:
             continue
         winners.append(winner)
@@ -164,7 +164,7 @@ def resolve_anew(asked: EvaluationContext) -> Resolution:
                 blocked.append(f"{endpoint.name if endpoint else 'all'}/blocked")
         elif winner.mode == "enforce" and winner.rates == UNREADABLE:
             unreadable.append((f"{endpoint.name if endpoint else 'all'}/unreadable", winner))
-    since_us, until_us = _around(asked.now_us, moments) if moments else (-sys.maxsize, sys.maxsize)
+    since_us, until_us = _around(context.now_us, moments) if moments else (-sys.maxsize, sys.maxsize)
     return Resolution(
         buckets=tuple(buckets),
         blocked_by=tuple(blocked),
@@ -181,15 +181,15 @@ def resolve_anew(asked: EvaluationContext) -> Resolution:
     )
 
 
-def explain(asked: EvaluationContext) -> tuple[Candidate, ...]:
+def explain(context: EvaluationContext) -> tuple[Candidate, ...]:
     """Every policy of the endpoints asked about, and why it won or lost; winners as ``resolve`` finds them."""
-    plan = plan_of(asked)
-    won = {policy.id: policy for policy in resolve(asked).winners}
+    plan = plan_of(context)
+    won = {policy.id: policy for policy in resolve(context).winners}
     candidates: list[Candidate] = []
-    for endpoint, counted_per, own, group in _place(asked).groups:
+    for endpoint, counted_per, own, group in _place(context).groups:
         # By audience, blocks among the others: else all blocked addresses would stand before the caller's own.
         rivals = sorted((*(group.policies if group else ()), *own), key=lambda one: precedence(one)[1:], reverse=True)
-        subject = asked.caller.subject(counted_per, plan.id if plan else None)
+        subject = context.caller.subject(counted_per, plan.id if plan else None)
         winner = next((policy for policy in rivals if policy.id in won), None)
         for policy in rivals:
             if policy is winner and subject is not None:
@@ -210,7 +210,7 @@ def explain(asked: EvaluationContext) -> tuple[Candidate, ...]:
                     )
                 )
             else:
-                lost = _inapplicable(policy, asked, plan, subject) or _beaten(policy, winner)
+                lost = _inapplicable(policy, context, plan, subject) or _beaten(policy, winner)
                 candidates.append(Candidate(policy=policy, won=False, reason=_("lost: %(why)s") % {"why": lost}))
     return tuple(candidates)
 
@@ -237,8 +237,8 @@ def make_buckets(policy: PolicyFacts, endpoint: EndpointFacts | None, subject: s
     return tuple(buckets)
 
 
-def _place(asked: EvaluationContext) -> MatchedPolicies:
-    return place_of(asked.snapshot, asked.endpoints, asked.scope, asked.entry)
+def _place(context: EvaluationContext) -> MatchedPolicies:
+    return match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
 
 
 def _around(now_us: int, moments: Sequence[int | None]) -> tuple[int, int]:
@@ -248,21 +248,23 @@ def _around(now_us: int, moments: Sequence[int | None]) -> tuple[int, int]:
     return max(past, default=-sys.maxsize), min(future, default=sys.maxsize)
 
 
-def _inapplicable(policy: PolicyFacts, asked: EvaluationContext, plan: PlanFacts | None, subject: str | None) -> str:
+def _inapplicable(
+    policy: PolicyFacts, context: EvaluationContext, plan: PlanFacts | None, subject: str | None
+) -> str:
     """Why the policy does not concern this caller now; "" when it does."""
     if policy.mode == "off":
         return _("it is switched off")
-    if not policy.active(asked.now_us):
-        return _("it has not started yet") if (policy.starts_us or 0) > asked.now_us else _("it has ended")
+    if not policy.active(context.now_us):
+        return _("it has not started yet") if (policy.starts_us or 0) > context.now_us else _("it has ended")
     if policy.network is not None:
-        if not _in_network(policy, asked.caller):
+        if not _in_network(policy, context.caller):
             return _("the caller's address is not in %(network)s") % {"network": policy.network}
     elif policy.subject:
         kind, _colon, value = policy.subject.partition(":")
-        if asked.caller.value(kind) != value:
+        if context.caller.value(kind) != value:
             return _("the caller is not %(subject)s") % {"subject": policy.subject}
     elif policy.plan_id is not None and (plan is None or plan.id != policy.plan_id):
-        wanted = asked.snapshot.plans.get(policy.plan_id)
+        wanted = context.snapshot.plans.get(policy.plan_id)
         names = {"plan": wanted.name if wanted else policy.plan_id, "own": plan.name if plan else _("no plan")}
         return _("it is for plan %(plan)s, the caller is on %(own)s") % names
     if subject is None:

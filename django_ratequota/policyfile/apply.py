@@ -12,7 +12,7 @@ from django.db import models, transaction
 
 from ..models import Plan
 from ..recording.databases import policy_alias
-from ..recording.recorder import acting, in_batches, record, stored
+from ..recording.recorder import acting, in_batches, record, rows_by_pk
 from .document import moment, one_line
 from .parser import Groups, alike, judge, parse, put, sections_of
 from .schema import ENDPOINTS, PLANS, POLICIES, REFERENCES, SECTIONS, Entry, Item, Section, Stored, held, load
@@ -253,12 +253,12 @@ def _save_plans(changes: list[Change], using: str) -> None:
         if not free:
             # Set aside under a name that nobody has. The history shall not tell of it, only of the end.
             pk, change = waiting.popitem()
-            before: Any = stored(Plan, [pk], using, lock=True)[pk]
+            before: Any = rows_by_pk(Plan, [pk], using, lock=True)[pk]
             aside.append((before, {"name": before.name, "default_for": before.default_for, **_values(change)}))
             unrecorded.filter(pk=pk).update(name=secrets.token_hex(16), default_for="")
     for before, values in aside:
         unrecorded.filter(pk=before.pk).update(**values)
-        record(before, stored(Plan, [before.pk], using)[before.pk], using)
+        record(before, rows_by_pk(Plan, [before.pk], using)[before.pk], using)
 
 
 _NOTHING = (None, "", ())

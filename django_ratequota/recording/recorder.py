@@ -24,9 +24,9 @@ from django.utils.translation import gettext as _
 
 from ..engine.types import BucketStatus
 from .databases import PrimaryQuerySet, policy_alias
-from .fixtures import write_loaded
+from .fixtures import record_loaded
 from .publication import publish_on_commit
-from .validators import refuse_twins, refuse_unreadable, visible
+from .validators import refuse_duplicates, refuse_unreadable, visible
 
 _Item = TypeVar("_Item")
 
@@ -36,7 +36,7 @@ BATCH = 500
 #: The alias that ``deleting`` collects deletions for, and the (model, primary key) of those not recorded yet.
 _deletions: ContextVar[tuple[str, list[tuple[Any, Any]]] | None] = ContextVar("ratequota_deletions", default=None)
 #: Model -> fields that are for operators only: no request can see them.
-_UNSEEN = {
+_FOR_OPERATORS = {
     "plan": ("description",),
     "endpoint": ("description",),
     "ratepolicy": ("reason",),
@@ -59,7 +59,7 @@ def in_batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:
     return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
 
 
-def image(instance: models.Model) -> dict[str, Any]:
+def field_values(instance: models.Model) -> dict[str, Any]:
     """The object's fields as JSON values, times in whole milliseconds."""
     encoder = DjangoJSONEncoder()
     values: dict[str, Any] = {}
@@ -72,7 +72,7 @@ def image(instance: models.Model) -> dict[str, Any]:
     return values
 
 
-def stored(
+def rows_by_pk(
     model: type[models.Model], pks: Collection[Any], using: str, lock: bool = False
 ) -> dict[Any, models.Model]:
     """The objects as the database holds them, by primary key, their related objects with them; one query.
@@ -99,8 +99,8 @@ def record(before: models.Model | None, after: models.Model | None, using: str, 
     """
     change = _change(before, after)
     if change is not None and raw:
-        _refuse_twins([change], using)
-        write_loaded(change, using)
+        _refuse_duplicates([change], using)
+        record_loaded(change, using)
     elif change is not None:
         refuse_unreadable(before, after)
         _write([change], using)
@@ -140,7 +140,7 @@ def _record_deletions(rows: list[tuple[Any, Any]], using: str) -> None:
     for model, announced in groupby(rows, key=itemgetter(0)):
         for pks in in_batches([pk for _model, pk in announced]):
             # As the database holds them: a cascade takes what belongs to an object now, whatever the object says.
-            held = stored(model, pks, using, lock=True)
+            held = rows_by_pk(model, pks, using, lock=True)
             if held:
                 _write([_change(row, None) for row in held.values()], using)
 
@@ -195,7 +195,7 @@ def _change(before: models.Model | None, after: models.Model | None) -> Any:
     """The row to write; None where nothing changed."""
     PolicyChange = _policy_change()
     instance = after or before
-    states = [None if state is None else image(state) for state in (before, after)]
+    states = [None if state is None else field_values(state) for state in (before, after)]
     if instance is None or states[0] == states[1]:
         return None
     action = PolicyChange.Action.UPDATE
@@ -221,11 +221,11 @@ def _fitting(user_id: str) -> str:
     return user_id if len(user_id) <= _policy_change()._meta.get_field("touched_user").max_length else ""
 
 
-def is_seen(model: str, before: Any, after: Any) -> bool:
+def affects_requests(model: str, before: Any, after: Any) -> bool:
     """Whether a request can see the change; ``before`` and ``after`` are the object's fields, None = no object."""
     if not before or not after:
         return True
-    unseen = _UNSEEN.get(model, ())
+    unseen = _FOR_OPERATORS.get(model, ())
     return any(before.get(name) != after.get(name) for name in {*before, *after} if name not in unseen)
 
 
@@ -245,15 +245,15 @@ def _text(instance: models.Model) -> str:
 def _write(changes: list[Any], using: str) -> None:
     # In the caller's transaction if there is one: this one is for AUTOCOMMIT False and for calls outside of any.
     with transaction.atomic(using=using, savepoint=False):
-        _refuse_twins(changes, using)
+        _refuse_duplicates(changes, using)
         _policy_change().objects.using(using).bulk_create(changes, batch_size=BATCH)
-        if any(is_seen(change.model, change.before, change.after) for change in changes):
+        if any(affects_requests(change.model, change.before, change.after) for change in changes):
             publish_on_commit(using)
 
 
-def _refuse_twins(changes: list[Any], using: str) -> None:
+def _refuse_duplicates(changes: list[Any], using: str) -> None:
     for name in {change.model for change in changes if change.after is not None}:
-        refuse_twins(apps.get_model("django_ratequota", name), using)
+        refuse_duplicates(apps.get_model("django_ratequota", name), using)
 
 
 class RecordingQuerySet(PrimaryQuerySet):
@@ -266,9 +266,9 @@ class RecordingQuerySet(PrimaryQuerySet):
             rows, pks = self._rows()
             # These rows and no others: one that another transaction has committed since would go unrecorded.
             for batch in in_batches(pks) or [[]]:
-                before = stored(self.model, batch, self.db, lock=True)
+                before = rows_by_pk(self.model, batch, self.db, lock=True)
                 count += super(RecordingQuerySet, rows.filter(pk__in=list(before))).update(**kwargs)
-                after = stored(self.model, before, self.db)
+                after = rows_by_pk(self.model, before, self.db)
                 for pk, row in before.items():
                     refuse_unreadable(row, after.get(pk))
                 self._record((before[pk], after.get(pk)) for pk in before)
@@ -289,7 +289,7 @@ class RecordingQuerySet(PrimaryQuerySet):
                 record_publication(f"bulk_create of {self.model._meta.verbose_name_plural}", self.db)
             else:
                 for batch in in_batches([instance.pk for instance in created]):
-                    self._record((None, row) for row in stored(self.model, batch, self.db).values())
+                    self._record((None, row) for row in rows_by_pk(self.model, batch, self.db).values())
         return created
 
     bulk_create.alters_data = True  # type: ignore[attr-defined]
@@ -317,7 +317,7 @@ class RecordingQuerySet(PrimaryQuerySet):
             for start in range(0, len(objs), size):
                 # Raw, as fixtures are loaded: ``bulk_create`` would set the time of making.
                 self._insert(objs[start : start + size], fields=fields, using=self.db, raw=True)  # type: ignore[attr-defined]
-            rows = list(stored(self.model, [one.pk for one in objs], self.db).values())
+            rows = list(rows_by_pk(self.model, [one.pk for one in objs], self.db).values())
             self._record((None, row) for row in rows)
         return rows
 

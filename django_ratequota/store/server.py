@@ -1,6 +1,6 @@
 """One Redis server: connections of our own to it, without retries and within a time, sync and async.
 
-Whatever goes wrong is one ``StoreError``, its reason told by class or by the prefix that the server sent.
+Every failure is raised as ``StoreError``; see ``errors`` for its reasons.
 """
 
 from __future__ import annotations
@@ -15,39 +15,17 @@ import redis
 
 from ..exceptions import StoreError
 from ..utils.locks import ForkSafeLock
+from .activity import ServerActivity
 from .budget import Budget
-from .commands import Command, ScriptCall
+from .commands import Command
 from .connections import Connections
+from .errors import store_error
 from .handshake import Handshake
 from .loop_connections import LoopConnections
-from .pool import MAX_CONNECTIONS, Liveness
+from .pool_size import MAX_CONNECTIONS
 
 #: Event loops that do not run, and may run again, whose connections are kept; the newest.
 _MOST_IDLE_LOOPS = 32
-#: Error prefixes that servers send, as stable labels; anything else is "response".
-_PREFIXES = frozenset(
-    "ASK BUSY CLUSTERDOWN CROSSSLOT LOADING MASTERDOWN MISCONF MOVED NOAUTH NOPERM NOREPLICAS NOSCRIPT OOM "
-    "READONLY TRYAGAIN UNKILLABLE WRONGPASS WRONGTYPE".split()
-)
-#: What servers say without a prefix when the user may not run what a script calls: Redis 7.0, and later ones.
-_DENIED_IN_SCRIPT = ("The user executing the script can't run this command", "ACL failure in script")
-#: Said to a client that is not logged in (any more), whose commands it reads up to ten words of.
-_UNAUTHENTICATED = "Protocol error: unauthenticated"
-_EXCEPTION_PREFIXES: dict[type[Exception], str] = {
-    # redis-py takes the prefix off these; the more special first.
-    redis.exceptions.MovedError: "moved",
-    redis.exceptions.AskError: "ask",
-    redis.exceptions.MasterDownError: "masterdown",
-    redis.exceptions.ClusterDownError: "clusterdown",
-    redis.exceptions.TryAgainError: "tryagain",
-    redis.exceptions.ClusterCrossSlotError: "crossslot",
-    redis.exceptions.BusyLoadingError: "loading",
-    redis.exceptions.ReadOnlyError: "readonly",
-    redis.exceptions.NoScriptError: "noscript",
-    redis.exceptions.NoPermissionError: "noperm",
-    redis.exceptions.AuthenticationError: "noauth",
-    redis.exceptions.OutOfMemoryError: "oom",
-}
 
 
 class Server:
@@ -66,9 +44,9 @@ class Server:
         self.name = self._path or f"{self.host}:{kwargs.get('port', 6379)}"
         #: Whether it asks for nothing that proves who we are.
         self.trusting = not any(kwargs.get(key) for key in ("password", "credential_provider", "ssl_certfile"))
-        self.liveness = Liveness()
+        self.activity = ServerActivity()
         self._most = int(kwargs.get("max_connections", MAX_CONNECTIONS))
-        self._connections = Connections(self._handshake, self.liveness, self._most)
+        self._connections = Connections(self._handshake, self.activity, self._most)
         # An asyncio connection belongs to the loop it was made in; each running loop has its own.
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
         self._lock = ForkSafeLock()
@@ -111,7 +89,7 @@ class Server:
         loop = asyncio.get_running_loop()
         known = self._loops.get(loop)
         if known is None:
-            known = LoopConnections(self._handshake, self.liveness, partial(self._forget, loop), self._most)
+            known = LoopConnections(self._handshake, self.activity, partial(self._forget, loop), self._most)
             with self._lock:
                 self._forget_ended_loops()
                 self._loops[loop] = known
@@ -131,7 +109,7 @@ class Server:
 
     def close(self) -> None:
         """Use no connection again that is open now; those of threads are closed at once."""
-        self.liveness.lost(time.monotonic())
+        self.activity.distrust(time.monotonic())
         self._connections.close()
 
     def retire(self) -> None:
@@ -160,26 +138,13 @@ class Pause(NamedTuple):
     seconds: float
 
 
-def store_error(error: Exception, command: Command = ()) -> StoreError:
-    """The ``StoreError`` for whatever redis-py raised, its reason told by class or by the server's prefix.
+def server_info(reply: bytes) -> dict[str, str]:
+    """Return the fields of a reply to INFO."""
+    return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
 
-    An error in a script is told by file and line.
-    """
-    message = f"{type(error).__name__}: {error}"
-    if isinstance(command, ScriptCall):
-        message = command.script.locate(message)
-    if isinstance(error, redis.exceptions.TimeoutError | TimeoutError):
-        return StoreError("timeout", message)
-    for kind, reason in _EXCEPTION_PREFIXES.items():
-        if isinstance(error, kind):
-            return StoreError(reason, message)
-    if str(error).startswith(_DENIED_IN_SCRIPT):
-        return StoreError("noperm", message)
-    if str(error).startswith(_UNAUTHENTICATED):
-        return StoreError("noauth", message)
-    prefix = str(error).partition(" ")[0]
-    if prefix in _PREFIXES:
-        return StoreError(prefix.lower(), message)
-    if isinstance(error, redis.exceptions.ConnectionError | OSError):
-        return StoreError("connection", message)
-    return StoreError("response", message)
+
+def server_version(info: dict[str, str]) -> tuple[str, str]:
+    """Return ("valkey" or "redis", version); Valkey also reports itself as Redis 7.2.4."""
+    if info.get("valkey_version"):
+        return "valkey", info["valkey_version"]
+    return "redis", info.get("redis_version", "0")

@@ -29,8 +29,8 @@ from ..monitoring.collector import Collector
 from ..operations import caller_limits as standing
 from ..operations import explain as explaining
 from ..policies.cache import PolicyCache
+from ..runtime import store_from_settings
 from ..store.base import Store
-from ..store.factory import store_of_settings
 from .clock import Clock
 from .policies import FixedPolicies
 
@@ -69,9 +69,9 @@ class Scene:
         """Whether this context has entered it."""
         return self in _own.get()
 
-    def note(self, asked: Any, route: str | None, *decided: Any) -> str:
+    def note(self, context: Any, route: str | None, *decided: Any) -> str:
         """Note a decision; returns the id of a refusal, as in production, "" without one."""
-        return self._collector.note(asked, route or "", *decided) if settings.statistics_seconds else ""
+        return self._collector.note(context, route or "", *decided) if settings.statistics_seconds else ""
 
     def watch(self, decision: Decision) -> None:
         """Send ``quota_threshold``: at once, as a test does not wait."""
@@ -115,7 +115,7 @@ class SceneLimiter(Limiter):
         # Whether Redis may hold a key of ours.
         self._asked = False
         if fixed:  # nothing can be published: requests without limits need no Redis
-            self._look_seconds = float("inf")
+            self._revision_max_age = float("inf")
 
     def publish(self) -> int:
         """Tell those outside the scene too: what is committed in a test is committed."""
@@ -176,7 +176,7 @@ _limiters = _Staged("limiter", vars(runtime)["_made"])
 
 def _make_store() -> Store:
     """The settings' server, with more patience than requests have: a machine that tests may be busy."""
-    store = store_of_settings(settings)
+    store = store_from_settings(settings)
     store.timeout = max(store.timeout, _PATIENCE)
     return store
 

@@ -12,12 +12,12 @@ import dateutil.tz
 import pytest
 import pytz
 from django.test import override_settings
-from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota.conf import Settings, read, settings
 from django_ratequota.runtime import default_limiter
+from tests.support.properties import examples
 
 KEYS = [f.name.upper() for f in fields(Settings) if f.name not in ("networks", "time_zone_name")] + ["TIME_ZONE"]
 TENANT = {"tenant": "tests.project.views.tenant"}
@@ -210,7 +210,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
-@examples(max_examples=300, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(300)
 def test_reading_never_fails_and_a_problem_says_what_to_write(raw: dict[str, Any]) -> None:
     found, problems = read(raw)
     assert all(problem.hint and problem.key in raw for problem in problems)

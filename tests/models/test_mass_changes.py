@@ -23,7 +23,6 @@ from django.db.models import Count, F, Q
 from django.db.models.signals import pre_delete
 from django.test import Client
 from hypothesis import example, given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
@@ -33,6 +32,7 @@ from django_ratequota.policyfile import bring
 from django_ratequota.policyfile.document import Node, _Dumper, read, write_yaml
 from django_ratequota.recording.recorder import BATCH
 from tests.support.operators import client_of
+from tests.support.properties import examples
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -497,7 +497,7 @@ def test_entries_are_not_kept_as_nodes() -> None:
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "no", "x y"]), st.one_of(st.text(max_size=12), st.integers()))))
-@hypothesis_settings(max_examples=200, derandomize=True, database=None, deadline=None)
+@examples(200)
 @example(
     [{"a": text} for text in ("tenant:acme", "a:", "a: b", "Yes", "nULL", "x" * 200, "a\nb", "on", "10/s, 1/min")]
 )

@@ -28,7 +28,7 @@ from django_ratequota.monitoring import statistics
 from django_ratequota.operations import boosts as boosting
 from django_ratequota.operations.boosts import doubled, outlook, proposed, why_no_boost, window_end
 from django_ratequota.operations.explain_query import ExplainQuery
-from django_ratequota.policies.change_feed import Seen
+from django_ratequota.policies.change_feed import ChangeCursor
 from django_ratequota.policies.facts import to_us
 from django_ratequota.runtime import default_limiter
 from tests.admin.test_explain import DOWN, IDENTIFIERS, LIST, PAGE, ask, look, staff
@@ -241,10 +241,10 @@ def test_a_boost_starts_no_earlier_than_the_override_that_it_replaces(alice: Use
     half = timezone.now().replace(microsecond=500_000) - timedelta(days=1)
     usual = RatePolicy.objects.create(user=alice, endpoint=Endpoint.objects.get(), rates="15/hour", starts_at=half)
     explanation = ExplainQuery(user_id=str(alice.pk), endpoint="search").explain()
-    explanation.asked.now_us = to_us(half) + 1
+    explanation.context.now_us = to_us(half) + 1
     boost = proposed(explanation, usual)
     boost.ends_at = half + timedelta(hours=1)
-    seen = outlook(explanation.asked, boost)
+    seen = outlook(explanation.context, boost)
     assert (seen.now and seen.now.id, seen.overtaken, seen.after and seen.after.id) == (usual.pk, None, usual.pk)
     assert boost.starts_at == half
 
@@ -379,14 +379,14 @@ def test_the_outlook_agrees_with_what_then_happens(alice: User) -> None:
     explanation = question.explain()
     boost = proposed(explanation, sold())
     boost.ends_at = timezone.now() + timedelta(hours=1)
-    seen = outlook(explanation.asked, boost)
+    seen = outlook(explanation.context, boost)
     assert (seen.now, seen.after) == (seen.after, seen.now)
     assert seen.now is not None
     assert seen.now.id == sold().pk
     boost.save()
     after = question.explain()
     assert [c.policy.id for c in after.candidates if c.won and c.policy.counted_per == "caller"] == [boost.pk]
-    assert to_us(boost.starts_at) <= after.asked.now_us
+    assert to_us(boost.starts_at) <= after.context.now_us
     assert why_no_boost(after, next(c.policy for c in after.candidates if c.won)) == ""
 
 
@@ -396,7 +396,7 @@ def test_the_outlook_agrees_with_what_then_happens(alice: User) -> None:
 def test_units_are_given_back_and_written_down(operator: Client, alice: User) -> None:
     for _ in range(6):
         ask(alice, scope="search")
-    _, seen = Seen.of_history()
+    _, seen = ChangeCursor.from_history()
     revision = default_limiter().stored_revision()
     url = f"{GRANT}?{query(alice, bucket=['search/hour', 'search/day'])}"
     page = text_of(operator.get(url))
@@ -411,7 +411,7 @@ def test_units_are_given_back_and_written_down(operator: Client, alice: User) ->
     assert entry.before == {"search/hour": {"used": 6, "remaining": 4}, "search/day": {"used": 6, "remaining": 94}}
     assert entry.after == {"search/hour": {"used": 1, "remaining": 9}, "search/day": {"used": 1, "remaining": 99}}
     assert default_limiter().stored_revision() == revision, "nobody need reload"
-    assert seen.look()[0] == []
+    assert seen.read_unseen()[0] == []
     logged = LogEntry.objects.get(object_id=str(sold().pk)).get_change_message()
     assert f"search/hour, user:{alice.pk} (6 / 10)" in logged
     assert "5 units were given back to 2 counters." in look(operator, user=alice.pk)

@@ -18,13 +18,13 @@ from django.utils import timezone
 
 from django_ratequota import check_request
 from django_ratequota.admin.reset import _MAX_COUNTERS
-from django_ratequota.engine import limiter
+from django_ratequota.engine import decision_steps
 from django_ratequota.engine import protocol as prepared
 from django_ratequota.engine.types import Decision
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.operations import counters as usage
 from django_ratequota.policies.cache import policies
-from django_ratequota.policies.change_feed import Seen
+from django_ratequota.policies.change_feed import ChangeCursor
 from django_ratequota.runtime import default_limiter
 from tests.engine.test_scripts import broken_script
 
@@ -313,23 +313,23 @@ def test_a_reset_makes_nobody_reload(operator: Client, alice: User) -> None:
     snapshot, revision = policies.current(), default_limiter().stored_revision()
     entry = policies.user(str(alice.pk))
     assert entry is not None
-    _, seen = Seen.of_history()
+    _, seen = ChangeCursor.from_history()
     assert operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"}).status_code == 302
     assert default_limiter().stored_revision() == revision
     ask(alice)
     assert policies.current() is snapshot
-    changes, after = seen.look()
+    changes, after = seen.read_unseen()
     assert changes == []
     assert after.newest == PolicyChange.objects.get(action="reset").pk
-    assert after.look()[0] == []
+    assert after.read_unseen()[0] == []
 
 
 def test_changes_beside_a_reset_are_still_read(operator: Client, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
-    _, seen = Seen.of_history()
+    _, seen = ChangeCursor.from_history()
     assert operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"}).status_code == 302
     RatePolicy.objects.filter(pk=override.pk).update(rates="6/hour")
-    changes, _ = seen.look()
+    changes, _ = seen.read_unseen()
     assert [(change.users, change.row, change.everything) for change in changes] == [({str(alice.pk)}, None, False)]
 
 
@@ -413,7 +413,7 @@ def test_what_was_reset_before_a_failure_is_written_down(
     ask(alice)
     with monkeypatch.context() as broken:
         broken.setattr(prepared, "DECIDE", broken_script())
-        broken.setattr(limiter, "prepare", prepared.CheckCommand)
+        broken.setattr(decision_steps, "prepare", prepared.CheckCommand)
         page = operator.post(LIST, selected(first, second, post="yes"), follow=True)
     assert "Redis gave no answer (response): 1 of 2 counters were reset." in page.content.decode()
     assert [entry.object_text for entry in PolicyChange.objects.filter(action="reset")] == ["user alice"]

@@ -16,7 +16,7 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate, check_request
@@ -33,6 +33,7 @@ from django_ratequota.operations.impact_audience import Concerned, NotEstimable
 from django_ratequota.operations.replay import replay
 from tests.conftest import Clock
 from tests.project.views import request_from
+from tests.support.properties import examples
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_client")]
 
@@ -125,14 +126,9 @@ SUBJECTS: dict[str, Callable[[Attempts], str | None]] = {
     "plan": lambda one: one.plan_id and f"plan:{one.plan_id}",
     "everyone": lambda one: "everyone",
 }
-COMMON: dict[str, Any] = {
-    "deadline": None,
-    "derandomize": True,
-    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-}
 
 
-@settings(max_examples=120, **COMMON)
+@examples(120)
 @given(
     rates=RATES, records=RECORDS, counted_per=st.sampled_from(list(SUBJECTS)), endpoint=st.sampled_from([None, 1, 2])
 )
@@ -161,7 +157,7 @@ def _named(rate: Rate) -> str:
     return plain if rate.period == "month" or rate.algorithm in plain else f"{plain} {rate.algorithm}"
 
 
-@settings(max_examples=300, **COMMON)
+@examples(300)
 @given(
     algorithm=st.sampled_from(ALGORITHMS),
     period=st.sampled_from([1, 2, 3]),

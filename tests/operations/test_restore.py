@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.operations.restore import plan_restoration, problems, restore, versions
-from django_ratequota.recording.recorder import acting, image, record_publication
+from django_ratequota.recording.recorder import acting, field_values, record_publication
 from django_ratequota.signals import policies_changed
 from tests.support.operators import client_of
 
@@ -173,7 +173,7 @@ def test_every_field_comes_back_under_the_old_primary_key(
     assert {name: value for name, value in found.items() if name != "created_at"} == {
         name: value for name, value in before.items() if name != "created_at"
     }
-    assert image(model.objects.get(pk=row.pk)) == change.before
+    assert field_values(model.objects.get(pk=row.pk)) == change.before
     assert len(publications) == 1
     restored = last()
     assert (restored.pk, restored.actor.username, restored.reason) == (
@@ -215,7 +215,7 @@ def test_later_edits_are_overwritten_where_they_differ_and_shown_first(operator:
         ["mode", "log only", "enforce"],
     ]
     assert confirm(operator, change, "after").status_code == 302
-    assert image(RatePolicy.objects.get()) == change.after
+    assert field_values(RatePolicy.objects.get()) == change.after
 
 
 def test_what_is_as_it_was_needs_no_restoring(operator: Client, free: Plan) -> None:
@@ -291,7 +291,7 @@ def test_what_was_deleted_along_comes_back_with_it(
     assert {policy.rates for policy in RatePolicy.objects.filter(plan=deleted_plan.pk)} == {"1/s", "2/s"}
     for policy in RatePolicy.objects.filter(plan=deleted_plan.pk):
         assert (
-            image(policy)
+            field_values(policy)
             == PolicyChange.objects.get(model="ratepolicy", action="delete", object_id=str(policy.pk)).before
         )
     assert PlanAssignment.objects.get().plan_id == deleted_plan.pk

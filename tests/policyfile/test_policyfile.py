@@ -19,8 +19,7 @@ from django.db import connection, models
 from django.db.models.signals import pre_save
 from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
-from hypothesis import HealthCheck, example, given
-from hypothesis import settings as hypothesis_settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_ratequota import check_request
@@ -32,6 +31,7 @@ from django_ratequota.policyfile.document import read, write_json, write_yaml
 from django_ratequota.policyfile.schema import ASSIGNMENTS, held
 from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import policies_changed
+from tests.support.properties import examples
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -369,9 +369,7 @@ EXAMPLES = 60
 
 
 @given(contents(), st.sampled_from(["yaml", "json"]))
-@hypothesis_settings(
-    max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-)
+@examples(EXAMPLES)
 def test_nothing_is_lost(content: dict[type[models.Model], list[dict[str, Any]]], form: str) -> None:
     fill(content)
     before, text = fields(), export(form, assignments=True)
@@ -388,9 +386,7 @@ def test_nothing_is_lost(content: dict[type[models.Model], list[dict[str, Any]]]
 
 
 @given(contents(), contents())
-@hypothesis_settings(
-    max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-)
+@examples(EXAMPLES)
 def test_any_content_can_be_brought_to_any_other(one: Any, other: Any) -> None:
     other[User] = one[User] = [{"username": name} for name in ("a", "b", "c")]
     fill(other)
@@ -404,7 +400,7 @@ def test_any_content_can_be_brought_to_any_other(one: Any, other: Any) -> None:
 
 
 @given(st.lists(st.dictionaries(slugs, texts, max_size=3), max_size=3))
-@hypothesis_settings(max_examples=400, derandomize=True, database=None, deadline=None)
+@examples(400)
 @example([{f"k{number}": text for number, text in enumerate(HOSTILE)}])
 def test_text_survives_both_forms(rows: list[dict[str, str]]) -> None:
     for write in (write_yaml, write_json):

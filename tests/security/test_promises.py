@@ -34,7 +34,7 @@ from django_ratequota.monitoring.health import report
 from django_ratequota.monitoring.records import Note
 from django_ratequota.monitoring.statistics import refusals, timeline, top_callers, usage
 from django_ratequota.runtime import default_limiter
-from django_ratequota.store.factory import store_of_url
+from django_ratequota.store.factory import store_from_url
 from tests.conftest import Clock
 from tests.faults.cluster import Cluster
 from tests.faults.servers import Node
@@ -214,7 +214,7 @@ def test_sentinels_need_one_command() -> None:
         watcher.command("ACL", "SETUSER", "watcher", "reset", "on", ">watching", line[1])
         query = "sentinel_username=watcher&sentinel_password=watching"
         url = f"redis+sentinel://ratequota:PASSWORD@{watcher.host}:{watcher.port}/ratequota?{query}"
-        store = store_of_url(url, 5)
+        store = store_from_url(url, 5)
         assert store.execute(("TIME",))
         store.close()
 
@@ -229,7 +229,7 @@ def test_sentinels_need_one_command() -> None:
 def test_a_password_that_breaks_the_url_is_not_told(url: str) -> None:
     """urlsplit takes the first part of such a password for a port, and quotes it."""
     with pytest.raises(ConfigurationError) as caught:
-        store_of_url(url, 1)
+        store_from_url(url, 1)
     error: BaseException | None = caught.value
     assert "hush" not in str(error)
     assert error is not None

@@ -16,8 +16,8 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 from django_ratequota import check_request
-from django_ratequota.admin.base import shown_subject
 from django_ratequota.admin.explain.form import form_data
+from django_ratequota.admin.formatting import shown_subject
 from django_ratequota.admin.usage.labels import explain_url
 from django_ratequota.admin.usage.workers import errors
 from django_ratequota.checks import check_plans
@@ -26,7 +26,7 @@ from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.health import health
 from django_ratequota.operations.counters import reset_caller, why_shared
 from django_ratequota.operations.explain_query import ExplainQuery
-from django_ratequota.policies.identity import FAILED, Caller, failed_kind
+from django_ratequota.policies.requests.identity import FAILED, Caller, failed_kind
 from django_ratequota.utils import problems
 from tests.conftest import Check
 from tests.project.views import request_from

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota.utils.chunked_mapping import Parted
+from tests.support.properties import examples
 
 KEYS = st.one_of(st.integers(-3, 40), st.text("abc", max_size=2), st.none())
 EDITS = st.lists(st.tuples(st.sets(KEYS), st.dictionaries(KEYS, st.integers())), max_size=5)
 
 
 @given(st.dictionaries(KEYS, st.integers()), EDITS)
-@settings(max_examples=200, derandomize=True, database=None, deadline=None)
+@examples(200)
 def test_it_is_the_dict_that_the_same_changes_make(entries: dict[Any, int], edits: Any) -> None:
     plain, parted = dict(entries), Parted(entries)
     for gone, come in edits:

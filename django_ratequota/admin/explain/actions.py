@@ -17,9 +17,9 @@ from ...engine.types import Bucket, BucketStatus
 from ...exceptions import StoreError
 from ...models import RatePolicy
 from ...operations import boosts, counters
-from ..base import shown
+from ..formatting import shown
+from ..names import described_callers
 from ..reset import CountersPage, ReasonForm, reset_message
-from .counters import named_callers
 from .form import read_query
 
 
@@ -57,7 +57,7 @@ class CallerCountersPage(CountersPage):
             text = gettext("Choose one of the caller's own counters, or more.")
             self.admin.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(back)
-        names = named_callers([bucket.subject for bucket in buckets])
+        names = described_callers([bucket.subject for bucket in buckets])
         rows = {bucket: (shown(bucket.title), names[bucket.subject]) for bucket in buckets}
         page = self.confirm(request, rows, lambda form: self._change(request, buckets, form), {"back": back})
         return page or HttpResponseRedirect(back)

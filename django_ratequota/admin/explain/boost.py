@@ -21,10 +21,9 @@ from ...operations import boosts
 from ...operations.explain import Explanation
 from ...policies.facts import PolicyFacts
 from ...recording.databases import policy_alias
-from ..base import moment, shown
+from ..formatting import clock, moment, shown
 from ..pages import AdminPage
 from ..permissions import may
-from .counters import clock
 from .form import read_query
 
 #: A window that ends sooner is not offered as the end of a boost.
@@ -81,7 +80,7 @@ class BoostPage(AdminPage):
         return self.render(request, "boost.html", context, form)
 
     def _form(self, request: Any, explanation: Explanation, facts: PolicyFacts) -> Any:
-        now_us = explanation.asked.now_us
+        now_us = explanation.context.now_us
         soon = boosts.instant(now_us) + _SHORTEST
         windows = {}
         for bucket in explanation.resolution.buckets:
@@ -142,7 +141,7 @@ def boost_form(base: Any, windows: dict[str, Any], formfield: Any) -> Any:
 
 def _outlook(explanation: Explanation, boost: RatePolicy) -> dict[str, Any]:
     """Return what the boost would change, and the warnings about it."""
-    outlook = boosts.outlook(explanation.asked, boost)
+    outlook = boosts.outlook(explanation.context, boost)
     end: Any = boost.ends_at
     warnings = []
     if outlook.now is not None and (outlook.now.user or outlook.now.subject):

@@ -16,10 +16,11 @@ from ...operations.counters import peek
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
 from ...policies.resolver import Candidate
-from ..base import shown
+from ..formatting import shown
+from ..names import described_callers
 from ..pages import AdminPage
 from ..permissions import is_override, may
-from .counters import counter, named_callers, verdict
+from .counters import counter, verdict
 from .form import ExplainForm, explain_form, form_data
 from .refusals import find_refusal, latest_refusals, refusal_details
 
@@ -52,7 +53,7 @@ class ExplainPage(AdminPage):
         params = form.params()
         if refusal is not None:
             params["id"] = refusal.id
-        caller = "" if explanation is None else explanation.asked.caller.subject("caller", None) or ""
+        caller = "" if explanation is None else explanation.context.caller.subject("caller", None) or ""
         context = {
             "title": _("Explain"),
             "form": form,
@@ -90,7 +91,7 @@ class ExplainPage(AdminPage):
             "candidates": rows,
             "unseen": len(listed) - len(rows),
             "left_out": max(0, left_out),
-            "endpoints": [shown(endpoint.name) for endpoint in explanation.asked.endpoints]
+            "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
             or [
                 _("%(name)s (a limit that is built in)") % {"name": shown(bucket.scope)}
                 for bucket in explanation.built_in
@@ -107,7 +108,7 @@ class ExplainPage(AdminPage):
         ``endpoints`` names the endpoint by the policy's id. With ``boosts``, rows lead to a boost or say why not.
         """
         statuses, at_us = _live(explanation), explanation.decision.at_us
-        names = named_callers([bucket.subject for bucket in explanation.resolution.buckets])
+        names = described_callers([bucket.subject for bucket in explanation.resolution.buckets])
         counters: list[dict[str, Any]] = []
         for candidate in explanation.candidates:
             policy = candidate.policy

@@ -13,8 +13,8 @@ from ...exceptions import StoreError
 from ...models import Plan, RatePolicy
 from ...monitoring import statistics
 from ...monitoring.statistics import Refusal
-from ..base import shown
-from .counters import clock, named_callers
+from ..formatting import clock, shown
+from ..names import described_callers
 
 #: The id of a refusal: ten letters and digits.
 _ID = re.compile(r"[0-9A-Za-z]{10}", re.ASCII)
@@ -45,7 +45,7 @@ def offer_refusal(model_admin: Any, request: Any) -> None:
 def refusal_details(model_admin: Any, request: Any, refusal: Refusal) -> dict[str, Any]:
     """Return all that was recorded of a refusal, for the template."""
     plan = Plan.objects.filter(pk=refusal.plan_id).first() if refusal.plan_id is not None else None
-    names = named_callers([refusal.caller, *(bucket.subject for bucket in refusal.buckets)])
+    names = described_callers([refusal.caller, *(bucket.subject for bucket in refusal.buckets)])
     policies = RatePolicy.objects.in_bulk([b.policy_id for b in refusal.buckets if b.policy_id is not None])
     links = {
         pk: model_admin.page_url("change", pk)
@@ -96,7 +96,7 @@ def latest_refusals(model_admin: Any, caller: str, but: str) -> list[dict[str, A
         found = statistics.refusals(_MAX_REFUSALS, caller)
     except StoreError:
         return []
-    names = named_callers([refusal.caller for refusal in found])
+    names = described_callers([refusal.caller for refusal in found])
     return [
         {
             "id": refusal.id,

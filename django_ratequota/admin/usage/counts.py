@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, Literal
 
 from django.utils import timezone
-from django.utils.formats import date_format, number_format
+from django.utils.formats import date_format
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -16,11 +15,12 @@ from django.utils.translation import gettext_lazy as _
 from ...monitoring import statistics
 from ...monitoring.statistics import Counts, Refusal, Span, Timeline, Top
 from ...policies.facts import endpoint_facts
-from ...policies.methods import how_explained
+from ...policies.requests.methods import handling_of_view
+from ...policies.requests.routes import known_views
 from ...policies.resolver import match_endpoints
-from ...policies.routes import known_views
 from ...policies.snapshot import Snapshot
-from ..charts import Plot, Series, number_text, plot
+from ..charts import Plot, Series, plot
+from ..formatting import number_text, percent
 
 SPANS: dict[Span, Any] = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 _STEPS: dict[Span, Any] = {
@@ -107,13 +107,6 @@ def totals(counts: Counts) -> list[dict[str, str]]:
     ]
 
 
-def percent(part: int, whole: int) -> str:
-    """``12.3 %``; "" of nothing."""
-    if not whole:
-        return ""
-    return gettext("%(share)s %%") % {"share": number_format(100 * part / whole, decimal_pos=1)}
-
-
 def drawn(timeline: Timeline, chosen: Chosen) -> Plot:
     """The plot of what is chosen."""
     counts = chosen.of(timeline)
@@ -128,13 +121,6 @@ def drawn(timeline: Timeline, chosen: Chosen) -> Plot:
         ],
         empty=gettext("No request was counted in this time."),
     )
-
-
-def stamp(at: datetime) -> str:
-    """A moment to the second, as the operator's language writes dates."""
-    # Without time zones (USE_TZ = False) it is local time already.
-    local = timezone.localtime(at) if timezone.is_aware(at) else at
-    return f"{date_format(local, 'SHORT_DATE_FORMAT')} {date_format(local, 'H:i:s')}"
 
 
 def tops(chosen: Chosen, most: int) -> dict[str, tuple[Top, ...]]:
@@ -163,7 +149,7 @@ def refusals(chosen: Chosen, endpoints: Mapping[int, Any], most: int) -> list[Re
             route=one.route or None,
             name=name,
             method=one.method,
-            how=how_explained(view, one.method),
+            handling=handling_of_view(view, one.method),
         )
         if chosen.endpoint_id in ([endpoint.id for endpoint in matched] or [0]):
             belonging.append(one)

@@ -25,14 +25,14 @@ from ...monitoring import health, statistics
 from ...monitoring.statistics import Counts, Refusal, Span, Timeline, Top
 from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
-from ..base import shown
-from ..charts import number_text
+from ..formatting import moment, number_text, shown
+from ..names import usernames
 from ..permissions import PolicyRights
 from . import counts as figures
 from . import workers
-from .counts import SPANS, Chosen, cells, stamp
+from .counts import SPANS, Chosen, cells
 from .export import EXPORTS, csv_response
-from .labels import SHOWN, Names, caller_cell, page_url, usernames
+from .labels import SHOWN, Names, caller_cell, page_url
 
 Found = TypeVar("Found")
 
@@ -169,7 +169,7 @@ class LiveUsage(PolicyRights):
         return {
             "id": refusal.id,
             "explain": page_url(site, "ratepolicy_explain", query={"id": refusal.id}),
-            "at": stamp(refusal.at),
+            "at": moment(refusal.at, seconds=True),
             "count": number_text(refusal.count),
             "caller": caller_cell(refusal.caller, users, site),
             "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
@@ -217,8 +217,8 @@ def _unreadable(names: Names) -> list[str]:
     goes_on = _("Policy %(id)s: the rates %(rates)s cannot be read. The last readable ones count: %(text)s. Edit it.")
     decides = _("Policy %(id)s: the rates %(rates)s cannot be read. Its “on error” decides. Edit it.")
     return [
-        (goes_on if one.goes_on else decides)
-        % {"id": one.policy.pk, "rates": shown(repr(one.policy.rates)), "text": one.goes_on}
+        (goes_on if one.last_rates else decides)
+        % {"id": one.policy.pk, "rates": shown(repr(one.policy.rates)), "text": one.last_rates}
         for one in find_unreadable()
         if names.may_choose(one.policy.pk)
     ]
@@ -240,5 +240,5 @@ def _reports() -> dict[str, Any]:
         "latency": workers.latency(reports),
         "errors": workers.errors(reports),
         "reports_error": error,
-        "last_change": newest and {"at": stamp(newest.at), "text": shown(newest)},
+        "last_change": newest and {"at": moment(newest.at, seconds=True), "text": shown(newest)},
     }

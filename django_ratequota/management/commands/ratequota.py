@@ -22,11 +22,11 @@ from ...monitoring.rollup import KEEP_DAYS, KEEP_HOURS, roll_up
 from ...operations.counters import reset_caller
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
-from ...policies.identity import failed_kind
+from ...policies.requests.identity import failed_kind
 from ...policies.unreadable import find_unreadable
 from ...recording.recorder import record_publication
 from ...runtime import default_limiter
-from ...store.info import server_version
+from ...store.server import server_version
 from ...utils.histogram import merged, quantile
 from .. import policyfile as files
 
