@@ -10,7 +10,6 @@ from ..enforcement.deciding import judge
 from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
 from ..engine.types import Bucket, Decision, check_cost
 from ..exceptions import StoreError
-from ..policies.cache import policies
 from ..policies.exemptions import exempt, exempt_candidate
 from ..policies.facts import NOBODY, PlanFacts, UserEntry
 from ..policies.requests.identity import Caller
@@ -26,7 +25,7 @@ from ..policies.resolver import (
     resolve,
 )
 from ..policies.snapshot import Snapshot
-from ..runtime import default_limiter
+from ..runtime import default_limiter, process
 from ..utils.sansio import drive
 
 
@@ -107,6 +106,7 @@ def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:
         revision = default_limiter().stored_revision()
     except StoreError:
         pass
+    policies = process.policies
     snapshot = policies.reload(revision)
     user_id = caller.user_id
     return snapshot, NOBODY if user_id is None else (policies.user(user_id) or policies.load_user(user_id))

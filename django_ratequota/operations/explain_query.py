@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from ..conf import settings
 from ..models import Endpoint, Plan
-from ..monitoring.statistics import Refusal
+from ..monitoring.refusals import Refusal
 from ..policies.requests.identity import UNKNOWN, DescribedCaller, client_text
 from ..policies.requests.routes import find_route, known_views, resolve_path, resolved, scope_of
 from ..recording.validators import visible

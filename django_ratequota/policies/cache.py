@@ -23,6 +23,7 @@ from django.utils import timezone
 from ..conf import settings
 from ..recording.databases import in_transaction, reading_policies
 from ..recording.publication import publication_pending
+from ..runtime import process
 from ..utils.locks import ForkSafeLock
 from .change_feed import ENDPOINT, FEW, PLAN, POLICY, ChangeCursor
 from .deltas import changed
@@ -337,4 +338,4 @@ def _active_facts(
 
 
 #: The policies of this process.
-policies = PolicyCache()
+policies = process.policies = PolicyCache()

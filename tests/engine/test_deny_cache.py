@@ -24,7 +24,7 @@ from django_ratequota.exceptions import InvalidCost, NewerRevision, StoreError
 from django_ratequota.headers import decision_headers, retry_after_seconds
 from django_ratequota.models import RatePolicy
 from django_ratequota.monitoring import collector as collecting
-from django_ratequota.monitoring.statistics import timeline
+from django_ratequota.monitoring.timeline import timeline
 from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import request_refused
 from django_ratequota.utils.sansio import drive
@@ -667,9 +667,9 @@ def remembering(settings: Any, fresh_policies: None, monkeypatch: Any) -> Iterat
     """Requests are remembered as refused, and counted; what is counted is handed over when the test says so."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "DENY_CACHE_SECONDS": 60, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    collecting.collector.forget()
+    collecting.collector.clear()
     yield
-    collecting.collector.forget()
+    collecting.collector.clear()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -33,7 +33,6 @@ from django_ratequota.monitoring.health import (
     Health,
     health,
     keep_reporting,
-    latency,
     note_degraded,
     report,
     reports,
@@ -94,7 +93,7 @@ def test_a_process_is_named_by_host_and_number(monkeypatch: Any) -> None:
 def test_decisions_are_timed() -> None:
     ask(5)
     mine = health()
-    assert mine.decisions == sum(latency().counts) == 5
+    assert mine.decisions == sum(default_limiter().latency.counts) == 5
     median, slowest = mine.latency_quantile(0.5), mine.latency_quantile(1)
     assert median is not None
     assert slowest is not None
@@ -121,7 +120,7 @@ def test_without_a_usable_setting_it_knows_itself_all_the_same(settings: Any, ra
     mine = health()
     assert (mine.degraded, mine.down, mine.decisions) == ({"configuration": 2}, {}, 0)
     assert len(mine.latency) == len(BOUNDS) + 1
-    for raising in (latency, report, reports):
+    for raising in (report, reports):
         with pytest.raises(StoreError) as caught:
             raising()
         assert isinstance(caught.value.__cause__, ConfigurationError)
@@ -473,7 +472,7 @@ def test_a_thread_that_cannot_be_started_fails_no_request_and_is_tried_again(
     assert sorted(tried) == ["ratequota-report"] * 2 + ["ratequota-statistics"] * 2
     messages = sorted(record.getMessage() for record in caplog.records)
     assert messages == [
-        f"{name} could not be started, and is tried again every 60 s: can't start new thread"
+        f"{name} could not be started; trying again every 60 s: can't start new thread"
         for name in ("ratequota-report", "ratequota-statistics")
     ]
     clock.now = 219.9

@@ -29,10 +29,12 @@ from django_ratequota.decorators import ratequota
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import ConfigurationError, StoreError
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.health import report
-from django_ratequota.monitoring.records import Note
-from django_ratequota.monitoring.statistics import refusals, timeline, top_callers, usage
+from django_ratequota.monitoring.records import DecisionRecord
+from django_ratequota.monitoring.refusals import refusals
+from django_ratequota.monitoring.timeline import timeline, top_callers
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store.factory import store_from_url
 from tests.conftest import Clock
@@ -102,11 +104,11 @@ def use_every_verb(server: Node) -> None:
         assert limiter.publish() == limiter.stored_revision()
     finally:
         limiter.store.close()
-    note = Note(int(time.time()), "user:1", "", None, (), 1, (), False, ())
-    collector._noted.append(note)
-    collector._note_refusal(note, "", "", "GET", Decision(allowed=False))
+    note = DecisionRecord(int(time.time()), "user:1", "", None, (), 1, (), False, ())
+    collector._pending.append(note)
+    collector._record_refusal(note, "", "", "GET", Decision(allowed=False))
     collector.flush()
-    for read in (lambda: timeline("hour"), lambda: top_callers("day"), usage, lambda: refusals(1)):
+    for read in (lambda: timeline("hour"), lambda: top_callers("day"), recorded_attempts, lambda: refusals(1)):
         read()
     out = io.StringIO()
     report()

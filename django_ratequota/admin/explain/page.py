@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from ...engine.types import Bucket, BucketStatus
 from ...exceptions import StoreError
 from ...models import Plan, RatePolicy
-from ...monitoring.statistics import Refusal
+from ...monitoring.refusals import Refusal
 from ...operations.boosts import why_no_boost
 from ...operations.counters import peek
 from ...operations.explain import Explanation

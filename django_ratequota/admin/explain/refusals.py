@@ -11,8 +11,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ...exceptions import StoreError
 from ...models import Plan, RatePolicy
-from ...monitoring import statistics
-from ...monitoring.statistics import Refusal
+from ...monitoring import refusals
+from ...monitoring.refusals import Refusal
 from ..formatting import clock, shown
 from ..names import described_callers
 
@@ -26,7 +26,7 @@ def find_refusal(refusal_id: str) -> tuple[Refusal | None, str]:
     if not _ID.fullmatch(refusal_id):
         return None, ""
     try:
-        return statistics.find_refusal(refusal_id), ""
+        return refusals.find_refusal(refusal_id), ""
     except StoreError as error:
         return None, error.reason
 
@@ -93,7 +93,7 @@ def latest_refusals(model_admin: Any, caller: str, but: str) -> list[dict[str, A
     ``caller`` is as refusals name callers, such as ``user:42``; "" = of all callers.
     """
     try:
-        found = statistics.refusals(_MAX_REFUSALS, caller)
+        found = refusals.refusals(_MAX_REFUSALS, caller)
     except StoreError:
         return []
     names = described_callers([refusal.caller for refusal in found])
