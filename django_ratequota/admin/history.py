@@ -7,7 +7,6 @@ from typing import Any
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.urls import reverse
 from django.utils.html import format_html
@@ -15,9 +14,11 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange, RecordedModel
-from .base import Lookups, named, shown, user_search_fields
+from .base import Lookups, RecordedAdmin, user_search_fields
 from .diff import Names, as_table, differences
 from .filters import RelatedFilter
+from .formatting import shown
+from .names import object_name
 from .restore import RestorePage
 
 #: What the page of a change shows.
@@ -59,7 +60,7 @@ class TouchedFilter(admin.SimpleListFilter):
         """The choices: all users would be too many."""
         choices: list[tuple[str, Any]] = [("one", _("one user only")), ("other", _("several, or none"))]
         chosen = self._user()
-        return [*choices, (chosen, _user_name(chosen))] if chosen else choices
+        return [*choices, (chosen, shown(object_name(get_user_model(), chosen)))] if chosen else choices
 
     def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """The rows of the choice."""
@@ -75,9 +76,10 @@ class TouchedFilter(admin.SimpleListFilter):
 
 
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(Lookups, RestorePage):
+class PolicyChangeAdmin(Lookups, RecordedAdmin):
     """Who changed what, and when; nobody edits history."""
 
+    pages = (RestorePage,)
     list_display = ["at", "actor", "action", "kind", "object_text", "what_changed", "why"]
     list_filter = ["action", KindFilter, "at", ("actor", RelatedFilter), TouchedFilter]
     list_select_related = ["actor"]
@@ -135,7 +137,9 @@ class PolicyChangeAdmin(Lookups, RestorePage):
             return self.get_empty_value_display()
         url = reverse(f"{self.admin_site.name}:django_ratequota_policychange_changelist")
         query = urlencode({"touched_user": change.touched_user})
-        return format_html('<a href="{}?{}">{}</a>', url, query, _user_name(change.touched_user))
+        return format_html(
+            '<a href="{}?{}">{}</a>', url, query, shown(object_name(get_user_model(), change.touched_user))
+        )
 
     @admin.display(description=_("difference"))
     def difference(self, change: PolicyChange) -> str:
@@ -145,13 +149,6 @@ class PolicyChangeAdmin(Lookups, RestorePage):
             return self.get_empty_value_display()
         head = _("counter") if change.model == "counter" else _("field")
         return as_table(rows, (head, _("before"), _("after")), self.get_empty_value_display())
-
-
-def _user_name(pk: str) -> str:
-    try:
-        return shown(named(get_user_model(), pk))
-    except (ValueError, TypeError, ValidationError):  # no id of a user, whoever wrote it into the address
-        return shown(pk)
 
 
 def _kinds() -> dict[str, Any]:

@@ -16,9 +16,7 @@ from ...conf import settings
 from ...monitoring.health import NO_BREAKER, Health, published_at, state_of
 from ...store.server import server_version
 from ...utils.histogram import merged, quantile
-from ..base import shown
-from ..charts import number_text
-from .counts import stamp
+from ..formatting import milliseconds, moment, number_text, shown, uptime
 
 _STATES = {
     "live": _("up to date"),
@@ -60,7 +58,7 @@ def _proof(revision: int, workers: Sequence[Health], states: Sequence[str]) -> s
     published = gettext("%(revision)d (published %(when)s)") if at else "%(revision)d"
     live = [worker for worker, state in zip(workers, states, strict=True) if state == "live"]
     words = {
-        "revision": published % {"revision": revision, "when": stamp(at) if at else ""},
+        "revision": published % {"revision": revision, "when": moment(at, seconds=True) if at else ""},
         "live": len(live),
         "all": len(workers),
     }
@@ -78,7 +76,7 @@ def _proof(revision: int, workers: Sequence[Health], states: Sequence[str]) -> s
         "Revision %(revision)s is live on %(live)d of %(all)d workers since %(since)s.",
         len(workers),
     )
-    return text % {**words, "since": stamp(max(since, at or since))}
+    return text % {**words, "since": moment(max(since, at or since), seconds=True)}
 
 
 def _idle(count: int) -> str:
@@ -175,18 +173,10 @@ def latency(workers: Sequence[Health]) -> dict[str, Any]:
         degraded.update(worker.degraded)
     return {
         "decisions": number_text(sum(counts)),
-        "p50": _duration(quantile(counts, 0.5)),
-        "p99": _duration(quantile(counts, 0.99)),
+        "p50": milliseconds(quantile(counts, 0.5)),
+        "p99": milliseconds(quantile(counts, 0.99)),
         "degraded": [(shown(reason), number_text(count)) for reason, count in degraded.most_common()],
     }
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    if seconds == float("inf"):
-        return gettext("more than 10 s")
-    return gettext("%(number)s ms") % {"number": number_text(seconds * 1000)}
 
 
 def servers(infos: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
@@ -202,7 +192,7 @@ def _server(name: str, info: dict[str, str]) -> dict[str, Any]:
     return {
         "name": shown(name),
         "version": shown(f"{product} {version}"),
-        "up": "–" if up is None else _uptime(up),
+        "up": "–" if up is None else uptime(up),
         "memory": "–" if used is None else filesizeformat(used),
         "limit": filesizeformat(limit) if limit else gettext("no limit"),
         "policy": shown(policy) or "–",
@@ -216,9 +206,3 @@ def _whole(value: Any) -> int | None:
         return int(value)
     except (TypeError, ValueError):
         return None
-
-
-def _uptime(seconds: int) -> str:
-    days, rest = divmod(seconds, 86_400)
-    clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
-    return ngettext("%(days)d day, %(clock)s", "%(days)d days, %(clock)s", days) % {"days": days, "clock": clock}
