@@ -127,7 +127,7 @@ class StoredRows(forms.BaseModelFormSet):  # type: ignore[type-arg]
         super().clean()
         if any(form.instance.pk is None for form in self.initial_forms):
             raise ValidationError(
-                _("A policy on this page has been deleted meanwhile. Open the page again, then repeat the edit.")
+                _("A policy on this page was deleted in the meantime. Open the page again, then repeat the edit.")
             )
 
 
@@ -274,7 +274,7 @@ class RatePolicyAdmin(Preview, Boosts, LiveUsage, ResetUsage):
     list_per_page = 50
     show_facets = admin.ShowFacets.ALWAYS
     fieldsets = [
-        (_("Who"), {"fields": ["user", "subject", "plan"], "description": _("At most one; none = everyone.")}),
+        (_("Who"), {"fields": ["user", "subject", "plan"], "description": _("Choose at most one; none = everyone.")}),
         (_("What"), {"fields": ["endpoint", "counted_per"]}),
         (_("How much"), {"fields": ["rates", "algorithm", "mode", "on_error"]}),
         (_("When and why"), {"fields": ["starts_at", "ends_at", "reason"]}),

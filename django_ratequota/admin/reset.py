@@ -56,7 +56,7 @@ class ResetUsage(PolicyRights, RecordedAdmin):
             context["reset_url"] = self.page_url("reset", quote(obj.pk))
         return super().render_change_form(request, context, add, change, form_url, obj)
 
-    @admin.action(permissions=["reset"], description=_("Reset what was counted for the selected overrides"))
+    @admin.action(permissions=["reset"], description=_("Reset the counters of the selected overrides"))
     def reset_usage(self, request: Any, queryset: Any) -> Any:
         """Ask, then reset; the list is shown again when done."""
         return self._ask_or_reset(request, queryset, back=self.page_url("changelist"), action="reset_usage")
@@ -77,7 +77,10 @@ class ResetUsage(PolicyRights, RecordedAdmin):
             policies = policies.select_related("user", "plan", "endpoint")
         counters, without = usage.own_counters(policies)
         if len(counters) > _MAX_COUNTERS:
-            text = _("These are %(count)d counters; select fewer, so that they are at most %(most)d.")
+            text = _(
+                "The selected overrides have %(count)d counters, and at most %(most)d can be "
+                "reset at once. Select fewer."
+            )
             self.message_user(request, text % {"count": len(counters), "most": _MAX_COUNTERS}, messages.ERROR)
             return None
         confirmed = request.method == "POST" and "post" in request.POST
@@ -89,8 +92,8 @@ class ResetUsage(PolicyRights, RecordedAdmin):
         context = {
             **self.admin_site.each_context(request),
             **_standing(counters),
-            "title": _("Reset what was counted"),
-            "original": gettext("Reset what was counted"),  # the end of the breadcrumbs
+            "title": _("Reset counters"),
+            "original": gettext("Reset counters"),  # the end of the breadcrumbs
             "opts": self.opts,
             "media": self.media + form.media,
             "has_view_permission": True,
@@ -113,7 +116,7 @@ class ResetUsage(PolicyRights, RecordedAdmin):
                     self.log_change(request, policy, _logged(before))
                 done += len(before)
         except StoreError as error:
-            failed = _("Redis gave no answer (%(reason)s): %(done)d of %(all)d counters were reset. Try again later.")
+            failed = _("Redis did not answer (%(reason)s). %(done)d of %(all)d counters were reset. Try again later.")
             counts = {"reason": error.reason, "done": done, "all": len(counters)}
             self.message_user(request, failed % counts, messages.ERROR)
             return
@@ -144,4 +147,4 @@ def _standing(counters: dict[Bucket, RatePolicy]) -> dict[str, Any]:
 def _logged(before: tuple[BucketStatus, ...]) -> str:
     """What the policy's own history says."""
     counters = ", ".join(f"{shown(s.bucket.title)} ({s.used} / {s.limit})" for s in before)
-    return gettext("Reset what was counted: %(counters)s.") % {"counters": counters}
+    return gettext("Reset counters: %(counters)s.") % {"counters": counters}

@@ -36,7 +36,7 @@ _SHOWN_ALONG = 50
 class RestoreForm(ReasonForm):
     """Why, and with what; and which state of the object the operator has looked at."""
 
-    along = forms.BooleanField(required=False, label=_("Restore these along"), label_suffix="")
+    along = forms.BooleanField(required=False, label=_("Restore these as well"), label_suffix="")
     seen = forms.CharField(widget=forms.HiddenInput)
 
 
@@ -54,7 +54,7 @@ class RestorePage(RecordedAdmin):
     ) -> Any:
         """With the ways to the versions that the operator may restore."""
         if obj is not None:
-            texts = {"after": _("Restore this version"), "before": _("Restore the version before")}
+            texts = {"after": _("Restore this version"), "before": _("Restore the previous version")}
             context["restore_links"] = [
                 (self.page_url("restore", quote(obj.pk), version), texts[version])
                 for version in versions(obj)
@@ -87,7 +87,7 @@ class RestorePage(RecordedAdmin):
                 raise PermissionDenied
             if form is not None and form.is_valid():
                 if form.cleaned_data["seen"] != restoration.seen:
-                    errors.append(gettext("It was edited meanwhile. Compare again, then restore."))
+                    errors.append(gettext("The object was edited in the meantime. Compare again, then restore."))
                 elif restoration.differing:
                     try:
                         with transaction.atomic(using=policy_alias(KINDS[change.model])):
@@ -111,7 +111,7 @@ class RestorePage(RecordedAdmin):
             LogEntry.objects.log_actions(request.user.pk, rows, flag, said)
 
         restore(restoration, actor=request.user, reason=given["reason"] or said, along=along, written=log)
-        text = gettext("%(object)s is as it was.") % {"object": shown(target)}
+        text = gettext("%(object)s was restored.") % {"object": shown(target)}
         self.message_user(request, text, messages.SUCCESS)
         opts = target._meta
         if self.admin_site.get_model_admin(type(target)).has_view_permission(request, target):

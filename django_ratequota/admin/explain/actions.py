@@ -70,7 +70,7 @@ def boost_form(base: Any, windows: dict[str, Any], formfield: Any) -> Any:
             if until in ends:
                 values["ends_at"] = ends[until].replace(microsecond=0)
             elif until == "date" and not values.get("ends_at") and "ends_at" not in self.errors:
-                self.add_error("ends_at", _("Say until when, or choose one of the times above."))
+                self.add_error("ends_at", _("Enter an end date, or choose one of the times above."))
             return values
 
     fields = ["rates", "ends_at", "reason"]
@@ -117,8 +117,8 @@ class Boosts(Explain):
         words = {
             "title": _("Give units back"),
             "lead": _(
-                "The caller gets as many units back as you write below, in each of these counters. The limits stay "
-                "as they are, and what others have counted stays too."
+                "The units entered below are given back to each of these counters. The limits and"
+                " the counters of other callers stay unchanged."
             ),
             "yes": _("Yes, give them back"),
         }
@@ -135,10 +135,9 @@ class Boosts(Explain):
             return text % {"count": count}
 
         words = {
-            "title": _("Reset what was counted"),
+            "title": _("Reset counters"),
             "lead": _(
-                "These counters are reset to zero. The limits stay as they are, and what others have "
-                "counted stays too."
+                "These counters are reset to zero. The limits and the counters of other callers stay unchanged."
             ),
             "yes": _("Yes, reset them"),
         }
@@ -154,7 +153,7 @@ class Boosts(Explain):
         own = [b for b in explanation.resolution.buckets if not usage.why_shared(b.counted_per, b.subject)]
         chosen = [bucket for bucket in own if bucket.title in names]
         if not chosen:
-            self.message_user(request, gettext("Choose one of the caller's own counters, or more."), messages.ERROR)
+            self.message_user(request, gettext("Select at least one of the caller's own counters."), messages.ERROR)
             return self._back(given)
         confirmed = request.method == "POST" and "post" in request.POST
         form = form_class(request.POST if confirmed else None)
@@ -164,7 +163,10 @@ class Boosts(Explain):
             except ValidationError as error:
                 form.add_error("units", error)
             except StoreError as error:
-                text = gettext("Redis gave no answer (%(reason)s): look at what was done, and try again later.")
+                text = gettext(
+                    "Redis did not answer (%(reason)s). Some counters may have been changed already. "
+                    "Check them, then try again."
+                )
                 self.message_user(request, text % {"reason": error.reason}, messages.ERROR)
                 return self._back(given)
             else:
@@ -209,7 +211,7 @@ class Boosts(Explain):
         facts = won.get(request.GET.get("policy", ""))
         row = None if facts is None else RatePolicy.objects.select_related("endpoint").filter(pk=facts.id).first()
         if facts is None or row is None:
-            text = gettext("That policy is not in force for this request (any more): choose again.")
+            text = gettext("That policy does not apply to this request, or no longer does. Choose again.")
             self.message_user(request, text, messages.ERROR)
             return self._back(given)
         why = boosting.why_no_boost(explanation, facts)
@@ -264,12 +266,12 @@ class Boosts(Explain):
         warnings = []
         if outlook.now is not None and (outlook.now.user or outlook.now.subject):
             words = {"id": outlook.now.id, "rates": shown(outlook.now.text)}
-            text = gettext("It takes the place of the override %(rates)s (policy %(id)s) while it lasts.")
+            text = gettext("Until it ends, it replaces the override %(rates)s (policy %(id)s).")
             warnings.append(text % words)
         if outlook.overtaken is not None:
             policy, at_us = outlook.overtaken
             words = {"id": policy.id, "rates": shown(policy.text), "at": clock(at_us / 10**6)}
-            warnings.append(gettext("Policy %(id)s, %(rates)s, takes over at %(at)s.") % words)
+            warnings.append(gettext("Policy %(id)s (%(rates)s) replaces it at %(at)s.") % words)
         return {
             "sure": True,
             "warnings": warnings,

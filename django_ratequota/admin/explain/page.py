@@ -157,10 +157,7 @@ class Explain(Lookups, Refusals):
             "unseen": len(listed) - len(rows),
             "left_out": max(0, left_out),
             "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
-            or [
-                _("%(name)s (a limit that is built in)") % {"name": shown(bucket.scope)}
-                for bucket in explanation.built_in
-            ],
+            or [_("%(name)s (built-in limit)") % {"name": shown(bucket.scope)} for bucket in explanation.built_in],
             "grant_url": self.page_url("grant"),
             "reset_url": self.page_url("reset_counters"),
         }

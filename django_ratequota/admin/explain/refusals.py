@@ -35,7 +35,7 @@ class Refusals(PolicyRights, RecordedAdmin):
             except StoreError:
                 refusal = None
             if refusal is not None:
-                text = _('{id} is the id of a refusal: <a href="{link}">see what was decided, and why</a>.')
+                text = _('{id} is the id of a refusal. <a href="{link}">See why the request was refused.</a>')
                 link = self.page_url("explain", query={"id": refusal.id})
                 self.message_user(request, format_html(str(text), id=refusal.id, link=link), messages.INFO)
         return super().changelist_view(request, *args, **kwargs)
