@@ -28,7 +28,7 @@ _EXPORTS = {
     "Bucket": "engine.types",
     "BucketStatus": "engine.types",
     "Decision": "engine.types",
-    "Limiter": "engine.limiter",
+    "Limiter": "runtime",
     "Rate": "engine.rates",
     "RateQuotaError": "exceptions",
     "acheck_request": "enforcement.check",

@@ -19,8 +19,8 @@ from rest_framework.views import APIView
 
 from .engine.types import Bucket, BucketStatus, Decision
 from .operations.caller_limits import standing
-from .policies.identity import Caller, DescribedCaller
-from .policies.routes import USAGE_ATTRIBUTE
+from .policies.requests.identity import Caller, DescribedCaller
+from .policies.requests.routes import USAGE_ATTRIBUTE
 from .throttling import QuotaThrottle, StoreUnavailable
 
 #: Staff with one of these may ask about other users: those who may look at some policies in the admin.
@@ -68,8 +68,8 @@ class UsageView(APIView):
     another user.
     """
 
-    # Policies of the endpoint ``usage`` apply. Policies for all endpoints do not (see ``sparing``): a client that has
-    # used up its quota must be able to see that.
+    # Policies of the endpoint ``usage`` apply. Policies for all endpoints do not (see ``exemptions``): a client that
+    # has used up its quota must be able to see that.
     throttle_classes = (QuotaThrottle,)
     throttle_scope: str | None = "usage"
     serializer_class = QuotaUsageSerializer

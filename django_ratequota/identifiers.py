@@ -13,8 +13,8 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 
-from .policies.identity import Caller
-from .policies.logins import find_name
+from .policies.requests.identity import Caller
+from .policies.requests.login_names import find_login_name
 from .utils.addresses import network_of
 
 Identifier = Callable[[Any], str | None]
@@ -24,7 +24,7 @@ def login_field(*fields: str) -> Identifier:
     """Return a function like ``login_name`` that reads these fields of the body and no others."""
 
     def identify(request: Any) -> str | None:
-        return find_name(request, fields)
+        return find_login_name(request, fields)
 
     return identify
 
@@ -45,7 +45,7 @@ def login_name(request: Any) -> str | None:
     Raises ``ValueError`` where the body names two accounts, is too large or cannot be read: such requests share one
     counter.
     """
-    return find_name(request, dict.fromkeys(("username", get_user_model().USERNAME_FIELD)))
+    return find_login_name(request, dict.fromkeys(("username", get_user_model().USERNAME_FIELD)))
 
 
 def with_address(identifier: Identifier) -> Identifier:

@@ -22,19 +22,19 @@ def settings() -> Iterator[str]:
     from django_ratequota import conf
 
     source = inspect.getsource(conf.Settings)
-    comments = dict(re.findall(r"((?:    #: .*\n(?:    # .*\n)*)+)    (\w+): ", source))
-    meanings = {name: " ".join(re.findall(r"#:? (.*)", comment)) for comment, name in comments.items()}
+    comments = re.findall(r"((?:    #: .*\n)+)    (\w+): ", source)
+    meanings = {name: " ".join(re.findall(r"#: (.*)", comment)) for comment, name in comments}
     yield "| key | default | accepts | meaning |"
     yield "|---|---|---|---|"
-    for key, name in sorted(conf._KEYS.items()):
-        default = getattr(conf.Settings(), name)
+    for key, field in sorted(conf.KEYS.items()):
+        default = getattr(conf.Settings(), field.name)
         shown = (
             "Django's" if key == "TIME_ZONE" else f"`{list(default) if isinstance(default, tuple) else default!r}`"
         )
-        # Nothing accepts an object; what to write instead is said in one place.
+        # No key accepts a plain object, so the hint says what it accepts.
         [problem] = conf.read({key: object()})[1]
         accepts = re.sub(r"^(Write|[A-Z]+ must be) ", "", problem.hint)
-        yield _row(f"`{key}`", shown, accepts.rstrip("."), meanings[name])
+        yield _row(f"`{key}`", shown, accepts.rstrip("."), meanings[field.name])
 
 
 def commands() -> Iterator[str]:

@@ -72,7 +72,7 @@ def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
     from django_ratequota.policies.cache import policies
 
     policies.forget()
-    health._forget()
+    health._clear()
     yield
     policies.forget()
 

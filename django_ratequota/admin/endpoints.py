@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import Endpoint, RatePolicy
 from ..operations.advice import matched_routes
-from ..policies.routes import known_routes, known_scopes
+from ..policies.requests.routes import known_routes, known_scopes
 from .base import RecordedAdmin
 from .formatting import about, shown
 from .policies import PolicyInline, list_url

@@ -22,7 +22,7 @@ from ..models import Endpoint, Plan, RatePolicy
 from ..policies.facts import UNREADABLE, PolicyFacts
 from ..policies.precedence import strongest
 from ..policies.snapshot import Group
-from ..policies.unreadable import last_meaning
+from ..policies.unreadable import readable_facts
 from .formatting import dates, moment, shown
 from .pages import AdminPage
 from .permissions import OVERRIDES, may
@@ -160,7 +160,7 @@ class _Cells:
         own = _of(rows) & ~OVERRIDES & _not_ended()
         found: dict[int | None, dict[str, list[PolicyFacts]]] = {}
         for policy in RatePolicy.objects.filter(own).order_by("pk"):
-            facts = last_meaning(policy)
+            facts = readable_facts(policy)
             found.setdefault(facts.endpoint_id, {}).setdefault(facts.counted_per, []).append(facts)
             self.own[facts.endpoint_id, facts.plan_id] += 1
             self.remarks[facts.id] = tuple(_remarks(policy, facts))

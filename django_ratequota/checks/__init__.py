@@ -23,10 +23,9 @@ from ..engine.scripts import COMMANDS, DENIED
 from ..engine.types import Bucket
 from ..exceptions import ConfigurationError, StoreError
 from ..recording.databases import policy_alias
-from ..recording.validators import unenforced
-from ..runtime import default_limiter
+from ..recording.validators import unsupported_constraints
+from ..runtime import default_limiter, store_from_settings
 from ..store.base import Call, run_script
-from ..store.factory import store_of_settings
 from ..store.server import server_version
 from ..utils.sansio import drive
 from . import views as checks_views
@@ -238,7 +237,7 @@ def check_constraints(app_configs: Any = None, databases: Collection[str] | None
     from ..models import Plan, RatePolicy
 
     using = policy_alias(RatePolicy)
-    names = [rule.name for model in (Plan, RatePolicy) for rule in unenforced(model, using)]
+    names = [rule.name for model in (Plan, RatePolicy) for rule in unsupported_constraints(model, using)]
     if using not in (databases or ()) or not names:
         return []
     text = f"{connections[using].display_name} cannot hold some constraints of django-ratequota ({', '.join(names)})."
@@ -252,7 +251,7 @@ def check_constraints(app_configs: Any = None, databases: Collection[str] | None
 
 def _round_trip(settings: conf.Settings) -> float:
     """Return the median seconds of five commands on an open connection; raises ``StoreError``."""
-    store = store_of_settings(replace(settings, timeout=_PATIENCE))
+    store = store_from_settings(replace(settings, timeout=_PATIENCE))
     command = ("MGET", revision_key(settings.prefix))
     try:
         store.execute(command)  # connects

@@ -18,18 +18,17 @@ from ..conf import settings
 from ..engine.limiter import Limiter
 from ..engine.types import Decision, check_cost
 from ..exceptions import NewerRevision, StoreError
-from ..monitoring.alerts import watch
-from ..monitoring.collector import note
+from ..monitoring import alerts, collector  # noqa: F401 - set process.observe and process.record
 from ..monitoring.health import keep_reporting, note_degraded
-from ..policies.cache import policies
+from ..policies.exemptions import exempt, narrow
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
-from ..policies.identity import Caller, Unidentified
-from ..policies.matching import place_of
-from ..policies.methods import how_heard
+from ..policies.matching import match_policies
+from ..policies.requests.identity import Caller, Unidentified
+from ..policies.requests.methods import handling_of_request
+from ..policies.requests.routes import resolved
 from ..policies.resolver import EvaluationContext, Resolution, match_endpoints, resolve
-from ..policies.routes import resolved
 from ..policies.snapshot import Snapshot
-from ..policies.sparing import narrowed, spare
+from ..runtime import process
 from ..utils.sansio import adrive, drive
 from .deciding import judge
 from .on_error import decide_without_store
@@ -85,8 +84,8 @@ def conclude(http: Any, decision: Decision, seen: Seen | None) -> Decision:
     snapshot = seen.context.snapshot
     if snapshot.by_outcome and decision.allowed:
         reserve(http, snapshot, decision)
-    watch(decision)
-    refusal_id = note(seen.context, seen.route, seen.method, seen.resolution, decision, seen.units)
+    process.observe(decision)
+    refusal_id = process.record(seen.context, seen.route, seen.method, seen.resolution, decision, seen.units)
     if decision.degraded:
         refusal_id = ""  # Redis is down, so the refusal may never get there to be looked up
     if not refusal_id and decision.revision == snapshot.revision:
@@ -148,7 +147,8 @@ def decide(
     match = getattr(http, "resolver_match", None)
     route, name = resolved(match, getattr(http, "urlconf", None))
     method = http.method or "GET"
-    how = how_heard(request, http, method)
+    handling = handling_of_request(request, http, method)
+    policies = process.policies
     snapshot = policies.current()
     # A snapshot says that this thread's transaction, if any, has changed no policies.
     pending = None if snapshot is None else False
@@ -164,7 +164,7 @@ def decide(
     if user_known:
         caller: Caller = Unidentified(request)
     while True:
-        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, how=how)
+        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
         if not user_known:
             user_known = "user" in settings.caller or (yield from _asks_for_user(snapshot, endpoints, scope, pending))
             # Reading it may block; in a thread the caller does so by itself.
@@ -189,8 +189,8 @@ def decide(
             return decide_without_store((), "database", 1), None
         if only is not None:
             # First: whatever policies there are for the usage endpoint, guesses at it count as built in.
-            resolution = narrowed(resolution, only)
-        resolution = spare(resolution, name, getattr(match, "func", None), caller)
+            resolution = narrow(resolution, only)
+        resolution = exempt(resolution, name, getattr(match, "func", None), caller)
         if only is not None and not (resolution.buckets or resolution.blocked_by or resolution.unreadable):
             return Decision(allowed=True), None
         units = resolution.cost if cost is None else cost
@@ -222,13 +222,13 @@ def _asks_for_user(
     snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, pending: bool | None
 ) -> Generator[Step, Any, bool]:
     """Whether a policy at the endpoints is for users or plans, or some user has one of their own there."""
-    for _endpoint, counted_per, _own, group in place_of(snapshot, endpoints, scope, NOBODY).groups:
+    for _endpoint, counted_per, _own, group in match_policies(snapshot, endpoints, scope, NOBODY).groups:
         if counted_per == "plan" or (group and ("user" in group.kinds or group.has_plans)):
             return True
-    own = policies.user_endpoints
+    own = process.policies.user_endpoints
     if own is None or pending is None:
         try:
-            own = yield policies.load_user_endpoints
+            own = yield process.policies.load_user_endpoints
         except DatabaseError:
             return True
     return not own.keys().isdisjoint([None, *[endpoint.id for endpoint in endpoints]])
@@ -238,9 +238,9 @@ def _newer(limiter: Limiter | StoreError, snapshot: Snapshot | None) -> Generato
     """The first snapshot, or what a look at the database makes of the last one."""
     if snapshot is None:
         revision = yield from stored_revision(limiter)
-        return (yield partial(policies.reload, revision))  # type: ignore[no-any-return]
+        return (yield partial(process.policies.reload, revision))  # type: ignore[no-any-return]
     try:
-        return (yield policies.poll) or snapshot
+        return (yield process.policies.poll) or snapshot
     except DatabaseError:
         return snapshot  # the last known policies go on
 
@@ -248,7 +248,7 @@ def _newer(limiter: Limiter | StoreError, snapshot: Snapshot | None) -> Generato
 def _load(user_id: str) -> Generator[Step, Any, UserEntry]:
     """What belongs to the user; nothing while the database is down, so that shared policies still hold them."""
     try:
-        entry: UserEntry = yield partial(policies.load_user, user_id)
+        entry: UserEntry = yield partial(process.policies.load_user, user_id)
     except DatabaseError:
         return NOBODY
     return entry

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..conf import OncePerSettings, settings
-from ..engine.local import LocalLimiter
+from ..conf import settings
 from ..engine.types import Bucket, Decision
+from ..runtime import process
 
 
 def decide_without_store(
@@ -27,7 +27,7 @@ def decide_without_store(
     denied_by = [bucket.title for bucket, word in zip(enforced, says, strict=True) if word == "deny"]
     if reason == "database" and settings.on_error == "deny":
         denied_by = ["all"]
-    local = _local()
+    local = process.local_limiter()
     own = [bucket for bucket, word in zip(enforced, says, strict=True) if word == "local"]
     each = [units for bucket, units in zip(buckets, costs, strict=False) if bucket in own]
     statuses = local.check(own, cost, peek=bool(peek or denied_by or blocked_by), costs=each) if own else ()
@@ -43,6 +43,3 @@ def decide_without_store(
         cost=units,
         _charges=local.charges(statuses, units, each),
     )
-
-
-_local = OncePerSettings(lambda: LocalLimiter(settings.local_share))

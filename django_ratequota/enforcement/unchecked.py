@@ -20,8 +20,8 @@ from ..engine.limiter import Limiter
 from ..engine.rates import BLOCKED
 from ..engine.types import Decision
 from ..exceptions import StoreError
-from ..policies.cache import policies
 from ..policies.facts import PolicyFacts
+from ..runtime import process
 from ..utils.sansio import adrive, drive
 from .check import Seen, assign, conclude, decide
 from .settlement import HELD, Held
@@ -87,10 +87,10 @@ def _binds_everybody(decision: Decision, seen: Seen) -> Generator[Step, Any, boo
 
     It does unless each of the policies that refused may lose to one for a plan, a user or an identifier.
     """
-    own = policies.user_endpoints
+    own = process.policies.user_endpoints
     if own is None:
         try:
-            own = yield policies.load_user_endpoints
+            own = yield process.policies.load_user_endpoints
         except DatabaseError:
             own = {}
     resolution, on_error = seen.resolution, settings.on_error

@@ -7,7 +7,7 @@ from typing import Any
 from django.apps import apps
 from django.db.models.signals import post_save, pre_delete, pre_save
 
-from ..recording.fixtures import make_way
+from ..recording.fixtures import move_aside
 from ..recording.recorder import record, record_deletion, rows_by_pk
 
 _BEFORE = "_ratequota_before"
@@ -34,7 +34,7 @@ def _stored(model: Any, pk: Any, using: str, lock: bool = False) -> Any:
 
 def _history_loaded(sender: Any, instance: Any, using: str, raw: bool, **_: Any) -> None:
     if raw:
-        make_way(sender, instance.pk, using)
+        move_aside(sender, instance.pk, using)
 
 
 def connect() -> None:

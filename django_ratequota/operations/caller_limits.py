@@ -10,11 +10,11 @@ from ..enforcement.steps import limiter_or_error, now_us, stored_revision
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import NewerRevision, StoreError
-from ..policies.cache import policies
 from ..policies.facts import NOBODY, EndpointFacts, UserEntry
-from ..policies.identity import Caller
-from ..policies.resolver import EvaluationContext, Resolution, resolve_anew
+from ..policies.requests.identity import Caller
+from ..policies.resolver import EvaluationContext, Resolution, resolve_uncached
 from ..policies.snapshot import Snapshot
+from ..runtime import process
 from ..store.base import Call
 from ..utils.sansio import drive
 
@@ -48,11 +48,11 @@ def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> C
     """
     limiter = limiter_or_error()
     call = limiter.store.call() if ask and not isinstance(limiter, StoreError) else None
-    snapshot = policies.current()
+    snapshot = process.policies.current()
     # Policies that are read now are the newest; they are read once at most, however fast operators publish.
     revision = None if snapshot is None else snapshot.revision
     if snapshot is None:
-        snapshot = policies.reload(0 if call is None else drive(stored_revision(limiter), call.do))
+        snapshot = process.policies.reload(0 if call is None else drive(stored_revision(limiter), call.do))
     while True:
         resolution, more = _resolve(caller, snapshot, scope, now_us(limiter))
         buckets = tuple(bucket for bucket in resolution.buckets if bucket.mode == "enforce")
@@ -63,7 +63,7 @@ def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> C
         except NewerRevision as newer:
             revision = None
             try:
-                snapshot = policies.reload(newer.revision)
+                snapshot = process.policies.reload(newer.revision)
             except DatabaseError:
                 pass  # the last known policies go on, by which requests are judged as well
     return CallerLimits(
@@ -89,7 +89,7 @@ def _peek(
 def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) -> tuple[Resolution, bool]:
     """What applies to the caller, and whether there are endpoints with limits that were not looked at."""
     user_id = caller.user_id
-    entry = NOBODY if user_id is None else policies.user(user_id) or _load(user_id)
+    entry = NOBODY if user_id is None else process.policies.user(user_id) or _load(user_id)
     endpoints = _endpoints(snapshot, entry, scope)
     context = EvaluationContext(
         caller=caller,
@@ -99,12 +99,12 @@ def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) 
         snapshot=snapshot.overview.snapshot,
         now_us=at_us,
     )
-    return resolve_anew(context), len(endpoints) > MAX_LIMITS
+    return resolve_uncached(context), len(endpoints) > MAX_LIMITS
 
 
 def _load(user_id: str) -> UserEntry:
     try:
-        return policies.load_user(user_id)
+        return process.policies.load_user(user_id)
     except DatabaseError:
         return NOBODY
 

@@ -10,10 +10,10 @@ from ..enforcement.deciding import judge
 from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
 from ..engine.types import Bucket, Decision, check_cost
 from ..exceptions import StoreError
-from ..policies.cache import policies
+from ..policies.exemptions import exempt, exempt_candidate
 from ..policies.facts import NOBODY, PlanFacts, UserEntry
-from ..policies.identity import Caller
-from ..policies.methods import how_explained
+from ..policies.requests.identity import Caller
+from ..policies.requests.methods import handling_of_view
 from ..policies.resolver import (
     Candidate,
     EvaluationContext,
@@ -21,12 +21,11 @@ from ..policies.resolver import (
     explain,
     match_endpoints,
     plan_of,
+    plan_source,
     resolve,
-    why_plan,
 )
 from ..policies.snapshot import Snapshot
-from ..policies.sparing import spare, spare_candidate
-from ..runtime import default_limiter
+from ..runtime import default_limiter, process
 from ..utils.sansio import drive
 
 
@@ -68,8 +67,8 @@ def explain_caller(
 
     def steps() -> Generator[Step, Any, Explanation]:
         snapshot, entry = newest(caller)
-        how = how_explained(view, method)
-        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, how=how)
+        handling = handling_of_view(view, method)
+        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
         context = EvaluationContext(
             caller=caller,
             entry=entry,
@@ -79,8 +78,8 @@ def explain_caller(
             now_us=now_us(limiter),
         )
         resolution, candidates = resolve(context), explain(context)
-        resolution = spare(resolution, name, view, caller)
-        candidates = tuple(spare_candidate(one, name, view) for one in candidates)
+        resolution = exempt(resolution, name, view, caller)
+        candidates = tuple(exempt_candidate(one, name, view) for one in candidates)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
         decision = yield from judge(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
@@ -89,7 +88,7 @@ def explain_caller(
             candidates=candidates,
             resolution=resolution,
             decision=decision,
-            plan_source=why_plan(context),
+            plan_source=plan_source(context),
             context=context,
         )
 
@@ -107,6 +106,7 @@ def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:
         revision = default_limiter().stored_revision()
     except StoreError:
         pass
+    policies = process.policies
     snapshot = policies.reload(revision)
     user_id = caller.user_id
     return snapshot, NOBODY if user_id is None else (policies.user(user_id) or policies.load_user(user_id))

@@ -23,6 +23,7 @@ from django.utils import timezone
 from ..conf import settings
 from ..recording.databases import in_transaction, reading_policies
 from ..recording.publication import publication_pending
+from ..runtime import process
 from ..utils.locks import ForkSafeLock
 from .change_feed import ENDPOINT, FEW, PLAN, POLICY, ChangeCursor
 from .deltas import changed
@@ -38,7 +39,7 @@ from .facts import (
     to_us,
 )
 from .snapshot import Snapshot, group_policies
-from .unreadable import understand
+from .unreadable import with_readable_rates
 
 logger = logging.getLogger("django_ratequota")
 
@@ -331,8 +332,10 @@ def _active_facts(
     rows = _not_ended(policies).order_by()
     # Plain rows: to make model objects of thousands of policies would double what loading takes.
     plain = rows.values_list(*POLICY_COLUMNS, named=True)
-    return understand([policy_facts(row) for row in (plain if ids is None else _found(plain, ids))], remembered)
+    return with_readable_rates(
+        [policy_facts(row) for row in (plain if ids is None else _found(plain, ids))], remembered
+    )
 
 
 #: The policies of this process.
-policies = PolicyCache()
+policies = process.policies = PolicyCache()

@@ -15,7 +15,7 @@ from django.apps import apps
 from django.db.models import Q
 from django.utils import timezone
 
-from ..recording.recorder import is_seen
+from ..recording.recorder import affects_requests
 
 #: Ids left out below the newest may still turn up, for this many seconds.
 _LATE_COMMIT_SECONDS = 3600
@@ -42,7 +42,7 @@ class Change:
 
     @classmethod
     def read(cls, model: str, object_id: str, touched_user: str, before: Any, after: Any) -> Change:
-        if not is_seen(model, before, after):
+        if not affects_requests(model, before, after):
             return cls()
         if touched_user:
             return cls(frozenset([touched_user]))

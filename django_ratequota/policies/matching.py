@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
-from .identity import Caller
-from .methods import How, counts
-from .routes import spellings
+from .requests.identity import Caller
+from .requests.methods import MethodHandling, counts
+from .requests.routes import spellings
 from .snapshot import Group, Snapshot
 
 
@@ -39,39 +39,51 @@ class MatchedPolicies:
 
 
 def match_endpoints(
-    snapshot: Snapshot, *, scope: str | None, route: str | None, name: str | None, method: str, how: How = "any"
+    snapshot: Snapshot,
+    *,
+    scope: str | None,
+    route: str | None,
+    name: str | None,
+    method: str,
+    handling: MethodHandling = "any",
 ) -> tuple[EndpointFacts, ...]:
     """The endpoints that a request belongs to: the one named by its scope first, then those matched by route.
 
     ``route`` is the resolved route with a leading slash in the default language, ``name`` the URL name with its
     namespaces. A route with DRF's format suffix matches with and without it, a route that depends on the language in
-    each. A scope without an endpoint matches nothing. ``how`` says what the view does with the method.
+    each. A scope without an endpoint matches nothing. ``handling`` says what the view does with the method.
     """
     method = "GET" if method == "HEAD" else method
     # All that no endpoint names is alike, so that neither scopes nor methods made up by clients fill the memory.
-    if method == "GET" and how == "any":
-        how = "own"  # the form of a view that takes posts, most often
-    key = (scope if scope in snapshot.names else None, route, name, method if method in snapshot.methods else "", how)
-    matches = snapshot.memo.matches
-    matched = matches.get(key)
+    if method == "GET" and handling == "any":
+        handling = "own"  # the form of a view that takes posts, most often
+    key = (
+        scope if scope in snapshot.names else None,
+        route,
+        name,
+        method if method in snapshot.methods else "",
+        handling,
+    )
+    remembered = snapshot.memo.endpoints
+    matched = remembered.get(key)
     if matched is None:
         matched = _match(snapshot, *key)
-        matches.put(key, matched)
+        remembered.put(key, matched)
     return matched
 
 
-def place_of(
+def match_policies(
     snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, entry: UserEntry
 ) -> MatchedPolicies:
     """The groups that compete at the endpoints, as ``match_endpoints`` found them, and for the user."""
     own = entry if entry.policies else NOBODY
     named = bool(endpoints) and endpoints[0].name == scope
-    places, key = snapshot.memo.places, (endpoints, named, own)
-    place = places.get(key)
-    if place is None:
-        place = _find_place(snapshot, endpoints, named, own)
-        places.put(key, place)
-    return place
+    remembered, key = snapshot.memo.policies, (endpoints, named, own)
+    policies = remembered.get(key)
+    if policies is None:
+        policies = _find_policies(snapshot, endpoints, named, own)
+        remembered.put(key, policies)
+    return policies
 
 
 def contenders(
@@ -94,7 +106,7 @@ def contenders(
 
 
 def _match(
-    snapshot: Snapshot, scope: str | None, route: str | None, name: str | None, method: str, how: How
+    snapshot: Snapshot, scope: str | None, route: str | None, name: str | None, method: str, handling: MethodHandling
 ) -> tuple[EndpointFacts, ...]:
     routes = () if route is None else spellings(route)
     matched = [
@@ -102,11 +114,11 @@ def _match(
         for endpoint in snapshot.endpoints.values()
         if endpoint.name == scope or any(_matches(pattern, routes, name) for pattern in endpoint.routes)
     ]
-    counted = [endpoint for endpoint in matched if counts(endpoint, method, how, matched)]
+    counted = [endpoint for endpoint in matched if counts(endpoint, method, handling, matched)]
     return tuple(sorted(counted, key=lambda endpoint: (endpoint.name != scope, endpoint.id)))
 
 
-def _find_place(
+def _find_policies(
     snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], named: bool, entry: UserEntry
 ) -> MatchedPolicies:
     found: list[Contest] = []

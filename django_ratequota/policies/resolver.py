@@ -21,10 +21,10 @@ from ..engine.rates import BLOCKED
 from ..engine.types import Bucket
 from ..utils.problems import note_problem
 from .facts import UNREADABLE, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
-from .identity import Caller
-from .matching import MatchedPolicies, contenders, place_of
+from .matching import MatchedPolicies, contenders, match_policies
 from .matching import match_endpoints as match_endpoints  # part of what callers need to ask
 from .precedence import precedence, strongest, why_beaten, why_first
+from .requests.identity import Caller
 from .snapshot import Snapshot
 
 #: Callers with a longer name are resolved anew each time.
@@ -101,7 +101,7 @@ def plan_of(context: EvaluationContext) -> PlanFacts | None:
     return None if plan_id is None else snapshot.plans.get(plan_id)
 
 
-def why_plan(context: EvaluationContext) -> str:
+def plan_source(context: EvaluationContext) -> str:
     """Where the caller's plan comes from, in a few words for operators."""
     slug = context.caller.plan_slug
     if slug is not None and context.snapshot.plan_by_slug(slug) is not None:
@@ -129,14 +129,14 @@ def resolve(context: EvaluationContext) -> Resolution:
     resolutions = context.snapshot.memo.resolutions
     known: Resolution | None = resolutions.get(key)
     if known is None or not known.since_us <= context.now_us < known.until_us:
-        known = resolve_anew(context)
+        known = resolve_uncached(context)
         # Clients choose some names; long ones would fill the memory.
         if all(name is None or len(name) <= _LONGEST for name in names):
             resolutions.put(key, known)
     return known
 
 
-def resolve_anew(context: EvaluationContext) -> Resolution:
+def resolve_uncached(context: EvaluationContext) -> Resolution:
     """``resolve`` without remembering."""
     place, plan = _place(context), plan_of(context)
     plan_id = plan.id if plan else None
@@ -238,7 +238,7 @@ def make_buckets(policy: PolicyFacts, endpoint: EndpointFacts | None, subject: s
 
 
 def _place(context: EvaluationContext) -> MatchedPolicies:
-    return place_of(context.snapshot, context.endpoints, context.scope, context.entry)
+    return match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
 
 
 def _around(now_us: int, moments: Sequence[int | None]) -> tuple[int, int]:

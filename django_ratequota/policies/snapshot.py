@@ -15,7 +15,7 @@ from ..utils.chunked_mapping import Parted
 from .facts import EndpointFacts, PlanFacts, PolicyFacts
 
 #: What a snapshot remembers of late: matches of routes, places, resolutions (about 1 kB each).
-_MATCHES, _PLACES, _RESOLUTIONS = 4096, 4096, 8192
+_ENDPOINTS, _POLICIES, _RESOLUTIONS = 4096, 4096, 8192
 #: Places of many endpoints at once that are remembered (about 10 kB each).
 _OVERVIEWS = 16
 #: Indexes of a group; the others are of networks of one size.
@@ -61,16 +61,16 @@ class Group:
     def _fill(self, gone: Set[int], come: Mapping[int, PolicyFacts]) -> None:
         """``changed`` in place; replaces what a copy shares, and changes none of it."""
         #: Index -> key -> the policies there are to be.
-        places: dict[Any, dict[Any, list[PolicyFacts]]] = {}
+        indexed: dict[Any, dict[Any, list[PolicyFacts]]] = {}
         for policy in (self.by_id[pk] for pk in gone):
             if policy.mode != "off":
                 index, key = _place(policy)
-                places.setdefault(index, {}).setdefault(key, [])
+                indexed.setdefault(index, {}).setdefault(key, [])
         for policy in come.values():
             if policy.mode != "off":
                 index, key = _place(policy)
-                places.setdefault(index, {}).setdefault(key, []).append(policy)
-        for index, rivals in places.items():
+                indexed.setdefault(index, {}).setdefault(key, []).append(policy)
+        for index, rivals in indexed.items():
             self._replace(index, rivals, gone)
         self.by_id = self.by_id.changed(gone, come)
         self.everyone = self.by_plan.get(None, [])
@@ -105,14 +105,20 @@ class Group:
 class Memo:
     """What was worked out from one snapshot lately, by ``resolver``: bounded, and gone with the snapshot.
 
-    ``matches`` depend on endpoints only: snapshots with the same endpoints share them.
+    ``endpoints`` depend on endpoints only: snapshots with the same endpoints share them.
     """
 
-    __slots__ = ("matches", "overview", "places", "resolutions")
+    __slots__ = ("endpoints", "overview", "policies", "resolutions")
 
-    def __init__(self, matches: BoundedCache[tuple[EndpointFacts, ...]] | None = None, places: int = _PLACES) -> None:
-        self.matches: BoundedCache[tuple[EndpointFacts, ...]] = BoundedCache(_MATCHES) if matches is None else matches
-        self.places: BoundedCache[Any] = BoundedCache(places)
+    def __init__(
+        self,
+        endpoints: BoundedCache[tuple[EndpointFacts, ...]] | None = None,
+        policies: int = _POLICIES,
+    ) -> None:
+        self.endpoints: BoundedCache[tuple[EndpointFacts, ...]] = (
+            BoundedCache(_ENDPOINTS) if endpoints is None else endpoints
+        )
+        self.policies: BoundedCache[Any] = BoundedCache(policies)
         self.resolutions: BoundedCache[Any] = BoundedCache(_RESOLUTIONS)
         #: See ``Snapshot.overview``; None = not made yet.
         self.overview: Overview | None = None
@@ -150,7 +156,7 @@ class Snapshot:
 
     def with_groups(self, groups: Mapping[int | None, Mapping[str, Group]]) -> Snapshot:
         """The same plans and endpoints with other policies; remembers which endpoints match a route."""
-        return self._with(groups=groups, memo=Memo(self.memo.matches))
+        return self._with(groups=groups, memo=Memo(self.memo.endpoints))
 
     @property
     def overview(self) -> Overview:
@@ -158,7 +164,7 @@ class Snapshot:
         if self.memo.overview is None:
             limited = (endpoint for endpoint in self.endpoints.values() if endpoint.id in self.groups)
             self.memo.overview = Overview(
-                snapshot=self._with(memo=Memo(self.memo.matches, places=_OVERVIEWS)),
+                snapshot=self._with(memo=Memo(self.memo.endpoints, policies=_OVERVIEWS)),
                 limited=tuple(sorted(limited, key=lambda endpoint: endpoint.name)),
                 by_name={endpoint.name: endpoint for endpoint in self.endpoints.values()},
             )

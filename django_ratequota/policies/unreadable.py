@@ -37,17 +37,19 @@ class Unreadable:
     #: What was expected, at which character.
     problem: str
     #: The text of the policy's last readable rates; "" = there are none, and ``on_error`` decides.
-    goes_on: str
+    last_rates: str
 
     def __str__(self) -> str:
         others = f" and {self.others} more" if self.others else ""
-        goes_on = f"{self.goes_on} goes on" if self.goes_on else "on_error decides"
+        fallback = f"{self.last_rates} goes on" if self.last_rates else "on_error decides"
         policy = self.policy
         place = f"{policy.audience} at {policy.endpoint or 'all endpoints'}"
-        return f"Policy {policy.pk} ({place}){others}: rates {show(policy.rates)}: {self.problem}; {goes_on}."
+        return f"Policy {policy.pk} ({place}){others}: rates {show(policy.rates)}: {self.problem}; {fallback}."
 
 
-def understand(policies: list[PolicyFacts], remembered: Callable[[int], PolicyFacts | None]) -> list[PolicyFacts]:
+def with_readable_rates(
+    policies: list[PolicyFacts], remembered: Callable[[int], PolicyFacts | None]
+) -> list[PolicyFacts]:
     """Return the policies with their last readable rates in place of unreadable ones; logs each of these.
 
     ``remembered`` finds a policy by its id as this process held it until now. Raises ``django.db.Error``.
@@ -59,8 +61,8 @@ def understand(policies: list[PolicyFacts], remembered: Callable[[int], PolicyFa
     last = {pk: (held.text, held.rates) for pk, held in known.items() if held and held.rates != UNREADABLE}
     last |= _recorded(pk for pk in known if pk not in last)
     for policy in unread:
-        goes_on = f"{last[policy.id][0]!r} goes on" if policy.id in last else "its on_error decides"
-        logger.error("policy %s: its rates %s cannot be read; %s", policy.id, show(policy.unread), goes_on)
+        fallback = f"{last[policy.id][0]!r} goes on" if policy.id in last else "its on_error decides"
+        logger.error("policy %s: its rates %s cannot be read; %s", policy.id, show(policy.unread), fallback)
     return [
         replace(policy, text=last[policy.id][0], rates=last[policy.id][1])
         if policy.rates == UNREADABLE and policy.id in last
@@ -83,15 +85,15 @@ def find_unreadable() -> list[Unreadable]:
             policy=policy,
             others=bad[policy.pk] - 1,
             problem=_problem(policy),
-            goes_on=last[policy.pk][0] if policy.pk in last else "",
+            last_rates=last[policy.pk][0] if policy.pk in last else "",
         )
         for policy in model.objects.filter(pk__in=list(bad)).select_related("endpoint", "user", "plan").order_by("pk")
     ]
 
 
-def last_meaning(policy: Any) -> PolicyFacts:
+def readable_facts(policy: Any) -> PolicyFacts:
     """What a RatePolicy says, by its last readable rates in the history where its own cannot be read."""
-    return understand([policy_facts(policy)], lambda pk: None)[0]
+    return with_readable_rates([policy_facts(policy)], lambda pk: None)[0]
 
 
 def _problem(policy: Any) -> str:

@@ -13,7 +13,7 @@ from .publication import loaded_ids, publish_on_commit
 _BATCH = 500
 
 
-def write_loaded(change: Any, using: str) -> None:
+def record_loaded(change: Any, using: str) -> None:
     """Write one row of the history beside a fixture, and publish it on commit."""
     behind = _reset_sequence(type(change), using)
     with transaction.atomic(using=using, savepoint=False):
@@ -30,7 +30,7 @@ def write_loaded(change: Any, using: str) -> None:
         loaded_ids(using).add(change.pk)
 
 
-def make_way(model: Any, pk: Any, using: str) -> None:
+def move_aside(model: Any, pk: Any, using: str) -> None:
     """Move the rows written beside a fixture, if one of them has the id that the fixture brings.
 
     They move above all ids, so that other processes read them as new. Each move doubles the ids, so few are needed.

@@ -24,9 +24,9 @@ from django.utils.translation import gettext as _
 
 from ..engine.types import BucketStatus
 from .databases import PrimaryQuerySet, policy_alias
-from .fixtures import write_loaded
+from .fixtures import record_loaded
 from .publication import publish_on_commit
-from .validators import refuse_twins, refuse_unreadable, visible
+from .validators import refuse_duplicates, refuse_unreadable, visible
 
 _Item = TypeVar("_Item")
 
@@ -36,7 +36,7 @@ BATCH = 500
 #: The alias that ``deleting`` collects deletions for, and the (model, primary key) of those not recorded yet.
 _deletions: ContextVar[tuple[str, list[tuple[Any, Any]]] | None] = ContextVar("ratequota_deletions", default=None)
 #: Model -> fields that are for operators only: no request can see them.
-_UNSEEN = {
+_FOR_OPERATORS = {
     "plan": ("description",),
     "endpoint": ("description",),
     "ratepolicy": ("reason",),
@@ -99,8 +99,8 @@ def record(before: models.Model | None, after: models.Model | None, using: str, 
     """
     change = _change(before, after)
     if change is not None and raw:
-        _refuse_twins([change], using)
-        write_loaded(change, using)
+        _refuse_duplicates([change], using)
+        record_loaded(change, using)
     elif change is not None:
         refuse_unreadable(before, after)
         _write([change], using)
@@ -221,11 +221,11 @@ def _fitting(user_id: str) -> str:
     return user_id if len(user_id) <= _policy_change()._meta.get_field("touched_user").max_length else ""
 
 
-def is_seen(model: str, before: Any, after: Any) -> bool:
+def affects_requests(model: str, before: Any, after: Any) -> bool:
     """Whether a request can see the change; ``before`` and ``after`` are the object's fields, None = no object."""
     if not before or not after:
         return True
-    unseen = _UNSEEN.get(model, ())
+    unseen = _FOR_OPERATORS.get(model, ())
     return any(before.get(name) != after.get(name) for name in {*before, *after} if name not in unseen)
 
 
@@ -245,15 +245,15 @@ def _text(instance: models.Model) -> str:
 def _write(changes: list[Any], using: str) -> None:
     # In the caller's transaction if there is one: this one is for AUTOCOMMIT False and for calls outside of any.
     with transaction.atomic(using=using, savepoint=False):
-        _refuse_twins(changes, using)
+        _refuse_duplicates(changes, using)
         _policy_change().objects.using(using).bulk_create(changes, batch_size=BATCH)
-        if any(is_seen(change.model, change.before, change.after) for change in changes):
+        if any(affects_requests(change.model, change.before, change.after) for change in changes):
             publish_on_commit(using)
 
 
-def _refuse_twins(changes: list[Any], using: str) -> None:
+def _refuse_duplicates(changes: list[Any], using: str) -> None:
     for name in {change.model for change in changes if change.after is not None}:
-        refuse_twins(apps.get_model("django_ratequota", name), using)
+        refuse_duplicates(apps.get_model("django_ratequota", name), using)
 
 
 class RecordingQuerySet(PrimaryQuerySet):

@@ -90,7 +90,7 @@ def check_dates(starts_at: Any, ends_at: Any) -> None:
         raise ValidationError({"ends_at": _("The end must lie after the start.")})
 
 
-def unenforced(model: type[models.Model], using: str) -> list[models.UniqueConstraint]:
+def unsupported_constraints(model: type[models.Model], using: str) -> list[models.UniqueConstraint]:
     """The model's constraints that the database cannot hold, as MySQL and MariaDB cannot hold conditional ones."""
     features = connections[using].features
     return [
@@ -104,12 +104,12 @@ def unenforced(model: type[models.Model], using: str) -> list[models.UniqueConst
     ]
 
 
-def refuse_twins(model: type[models.Model], using: str) -> None:
+def refuse_duplicates(model: type[models.Model], using: str) -> None:
     """Raise ``IntegrityError`` where rows break a constraint that the database itself cannot hold.
 
     Called in the transaction that wrote them, which does not see what others write at the same moment.
     """
-    for rule in unenforced(model, using):
+    for rule in unsupported_constraints(model, using):
         rows: Any = model._base_manager.using(using).order_by()
         rows = rows if rule.condition is None else rows.filter(rule.condition)
         keys = {f"_key{number}": one for number, one in enumerate((*map(models.F, rule.fields), *rule.expressions))}

@@ -1,8 +1,7 @@
 """What decides during a part of a test: policies, a clock and counters of its own.
 
-The names that every decision goes through are replaced on first use, by what looks for a scene and, finding none,
-does what was there before: ``runtime._made`` and ``on_error._local`` (the limiters in Redis and in this process),
-``note`` and ``watch`` of ``enforcement``, and ``policies`` of the modules that decide by them.
+A ``Scene`` has the attributes of ``runtime.process``. When the first scene is entered, each of these becomes an
+object that dispatches to the scene in force, and outside of scenes to the object that it replaced.
 """
 
 from __future__ import annotations
@@ -11,26 +10,21 @@ import os
 import secrets
 from collections.abc import Iterable
 from contextvars import ContextVar
+from copy import copy
 from datetime import UTC, datetime
 from typing import Any
 
-from .. import runtime
-from ..conf import OncePerSettings, settings
-from ..enforcement import check as enforcement
-from ..enforcement import on_error as fallback
-from ..enforcement import unchecked
+from ..conf import settings
 from ..engine.keys import bucket_key, revision_key
 from ..engine.limiter import Limiter
 from ..engine.local import LocalLimiter
 from ..engine.types import Bucket, Decision
 from ..exceptions import StoreError
-from ..monitoring.alerts import crossed, quota_threshold, told_us
+from ..monitoring.alerts import levels_reached, quota_threshold, sent_for_us
 from ..monitoring.collector import Collector
-from ..operations import caller_limits as standing
-from ..operations import explain as explaining
 from ..policies.cache import PolicyCache
+from ..runtime import OncePerSettings, process, store_from_settings
 from ..store.base import Store
-from ..store.factory import store_of_settings
 from .clock import Clock
 from .policies import FixedPolicies
 
@@ -53,7 +47,9 @@ class Scene:
         self._limiters: list[SceneLimiter] = []
         # Others where a test overrides the settings meanwhile.
         self.limiter = OncePerSettings(self._make_limiter)
-        self.local = OncePerSettings(lambda: LocalLimiter(settings.local_share, clock=lambda: self.clock() / 10**6))
+        self.local_limiter = OncePerSettings(
+            lambda: LocalLimiter(settings.local_share, clock=lambda: self.clock() / 10**6)
+        )
         #: (counter, level) -> until when ``quota_threshold`` was sent for it (µs).
         self._told: dict[tuple[object, ...], int] = {}
 
@@ -61,7 +57,7 @@ class Scene:
         """Forget all that was counted."""
         for one in self._limiters:
             one.forget_keys()
-        self.local.forget()
+        self.local_limiter.forget()
         self._told.clear()
 
     @property
@@ -69,17 +65,17 @@ class Scene:
         """Whether this context has entered it."""
         return self in _own.get()
 
-    def note(self, context: Any, route: str | None, *decided: Any) -> str:
-        """Note a decision; returns the id of a refusal, as in production, "" without one."""
-        return self._collector.note(context, route or "", *decided) if settings.statistics_seconds else ""
+    def record(self, context: Any, route: str | None, *decided: Any) -> str:
+        """Record a decision; returns the id of a refusal, as in production, "" without one."""
+        return self._collector.record(context, route or "", *decided) if settings.statistics_seconds else ""
 
-    def watch(self, decision: Decision) -> None:
+    def observe(self, decision: Decision) -> None:
         """Send ``quota_threshold``: at once, as a test does not wait."""
         for status in decision.statuses if not decision.degraded else ():
-            for level in crossed(status):
+            for level in levels_reached(status):
                 key = (*status.bucket.counter, level)
                 if self._told.get(key, 0) <= decision.at_us:
-                    self._told[key] = decision.at_us + told_us(status)
+                    self._told[key] = decision.at_us + sent_for_us(status)
                     at = datetime.fromtimestamp(decision.at_us / 10**6, UTC)
                     quota_threshold.send_robust(sender=None, level=level, status=status, at=at, suppressed=0)
 
@@ -115,12 +111,12 @@ class SceneLimiter(Limiter):
         # Whether Redis may hold a key of ours.
         self._asked = False
         if fixed:  # nothing can be published: requests without limits need no Redis
-            self._look_seconds = float("inf")
+            self._revision_max_age = float("inf")
 
     def publish(self) -> int:
         """Tell those outside the scene too: what is committed in a test is committed."""
         self._asked = True
-        _limiters.real().publish()
+        _outside.limiter().publish()
         return super().publish()
 
     def _begin(self, mode: str, buckets: Iterable[Bucket], *args: Any) -> Any:
@@ -153,44 +149,38 @@ def current_scene() -> Scene | None:
     return own[-1] if own else _shared[-1] if _shared else None
 
 
-class _Staged:
-    """In place of a name: what the scene has under ``name``, without one the real thing."""
+class _PerScene:
+    """An attribute of ``process``: the scene's own, or outside of scenes the process's own."""
 
-    def __init__(self, name: str, real: Any) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self.real = real
 
     def __call__(self, *args: Any) -> Any:
-        return self._found()(*args)
+        return self._find()(*args)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._found(), name)
+        return getattr(self._find(), name)
 
-    def _found(self) -> Any:
-        scene = current_scene()
-        return getattr(scene, self._name) if scene else self.real
+    def _find(self) -> Any:
+        return getattr(current_scene() or _outside, self._name)
 
 
-_limiters = _Staged("limiter", vars(runtime)["_made"])
+#: What decides outside of scenes.
+_outside = copy(process)
+
+
+def _install() -> None:
+    for name, own in vars(process).items():
+        if not isinstance(own, _PerScene):
+            setattr(process, name, _PerScene(name))
 
 
 def _make_store() -> Store:
-    """The settings' server, with more patience than requests have: a machine that tests may be busy."""
-    store = store_of_settings(settings)
+    """Connect to the settings' server, with more patience than requests have: a machine that tests may be busy."""
+    store = store_from_settings(settings)
     store.timeout = max(store.timeout, _PATIENCE)
     return store
 
 
 _store = OncePerSettings(_make_store)
 os.register_at_fork(after_in_child=_store.forget)
-
-
-def _install() -> None:
-    if vars(runtime)["_made"] is _limiters:
-        return
-    vars(runtime)["_made"] = _limiters
-    vars(fallback)["_local"] = _Staged("local", vars(fallback)["_local"])
-    for name in ("policies", "note", "watch"):
-        vars(enforcement)[name] = _Staged(name, vars(enforcement)[name])
-    for module in (explaining, standing, unchecked):
-        vars(module)["policies"] = vars(enforcement)["policies"]

@@ -26,8 +26,8 @@ from django_ratequota.engine.types import Decision
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import collector as collecting
-from django_ratequota.monitoring import statistics
-from django_ratequota.monitoring.statistics import Refusal, RefusedBucket
+from django_ratequota.monitoring import refusals
+from django_ratequota.monitoring.refusals import Refusal, RefusedBucket
 from django_ratequota.operations.explain_query import ExplainQuery
 from tests.support.operators import a_customer, client_of
 
@@ -37,12 +37,12 @@ LIST = "/admin/django_ratequota/ratepolicy/"
 PAGE = f"{LIST}explain/"
 DOWN = "redis://127.0.0.1:1/0"
 IDENTIFIERS = {"tenant": "tests.project.views.api_key"}
-FIND_REFUSAL, REFUSALS = statistics.find_refusal, statistics.refusals
+FIND_REFUSAL, REFUSALS = refusals.find_refusal, refusals.refusals
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
 
 
 class Kept:
-    """The refusals that are kept: what ``statistics`` answers in these tests."""
+    """The refusals that are kept: what the readers return in these tests."""
 
     def __init__(self) -> None:
         self.refusals: list[Refusal] = []
@@ -64,8 +64,8 @@ class Kept:
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
     kept = Kept()
-    monkeypatch.setattr(statistics, "find_refusal", kept.find)
-    monkeypatch.setattr(statistics, "refusals", kept.latest)
+    monkeypatch.setattr(refusals, "find_refusal", kept.find)
+    monkeypatch.setattr(refusals, "refusals", kept.latest)
     return kept
 
 
@@ -650,8 +650,8 @@ def test_from_a_refused_response_to_what_was_decided(
     operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch, settings: Any, blocked: bool
 ) -> None:
     """End to end: the id of a real response finds a real refusal."""
-    monkeypatch.setattr(statistics, "find_refusal", FIND_REFUSAL)
-    monkeypatch.setattr(statistics, "refusals", REFUSALS)
+    monkeypatch.setattr(refusals, "find_refusal", FIND_REFUSAL)
+    monkeypatch.setattr(refusals, "refusals", REFUSALS)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
     RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(rates="2/hour")

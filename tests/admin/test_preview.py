@@ -19,8 +19,8 @@ from django.utils import timezone, translation
 import django_ratequota
 from django_ratequota.engine.rates import parse_rates
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
-from django_ratequota.monitoring import statistics
-from django_ratequota.monitoring.statistics import Attempts, Usage
+from django_ratequota.monitoring import attempts as attempts_module
+from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
 from django_ratequota.operations.replay import replay
 from django_ratequota.operations.scenarios import at_once, duration, scenarios
 from tests.conftest import NOON_US
@@ -61,8 +61,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         for number in range(1, 5)
     ]
-    usage = Usage(attempts=tuple(attempts), share=1.0, since=datetime.fromtimestamp(START, UTC))
-    monkeypatch.setattr(statistics, "usage", lambda hours=24: usage)
+    usage = RecordedAttempts(attempts=tuple(attempts), share=1.0, since=datetime.fromtimestamp(START, UTC))
+    monkeypatch.setattr(attempts_module, "recorded_attempts", lambda hours=24: usage)
 
 
 @pytest.fixture
@@ -342,10 +342,10 @@ def test_redis_down_is_told(root: Client) -> None:
 
 @pytest.mark.usefixtures("store_down")
 def test_records_that_cannot_be_read_are_told(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def usage(hours: int = 24) -> Usage:
+    def usage(hours: int = 24) -> RecordedAttempts:
         raise django_ratequota.exceptions.StoreError("timeout", "too late")
 
-    monkeypatch.setattr(statistics, "usage", usage)
+    monkeypatch.setattr(attempts_module, "recorded_attempts", usage)
     assert "Redis did not answer (timeout)" in text_of(root.post(IMPACT, form()))
 
 

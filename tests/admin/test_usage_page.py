@@ -26,10 +26,14 @@ from django_ratequota.admin.usage.export import cell
 from django_ratequota.admin.usage.workers import published_at, servers, state_of
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import collector as collecting
-from django_ratequota.monitoring import health, statistics
-from django_ratequota.monitoring.collector import OUTCOMES, collector
+from django_ratequota.monitoring import health
+from django_ratequota.monitoring import refusals as recorded_refusals
+from django_ratequota.monitoring import timeline as timelines
+from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.health import Health
-from django_ratequota.monitoring.statistics import Counts, Refusal, RefusedBucket, Timeline, Top
+from django_ratequota.monitoring.packing import OUTCOMES
+from django_ratequota.monitoring.refusals import Refusal, RefusedBucket
+from django_ratequota.monitoring.timeline import Counts, Timeline, TopCaller
 from django_ratequota.runtime import default_limiter
 from django_ratequota.utils.histogram import BOUNDS
 from tests.admin.test_permissions import client_of
@@ -46,18 +50,18 @@ BEHIND = 60 * 10**6
 
 
 class Scene:
-    """What ``statistics`` would tell, made up."""
+    """Made-up counts and refusals instead of those recorded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.total: list[Counts] = [Counts(8, 2, 1), Counts(0, 0, 0)]
         self.endpoints: dict[int, Counts] = {}
         self.policies: dict[int, Counts] = {}
-        self.tops: list[Top] = []
+        self.tops: list[TopCaller] = []
         self.refused: list[Refusal] = []
         self.asked: list[Any] = []
-        monkeypatch.setattr(statistics, "timeline", self.timeline)
-        monkeypatch.setattr(statistics, "top_callers", self.top_callers)
-        monkeypatch.setattr(statistics, "refusals", lambda most=50, caller="": tuple(self.refused[:most]))
+        monkeypatch.setattr(timelines, "timeline", self.timeline)
+        monkeypatch.setattr(timelines, "top_callers", self.top_callers)
+        monkeypatch.setattr(recorded_refusals, "refusals", lambda most=50, caller="": tuple(self.refused[:most]))
 
     def timeline(self, span: Any) -> Timeline:
         self.asked.append(span)
@@ -70,7 +74,7 @@ class Scene:
             policies={pk: (counts, zero) for pk, counts in self.policies.items()},
         )
 
-    def top_callers(self, span: Any, **kwargs: Any) -> dict[str, tuple[Top, ...]]:
+    def top_callers(self, span: Any, **kwargs: Any) -> dict[str, tuple[TopCaller, ...]]:
         self.asked.append((span, kwargs))
         tops = {by: [top for top in self.tops if getattr(top.counts, by)] for by in OUTCOMES}
         return {by: tuple(sorted(found, key=lambda top: -getattr(top.counts, by))) for by, found in tops.items()}
@@ -210,7 +214,7 @@ def test_the_span_is_chosen(operator: Client, scene: Scene, span: str) -> None:
 
 def test_an_endpoint_is_chosen(operator: Client, scene: Scene, search: Endpoint) -> None:
     scene.endpoints = {search.pk: Counts(3, 1, 0), 0: Counts(5, 1, 1)}
-    scene.tops = [Top(caller="ip:203.0.113.7", counts=Counts(3, 1, 0))]
+    scene.tops = [TopCaller(caller="ip:203.0.113.7", counts=Counts(3, 1, 0))]
     page = operator.get(PAGE, {"endpoint": search.pk})
     assert "Live usage: last hour, endpoint search" in text_of(page)
     assert page.context["totals"][0]["number"] == "4"
@@ -233,7 +237,7 @@ def test_a_policy_is_chosen(operator: Client, scene: Scene, search: Endpoint) ->
 def test_of_a_policys_callers_nothing_is_told_that_is_not_counted(operator: Client, scene: Scene) -> None:
     """Each was said to have been admitted 0 times, and refused in 100 % of its requests."""
     policy = RatePolicy.objects.create(rates="5/min")
-    scene.tops = [Top(caller="ip:203.0.113.7", counts=Counts(0, 2, 1))]
+    scene.tops = [TopCaller(caller="ip:203.0.113.7", counts=Counts(0, 2, 1))]
     callers = section(operator.get(PAGE, {"policy": policy.pk}), "callers")
     assert "requests are counted by caller only where it refused them" in callers
     assert re.findall("<h3>(.*?)</h3>", callers) == [
@@ -341,11 +345,11 @@ def test_many_are_counted_not_listed(operator: Client, scene: Scene) -> None:
 def test_callers_are_named_and_lead_to_explain(operator: Client, scene: Scene) -> None:
     alice = User.objects.create(username="alice")
     scene.tops = [
-        Top(caller=f"user:{alice.pk}", counts=Counts(90, 10, 0)),
-        Top(caller="ip:2001:db8::/64", counts=Counts(5, 0, 5)),
-        Top(caller="tenant:a&b", counts=Counts(1, 1, 0)),
-        Top(caller="user:10000000000000000000000", counts=Counts(1, 0, 0)),
-        Top(caller="", counts=Counts(1, 0, 0)),
+        TopCaller(caller=f"user:{alice.pk}", counts=Counts(90, 10, 0)),
+        TopCaller(caller="ip:2001:db8::/64", counts=Counts(5, 0, 5)),
+        TopCaller(caller="tenant:a&b", counts=Counts(1, 1, 0)),
+        TopCaller(caller="user:10000000000000000000000", counts=Counts(1, 0, 0)),
+        TopCaller(caller="", counts=Counts(1, 0, 0)),
     ]
     found = section(operator.get(PAGE), "callers")
     most, refused, would = re.split("<h3>", found)[1:]
@@ -597,7 +601,10 @@ def test_exports(operator: Client, scene: Scene, search: Endpoint) -> None:
     scene.total = [Counts(1500, 500, 100), Counts()]
     scene.endpoints = {search.pk: Counts(3, 1, 2), 0: Counts(9, 0, 0)}
     scene.policies = {policy.pk: Counts(3, 1, 0)}
-    scene.tops = [Top(caller=f"user:{alice.pk}", counts=Counts(3, 1, 0)), Top(caller="@b:c", counts=Counts(9, 0, 0))]
+    scene.tops = [
+        TopCaller(caller=f"user:{alice.pk}", counts=Counts(3, 1, 0)),
+        TopCaller(caller="@b:c", counts=Counts(9, 0, 0)),
+    ]
     scene.refused = [refusal(1, caller="-1+1:x", violated=("search/min", "all/day"))]
     counts = ["admitted", "of these would be refused", "refused"]
     assert exported(operator, "timeline") == [
@@ -665,7 +672,7 @@ def test_no_spreadsheet_finds_a_formula_in_a_name(
     operator: Client, scene: Scene, caller: str, dialect: Any, quoting: Any
 ) -> None:
     """A German Excel splits at semicolons, which nothing quoted: ``=cmd|'/C calc'!A0`` was a cell of its own."""
-    scene.tops = [Top(caller=f"tenant:{caller}", counts=Counts(3, 1, 0))]
+    scene.tops = [TopCaller(caller=f"tenant:{caller}", counts=Counts(3, 1, 0))]
     scene.refused = [refusal(1, caller=caller, scope=caller, route=caller, violated=(caller, caller))]
     for what in ("callers", "refusals"):
         text = b"".join(operator.get(CSV, {"what": what})).decode()
@@ -744,7 +751,10 @@ def test_hostile_names_are_harmless(operator: Client, scene: Scene) -> None:
     policy = RatePolicy.objects.create(user=user, endpoint=hostile, rates="5/min", reason=HOSTILE[:200])
     scene.endpoints = {hostile.pk: Counts(1, 1, 1)}
     scene.policies = {policy.pk: Counts(1, 1, 1)}
-    scene.tops = [Top(caller=f"user:{user.pk}", counts=Counts(1, 1, 1)), Top(caller=HOSTILE, counts=Counts(1, 1, 1))]
+    scene.tops = [
+        TopCaller(caller=f"user:{user.pk}", counts=Counts(1, 1, 1)),
+        TopCaller(caller=HOSTILE, counts=Counts(1, 1, 1)),
+    ]
     scene.refused = [
         refusal(1, caller=HOSTILE, scope=HOSTILE, method=HOSTILE, violated=(HOSTILE,), buckets=(bucket(policy.pk),)),
         refusal(2, caller=f"tenant:{HOSTILE}", error=HOSTILE),
@@ -779,7 +789,7 @@ def test_the_page_costs_as_many_queries_and_commands_for_many_as_for_few(
             endpoint = Endpoint.objects.create(name=f"e{number}")
             policy = RatePolicy.objects.create(user=user, endpoint=endpoint, rates="5/s")
             scene.endpoints[endpoint.pk] = scene.policies[policy.pk] = Counts(9, 1, 1)
-            scene.tops.append(Top(caller=f"user:{user.pk}", counts=Counts(9, 1, 1)))
+            scene.tops.append(TopCaller(caller=f"user:{user.pk}", counts=Counts(9, 1, 1)))
             scene.refused.append(refusal(number, caller=f"user:{user.pk}", buckets=(bucket(policy.pk),)))
 
     granter = client_of("granter")
@@ -828,9 +838,9 @@ def counting(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis
     """Decisions are noted, and handed over when the test says so."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    collector.forget()
+    collector.clear()
     yield
-    collector.forget()
+    collector.clear()
 
 
 @pytest.mark.usefixtures("counting")

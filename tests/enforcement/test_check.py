@@ -20,7 +20,7 @@ from django.test import override_settings
 from django.utils.functional import SimpleLazyObject
 from rest_framework.request import Request
 
-from django_ratequota import Decision, Limiter, acheck_request, check_request, conf, headers, runtime
+from django_ratequota import Decision, Limiter, acheck_request, check_request, conf, headers
 from django_ratequota.enforcement import steps
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
@@ -30,8 +30,8 @@ from django_ratequota.operations.boosts import grant
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies import cache as snapshot
 from django_ratequota.policies.cache import policies
-from django_ratequota.policies.identity import DescribedCaller
-from django_ratequota.runtime import default_limiter
+from django_ratequota.policies.requests.identity import DescribedCaller
+from django_ratequota.runtime import default_limiter, process
 from django_ratequota.signals import request_refused
 from django_ratequota.testing import Policy, override_policies
 from tests.conftest import Check, Clock, Get
@@ -798,7 +798,7 @@ class TestWhatARequestDoesOnce:
     """Each of these was done two or three times."""
 
     def test_the_limiter_and_pending_changes_are_looked_up(self, alice: User, monkeypatch: Any) -> None:
-        made, pending = runtime._made, snapshot.publication_pending
+        made, pending = process.limiter, snapshot.publication_pending
         looked: list[str] = []
 
         def look_up(name: str, found: Any) -> Any:
@@ -807,7 +807,7 @@ class TestWhatARequestDoesOnce:
 
         RatePolicy.objects.create(rates="100/hour")
         check_request(request_from(alice))
-        monkeypatch.setattr(runtime, "_made", lambda: look_up("limiter", made))
+        monkeypatch.setattr(process, "limiter", lambda: look_up("limiter", made))
         monkeypatch.setattr(snapshot, "publication_pending", lambda: look_up("pending", pending))
         check_request(request_from(alice))
         assert sorted(looked) == ["limiter", "pending"]

@@ -30,7 +30,7 @@ from django_ratequota.checks import (
     check_store,
 )
 from django_ratequota.models import RatePolicy
-from django_ratequota.recording.validators import unenforced
+from django_ratequota.recording.validators import unsupported_constraints
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store import base as store_module
 from django_ratequota.store.base import Call, Store
@@ -135,8 +135,11 @@ def test_manage_check_tells_it(settings: Any) -> None:
         ({"CACHE": "dummy"}, "CACHES['dummy'] is django.core.cache.backends.dummy.DummyCache, not django_redis"),
         ({"CACHE": "plain"}, "CACHES['plain'] is django.core.cache.backends.redis.RedisCache, not django_redis"),
         ({"CACHE": "sharded"}, "CACHES['sharded'] cannot be used"),
-        ({"CACHE": "default", "CLUSTER": True}, "django-redis knows no Cluster; with CLUSTER set RATEQUOTA"),
-        ({"REDIS_URL": "redis+sentinel://127.0.0.1:1/main", "CLUSTER": True}, "a Cluster is not watched by Sentinel"),
+        (
+            {"CACHE": "default", "CLUSTER": True},
+            "django-redis does not support a Cluster; with CLUSTER set RATEQUOTA",
+        ),
+        ({"REDIS_URL": "redis+sentinel://127.0.0.1:1/main", "CLUSTER": True}, "Sentinel does not watch a Cluster"),
         ({"REDIS_URL": "redis://127.0.0.1:1/1", "CLUSTER": True}, "a Cluster has database 0 only"),
         ({"CACHE": "schemeless"}, "must specify one of the following schemes"),
         ({"REDIS_URL": "http://127.0.0.1/"}, "REDIS_URL cannot be used: Redis URL must specify one of"),
@@ -643,7 +646,7 @@ def test_what_such_a_database_lets_through_is_refused_all_the_same(monkeypatch: 
     monkeypatch.setattr(connection.features, "supports_partial_indexes", False)
     RatePolicy.objects.create(rates="1/s")
     RatePolicy.objects.create(rates="1/s", counted_per="ip")
-    (rule,) = unenforced(RatePolicy, "default")
+    (rule,) = unsupported_constraints(RatePolicy, "default")
     monkeypatch.setattr(rule, "expressions", rule.expressions[:-1])  # without counted_per these are twins
     with pytest.raises(IntegrityError, match="two rows break the constraint ratequota_policy_one_undated"):
         RatePolicy.objects.create(rates="1/s", subject="ip:::1")

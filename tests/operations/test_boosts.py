@@ -24,7 +24,7 @@ from django.utils import timezone
 from django_ratequota.engine.rates import ALGORITHMS, MAX_UNITS, Rate, parse_rates
 from django_ratequota.engine.types import Bucket
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.monitoring import statistics
+from django_ratequota.monitoring import refusals
 from django_ratequota.operations import boosts as boosting
 from django_ratequota.operations.boosts import doubled, outlook, proposed, why_no_boost, window_end
 from django_ratequota.operations.explain_query import ExplainQuery
@@ -40,8 +40,8 @@ BOOST, GRANT, RESET = f"{LIST}boost/", f"{LIST}grant/", f"{LIST}reset-counters/"
 
 @pytest.fixture(autouse=True)
 def no_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "find_refusal", lambda refusal_id: None)
-    monkeypatch.setattr(statistics, "refusals", lambda most=50, caller="": ())
+    monkeypatch.setattr(refusals, "find_refusal", lambda refusal_id: None)
+    monkeypatch.setattr(refusals, "refusals", lambda most=50, caller="": ())
 
 
 @pytest.fixture

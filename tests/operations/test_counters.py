@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from django_ratequota import check_request
 from django_ratequota.admin.reset import _MAX_COUNTERS
-from django_ratequota.engine import limiter
+from django_ratequota.engine import decision_steps
 from django_ratequota.engine import protocol as prepared
 from django_ratequota.engine.types import Decision
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
@@ -413,7 +413,7 @@ def test_what_was_reset_before_a_failure_is_written_down(
     ask(alice)
     with monkeypatch.context() as broken:
         broken.setattr(prepared, "DECIDE", broken_script())
-        broken.setattr(limiter, "prepare", prepared.CheckCommand)
+        broken.setattr(decision_steps, "prepare", prepared.CheckCommand)
         page = operator.post(LIST, selected(first, second, post="yes"), follow=True)
     assert "Redis did not answer (response). 1 of 2 counters were reset." in page.content.decode()
     assert [entry.object_text for entry in PolicyChange.objects.filter(action="reset")] == ["user alice"]

@@ -22,9 +22,9 @@ from django_ratequota.policies import cache as module
 from django_ratequota.policies.cache import PolicyCache, load_snapshot
 from django_ratequota.policies.change_feed import Change
 from django_ratequota.policies.facts import UserEntry
-from django_ratequota.policies.identity import DescribedCaller
 from django_ratequota.policies.matching import match_endpoints
-from django_ratequota.policies.resolver import EvaluationContext, resolve, resolve_anew
+from django_ratequota.policies.requests.identity import DescribedCaller
+from django_ratequota.policies.resolver import EvaluationContext, resolve, resolve_uncached
 from django_ratequota.policies.snapshot import Group, Snapshot
 from django_ratequota.recording.recorder import record_publication
 from django_ratequota.runtime import default_limiter
@@ -250,7 +250,7 @@ def test_deltas_make_the_snapshot_that_loading_makes(policies: PolicyCache, seed
         loaded = load_snapshot(snapshot.revision)
         assert picture(snapshot) == picture(loaded)
         mine = answers(snapshot, lambda user: policies.user(user) or policies.load_user(user), resolve)
-        assert mine == answers(loaded, module._load_user, resolve_anew)
+        assert mine == answers(loaded, module._load_user, resolve_uncached)
 
 
 def subjects(number: int) -> None:
@@ -304,12 +304,12 @@ def test_what_a_change_does_not_touch_is_shared(policies: PolicyCache) -> None:
     after = policies.reload(newest())
     assert (after.plans, after.endpoints) == (before.plans, before.endpoints)
     assert after.groups[search.pk] is before.groups[search.pk]
-    assert after.memo.matches is before.memo.matches
+    assert after.memo.endpoints is before.memo.endpoints
     assert after.memo.resolutions is not before.memo.resolutions
     assert before.groups[None]["caller"].by_subject["tenant:t1"][0].text == "5/s", "the one before is as it was"
     search.routes = "/b/*"
     search.save()
-    assert policies.reload(newest()).memo.matches is not before.memo.matches
+    assert policies.reload(newest()).memo.endpoints is not before.memo.endpoints
 
 
 def test_rows_that_are_given_other_keys_are_held_under_these(policies: PolicyCache) -> None:

@@ -20,7 +20,7 @@ from django_ratequota import Rate, check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.policies.cache import load_snapshot, policies
 from django_ratequota.policies.facts import NOBODY, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
-from django_ratequota.policies.identity import Caller, DescribedCaller
+from django_ratequota.policies.requests.identity import Caller, DescribedCaller
 from django_ratequota.policies.resolver import (
     Candidate,
     EvaluationContext,
@@ -28,9 +28,9 @@ from django_ratequota.policies.resolver import (
     explain,
     match_endpoints,
     plan_of,
+    plan_source,
     resolve,
-    resolve_anew,
-    why_plan,
+    resolve_uncached,
 )
 from django_ratequota.policies.snapshot import Group, Snapshot
 from tests.project.views import request_from
@@ -407,7 +407,7 @@ def test_a_plan_resolver_takes_the_place_of_assignments(
         RatePolicy.objects.create(plan=policies_plan, rates=f"{policies_plan.pk}/hour")
     asking = context(alice, plan_slug=slug)
     found = plan_of(asking)
-    assert (found.name if found else None, why_plan(asking)) == (plan, why)
+    assert (found.name if found else None, plan_source(asking)) == (plan, why)
     expected = [f"user:{alice.pk} {found.id}/hour"] if found else []
     assert limits(resolve(asking)) == expected
 
@@ -483,8 +483,10 @@ def test_endpoints_match_routes_and_names(routes: str, matched: bool) -> None:
 def test_endpoints_match_methods_by_what_views_do(methods: str, method: str, matched: str, scope: str | None) -> None:
     endpoint = EndpointFacts(id=1, name="x", routes=("*",), methods=frozenset(methods.split()), cost=1)
     where = {"scope": scope, "route": "/", "name": "home", "method": method}
-    hows = ("free", "own", "any", "every")
-    assert {how for how in hows if match_endpoints(picture([endpoint]), **where, how=how)} == set(matched.split())
+    handlings = ("free", "own", "any", "every")
+    assert {
+        handling for handling in handlings if match_endpoints(picture([endpoint]), **where, handling=handling)
+    } == set(matched.split())
 
 
 def test_the_endpoint_named_by_the_scope_comes_first_and_sets_the_cost() -> None:
@@ -754,7 +756,7 @@ def questions(draw: st.DrawFn) -> list[EvaluationContext]:
 def test_remembering_changes_no_answer(contexts: list[EvaluationContext]) -> None:
     for question in (*contexts, *contexts[::-1]):
         # A copy of the picture remembers nothing.
-        anew = resolve_anew(replace(question, snapshot=replace(question.snapshot)))
+        anew = resolve_uncached(replace(question, snapshot=replace(question.snapshot)))
         remembered = resolve(question)
         assert remembered == anew
         assert remembered.since_us <= question.now_us < remembered.until_us
@@ -795,7 +797,7 @@ def test_whatever_tells_callers_apart_is_remembered_apart(caller: list[str], set
             now_us=first.now_us + hours * 3600 * 10**6,
         )
         found.append(resolve(question))
-        assert found[-1] == resolve_anew(question)
+        assert found[-1] == resolve_uncached(question)
     assert len(first.snapshot.memo.resolutions) < len(found) / 2, "what nothing tells apart is found again"
 
 

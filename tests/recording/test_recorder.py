@@ -25,7 +25,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy, receivers
 from django_ratequota.recording.recorder import RecordingQuerySet, acting, field_values, record_publication
-from django_ratequota.recording.validators import unenforced
+from django_ratequota.recording.validators import unsupported_constraints
 from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import policies_changed
 from tests.faults import poll
@@ -709,7 +709,7 @@ def test_a_single_save_takes_few_queries(alice: User) -> None:
         policy = RatePolicy.objects.create(user=alice, rates="1/s")
     # BEGIN, the policy, its row, COMMIT; PostgreSQL's own BEGIN and COMMIT are not among the queries.
     # Where the database cannot refuse a twin, one is looked for.
-    twins = len(unenforced(RatePolicy, "default")) * ["SELECT"]
+    twins = len(unsupported_constraints(RatePolicy, "default")) * ["SELECT"]
     assert [query["sql"].split()[0] for query in captured if query["sql"].split()[0] in ("SELECT", "INSERT")] == [
         "INSERT",
         "SELECT",

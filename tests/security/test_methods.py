@@ -35,7 +35,7 @@ from django_ratequota.checks.views import check_methods
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.operations.explain_query import ExplainQuery
-from django_ratequota.policies.methods import kinds_of
+from django_ratequota.policies.requests.methods import handlings_of
 from django_ratequota.throttling import QuotaThrottle
 from example_project.views import completions
 
@@ -278,7 +278,7 @@ def test_methods_that_clients_make_up_have_one_counter_and_fill_no_memory(client
     assert [client.generic(f"M{n}", "/function/").status_code for n in range(50)].count(200) == LIMIT
     snapshot = policies.current()
     assert snapshot is not None
-    assert len(snapshot.memo.matches) == 1
+    assert len(snapshot.memo.endpoints) == 1
 
 
 def test_a_get_with_a_body_is_no_page(client: Client) -> None:
@@ -503,14 +503,14 @@ def test_methods_of_an_endpoint_whose_view_takes_any(
 
 
 def test_a_view_is_looked_into_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_ratequota.policies import methods as module
+    from django_ratequota.policies.requests import methods as module
 
     calls: list[Any] = []
-    find: Callable[..., Any] = module._kinds_of_class
-    monkeypatch.setattr(module, "_kinds_of_class", lambda *args: calls.append(args) or find(*args))
-    module._kinds.cache_clear()
+    find: Callable[..., Any] = module._handlings_of_class
+    monkeypatch.setattr(module, "_handlings_of_class", lambda *args: calls.append(args) or find(*args))
+    module._cached_handlings.cache_clear()
     limit(routes="/*")
     for method in ["GET", "OPTIONS", *(f"M{n}" for n in range(5)), "OPTIONS"]:
         client.generic(method, "/plain/")
     assert len(calls) == 1
-    assert kinds_of(resolve("/plain/").func)["OPTIONS"] == "free"
+    assert handlings_of(resolve("/plain/").func)["OPTIONS"] == "free"

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from django_ratequota.conf import OncePerSettings
 from django_ratequota.engine.local import LocalLimiter
 from django_ratequota.policies.cache import PolicyCache
+from django_ratequota.runtime import OncePerSettings
 from django_ratequota.store.breaker import Breaker
 from django_ratequota.store.cluster import ClusterStore
 from django_ratequota.utils.locks import ForkSafeLock

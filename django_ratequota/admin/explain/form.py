@@ -13,7 +13,7 @@ from ...conf import settings
 from ...engine.rates import MAX_UNITS
 from ...models import METHODS, Endpoint, Plan
 from ...operations.explain_query import ExplainQuery
-from ...policies.identity import FAILED
+from ...policies.requests.identity import FAILED
 
 #: What PLAN_RESOLVER may answer besides a slug; no slug has brackets.
 _NO_PLAN = "(none)"

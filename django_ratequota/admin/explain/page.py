@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from ...engine.types import Bucket, BucketStatus
 from ...exceptions import StoreError
 from ...models import Plan, RatePolicy
-from ...monitoring import statistics
+from ...monitoring.refusals import Refusal
 from ...operations.boosts import why_no_boost
 from ...operations.counters import peek
 from ...operations.explain import Explanation
@@ -189,7 +189,7 @@ class Explain(Lookups, Refusals):
         return HttpResponseRedirect(self.page_url("explain", query=given))
 
 
-def _data(given: Any, refusal: statistics.Refusal | None) -> Any:
+def _data(given: Any, refusal: Refusal | None) -> Any:
     """What fills in the form: its own fields; or, on the way from other pages, ``caller`` as counters name them."""
     if "caller" in given:
         # Which plan it is on, where PLAN_RESOLVER says so, only the operator may know.

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ...exceptions import StoreError
 from ...models import Plan, RatePolicy
-from ...monitoring import statistics
+from ...monitoring import refusals
 from ...operations.explain import Explanation
 from ..base import RecordedAdmin
 from ..formatting import clock, shown
@@ -31,7 +31,7 @@ class Refusals(PolicyRights, RecordedAdmin):
         wanted = request.GET.get("q", "").strip()
         if request.method == "GET" and _ID.fullmatch(wanted) and self.has_view_permission(request):
             try:
-                refusal = statistics.find_refusal(wanted)
+                refusal = refusals.find_refusal(wanted)
             except StoreError:
                 refusal = None
             if refusal is not None:
@@ -40,7 +40,7 @@ class Refusals(PolicyRights, RecordedAdmin):
                 self.message_user(request, format_html(str(text), id=refusal.id, link=link), messages.INFO)
         return super().changelist_view(request, *args, **kwargs)
 
-    def _told(self, request: Any, refusal: statistics.Refusal) -> dict[str, Any]:
+    def _told(self, request: Any, refusal: refusals.Refusal) -> dict[str, Any]:
         """A refusal as the page tells it."""
         plan = Plan.objects.filter(pk=refusal.plan_id).first() if refusal.plan_id is not None else None
         names = described_callers([refusal.caller, *(bucket.subject for bucket in refusal.buckets)])
@@ -86,7 +86,7 @@ class Refusals(PolicyRights, RecordedAdmin):
         """The newest refusals, of this caller where there is one; none while Redis gives no answer."""
         caller = "" if explanation is None else explanation.context.caller.subject("caller", None) or ""
         try:
-            found = statistics.refusals(_MAX_REFUSALS, caller)
+            found = refusals.refusals(_MAX_REFUSALS, caller)
         except StoreError:
             return []
         names = described_callers([refusal.caller for refusal in found])
@@ -105,11 +105,11 @@ class Refusals(PolicyRights, RecordedAdmin):
         ]
 
 
-def find(wanted: str) -> tuple[statistics.Refusal | None, str]:
+def find(wanted: str) -> tuple[refusals.Refusal | None, str]:
     """The refusal with that id, and why Redis could not say."""
     if not _ID.fullmatch(wanted):
         return None, ""
     try:
-        return statistics.find_refusal(wanted), ""
+        return refusals.find_refusal(wanted), ""
     except StoreError as error:
         return None, error.reason

@@ -12,12 +12,14 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...monitoring import statistics
-from ...monitoring.statistics import Counts, Refusal, Span, Timeline, Top
+from ...monitoring import refusals as recorded_refusals
+from ...monitoring import timeline as timelines
+from ...monitoring.refusals import Refusal
+from ...monitoring.timeline import Counts, Span, Timeline, TopCaller
 from ...policies.facts import endpoint_facts
-from ...policies.methods import how_explained
+from ...policies.requests.methods import handling_of_view
+from ...policies.requests.routes import known_views
 from ...policies.resolver import match_endpoints
-from ...policies.routes import known_views
 from ...policies.snapshot import Snapshot
 from ..charts import Plot, Series, plot
 from ..formatting import number_text, percent
@@ -123,16 +125,16 @@ def drawn(timeline: Timeline, chosen: Chosen) -> Plot:
     )
 
 
-def tops(chosen: Chosen, most: int) -> dict[str, tuple[Top, ...]]:
+def tops(chosen: Chosen, most: int) -> dict[str, tuple[TopCaller, ...]]:
     """The busiest callers by each of the three counts; raises ``StoreError``."""
-    return statistics.top_callers(chosen.span, endpoint_id=chosen.endpoint_id, policy_id=chosen.policy_id, most=most)
+    return timelines.top_callers(chosen.span, endpoint_id=chosen.endpoint_id, policy_id=chosen.policy_id, most=most)
 
 
 def refusals(chosen: Chosen, endpoints: Mapping[int, Any], most: int) -> list[Refusal]:
     """The newest refusals of what is chosen, whenever they were; raises ``StoreError``."""
     if chosen.policy_id is None and chosen.endpoint_id is None:
-        return list(statistics.refusals(most))
-    found = statistics.refusals(max(most, _SEARCHED))
+        return list(recorded_refusals.refusals(most))
+    found = recorded_refusals.refusals(max(most, _SEARCHED))
     if chosen.policy_id is not None:
         return [one for one in found if any(b.refused and b.policy_id == chosen.policy_id for b in one.buckets)][
             :most
@@ -149,7 +151,7 @@ def refusals(chosen: Chosen, endpoints: Mapping[int, Any], most: int) -> list[Re
             route=one.route or None,
             name=name,
             method=one.method,
-            how=how_explained(view, one.method),
+            handling=handling_of_view(view, one.method),
         )
         if chosen.endpoint_id in ([endpoint.id for endpoint in matched] or [0]):
             belonging.append(one)

@@ -10,8 +10,8 @@ from typing import Any
 from django.http import StreamingHttpResponse
 from django.utils.translation import gettext_lazy as _
 
-from ...monitoring import statistics
-from ...monitoring.statistics import Counts
+from ...monitoring import timeline as timelines
+from ...monitoring.timeline import Counts
 from ..names import caller_text, usernames
 from .counts import Chosen, refusals, sums, tops
 from .labels import Names
@@ -64,18 +64,18 @@ def _of(counts: Counts) -> tuple[int, int, int]:
 
 
 def _timeline(chosen: Chosen, names: Names) -> Table:
-    timeline = statistics.timeline(chosen.span)
+    timeline = timelines.timeline(chosen.span)
     slots = zip(timeline.starts, chosen.of(timeline), strict=True)
     return [_("from"), *_COUNTS], ([start.isoformat(), *_of(counts)] for start, counts in slots)
 
 
 def _endpoints(chosen: Chosen, names: Names) -> Table:
-    found = sums(statistics.timeline(chosen.span).endpoints)
+    found = sums(timelines.timeline(chosen.span).endpoints)
     return ["id", _("endpoint"), *_COUNTS], [[pk, names.endpoint(pk), *_of(counts)] for pk, counts in found]
 
 
 def _policies(chosen: Chosen, names: Names) -> Table:
-    names.read(chosen, statistics.timeline(chosen.span), most=None)
+    names.read(chosen, timelines.timeline(chosen.span), most=None)
     rows = [[pk, names.policy(pk), *_of(counts)] for pk, counts in names.policy_sums]
     return ["id", _("policy"), *_COUNTS], rows
 

@@ -11,7 +11,8 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext
 
 from ...models import Endpoint
-from ...monitoring.statistics import Counts, Refusal, Timeline
+from ...monitoring.refusals import Refusal
+from ...monitoring.timeline import Counts, Timeline
 from ..formatting import shown
 from ..names import caller_text, deleted
 from ..permissions import PolicyRights

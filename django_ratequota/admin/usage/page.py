@@ -21,8 +21,10 @@ from django.utils.translation import gettext_lazy as _
 
 from ...exceptions import StoreError
 from ...models import PolicyChange
-from ...monitoring import health, statistics
-from ...monitoring.statistics import Counts, Refusal, Span, Timeline, Top
+from ...monitoring import health
+from ...monitoring import timeline as timelines
+from ...monitoring.refusals import Refusal
+from ...monitoring.timeline import Counts, Span, Timeline, TopCaller
 from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
 from ..formatting import moment, number_text, shown
@@ -69,7 +71,7 @@ class LiveUsage(PolicyRights):
     def usage_view(self, request: Any) -> Any:
         """The page."""
         chosen, names = self._chosen(request)
-        timeline, timeline_error = _tried(lambda: statistics.timeline(chosen.span))
+        timeline, timeline_error = _tried(lambda: timelines.timeline(chosen.span))
         tops, tops_error = _tried(lambda: figures.tops(chosen, _CALLERS))
         refusals, refusals_error = _tried(lambda: figures.refusals(chosen, names.endpoints, _REFUSALS))
         names.read(chosen, timeline, refusals or ())
@@ -159,7 +161,7 @@ class LiveUsage(PolicyRights):
             "csv": {what: f"{csv}{chosen.query(refresh=False)}&what={what}" for what in EXPORTS},
         }
 
-    def _top(self, top: Top, users: Mapping[str, str], chosen: Chosen, names: Names) -> dict[str, Any]:
+    def _top(self, top: TopCaller, users: Mapping[str, str], chosen: Chosen, names: Names) -> dict[str, Any]:
         endpoint = names.endpoints.get(chosen.endpoint_id or 0)
         who = caller_cell(top.caller, users, self.admin_site.name, endpoint.name if endpoint else "")
         # What a policy admitted is not counted by caller, so neither that nor the part refused is known.
@@ -223,8 +225,8 @@ def _unreadable(names: Names) -> list[str]:
     )
     decides = _("Policy %(id)s: the rates %(rates)s cannot be read. Its “on error” decides. Edit the policy.")
     return [
-        (goes_on if one.goes_on else decides)
-        % {"id": one.policy.pk, "rates": shown(repr(one.policy.rates)), "text": one.goes_on}
+        (goes_on if one.last_rates else decides)
+        % {"id": one.policy.pk, "rates": shown(repr(one.policy.rates)), "text": one.last_rates}
         for one in find_unreadable()
         if names.may_choose(one.policy.pk)
     ]

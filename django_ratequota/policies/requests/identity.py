@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 
-from ..conf import UNIX, OncePerSettings, settings
-from ..engine.keys import short
-from ..utils.addresses import Address, Network, unmap
-from ..utils.problems import note_problem
+from ...conf import UNIX, settings
+from ...engine.keys import short
+from ...runtime import OncePerSettings
+from ...utils.addresses import Address, Network, unmap
+from ...utils.problems import note_problem
 
 #: Headers that were read lately are known again; longer ones are read each time.
 _HEADERS, _LONGEST = 4096, 200

@@ -16,8 +16,8 @@ from django.test import RequestFactory
 
 from django_ratequota import check_request
 from django_ratequota.models import PolicyChange, RatePolicy
+from django_ratequota.policies.after_migrate import publish_after_migrate
 from django_ratequota.policies.cache import PolicyCache
-from django_ratequota.policies.unrecorded import after_migrate
 from django_ratequota.runtime import default_limiter
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
 
@@ -56,7 +56,7 @@ def test_a_signal_without_a_plan_that_leaves_policies_is_recorded() -> None:
 def test_another_alias_is_none_of_our_business() -> None:
     RatePolicy.objects.create(rates="5/hour")
     before = default_limiter().stored_revision()
-    after_migrate(using="replica")
+    publish_after_migrate(using="replica")
     assert (default_limiter().stored_revision(), PolicyChange.objects.count()) == (before, 1)
 
 

@@ -26,10 +26,13 @@ from django_ratequota.engine.keys import statistics_key
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy, UsageCount
 from django_ratequota.monitoring import collector as collecting
-from django_ratequota.monitoring import records as notes
-from django_ratequota.monitoring.collector import HOUR, OUTCOMES, collector
-from django_ratequota.monitoring.records import Note, bounded, sampled
-from django_ratequota.monitoring.statistics import Counts, find_refusal, refusals, timeline, top_callers, usage
+from django_ratequota.monitoring import records
+from django_ratequota.monitoring.attempts import recorded_attempts
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.packing import HOUR, OUTCOMES
+from django_ratequota.monitoring.records import DecisionRecord, is_sampled, stored_name
+from django_ratequota.monitoring.refusals import find_refusal, refusals
+from django_ratequota.monitoring.timeline import Counts, timeline, top_callers
 from tests.project.views import request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -43,10 +46,10 @@ def counting(settings: Any, monkeypatch: Any, redis_client: redis.Redis) -> Iter
     """Decisions are noted, and handed over when the test says so."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    monkeypatch.setattr(collecting, "_USAGE_SECONDS", 0.0)
-    collector.forget()
+    monkeypatch.setattr(collecting, "_CHUNK_SECONDS", 0.0)
+    collector.clear()
     yield
-    collector.forget()
+    collector.clear()
 
 
 @pytest.fixture
@@ -58,9 +61,9 @@ def total(counts: tuple[Counts, ...]) -> Counts:
     return Counts(*(sum(getattr(one, outcome) for one in counts) for outcome in OUTCOMES))
 
 
-def noted(second: int, caller: str = "user:1", **more: Any) -> Note:
+def noted(second: int, caller: str = "user:1", **more: Any) -> DecisionRecord:
     values = {"ip": "", "plan_id": None, "endpoint_ids": (), "cost": 1, "policy_ids": (), "allowed": True}
-    return Note(**{"second": second, "caller": caller, **values, "against": (), **more})
+    return DecisionRecord(**{"second": second, "caller": caller, **values, "against": (), **more})
 
 
 # --- From requests to counts. ---
@@ -162,11 +165,11 @@ def test_with_redis_down_what_was_noted_is_let_go(settings: Any) -> None:
     RatePolicy.objects.create(rates="5/day")
     refused = check_request(request_from())
     assert (refused.allowed, refused.refusal_id) == (False, ""), "nobody would find it"
-    assert len(collector._noted) == 1
+    assert len(collector._pending) == 1
     with pytest.raises(StoreError):
         collector.flush()
-    assert not collector._noted
-    for read in (lambda: timeline("day"), lambda: top_callers("day")["refused"], usage, refusals):
+    assert not collector._pending
+    for read in (lambda: timeline("day"), lambda: top_callers("day")["refused"], recorded_attempts, refusals):
         with pytest.raises(StoreError):
             read()
     with pytest.raises(StoreError):
@@ -221,7 +224,7 @@ def test_the_id_depends_on_the_secret_key(settings: Any) -> None:
     ids = set()
     for key in ("one", "two"):
         settings.SECRET_KEY = key
-        ids.add(notes.digest("ip:203.0.113.7"))
+        ids.add(records.digest("ip:203.0.113.7"))
     assert len(ids) == 2
 
 
@@ -263,8 +266,8 @@ def test_refusals_are_bounded_in_redis_the_oldest_go(monkeypatch: Any, redis_cli
     ids = []
     for ago in (5, 4, 3, 2, 1):
         decision = check_request(request_from())
-        collector.forget()
-        ids.append(collector._note_refusal(noted(now - ago * 60, f"user:{ago}"), "", "", "GET", decision))
+        collector.clear()
+        ids.append(collector._record_refusal(noted(now - ago * 60, f"user:{ago}"), "", "", "GET", decision))
         collector.flush()
     assert [find_refusal(one) is not None for one in ids] == [False, False, True, True, True]
     assert redis_client.hlen(statistics_key("rqtest", "refusals")) == 6
@@ -273,11 +276,11 @@ def test_refusals_are_bounded_in_redis_the_oldest_go(monkeypatch: Any, redis_cli
 def test_refusals_go_after_48_hours_whatever_is_decided_then(search: Endpoint, redis_client: redis.Redis) -> None:
     RatePolicy.objects.create(endpoint=search, rates="blocked")
     decision = check_request(request_from(), scope="search")
-    collector.forget()
-    old = collector._note_refusal(noted(int(time.time()) - 50 * HOUR), "", "", "GET", decision)
+    collector.clear()
+    old = collector._record_refusal(noted(int(time.time()) - 50 * HOUR), "", "", "GET", decision)
     collector.flush()
     assert find_refusal(old) is None
-    young = collector._note_refusal(noted(int(time.time()) - 47 * HOUR), "", "", "GET", decision)
+    young = collector._record_refusal(noted(int(time.time()) - 47 * HOUR), "", "", "GET", decision)
     collector.flush()
     assert find_refusal(young) is not None
     redis_client.zadd(statistics_key("rqtest", "refused_at"), {young: time.time() - 50 * HOUR})
@@ -296,7 +299,7 @@ def test_usage_is_what_callers_asked_for(search: Endpoint) -> None:
     collector.flush()
     check_request(request_from(address="203.0.113.8"))
     collector.flush()
-    found = usage()
+    found = recorded_attempts()
     assert found.share == 1.0
     assert found.since is not None
     counted: Counter[Any] = Counter()
@@ -309,27 +312,27 @@ def test_usage_is_what_callers_asked_for(search: Endpoint) -> None:
 
 
 def test_no_usage() -> None:
-    found = usage()
+    found = recorded_attempts()
     assert (found.attempts, found.share, found.since) == ((), 1.0, None)
 
 
 def test_equal_attempts_of_several_processes_are_one() -> None:
     now = int(time.time())
     for _ in range(3):
-        collector._noted.extend([noted(now), noted(now), noted(now, allowed=False)])
+        collector._pending.extend([noted(now), noted(now), noted(now, allowed=False)])
         collector.flush()
-    [attempt] = usage().attempts
+    [attempt] = recorded_attempts().attempts
     assert (attempt.second, attempt.admitted, attempt.refused) == (now, 6, 3)
 
 
 @pytest.mark.parametrize("level", [1, 3, 6])
 def test_a_sample_is_a_part_of_the_callers(level: int) -> None:
     callers = [f"ip:198.51.{high}.{low}" for high in range(100) for low in range(100)]
-    kept = [caller for caller in callers if sampled(caller, level)]
+    kept = [caller for caller in callers if is_sampled(caller, level)]
     assert len(kept) == pytest.approx(len(callers) / 2**level, rel=0.25)
     # A smaller sample is a part of a larger one: so hours at different levels can be read together.
-    assert all(sampled(caller, level - 1) for caller in kept)
-    assert all(sampled(caller, 0) for caller in callers)
+    assert all(is_sampled(caller, level - 1) for caller in kept)
+    assert all(is_sampled(caller, 0) for caller in callers)
 
 
 def test_beyond_the_bound_callers_are_kept_whole_or_not_at_all(monkeypatch: Any, redis_client: redis.Redis) -> None:
@@ -342,9 +345,9 @@ def test_beyond_the_bound_callers_are_kept_whole_or_not_at_all(monkeypatch: Any,
             for _ in range(300):
                 caller = f"user:{dice.randrange(3000)}"
                 asked[caller] += 1
-                collector._noted.append(noted(now + round_ * 10, caller))
+                collector._pending.append(noted(now + round_ * 10, caller))
             collector.flush()
-        found = usage()
+        found = recorded_attempts()
     kept: Counter[str] = Counter()
     for one in found.attempts:
         kept[one.caller] += one.admitted
@@ -359,7 +362,7 @@ def test_the_next_hour_begins_one_level_below(monkeypatch: Any) -> None:
     monkeypatch.setattr(collecting, "MAX_USAGE_BYTES", 4_000)
     now = int(time.time()) // HOUR * HOUR
     for round_ in range(10):
-        collector._noted.extend(noted(now, f"user:{round_}-{number}") for number in range(300))
+        collector._pending.extend(noted(now, f"user:{round_}-{number}") for number in range(300))
         collector.flush()
     hour, level = collector._level
     assert (hour, level > 1) == (now // HOUR, True)
@@ -393,8 +396,8 @@ def test_the_busiest_stay_however_many_others_come(monkeypatch: Any, redis_clien
     monkeypatch.setattr(collecting, "MAX_CALLERS", 20)
     now = int(time.time())
     for round_ in range(20):
-        collector._noted.extend([noted(now, "user:busy")] * 5)
-        collector._noted.extend(noted(now, f"user:{round_}-{number}") for number in range(50))
+        collector._pending.extend([noted(now, "user:busy")] * 5)
+        collector._pending.extend(noted(now, f"user:{round_}-{number}") for number in range(50))
         collector.flush()
     assert top_callers("hour", most=1)["admitted"][0].counts == Counts(100, 0, 0)
     for key in redis_client.scan_iter("rqtest:{statistics}:admitted:*"):
@@ -407,9 +410,9 @@ def test_the_busiest_stay_however_many_others_come(monkeypatch: Any, redis_clien
 def test_counts_are_bounded_and_totals_go_on(monkeypatch: Any, redis_client: redis.Redis) -> None:
     monkeypatch.setattr(collecting, "MAX_FIELDS", 50)
     now = int(time.time())
-    collector._noted.append(noted(now))
+    collector._pending.append(noted(now))
     collector.flush()
-    collector._noted.extend(noted(now, policy_ids=(number,)) for number in range(500))
+    collector._pending.extend(noted(now, policy_ids=(number,)) for number in range(500))
     collector.flush()
     line = timeline("hour")
     assert total(line.total) == Counts(501, 0, 0)
@@ -430,10 +433,10 @@ def test_every_key_goes_away(redis_client: redis.Redis) -> None:
 
 
 def test_a_process_holds_no_more_than_its_bound(monkeypatch: Any) -> None:
-    monkeypatch.setattr(collecting, "MAX_NOTED", 10)
+    monkeypatch.setattr(collecting, "MAX_PENDING", 10)
     for last in range(20):
         check_request(request_from(address=f"203.0.113.{last}"))
-    assert len(collector._noted) == 10
+    assert len(collector._pending) == 10
     collector.flush()
     assert total(timeline("hour").total) == Counts(10, 0, 0)
 
@@ -442,12 +445,12 @@ def test_a_million_callers_stay_within_the_bounds(redis_client: redis.Redis) -> 
     """Of what a process holds between two flushes, and of what Redis holds for one hour; 48 such are kept."""
     now = int(time.time())
     used = redis_client.info("memory")["used_memory"]
-    for begin in range(0, 10**6, collecting.MAX_NOTED):
-        if begin + collecting.MAX_NOTED == 10**6:
+    for begin in range(0, 10**6, collecting.MAX_PENDING):
+        if begin + collecting.MAX_PENDING == 10**6:
             tracemalloc.start()
-        for caller in range(begin, begin + collecting.MAX_NOTED):
+        for caller in range(begin, begin + collecting.MAX_PENDING):
             name = f"ip:{caller >> 16}.{caller >> 8 & 255}.{caller & 255}.1"
-            collector._noted.append(noted(now, name, ip=name, endpoint_ids=(1,), policy_ids=(1, 2)))
+            collector._pending.append(noted(now, name, ip=name, endpoint_ids=(1,), policy_ids=(1, 2)))
         collector.flush()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -456,7 +459,7 @@ def test_a_million_callers_stay_within_the_bounds(redis_client: redis.Redis) -> 
     assert peak < 64 * 2**20
     # Two hashes of counts, three lists of callers, and the usage.
     assert grown < 4 * 2**20
-    assert usage().share < 1
+    assert recorded_attempts().share < 1
     assert total(timeline("hour").total).admitted == 10**6
 
 
@@ -468,17 +471,17 @@ def test_a_million_callers_stay_within_the_bounds(redis_client: redis.Redis) -> 
     ["tenant:" + "x" * 10_000, "tenant:<b>|:{}%\x00\n", "tenant:\ud800", "tenant:\u202egnol", "tenant:é😀", "|", ""],
 )
 def test_any_name_is_counted_and_read_back(name: str) -> None:
-    collector._noted.append(noted(int(time.time()), bounded(name)))
+    collector._pending.append(noted(int(time.time()), stored_name(name)))
     collector.flush()
     [top] = top_callers("hour")["admitted"]
-    assert top.caller == bounded(name)
+    assert top.caller == stored_name(name)
     assert len(top.caller) < 300
-    [attempt] = usage().attempts
-    assert attempt.caller == bounded(name)
+    [attempt] = recorded_attempts().attempts
+    assert attempt.caller == stored_name(name)
 
 
 def test_long_names_that_begin_alike_stay_apart() -> None:
-    assert bounded("t:" + "x" * 300) != bounded("t:" + "x" * 301)
+    assert stored_name("t:" + "x" * 300) != stored_name("t:" + "x" * 301)
 
 
 def test_the_week_goes_back_beyond_redis_by_what_was_rolled_up(search: Endpoint) -> None:
@@ -496,25 +499,25 @@ def test_the_week_goes_back_beyond_redis_by_what_was_rolled_up(search: Endpoint)
 
 
 def test_what_a_parent_noted_its_children_do_not(redis_client: redis.Redis) -> None:
-    collector._noted.append(noted(int(time.time())))
+    collector._pending.append(noted(int(time.time())))
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        os.write(write, str(len(collector._noted)).encode())
+        os.write(write, str(len(collector._pending)).encode())
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(read, 10) == b"0"
-    assert len(collector._noted) == 1
+    assert len(collector._pending) == 1
     os.close(read)
     os.close(write)
 
 
 def test_usage_is_packed(redis_client: redis.Redis) -> None:
     now = int(time.time()) // 60 * 60  # ten seconds of one hour
-    collector._noted.extend(noted(now + number % 10, f"ip:198.51.100.{number % 200}") for number in range(2000))
+    collector._pending.extend(noted(now + number % 10, f"ip:198.51.100.{number % 200}") for number in range(2000))
     collector.flush()
     [key] = redis_client.scan_iter("rqtest:{statistics}:usage:*")
     chunk = b"".join(redis_client.lrange(key, 0, -1))
     rows = json.loads(zlib.decompress(chunk))
     print(f"\n{len(chunk) / len(rows):.1f} bytes an attempt")
-    assert len(rows) == len(usage().attempts) == 200
+    assert len(rows) == len(recorded_attempts().attempts) == 200

@@ -12,10 +12,10 @@ from django.conf import settings as django_settings
 from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
 from django.utils import translation
 
-from ..engine.types import check_cost
-from ..exceptions import InvalidCost
-from .languages import canonical, each_language, languages_of, spell, walk
-from .languages import readable as readable  # what the routes here are
+from ...engine.types import check_cost
+from ...exceptions import InvalidCost
+from .translated_routes import canonical, each_language, languages_of, spell, walk
+from .translated_routes import readable as readable  # what the routes here are
 
 logger = logging.getLogger("django_ratequota")
 

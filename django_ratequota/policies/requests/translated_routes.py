@@ -134,4 +134,4 @@ def _forget(*, setting: str, **_: object) -> None:
         canonical.cache_clear()
 
 
-setting_changed.connect(_forget, dispatch_uid="django_ratequota.policies.languages")
+setting_changed.connect(_forget, dispatch_uid="django_ratequota.policies.requests.translated_routes")

@@ -19,10 +19,10 @@ _MAX_BODY = 65_536
 _COMPOSED = 4
 
 
-def find_name(request: Any, fields: Iterable[str]) -> str | None:
+def find_login_name(request: Any, fields: Iterable[str]) -> str | None:
     """Return the name in these fields of the body, None where there is none; raises ``ValueError`` for two names."""
     found = {
-        spell(str(value))
+        normalize(str(value))
         for body in _bodies(request)
         for field in fields
         if (value := body.get(field)) is not None and value != ""
@@ -73,7 +73,7 @@ def _json(request: Any) -> Mapping[str, Any]:
     return data if isinstance(data, Mapping) else {}
 
 
-def spell(text: str) -> str:
+def normalize(text: str) -> str:
     """One spelling of an account's name; texts that Django's login takes for each other have the same."""
     model = get_user_model()
     field = model._meta.get_field(model.USERNAME_FIELD)

@@ -11,7 +11,7 @@ from django.views.decorators.cache import never_cache
 from rest_framework.urlpatterns import format_suffix_patterns
 
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.policies.routes import (
+from django_ratequota.policies.requests.routes import (
     enforces_itself,
     known_routes,
     known_scopes,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from django.views import View
 
-from .facts import EndpointFacts
+from ..facts import EndpointFacts
 from .routes import class_attribute, enforces_itself, is_decorated, view_class
 from .view_code import FRAMEWORKS, MOST, codes_of, held_values, operations_of, project_functions
 
@@ -24,15 +24,15 @@ from .view_code import FRAMEWORKS, MOST, codes_of, held_values, operations_of, p
 #: ``own``: at those for all methods, as the view has code for the method, or answers 405.
 #: ``any``: also at those for other methods, as the view's code for these answers it.
 #: ``every``: like ``any``, and no endpoint names it.
-How = Literal["free", "own", "any", "every"]
+MethodHandling = Literal["free", "own", "any", "every"]
 #: ``authenticating``: ``any`` until REST framework's view has authenticated the caller, which it does before it looks
 #: at the method: else passwords could be tried by a method that does nothing. Then ``free`` or ``own``.
-_Kinds = Mapping[str, Literal["free", "own", "any", "authenticating"]]
+_Handlings = Mapping[str, Literal["free", "own", "any", "authenticating"]]
 
 _READING = ("GET", "HEAD")
 _NO_BODY = (None, "", "0")
 #: The default under "".
-_ANY: _Kinds = {"": "any"}
+_ANY: _Handlings = {"": "any"}
 #: Functions of a class that run for every request method, before or instead of its handler.
 _RUN_ALWAYS = (
     *("__getattr__", "__getattribute__", "setup", "dispatch", "http_method_not_allowed"),
@@ -40,24 +40,24 @@ _RUN_ALWAYS = (
 )
 
 
-def how_heard(request: Any, http: Any, method: str) -> How:
+def handling_of_request(request: Any, http: Any, method: str) -> MethodHandling:
     """Return how a request's method counts; ``http`` is Django's request, ``request`` that or REST framework's."""
     if method in _READING:
         meta = http.META
         if meta.get("CONTENT_LENGTH") in _NO_BODY and "HTTP_TRANSFER_ENCODING" not in meta:
             scope = getattr(http, "scope", None)
-            if scope is None or not _has_untold_body(http, scope):
+            if scope is None or not _has_undeclared_body(http, scope):
                 return "own"
     match = getattr(http, "resolver_match", None)
     if match is not None:
-        kinds = kinds_of(getattr(match, "func", None))
+        handlings = handlings_of(getattr(match, "func", None))
     else:
         view = (getattr(request, "parser_context", None) or {}).get("view")
-        kinds = _ANY if view is None else _kinds_of_class(type(view), getattr(view, "action_map", None), view)
-    return _how(kinds, method, request is not http)
+        handlings = _ANY if view is None else _handlings_of_class(type(view), getattr(view, "action_map", None), view)
+    return _handling(handlings, method, request is not http)
 
 
-def _has_untold_body(http: Any, scope: Mapping[str, Any]) -> bool:
+def _has_undeclared_body(http: Any, scope: Mapping[str, Any]) -> bool:
     """Whether an ASGI request has a body that no header tells of, as HTTP/2 and 3 allow it; Django has all of it."""
     if str(scope.get("http_version", "1.1")).startswith("1"):
         return False
@@ -72,23 +72,23 @@ def _has_untold_body(http: Any, scope: Mapping[str, Any]) -> bool:
     return bool(size)
 
 
-def how_explained(view: Any, method: str) -> How:
+def handling_of_view(view: Any, method: str) -> MethodHandling:
     """Return how the method of a request to the view counts; None = no view is known."""
     if method in _READING:
         return "own"
-    return _how(kinds_of(view), method, enforces_itself(view) and not is_decorated(view))
+    return _handling(handlings_of(view), method, enforces_itself(view) and not is_decorated(view))
 
 
-def _how(kinds: _Kinds, method: str, authenticated: bool) -> How:
+def _handling(handlings: _Handlings, method: str, authenticated: bool) -> MethodHandling:
     if method in _READING:  # with a body, which no page has: the code for other methods may read it
-        return "every" if kinds.get("GET", kinds[""]) == "any" else "own"
-    kind = kinds.get(method) or kinds[""]
-    if kind == "authenticating":
-        kind = "any" if not authenticated else "free" if method == "OPTIONS" else "own"
-    return kind
+        return "every" if handlings.get("GET", handlings[""]) == "any" else "own"
+    handling = handlings.get(method) or handlings[""]
+    if handling == "authenticating":
+        handling = "any" if not authenticated else "free" if method == "OPTIONS" else "own"
+    return handling
 
 
-def counts(endpoint: EndpointFacts, method: str, how: How, matched: Iterable[EndpointFacts]) -> bool:
+def counts(endpoint: EndpointFacts, method: str, handling: MethodHandling, matched: Iterable[EndpointFacts]) -> bool:
     """Whether a request counts at one of the endpoints that its route or scope ``matched``.
 
     A method that the view does not tell from others counts at all of them, unless an operator does: by an endpoint
@@ -96,9 +96,9 @@ def counts(endpoint: EndpointFacts, method: str, how: How, matched: Iterable[End
     """
     if method in endpoint.methods:
         return True
-    if how == "free" or (how == "own" and endpoint.methods):
+    if handling == "free" or (handling == "own" and endpoint.methods):
         return False
-    if how == "every" or not endpoint.methods:
+    if handling == "every" or not endpoint.methods:
         return True
     return not any(method in one.methods and one.methods.isdisjoint(endpoint.methods) for one in matched)
 
@@ -107,31 +107,31 @@ def takes_any_method(view: Any) -> bool:
     """Whether the view runs the same code for every method, as far as its code shows."""
     cls = view_class(view)
     answers = view if cls is None else getattr(cls, "dispatch", None)
-    if kinds_of(view)[""] != "any" or (cls is not None and _of_framework(answers)):
+    if handlings_of(view)[""] != "any" or (cls is not None and _of_framework(answers)):
         return False
     functions = project_functions([answers])
     names = {name for function in functions for code in codes_of(function) for name in code.co_names}
     return 0 < len(functions) <= MOST and names.isdisjoint(("method", "dispatch"))
 
 
-def kinds_of(view: Any) -> _Kinds:
+def handlings_of(view: Any) -> _Handlings:
     """How each method counts at the view, in capitals; "" = any other method."""
     try:
-        return _kinds(view)
+        return _cached_handlings(view)
     except TypeError:  # the view cannot be hashed
-        return _kinds.__wrapped__(view)
+        return _cached_handlings.__wrapped__(view)
 
 
 @lru_cache(maxsize=4096)
-def _kinds(view: Any) -> _Kinds:
+def _cached_handlings(view: Any) -> _Handlings:
     cls = view_class(view)
     if isinstance(cls, type) and issubclass(cls, View):
-        return _kinds_of_class(cls, getattr(view, "actions", None), view)
+        return _handlings_of_class(cls, getattr(view, "actions", None), view)
     operations = [(method, one.view_func) for one in operations_of(view) for method in one.methods]
     return {"": "own", **_tell_apart(dict(operations), ())} if operations else _ANY
 
 
-def _kinds_of_class(cls: Any, actions: Mapping[str, str] | None, view: Any) -> _Kinds:
+def _handlings_of_class(cls: Any, actions: Mapping[str, str] | None, view: Any) -> _Handlings:
     """The kinds of a class' methods; ``view`` is what ``as_view`` made of it, or an instance."""
 
     def attribute(name: str) -> Any:
@@ -139,15 +139,15 @@ def _kinds_of_class(cls: Any, actions: Mapping[str, str] | None, view: Any) -> _
 
     names = [name for name in attribute("http_method_names") if name != "head"]
     found = {name: getattr(cls, (actions or {}).get(name, name), None) for name in names}
-    kinds = _tell_apart({name: unwrap(handler) for name, handler in found.items() if handler}, names)
+    handlings = _tell_apart({name: unwrap(handler) for name, handler in found.items() if handler}, names)
     run_always = [vars(base)[name] for base in cls.__mro__[:-1] for name in _RUN_ALWAYS if name in vars(base)]
     if not all(map(_of_framework, _held([view, *run_always], cls))):
         default = "any"
     else:
         default = "authenticating" if attribute("authentication_classes") else "own"
-    if kinds.get("OPTIONS") == "own":
-        kinds["OPTIONS"] = "free" if default == "own" else default
-    return {"": default, **kinds}
+    if handlings.get("OPTIONS") == "own":
+        handlings["OPTIONS"] = "free" if default == "own" else default
+    return {"": default, **handlings}
 
 
 def _tell_apart(handlers: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

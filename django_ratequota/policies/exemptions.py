@@ -15,24 +15,24 @@ from django.utils.translation import gettext as _
 from ..engine.rates import Rate
 from ..engine.types import Bucket
 from .facts import PolicyFacts
-from .identity import Caller
+from .requests.identity import Caller
+from .requests.routes import is_admin_page, shows_usage
 from .resolver import Candidate, Resolution
-from .routes import is_admin_page, shows_usage
 
 #: The rate per caller at the usage endpoint where no policy is enforced for it.
-LOOKS = Rate.parse("60/min")
+USAGE_RATE = Rate.parse("60/min")
 
 
-def spare(resolution: Resolution, name: str | None, view: Any, caller: Caller) -> Resolution:
+def exempt(resolution: Resolution, name: str | None, view: Any, caller: Caller) -> Resolution:
     """Return the resolution without the policies that do not apply at the view of that URL name."""
     if shows_usage(view):
-        own = narrowed(resolution, _names_endpoint)
+        own = narrow(resolution, _names_endpoint)
         enforced = any(policy.mode == "enforce" for policy in own.winners)
-        return own if enforced else replace(own, buckets=(*own.buckets, _looks(caller)))
-    return narrowed(resolution, _names_endpoint) if is_admin_page(name) else resolution
+        return own if enforced else replace(own, buckets=(*own.buckets, _usage_bucket(caller)))
+    return narrow(resolution, _names_endpoint) if is_admin_page(name) else resolution
 
 
-def spare_candidate(candidate: Candidate, name: str | None, view: Any) -> Candidate:
+def exempt_candidate(candidate: Candidate, name: str | None, view: Any) -> Candidate:
     """Return the candidate, lost where its policy does not apply at the view of that URL name."""
     if candidate.policy.endpoint_id is not None:
         return candidate
@@ -45,12 +45,12 @@ def spare_candidate(candidate: Candidate, name: str | None, view: Any) -> Candid
     return replace(candidate, won=False, buckets=(), reason=_("lost: %(why)s") % {"why": why})
 
 
-def _looks(caller: Caller) -> Bucket:
-    """The caller's bucket of ``LOOKS``. Without an endpoint id, its key is apart from those of all endpoints."""
-    return Bucket(caller.name, LOOKS, scope="usage", counted_per="caller", on_error="allow")
+def _usage_bucket(caller: Caller) -> Bucket:
+    """The caller's bucket of ``USAGE_RATE``. Without an endpoint id, its key is apart from those of all endpoints."""
+    return Bucket(caller.name, USAGE_RATE, scope="usage", counted_per="caller", on_error="allow")
 
 
-def narrowed(resolution: Resolution, only: Callable[[PolicyFacts], bool]) -> Resolution:
+def narrow(resolution: Resolution, only: Callable[[PolicyFacts], bool]) -> Resolution:
     """Return the resolution with ``only`` some of its policies, and no bucket that is built in."""
     winners = tuple(policy for policy in resolution.winners if only(policy))
     ids = {policy.id for policy in winners}

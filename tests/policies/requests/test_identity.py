@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from django_ratequota import check_request
 from django_ratequota.models import Plan, PlanAssignment, RatePolicy
-from django_ratequota.policies import identity
-from django_ratequota.policies.identity import Caller, DescribedCaller, client_address, client_text
+from django_ratequota.policies.requests import identity
+from django_ratequota.policies.requests.identity import Caller, DescribedCaller, client_address, client_text
 from tests.project.views import request_from
 from tests.support.properties import examples
 

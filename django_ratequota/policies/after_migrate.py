@@ -23,7 +23,7 @@ _LABEL = "django_ratequota"
 _HOLD_POLICIES = ("plan", "planassignment", "endpoint", "ratepolicy", "policychange")
 
 
-def after_migrate(using: str, plan: Any = None, apps: Any = current, **_: Any) -> None:
+def publish_after_migrate(using: str, plan: Any = None, apps: Any = current, **_: Any) -> None:
     """Receive ``post_migrate``, which ``flush`` sends without a ``plan``; ``apps`` has the models of the tables."""
     if using != policy_alias():
         return
