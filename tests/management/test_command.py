@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import RequestFactory
-from django_ratequota.store.info import server_version
+from django_ratequota.store.server import server_version
 
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
