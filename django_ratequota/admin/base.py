@@ -41,7 +41,7 @@ class ReasonField(forms.CharField):
             required=False,
             max_length=PolicyChange._meta.get_field("reason").max_length,
             widget=AdminTextInputWidget,
-            help_text=_("Kept in the history: a ticket, or who asked for it."),
+            help_text=_("Recorded in the history, such as a ticket number or who asked for the change."),
         )
 
     def has_changed(self, initial: Any, data: Any) -> bool:
@@ -126,8 +126,8 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         def warn() -> None:
             text = _(
-                "The change is saved, but Redis could not be reached: workers learn of it within %(seconds)s seconds "
-                "(POLL_SECONDS)."
+                "The change is saved, but Redis did not answer. Every worker applies it within "
+                "%(seconds)s seconds (POLL_SECONDS)."
             )
             params = {"seconds": f"{settings.poll_seconds:g}"}
             self.message_user(request, text % params, messages.WARNING, fail_silently=True)
@@ -140,8 +140,8 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             # Valid when it was looked at, refused when it was written.
             logger.warning("an edit in the admin was refused by the database", exc_info=True)
             text = _(
-                "Nothing was saved: somebody else changed the same at that moment. Look at what is there now, then "
-                "edit again."
+                "Nothing was saved, because somebody else saved a conflicting change at that "
+                "moment. Check the current values, then edit again."
             )
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(request.get_full_path())
@@ -174,7 +174,7 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
         if db_field.name == "user" and "user" not in self.get_autocomplete_fields(request):
             kwargs["widget"] = ForeignKeyRawIdWidget(db_field.remote_field, self.admin_site)
             kwargs["error_messages"] = {
-                "invalid_choice": _("No user has the id %(value)s; write the id of an existing user.")
+                "invalid_choice": _("There is no user with the id %(value)s. Enter the id of an existing user.")
             }
         elif db_field.name in self.get_autocomplete_fields(request):
             kwargs["widget"] = SafeAutocomplete(db_field, self.admin_site, using=kwargs.get("using"))

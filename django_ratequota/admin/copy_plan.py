@@ -87,8 +87,8 @@ class CopyPlanPage(AdminPage):
 
     def _done(self, request: Any, copy: Plan, count: int) -> HttpResponseRedirect:
         text = ngettext(
-            "Plan %(plan)s was made, with %(count)d policy.",
-            "Plan %(plan)s was made, with %(count)d policies.",
+            "Plan %(plan)s was created with %(count)d policy.",
+            "Plan %(plan)s was created with %(count)d policies.",
             count,
         )
         self.admin.message_user(request, text % {"plan": shown(copy.name), "count": count}, messages.SUCCESS)
@@ -112,7 +112,7 @@ def copy_policies(policies: list[RatePolicy], plan: Plan) -> int:
             copy.clean_fields(exclude=relations)
             copy.clean()
         except ValidationError as error:
-            text = _("Nothing was copied: %(policy)s cannot be saved as it is. %(errors)s")
+            text = _("Nothing was copied, because %(policy)s is not valid. %(errors)s")
             given = {"policy": shown(policy), "errors": " ".join(error.messages)}
             raise ValidationError(text % given) from error
         copies.append(copy)

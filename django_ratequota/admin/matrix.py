@@ -84,7 +84,7 @@ class MatrixPage(AdminPage):
         cells = _Cells(self.site, request.user, rows)
         overrides = _overrides(rows)
         context = {
-            "title": _("Rates in force, plan by plan"),
+            "title": _("Rates in force by plan"),
             "original": gettext("Matrix"),
             "query": query,
             "page": page,
@@ -251,7 +251,7 @@ def _overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, tuple[int, i
 
 def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:
     if facts.rates == UNREADABLE:
-        yield gettext("cannot be read: on error decides")
+        yield gettext("cannot be read, “on error” applies")
     elif facts.unread is not None:
         yield gettext("in place of %(text)s, which cannot be read") % {"text": shown(facts.unread)}
     if policy.mode == RatePolicy.Mode.LOG:

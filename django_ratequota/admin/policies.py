@@ -53,7 +53,7 @@ class RatePolicyAdmin(LiveUsage, PolicyRights, Lookups, WarnsOnSave):
     list_per_page = 50
     show_facets = admin.ShowFacets.ALWAYS
     fieldsets = [
-        (_("Who"), {"fields": ["user", "subject", "plan"], "description": _("At most one; none = everyone.")}),
+        (_("Who"), {"fields": ["user", "subject", "plan"], "description": _("Choose at most one; none = everyone.")}),
         (_("What"), {"fields": ["endpoint", "counted_per"]}),
         (_("How much"), {"fields": ["rates", "algorithm", "mode", "on_error"]}),
         (_("When and why"), {"fields": ["starts_at", "ends_at", "reason"]}),
