@@ -17,9 +17,9 @@ from ...monitoring import timeline as timelines
 from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Span, Timeline, TopCaller
 from ...policies.facts import endpoint_facts
+from ...policies.matching import match_endpoints
 from ...policies.requests.methods import handling_of_view
 from ...policies.requests.routes import known_views
-from ...policies.resolver import match_endpoints
 from ...policies.snapshot import Snapshot
 from ..charts import Plot, Series, plot
 from ..formatting import number_text, percent
