@@ -10,9 +10,8 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR
-from django.contrib.admin.widgets import AdminTextInputWidget, AutocompleteSelect, ForeignKeyRawIdWidget
+from django.contrib.admin.widgets import AdminTextInputWidget, ForeignKeyRawIdWidget
 from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.db import IntegrityError
 from django.http import HttpResponseRedirect
 from django.urls import reverse
@@ -25,6 +24,7 @@ from ..recording.publication import when_unpublished
 from ..recording.recorder import acting
 from .deletion import deleted_objects
 from .pages import AdminPage
+from .widgets import SafeAutocomplete, UserField
 
 logger = logging.getLogger("django_ratequota")
 
@@ -147,40 +147,6 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return HttpResponseRedirect(request.get_full_path())
 
 
-class PatientSelect(AutocompleteSelect):
-    """An autocomplete that shows nothing for what can be no key, where the plain one fails the page."""
-
-    @property
-    def media(self) -> forms.Media:
-        """With what gives the drawn field a name for screen readers."""
-        # Named together for their order: ours comes after what it mends.
-        return super().media + forms.Media(js=["admin/js/autocomplete.js", "django_ratequota/autocomplete.js"])
-
-    def optgroups(self, name: str, value: Any, attrs: Any = None) -> Any:
-        """The options of the values that may be keys."""
-        return super().optgroups(name, [one for one in value if self._may_be_key(one)], attrs)
-
-    def _may_be_key(self, value: Any) -> bool:
-        key = self.field.target_field
-        try:
-            key.run_validators(key.to_python(value))
-        except ValidationError:
-            return False
-        return True
-
-
-class UserField(forms.ModelChoiceField):  # type: ignore[type-arg]
-    """Tells of what can be no id, such as 7 where ids are UUIDs, as of an id that nobody has."""
-
-    def to_python(self, value: Any) -> Any:
-        """The user of this id."""
-        try:
-            return super().to_python(value)
-        except ValidationError as error:
-            message = self.error_messages["invalid_choice"]
-            raise ValidationError(message, code="invalid_choice", params={"value": value}) from error
-
-
 class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
     """Looks related objects up by autocomplete where the operator may search them.
 
@@ -191,7 +157,7 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
     @property
     def media(self) -> forms.Media:
         """With what the autocompletes among the filters of a list need."""
-        return super().media + PatientSelect(None, self.admin_site).media
+        return super().media + SafeAutocomplete(None, self.admin_site).media
 
     def get_autocomplete_fields(self, request: Any) -> list[str]:
         """The relations whose other side has an admin that can search, and that the operator may look at."""
@@ -211,7 +177,7 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
                 "invalid_choice": _("There is no user with the id %(value)s. Enter the id of an existing user.")
             }
         elif db_field.name in self.get_autocomplete_fields(request):
-            kwargs["widget"] = PatientSelect(db_field, self.admin_site, using=kwargs.get("using"))
+            kwargs["widget"] = SafeAutocomplete(db_field, self.admin_site, using=kwargs.get("using"))
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
     def may_search(self, model: Any, request: Any) -> bool:

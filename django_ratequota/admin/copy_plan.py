@@ -92,9 +92,8 @@ class CopyPlanPage(AdminPage):
             count,
         )
         self.admin.message_user(request, text % {"plan": shown(copy.name), "count": count}, messages.SUCCESS)
-        if self.admin.has_view_permission(request, copy):
-            return HttpResponseRedirect(self.admin.page_url("change", quote(copy.pk)))
-        return HttpResponseRedirect(reverse(f"{self.site.name}:index"))
+        link = self.object_url(request, Plan, copy.pk, copy)
+        return HttpResponseRedirect(link or reverse(f"{self.site.name}:index"))
 
 
 def copy_policies(policies: list[RatePolicy], plan: Plan) -> int:

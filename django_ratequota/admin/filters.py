@@ -11,9 +11,9 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from .base import PatientSelect
 from .formatting import shown
 from .permissions import OVERRIDES
+from .widgets import SafeAutocomplete
 
 #: Most objects of a select; an operator who may not search them cannot choose the others.
 _MOST_CHOICES = 100
@@ -35,7 +35,7 @@ class RelatedFilter(admin.RelatedFieldListFilter):
             del params[name]  # the form was sent without a choice
         super().__init__(field, request, params, model, model_admin, field_path)
         searches = model_admin.may_search(field.related_model, request)
-        widget = PatientSelect(field, model_admin.admin_site) if searches else forms.Select()
+        widget = SafeAutocomplete(field, model_admin.admin_site) if searches else forms.Select()
         choice = field.formfield(widget=widget, required=False)
         if not searches:
             choice.choices = [("", "---------"), *self._used(request, model_admin)]

@@ -14,7 +14,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange, RecordedModel
-from .base import Lookups, user_search_fields
+from .base import Lookups, RecordedAdmin, user_search_fields
 from .diff import Names, as_table, differences
 from .filters import RelatedFilter
 from .formatting import shown
@@ -76,9 +76,10 @@ class TouchedFilter(admin.SimpleListFilter):
 
 
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(Lookups, RestorePage):
+class PolicyChangeAdmin(Lookups, RecordedAdmin):
     """Who changed what, and when; nobody edits history."""
 
+    pages = (RestorePage,)
     list_display = ["at", "actor", "action", "kind", "object_text", "what_changed", "why"]
     list_filter = ["action", KindFilter, "at", ("actor", RelatedFilter), TouchedFilter]
     list_select_related = ["actor"]

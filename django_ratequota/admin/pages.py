@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django import forms
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
+from django.db.models import Model
 from django.http import Http404
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, reverse
 
 if TYPE_CHECKING:
     from .base import RecordedAdmin
@@ -30,12 +31,12 @@ class AdminPage:
     media: ClassVar[forms.Media] = forms.Media()
 
     def __init__(self, model_admin: RecordedAdmin) -> None:
-        self.admin = model_admin
+        self.admin: Any = model_admin
         self.site = model_admin.admin_site
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator may open the page, of ``obj`` where it is about one object."""
-        return self.admin.has_view_permission(request, obj)
+        return bool(self.admin.has_view_permission(request, obj))
 
     def view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the response; ``args`` is the object where the page is about one."""
@@ -48,7 +49,16 @@ class AdminPage:
     def url(self, obj: Any = None, *args: str, query: dict[str, str] | None = None) -> str:
         """Return the page's address."""
         ids = [] if obj is None else [quote(obj.pk)]
-        return self.admin.page_url(self.name, *ids, *args, query=query)
+        return str(self.admin.page_url(self.name, *ids, *args, query=query))
+
+    def object_url(self, request: Any, model: type[Model], pk: Any, obj: Any = None) -> str:
+        """Return the address of the object's change page; "" where the operator may not open it."""
+        if not self.site.is_registered(model):
+            return ""
+        opts = model._meta
+        if not self.site.get_model_admin(model).has_view_permission(request, obj):
+            return ""
+        return reverse(f"{self.site.name}:{opts.app_label}_{opts.model_name}_change", args=[quote(pk)])
 
     def url_pattern(self) -> URLPattern:
         """Return the entry for ``ModelAdmin.get_urls``."""

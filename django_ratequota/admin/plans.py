@@ -14,8 +14,8 @@ from ..models import Plan
 from .copy_plan import CopyPlanPage
 from .formatting import about, shown
 from .matrix import MatrixPage
-from .policies import PolicyInline
-from .preview import WarnsOfPolicies
+from .policy_table import PolicyInline
+from .warnings import WarnsOfPolicies
 
 
 class PlanPolicyInline(PolicyInline):

@@ -70,9 +70,9 @@ def selected(*policies: RatePolicy, **fields: str) -> dict[str, Any]:
 def rows(page: Any) -> list[list[str]]:
     """The counters that the page asks about."""
     found = re.findall(
-        r"<tr>\s*<th scope=\"row\">(.*?)</th>((?:\s*<td>.*?</td>)+)\s*</tr>", page.content.decode(), re.S
+        r"<tr>\s*<th scope=\"row\">(.*?)</th>((?:\s*<td[^>]*>.*?</td>)+)\s*</tr>", page.content.decode(), re.S
     )
-    return [[who, *re.findall("<td>(.*?)</td>", cells, re.S)] for who, cells in found]
+    return [[who, *re.findall("<td[^>]*>(.*?)</td>", cells, re.S)] for who, cells in found]
 
 
 # --- Which counters are an override's own. ---

@@ -16,7 +16,7 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 from django_ratequota import check_request
-from django_ratequota.admin.explain.form import answers
+from django_ratequota.admin.explain.form import form_data
 from django_ratequota.admin.formatting import shown_subject
 from django_ratequota.admin.usage.labels import explain_url
 from django_ratequota.admin.usage.workers import errors
@@ -238,7 +238,7 @@ def test_operators_are_told_who_that_is(per_tenant: None) -> None:
     call_command("ratequota", "explain", "--identifier", "tenant=", stdout=out)
     assert "all/hour per tenant of tenant unknown (its function failed): 4 of 5 left" in out.getvalue()
     assert explain_url("admin", "tenant:") == ""
-    asked = answers(ExplainQuery.about("tenant:", "ip:203.0.113.7"))
+    asked = form_data(ExplainQuery.about("tenant:", "ip:203.0.113.7"))
     assert (asked.get("ip"), "kind" in asked, "value" in asked) == ("203.0.113.7", False, False)
     assert why_shared("tenant", "tenant:").startswith("All callers for whom the function of tenant raises")
     assert reset_caller(caller, scope=None) == (), "it is everybody's"
