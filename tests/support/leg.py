@@ -48,7 +48,7 @@ PARTS = {
         front/test_headers front/test_responses front/test_checks package/test_package admin/test_admin
         admin/test_matrix package/test_locale monitoring/test_health compat/test_drf compat/test_ratelimit
         security/test_mails_of_refusals security/test_forwarded_headers security/test_passwords""",
-    "database": """models/test_models models/test_migrations policies/test_cache policies/test_deltas
+    "database": """models/test_models models/test_migrations policies/test_cache policies/test_snapshot
         policies/test_unreadable recording/test_recorder operations/test_restore admin/test_copy_plan
         monitoring/test_rollup recording/test_publication recording/test_fixtures""",
     "users": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
@@ -64,7 +64,7 @@ NUMBERED = (
     "policyfile/test_policyfile.py::test_any_content_can_be_brought_to_any_other",
     "policyfile/test_policyfile.py::test_nothing_is_lost",
     "policyfile/test_policyfile.py::test_users_may_log_in_with_numbers",
-    "policies/test_deltas.py::test_a_user_key_too_long_for_its_column_goes_stale_nowhere",
+    "policies/test_snapshot.py::test_a_user_key_too_long_for_its_column_goes_stale_nowhere",
 )
 
 
