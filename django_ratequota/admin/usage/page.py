@@ -29,12 +29,13 @@ from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
 from ..formatting import moment, number_text, shown
 from ..names import usernames
-from ..permissions import PolicyRights
+from ..pages import page_url
+from ..permissions import PolicyPermissions
 from . import counts as figures
 from . import workers
 from .counts import SPANS, Chosen, cells
 from .export import EXPORTS, csv_response
-from .labels import SHOWN, Names, caller_cell, page_url
+from .labels import SHOWN, Names, caller_cell
 
 Found = TypeVar("Found")
 
@@ -56,7 +57,7 @@ _MEDIA = forms.Media(
 )
 
 
-class LiveUsage(PolicyRights):
+class LiveUsage(PolicyPermissions):
     """Shows operators what is going on."""
 
     def get_urls(self) -> list[Any]:
