@@ -214,7 +214,7 @@ class TestClock:
             pass
 
     def test_a_naive_time_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="says no time zone"):
+        with pytest.raises(ValueError, match="has no time zone"):
             Clock(datetime(2026, 1, 1))
 
 
@@ -332,7 +332,7 @@ class TestAssertions:
         stood = "all/min: 8 of 9 remain; search/min: 1 of 2 remain"
         self.fails(f"expected 429, got 200: {stood}", assert_limited, first)
         self.fails(f"expected 0 to remain, not 1: {stood}", assert_allowed, first, remaining=0)
-        self.fails(f"no policy 'search' says what remains: {stood}", remaining, first, "search")
+        self.fails(f"no policy 'search' has a number of remaining units: {stood}", remaining, first, "search")
         refused = "all/min: 7 of 9 remain; search/min: 0 of 2 remain, and refused; Retry-After 30"
         self.fails(f"expected the request to be admitted, got 429: {refused}", assert_allowed, third)
         self.fails(f"expected Retry-After 7, got 30: {refused}", assert_limited, third, retry_after=7)
@@ -344,21 +344,20 @@ class TestAssertions:
         assert remaining(response) == 0
         with pytest.raises(AssertionError, match="expected the request to be admitted, got 429"):
             assert_allowed(response)
-        with pytest.raises(AssertionError, match="no policy 'search/min' says what remains"):
+        with pytest.raises(AssertionError, match="no policy 'search/min' has a number of remaining units"):
             remaining(response, "search/min")
 
     def test_messages_where_no_limit_did_it(self) -> None:
         with override_policies({"serach": "2/min"}):
-            typo = Client().get("/decorated/")
-            self.fails(
-                "expected 429, got 200: no policy applies to it; in force are serach (2/min)", assert_limited, typo
-            )
+            other = Client().get("/decorated/")
+            text = "expected 429, got 200: no policy applies to the request; in force: serach (2/min)"
+            self.fails(text, assert_limited, other)
             plain = Client().get("/plain/")
-            with pytest.raises(AssertionError, match="no limit was checked on its way: is the view decorated"):
+            with pytest.raises(AssertionError, match="no limit was checked for this request: is the view decorated"):
                 assert_limited(plain)
         with override_policies({"search": "blocked"}):
             self.fails(
-                "expected 429, got 200 (the view went on all the same, as block=False says): search/blocked refuses",
+                "expected 429, got 200 (refused, but block=False lets the view run): search/blocked refuses",
                 assert_limited,
                 Client().get("/deciding/"),
             )
@@ -531,7 +530,7 @@ def test_without_a_redis_a_failure_says_so(tmp_path: Path) -> None:
     )
     status, output = run(tmp_path, PYTEST, {"test_served.py": code}, redis_url=repr("redis://127.0.0.1:1/0"))
     assert status == 1
-    assert "Redis gave no decision (connection), so the policies' on_error decided; is it running?" in output
+    assert "Redis gave no decision (connection), so the policies' on_error decided; is Redis running?" in output
 
 
 def test_settings_may_ask_for_the_server(tmp_path: Path) -> None:
