@@ -20,7 +20,7 @@ from django_ratequota.monitoring import health
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store.server import server_version
 from django_ratequota.utils.histogram import BOUNDS
-from tests.front.test_checks import introducing
+from tests.support.fake_redis import fake_redis
 from tests.support.operators import a_customer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -243,7 +243,7 @@ def test_status_shows_a_process_that_decides(alice: User) -> None:
 
 def test_status_of_a_store_that_keeps_things_to_itself(settings: Any) -> None:
     body = b"# Server\r\nredis_version:7.2.4\r\n"
-    with introducing(b"$%d\r\n%s\r\n" % (len(body), body)) as url:
+    with fake_redis(b"$%d\r\n%s\r\n" % (len(body), body)) as url:
         settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
         out = io.StringIO()
         with pytest.raises(CommandError, match=r"Redis gives no answer \(response\)"):
