@@ -175,8 +175,8 @@ class Plot:
         sums = [sum(one.values[at] for one in self.series) for at in range(len(self.labels))]
         highest = max(range(len(sums)), key=sums.__getitem__)
         return gettext(
-            "Stacked bars from %(first)s to %(last)s; the highest, %(most)s, at %(when)s. "
-            "The table below has the numbers."
+            "Stacked bars from %(first)s to %(last)s. The highest is %(most)s at %(when)s. "
+            "The table below lists all values."
         ) % {
             "first": self.labels[0],
             "last": self.labels[-1],
@@ -244,7 +244,7 @@ def plot(
         unit=str(unit),
         line=line or (),
         line_name=str(line_name) if line else "",
-        empty=str(empty) or gettext("There is nothing to show."),
+        empty=str(empty) or gettext("No data."),
     )
 
 

@@ -119,7 +119,7 @@ class Names:
             text = self._found.get(field.related_model, {}).get(str(value))
             text = text or deleted(value)
         else:
-            text = in_words(field, value) or gettext("nothing")
+            text = in_words(field, value) or gettext("empty")
         return Truncator(visible(text)).chars(_CHARACTERS)
 
 

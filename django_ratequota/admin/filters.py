@@ -87,7 +87,12 @@ class ActiveFilter(admin.SimpleListFilter):
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
         """The choices."""
-        choices = {"active": _("active now"), "future": _("not started"), "ended": _("ended"), "dated": _("ends")}
+        choices = {
+            "active": _("active now"),
+            "future": _("not started"),
+            "ended": _("ended"),
+            "dated": _("has an end"),
+        }
         return list(choices.items())
 
     def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:

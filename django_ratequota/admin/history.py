@@ -14,7 +14,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange, RecordedModel
-from .base import Lookups, RecordedAdmin, user_search_fields
+from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .diff import Names, as_table, differences
 from .filters import RelatedFilter
 from .formatting import shown
@@ -53,12 +53,12 @@ class KindFilter(admin.SimpleListFilter):
 class TouchedFilter(admin.SimpleListFilter):
     """Whether a change touches one user only, or this one: the page of a change links here with a user's id."""
 
-    title = _("user touched")
+    title = _("affected user")
     parameter_name = "touched_user"
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
         """The choices: all users would be too many."""
-        choices: list[tuple[str, Any]] = [("one", _("one user only")), ("other", _("several, or none"))]
+        choices: list[tuple[str, Any]] = [("one", _("one user only")), ("other", _("several or none"))]
         chosen = self._user()
         return [*choices, (chosen, shown(object_name(get_user_model(), chosen)))] if chosen else choices
 
@@ -76,7 +76,7 @@ class TouchedFilter(admin.SimpleListFilter):
 
 
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(Lookups, RecordedAdmin):
+class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
     """Who changed what, and when; nobody edits history."""
 
     pages = (RestorePage,)
@@ -130,7 +130,7 @@ class PolicyChangeAdmin(Lookups, RecordedAdmin):
         """Why, where it was given."""
         return shown(change.reason) or str(self.get_empty_value_display())
 
-    @admin.display(description=_("user touched"))
+    @admin.display(description=_("affected user"))
     def user_touched(self, change: PolicyChange) -> str:
         """The only user whom the change concerns, by name; all changes of theirs are a click away."""
         if not change.touched_user:
@@ -158,4 +158,4 @@ def _kinds() -> dict[str, Any]:
         for model in apps.get_app_config("django_ratequota").get_models()
         if issubclass(model, RecordedModel)
     }
-    return {**kinds, "counter": _("what was counted"), "*": _("everything")}
+    return {**kinds, "counter": _("counter"), "*": _("everything")}

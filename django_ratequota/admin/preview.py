@@ -120,7 +120,11 @@ def _preview(policy: RatePolicy) -> dict[str, Any]:
     except InvalidRate as error:
         return {"errors": [rate_problem(error)]}
     if isinstance(rates, str):
-        text = _("Every request is refused.") if rates == BLOCKED else _("Every request passes: nothing is counted.")
+        text = (
+            _("Every request is refused.")
+            if rates == BLOCKED
+            else _("Every request is admitted, and nothing is counted.")
+        )
         return {"sentence": text}
     try:
         scales = [_scale(rates, rate) for rate in rates[:_MAX_SCALES]]

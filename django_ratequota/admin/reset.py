@@ -41,9 +41,9 @@ class CountersPage(AdminPage):
 
     media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
     form_class: ClassVar[type[forms.Form]] = ReasonForm
-    title: ClassVar[Any] = _("Reset what was counted")
+    title: ClassVar[Any] = _("Reset counters")
     lead: ClassVar[Any] = _(
-        "These counters are reset to zero. The limits stay as they are, and what others have counted stays too."
+        "These counters are reset to zero. The limits and the counters of other callers stay unchanged."
     )
     yes: ClassVar[Any] = _("Yes, reset them")
     #: Heads of the two columns before the numbers.
@@ -113,7 +113,10 @@ class ResetPage(CountersPage):
         """
         owners, without = counters.own_counters(policies)
         if len(owners) > _MAX_COUNTERS:
-            text = _("These are %(count)d counters; select fewer, so that they are at most %(most)d.")
+            text = _(
+                "The selected overrides have %(count)d counters, and at most %(most)d can be "
+                "reset at once. Select fewer."
+            )
             words = {"count": len(owners), "most": _MAX_COUNTERS}
             self.admin.message_user(request, text % words, messages.ERROR)
             return None
@@ -141,14 +144,14 @@ class ResetPage(CountersPage):
                     self.admin.log_change(request, policy, _log_message(before))
                 done += len(before)
         except StoreError as error:
-            failed = _("Redis gave no answer (%(reason)s): %(done)d of %(all)d counters were reset. Try again later.")
+            failed = _("Redis did not answer (%(reason)s). %(done)d of %(all)d counters were reset. Try again later.")
             words = {"reason": error.reason, "done": done, "all": len(owners)}
             self.admin.message_user(request, failed % words, messages.ERROR)
         else:
             self.admin.message_user(request, reset_message(done), messages.SUCCESS)
 
 
-@admin.action(permissions=["reset"], description=_("Reset what was counted for the selected overrides"))
+@admin.action(permissions=["reset"], description=_("Reset the counters of the selected overrides"))
 def reset_usage(model_admin: Any, request: Any, queryset: Any) -> Any:
     """Ask, then reset; the list is shown again afterwards."""
     policies = queryset.select_related("user", "plan", "endpoint")
@@ -165,4 +168,4 @@ def reset_message(count: int) -> str:
 def _log_message(before: tuple[BucketStatus, ...]) -> str:
     """Return the entry for the policy's own history."""
     texts = ", ".join(f"{shown(s.bucket.title)} ({s.used} / {s.limit})" for s in before)
-    return gettext("Reset what was counted: %(counters)s.") % {"counters": texts}
+    return gettext("Reset counters: %(counters)s.") % {"counters": texts}

@@ -34,7 +34,7 @@ _SHOWN_ALONG = 50
 class RestoreForm(ReasonForm):
     """The reason, whether to restore what was deleted along, and a hash of the state that the operator compared."""
 
-    along = forms.BooleanField(required=False, label=_("Restore these along"), label_suffix="")
+    along = forms.BooleanField(required=False, label=_("Restore these as well"), label_suffix="")
     seen = forms.CharField(widget=forms.HiddenInput)
 
 
@@ -46,7 +46,7 @@ class RestorePage(AdminPage):
 
     def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
         """Return the links to the versions that the operator may restore."""
-        texts = {"after": _("Restore this version"), "before": _("Restore the version before")}
+        texts = {"after": _("Restore this version"), "before": _("Restore the previous version")}
         return {
             "restore_links": [
                 (self.url(obj, version), texts[version])
@@ -74,7 +74,7 @@ class RestorePage(AdminPage):
                 raise PermissionDenied
             if form is not None and form.is_valid():
                 if form.cleaned_data["seen"] != restoration.seen:
-                    errors.append(gettext("It was edited meanwhile. Compare again, then restore."))
+                    errors.append(gettext("The object was edited in the meantime. Compare again, then restore."))
                 elif restoration.differing:
                     try:
                         with transaction.atomic(using=policy_alias(KINDS[change.model])):
@@ -98,7 +98,7 @@ class RestorePage(AdminPage):
             LogEntry.objects.log_actions(request.user.pk, rows, flag, message)
 
         restore(restoration, actor=request.user, reason=data["reason"] or message, along=along, written=log)
-        text = gettext("%(object)s is as it was.") % {"object": shown(target)}
+        text = gettext("%(object)s was restored.") % {"object": shown(target)}
         self.admin.message_user(request, text, messages.SUCCESS)
         link = self.object_url(request, type(target), target.pk, target)
         return HttpResponseRedirect(link or self.admin.page_url("change", quote(restoration.change.pk)))

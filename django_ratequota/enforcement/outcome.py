@@ -13,8 +13,8 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404
 from django.http.multipartparser import MultiPartParserError
 
-from ..engine.charges import Charge, Refund, charges_of, take_all
-from ..engine.types import Decision, Settler
+from ..engine.charges import Charge, Refund, Settler, charges_of, take_all
+from ..engine.types import Decision
 from ..policies.snapshot import Snapshot
 from ..utils.shielding import shielded
 

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ..conf import settings
-from ..engine.calendar_windows import calendar_window
+from ..engine.calendar_windows import window_end_us
 from ..engine.rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
 from ..engine.types import Bucket, BucketStatus
 from ..models import PolicyChange, RatePolicy
@@ -147,12 +147,9 @@ def doubled(rates: tuple[Rate, ...] | str, algorithm: str) -> str:
 
 def window_end(bucket: Bucket, now_us: int) -> Any:
     """When the bucket's window ends, as Django keeps times; None for algorithms that have no windows."""
-    rate = bucket.rate
-    if rate.calendar:
-        return instant(calendar_window(rate.calendar, now_us, settings.time_zone)[1])
-    if rate.algorithm != "fixed_window":
+    if bucket.rate.algorithm != "fixed_window":
         return None
-    return instant(now_us - now_us % rate.period_us + rate.period_us)
+    return instant(window_end_us(bucket.rate, now_us, settings.time_zone))
 
 
 def instant(at_us: int) -> Any:

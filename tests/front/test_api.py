@@ -14,7 +14,7 @@ from django.test import Client
 from django.urls import reverse
 from rest_framework.test import APIRequestFactory
 
-from django_ratequota.admin.permissions import PolicyRights
+from django_ratequota.admin.permissions import PolicyPermissions
 from django_ratequota.api import LOOKING, QuotaLimitSerializer, QuotaUsageSerializer, UsageView
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.operations import caller_limits as standing
@@ -263,7 +263,7 @@ def test_the_right_to_ask_is_that_of_the_admin(operator: User) -> None:
     """Who may look at policies is decided in admin.rights; the endpoint must not grow apart from it."""
     own = RatePolicy._meta.default_permissions
     codenames = [f"{verb}_ratepolicy" for verb in own] + [name for name, _ in RatePolicy._meta.permissions]
-    rights = PolicyRights(RatePolicy, admin.site)
+    rights = PolicyPermissions(RatePolicy, admin.site)
     for count in (0, 1, 2):
         for held in combinations(codenames, count):
             request = request_from(may(operator, *held))

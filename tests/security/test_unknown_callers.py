@@ -85,7 +85,7 @@ def test_a_number_for_a_name_is_no_way_around_the_limit_per_name(settings: Any, 
     assert record.message == f"{__name__}.posted_name failed: AttributeError: 'int' object has no attribute 'strip'"
     assert record.exc_info is not None
     [shown] = errors([health()])
-    assert shown == f"In the last minute at 1 worker: {record.message}", "on_error had no part in it"
+    assert shown == f"In the last minute, on 1 worker: {record.message}", "on_error had no part in it"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class CallerCountersPage(CountersPage):
             if bucket.title in titles and not counters.why_shared(bucket.counted_per, bucket.subject)
         ]
         if not buckets:
-            text = gettext("Choose one of the caller's own counters, or more.")
+            text = gettext("Select at least one of the caller's own counters.")
             self.admin.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(back)
         names = described_callers([bucket.subject for bucket in buckets])
@@ -68,7 +68,10 @@ class CallerCountersPage(CountersPage):
         except ValidationError as error:
             form.add_error("units", error)
         except StoreError as error:
-            text = gettext("Redis gave no answer (%(reason)s): look at what was done, and try again later.")
+            text = gettext(
+                "Redis did not answer (%(reason)s). Some counters may have been changed already. "
+                "Check them, then try again."
+            )
             self.admin.message_user(request, text % {"reason": error.reason}, messages.ERROR)
         else:
             self._log(request, before, text)
@@ -94,8 +97,8 @@ class GrantPage(CallerCountersPage):
     form_class = GrantForm
     title = _("Give units back")
     lead = _(
-        "The caller gets as many units back as you write below, in each of these counters. The limits stay "
-        "as they are, and what others have counted stays too."
+        "The units entered below are given back to each of these counters. The limits and "
+        "the counters of other callers stay unchanged."
     )
     yes = _("Yes, give them back")
 

@@ -54,7 +54,7 @@ class BoostPage(AdminPage):
         facts = winners.get(request.GET.get("policy", ""))
         row = None if facts is None else RatePolicy.objects.select_related("endpoint").filter(pk=facts.id).first()
         if facts is None or row is None:
-            text = gettext("That policy is not in force for this request (any more): choose again.")
+            text = gettext("That policy does not apply to this request, or no longer does. Choose again.")
             self.admin.message_user(request, text, messages.ERROR)
             return None
         why_not = boosts.why_no_boost(explanation, facts)
@@ -126,7 +126,7 @@ def boost_form(base: Any, windows: dict[str, Any], formfield: Any) -> Any:
             if until in ends:
                 values["ends_at"] = ends[until].replace(microsecond=0)
             elif until == "date" and not values.get("ends_at") and "ends_at" not in self.errors:
-                self.add_error("ends_at", _("Say until when, or choose one of the times above."))
+                self.add_error("ends_at", _("Enter an end date, or choose one of the times above."))
             return values
 
     fields = ["rates", "ends_at", "reason"]
@@ -146,12 +146,12 @@ def _outlook(explanation: Explanation, boost: RatePolicy) -> dict[str, Any]:
     warnings = []
     if outlook.now is not None and (outlook.now.user or outlook.now.subject):
         words = {"id": outlook.now.id, "rates": shown(outlook.now.text)}
-        text = gettext("It takes the place of the override %(rates)s (policy %(id)s) while it lasts.")
+        text = gettext("Until it ends, it replaces the override %(rates)s (policy %(id)s).")
         warnings.append(text % words)
     if outlook.overtaken is not None:
         policy, at_us = outlook.overtaken
         words = {"id": policy.id, "rates": shown(policy.text), "at": clock(at_us / 10**6)}
-        warnings.append(gettext("Policy %(id)s, %(rates)s, takes over at %(at)s.") % words)
+        warnings.append(gettext("Policy %(id)s (%(rates)s) replaces it at %(at)s.") % words)
     return {
         "sure": True,
         "warnings": warnings,

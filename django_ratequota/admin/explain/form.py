@@ -27,30 +27,30 @@ class ExplainForm(forms.Form):
     """
 
     ip = forms.CharField(
-        label=_("IP address"), required=False, widget=AdminTextInputWidget, help_text=_("Such as 203.0.113.7.")
+        label=_("IP address"), required=False, widget=AdminTextInputWidget, help_text=_("For example 203.0.113.7.")
     )
     kind = forms.ChoiceField(
-        label=_("Identifier"), required=False, help_text=_("A name from RATEQUOTA['IDENTIFIERS'] …")
+        label=_("Identifier"), required=False, help_text=_("A name from RATEQUOTA['IDENTIFIERS'].")
     )
     # Blanks belong to the value: it is compared as it is.
     value = forms.CharField(
-        label=_("Its value"),
+        label=_("Identifier value"),
         required=False,
         strip=False,
         widget=AdminTextInputWidget,
-        help_text=_("… and what it is for this caller, such as acme."),
+        help_text=_("The identifier's value for this caller, for example acme."),
     )
     plan = forms.ChoiceField(
         label=_("Plan"),
         required=False,
-        help_text=_("PLAN_RESOLVER says the plan, and it needs a request: say its answer here."),
+        help_text=_("PLAN_RESOLVER cannot run without a request. Choose the plan that it would return."),
     )
-    endpoint = forms.ChoiceField(label=_("Endpoint"), required=False, help_text=_("What the code names …"))
+    endpoint = forms.ChoiceField(label=_("Endpoint"), required=False, help_text=_("The scope that the code names."))
     path = forms.CharField(
         label=_("Path"),
         required=False,
         widget=AdminTextInputWidget,
-        help_text=_("… or what is requested: /api/reports/7/, or a route as endpoints list it."),
+        help_text=_("The requested path, such as /api/reports/7/, or a route as listed for endpoints."),
     )
     method = forms.ChoiceField(
         label=_("Method"), required=False, choices=[(name, name) for name in (*METHODS, "HEAD")]
@@ -61,14 +61,14 @@ class ExplainForm(forms.Form):
         min_value=0,
         max_value=MAX_UNITS,
         widget=AdminIntegerFieldWidget,
-        help_text=_("Units; empty = what the endpoint says."),
+        help_text=_("Units; empty = the endpoint's cost."),
     )
 
     def __init__(self, data: Any, *, user: forms.ModelChoiceField[Any]) -> None:
         """Take ``user``, the field that finds users: which depends on the operator's permissions."""
         super().__init__(data)
         user.required, user.label, user.help_text = False, _("User"), _("Empty = an anonymous caller.")
-        user.error_messages["invalid_choice"] = _("There is no such user; choose one, or write the id of one.")
+        user.error_messages["invalid_choice"] = _("There is no such user. Choose one, or enter a user's id.")
         self.fields = {"user": user, **self.fields}
         names = Endpoint.objects.values_list("name", flat=True)
         self._choose("endpoint", names, _("none named"))
@@ -92,11 +92,11 @@ class ExplainForm(forms.Form):
         data = self.cleaned_data
         kind, value = data.get("kind"), data.get("value")
         if bool(kind) != bool(value) and not {"kind", "value"} & self.errors.keys():
-            self.add_error("value" if kind else "kind", _("An identifier is a name and a value: give both."))
+            self.add_error("value" if kind else "kind", _("Enter both the identifier and its value."))
         if not self.errors and not (data["user"] or data["ip"] or value):
-            raise ValidationError(_("Say who asks: a user, an IP address or another identifier."))
+            raise ValidationError(_("Enter a caller: a user, an IP address or another identifier."))
         if "plan" in self.fields and not data.get("plan") and "plan" not in self.errors:
-            self.add_error("plan", _("Say what PLAN_RESOLVER would answer for this caller."))
+            self.add_error("plan", _("Choose the plan that PLAN_RESOLVER would return for this caller."))
         user, slug = data.get("user"), data.get("plan")
         self.query = ExplainQuery(
             user_id=None if user is None else str(user.pk),

@@ -92,10 +92,7 @@ class ExplainPage(AdminPage):
             "unseen": len(listed) - len(rows),
             "left_out": max(0, left_out),
             "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
-            or [
-                _("%(name)s (a limit that is built in)") % {"name": shown(bucket.scope)}
-                for bucket in explanation.built_in
-            ],
+            or [_("%(name)s (built-in limit)") % {"name": shown(bucket.scope)} for bucket in explanation.built_in],
             "grant_url": self.admin.page_url("grant"),
             "reset_url": self.admin.page_url("reset_counters"),
         }

@@ -37,7 +37,7 @@ def offer_refusal(model_admin: Any, request: Any) -> None:
         return
     refusal, _reason = find_refusal(request.GET.get("q", "").strip())
     if refusal is not None:
-        text = _('{id} is the id of a refusal: <a href="{link}">see what was decided, and why</a>.')
+        text = _('{id} is the id of a refusal. <a href="{link}">See why the request was refused.</a>')
         link = model_admin.page_url("explain", query={"id": refusal.id})
         model_admin.message_user(request, format_html(str(text), id=refusal.id, link=link), messages.INFO)
 

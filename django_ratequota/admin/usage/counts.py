@@ -26,9 +26,9 @@ from ..formatting import number_text, percent
 
 SPANS: dict[Span, Any] = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 _STEPS: dict[Span, Any] = {
-    "hour": _("Requests by the minute"),
-    "day": _("Requests by the quarter of an hour"),
-    "week": _("Requests by the hour"),
+    "hour": _("Requests per minute"),
+    "day": _("Requests per 15 minutes"),
+    "week": _("Requests per hour"),
 }
 OUTCOMES: tuple[Literal["admitted", "refused", "would_refuse"], ...] = ("admitted", "refused", "would_refuse")
 _NOTHING = Counts()
@@ -121,7 +121,7 @@ def drawn(timeline: Timeline, chosen: Chosen) -> Plot:
             Series(gettext("admitted, would be refused"), "would", [one.would_refuse for one in counts]),
             Series(gettext("refused"), "refused", [one.refused for one in counts]),
         ],
-        empty=gettext("No request was counted in this time."),
+        empty=gettext("No requests were counted in this time."),
     )
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from django.urls import NoReverseMatch, reverse
 from django.utils.functional import cached_property
-from django.utils.http import urlencode
 from django.utils.translation import gettext
 
 from ...models import Endpoint
@@ -15,7 +13,8 @@ from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Timeline
 from ..formatting import shown
 from ..names import caller_text, deleted
-from ..permissions import PolicyRights
+from ..pages import page_url
+from ..permissions import PolicyPermissions
 from .counts import SPANS, Chosen, sums
 
 #: Policies of a table that are named; what is more is counted.
@@ -25,7 +24,7 @@ SHOWN = 50
 class Names:
     """Endpoints and policies by id, as far as the operator may see them, read in a fixed number of queries."""
 
-    def __init__(self, model_admin: PolicyRights, request: Any) -> None:
+    def __init__(self, model_admin: PolicyPermissions, request: Any) -> None:
         site = model_admin.admin_site
         self._site = site.name
         self._visible = model_admin.get_queryset(request).select_related("user", "plan", "endpoint")
@@ -112,12 +111,3 @@ def explain_url(site: str, caller: str, endpoint: str = "") -> str:
     if endpoint:
         asked["endpoint"] = endpoint
     return page_url(site, "ratepolicy_explain", query=asked)
-
-
-def page_url(site: str, name: str, *args: Any, query: Mapping[str, str] | None = None) -> str:
-    """The address of a page of this app's admin; "" where the site has none."""
-    try:
-        url = reverse(f"{site}:django_ratequota_{name}", args=args)
-    except NoReverseMatch:
-        return ""
-    return f"{url}?{urlencode(query)}" if query else url
