@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
 from .enforcement.check import acheck_request, check_request
-from .enforcement.outcome import asettle, settle
+from .enforcement.settlement import asettle, settle
 from .engine.types import check_cost
 from .headers import add_headers
 from .policies.requests.routes import SCOPE_ATTRIBUTE, WRAPPER_ATTRIBUTE

@@ -12,8 +12,8 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 
 from .conf import settings
 from .enforcement.check import acheck_request, check_request
-from .enforcement.outcome import RESERVED, asettle, settle
-from .enforcement.settlement import HELD
+from .enforcement.earlier_checks import HELD
+from .enforcement.settlement import RESERVED, asettle, settle
 from .enforcement.unchecked import ahold, arelease, hold, release
 from .headers import add_headers
 from .policies.requests.routes import chooses_throttles, enforces_itself, is_decorated, late_check, throttles_itself

@@ -10,7 +10,7 @@ from django.http import UnreadablePostError
 from ..engine.types import check_cost
 from ..exceptions import InvalidCost
 from ..utils.problems import note_problem
-from .outcome import status_of
+from .settlement import status_of
 
 
 def compute_cost(compute: Callable[[], object], of: str) -> tuple[int | None, Exception | None]:
