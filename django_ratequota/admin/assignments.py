@@ -8,8 +8,8 @@ from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PlanAssignment
-from .base import ActiveFilter, Lookups, RecordedAdmin, is_active, user_search_fields
-from .filters import RelatedFilter
+from .base import Lookups, RecordedAdmin, user_search_fields
+from .filters import ActiveFilter, RelatedFilter, is_active
 
 
 @admin.register(PlanAssignment)

@@ -10,32 +10,24 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR
-from django.contrib.admin.widgets import AdminTextInputWidget, AutocompleteSelect, ForeignKeyRawIdWidget
+from django.contrib.admin.widgets import AdminTextInputWidget, ForeignKeyRawIdWidget
 from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
-from django.db import IntegrityError, models
-from django.db.models import Q, QuerySet
+from django.db import IntegrityError
 from django.http import HttpResponseRedirect
 from django.urls import reverse
-from django.utils import timezone
-from django.utils.formats import date_format
 from django.utils.http import urlencode
-from django.utils.text import Truncator
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
 from ..models import PolicyChange
-from ..policies.requests.identity import failed_kind
 from ..recording.publication import when_unpublished
 from ..recording.recorder import acting
-from ..recording.validators import visible
 from .deletion import deleted_objects
+from .pages import AdminPage
+from .widgets import SafeAutocomplete, UserField
 
 logger = logging.getLogger("django_ratequota")
 
-#: Characters of a free text that a cell shows; the whole is a click away.
-_SHOWN_CHARACTERS = 200
 #: The field of a form that says why it is saved. Models have a field ``reason``, which says why the object exists.
 WHY = "change_reason"
 
@@ -49,7 +41,7 @@ class ReasonField(forms.CharField):
             required=False,
             max_length=PolicyChange._meta.get_field("reason").max_length,
             widget=AdminTextInputWidget,
-            help_text=_("Kept in the history: a ticket, or who asked for it."),
+            help_text=_("Recorded in the history, such as a ticket number or who asked for the change."),
         )
 
     def has_changed(self, initial: Any, data: Any) -> bool:
@@ -64,7 +56,14 @@ class WhyForm(forms.Form):
 
 
 class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A model admin whose changes are recorded as the logged-in operator's, each with the reason given for it."""
+    """A model admin with pages of its own. Changes are recorded as the operator's, with the reason they wrote."""
+
+    #: The pages beside Django's own; each adds its URL, and what it shows on the change form.
+    pages: tuple[type[AdminPage], ...] = ()
+
+    def get_urls(self) -> list[Any]:
+        """Put the addresses of ``pages`` before Django's, whose last one matches every address."""
+        return [*(page(self).url_pattern() for page in self.pages), *super().get_urls()]
 
     def get_fields(self, request: Any, obj: Any = None) -> Any:
         """The fields of the object; the reason has its own place, below them."""
@@ -86,9 +85,11 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def render_change_form(
         self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
     ) -> Any:
-        """With the reason's field below all others."""
+        """With the reason's field below all others, and what ``pages`` show here."""
         form = context["adminform"].form
         context["why"] = [form[WHY]] if WHY in form.fields else []
+        for page in self.pages:
+            context |= page(self).change_form_context(request, obj)
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     def get_changelist_instance(self, request: Any) -> Any:
@@ -100,16 +101,16 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def changeform_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The add and change pages."""
-        return self._recorded(super().changeform_view, request, *args, **kwargs)
+        return self.recorded(super().changeform_view, request, *args, **kwargs)
 
     def delete_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The delete page."""
-        return self._recorded(super().delete_view, request, *args, **kwargs)
+        return self.recorded(super().delete_view, request, *args, **kwargs)
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """The list, with its actions and edits in place."""
         context = {"why": WhyForm(request.POST or None), **(extra_context or {})}
-        return self._recorded(super().changelist_view, request, context)
+        return self.recorded(super().changelist_view, request, context)
 
     def get_deleted_objects(self, objs: Any, request: Any) -> Any:
         """What the delete pages show; of the rows that go along, the first."""
@@ -120,11 +121,13 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         url = reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_{page}", args=args)
         return f"{url}?{urlencode(query)}" if query else url
 
-    def _recorded(self, view: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+    def recorded(self, view: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the view; its changes are recorded as the operator's, with the reason they wrote."""
+
         def warn() -> None:
             text = _(
-                "The change is saved, but Redis could not be reached: workers learn of it within %(seconds)s seconds "
-                "(POLL_SECONDS)."
+                "The change is saved, but Redis did not answer. Every worker applies it within "
+                "%(seconds)s seconds (POLL_SECONDS)."
             )
             params = {"seconds": f"{settings.poll_seconds:g}"}
             self.message_user(request, text % params, messages.WARNING, fail_silently=True)
@@ -137,45 +140,11 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             # Valid when it was looked at, refused when it was written.
             logger.warning("an edit in the admin was refused by the database", exc_info=True)
             text = _(
-                "Nothing was saved: somebody else changed the same at that moment. Look at what is there now, then "
-                "edit again."
+                "Nothing was saved, because somebody else saved a conflicting change at that "
+                "moment. Check the current values, then edit again."
             )
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(request.get_full_path())
-
-
-class PatientSelect(AutocompleteSelect):
-    """An autocomplete that shows nothing for what can be no key, where the plain one fails the page."""
-
-    @property
-    def media(self) -> forms.Media:
-        """With what gives the drawn field a name for screen readers."""
-        # Named together for their order: ours comes after what it mends.
-        return super().media + forms.Media(js=["admin/js/autocomplete.js", "django_ratequota/autocomplete.js"])
-
-    def optgroups(self, name: str, value: Any, attrs: Any = None) -> Any:
-        """The options of the values that may be keys."""
-        return super().optgroups(name, [one for one in value if self._may_be_key(one)], attrs)
-
-    def _may_be_key(self, value: Any) -> bool:
-        key = self.field.target_field
-        try:
-            key.run_validators(key.to_python(value))
-        except ValidationError:
-            return False
-        return True
-
-
-class UserField(forms.ModelChoiceField):  # type: ignore[type-arg]
-    """Tells of what can be no id, such as 7 where ids are UUIDs, as of an id that nobody has."""
-
-    def to_python(self, value: Any) -> Any:
-        """The user of this id."""
-        try:
-            return super().to_python(value)
-        except ValidationError as error:
-            message = self.error_messages["invalid_choice"]
-            raise ValidationError(message, code="invalid_choice", params={"value": value}) from error
 
 
 class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
@@ -188,7 +157,7 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
     @property
     def media(self) -> forms.Media:
         """With what the autocompletes among the filters of a list need."""
-        return super().media + PatientSelect(None, self.admin_site).media
+        return super().media + SafeAutocomplete(None, self.admin_site).media
 
     def get_autocomplete_fields(self, request: Any) -> list[str]:
         """The relations whose other side has an admin that can search, and that the operator may look at."""
@@ -205,10 +174,10 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
         if db_field.name == "user" and "user" not in self.get_autocomplete_fields(request):
             kwargs["widget"] = ForeignKeyRawIdWidget(db_field.remote_field, self.admin_site)
             kwargs["error_messages"] = {
-                "invalid_choice": _("No user has the id %(value)s; write the id of an existing user.")
+                "invalid_choice": _("There is no user with the id %(value)s. Enter the id of an existing user.")
             }
         elif db_field.name in self.get_autocomplete_fields(request):
-            kwargs["widget"] = PatientSelect(db_field, self.admin_site, using=kwargs.get("using"))
+            kwargs["widget"] = SafeAutocomplete(db_field, self.admin_site, using=kwargs.get("using"))
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
     def may_search(self, model: Any, request: Any) -> bool:
@@ -224,74 +193,3 @@ def user_search_fields(relation: str = "user") -> list[str]:
     model: Any = get_user_model()
     wanted = [model.USERNAME_FIELD, getattr(model, "EMAIL_FIELD", "email")]
     return [f"{relation}__{f.name}" for f in model._meta.concrete_fields if f.name in wanted and not f.is_relation]
-
-
-class ActiveFilter(admin.SimpleListFilter):
-    """Whether a dated row counts now, will count, or has ended."""
-
-    title = _("time")
-    parameter_name = "time"
-
-    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """The choices."""
-        choices = {"active": _("active now"), "future": _("not started"), "ended": _("ended"), "dated": _("ends")}
-        return list(choices.items())
-
-    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """The rows of the choice."""
-        now = timezone.now()
-        started = Q(starts_at__isnull=True) | Q(starts_at__lte=now)
-        open_ended = Q(ends_at__isnull=True) | Q(ends_at__gt=now)
-        condition = {
-            "active": started & open_ended,
-            "future": Q(starts_at__gt=now),
-            "ended": Q(ends_at__lte=now),
-            "dated": Q(ends_at__isnull=False),
-        }.get(self.value() or "")
-        return queryset if condition is None else queryset.filter(condition)
-
-
-def shown(text: Any) -> str:
-    """Text of unknown origin for a cell or a sentence: not endless, and unable to turn its neighbours around."""
-    return Truncator(visible(text)).chars(_SHOWN_CHARACTERS)
-
-
-def shown_subject(subject: str) -> str:
-    """``shown``, with words for the subject of callers whose identifier failed."""
-    kind = failed_kind(subject)
-    return gettext("%(kind)s unknown (its function failed)") % {"kind": shown(kind)} if kind else shown(subject)
-
-
-@admin.display(description=_("description"), ordering="description")
-def about(row: Any) -> str:
-    """The beginning of the row's description."""
-    return shown(row.description)
-
-
-def when(row: Any) -> str:
-    """The row's dates in a few words; "always" without any."""
-    dates = {"start": moment(row.starts_at), "end": moment(row.ends_at)}
-    if row.starts_at and row.ends_at:
-        return gettext("%(start)s to %(end)s") % dates
-    if row.starts_at:
-        return gettext("from %(start)s") % dates
-    return gettext("until %(end)s") % dates if row.ends_at else gettext("always")
-
-
-def moment(at: Any) -> str:
-    """A time as the operator's language writes it; "" for None."""
-    # Without time zones (USE_TZ = False) it is local time already.
-    local = timezone.localtime(at) if at and timezone.is_aware(at) else at
-    return date_format(local, "SHORT_DATETIME_FORMAT") if at else ""
-
-
-def is_active(row: Any) -> bool:
-    """Whether the row's dates include this moment."""
-    now = timezone.now()
-    return (row.starts_at is None or row.starts_at <= now) and (row.ends_at is None or row.ends_at > now)
-
-
-def named(model: type[models.Model], pk: Any) -> str:
-    """The object's name as of today, and its id; the id alone once it is deleted."""
-    found = model._base_manager.filter(pk=pk).first()
-    return gettext("%(object)s (id %(pk)s)") % {"object": gettext("deleted") if found is None else found, "pk": pk}

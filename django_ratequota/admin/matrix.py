@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from django.core.exceptions import PermissionDenied
+from django import forms
 from django.core.paginator import Paginator
 from django.db.models import Count, Q
-from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 from django.utils.translation import gettext
@@ -24,7 +23,8 @@ from ..policies.facts import UNREADABLE, PolicyFacts
 from ..policies.precedence import strongest
 from ..policies.snapshot import Group
 from ..policies.unreadable import readable_facts
-from .base import RecordedAdmin, moment, shown, when
+from .formatting import dates, moment, shown
+from .pages import AdminPage
 from .permissions import OVERRIDES, may
 
 #: Endpoints on one page; 50 plans make 5,000 cells of them.
@@ -62,34 +62,30 @@ class Cell:
     add: str
 
 
-class MatrixPage(RecordedAdmin):
-    """Gives the plans' admin a page of all plans at all endpoints."""
+class MatrixPage(AdminPage):
+    """All plans at all endpoints; read-only, each cell links to the policy that sets it."""
 
-    def get_urls(self) -> list[Any]:
-        """With the matrix."""
-        view = self.admin_site.admin_view(self.matrix_view)
-        return [path("matrix/", view, name="django_ratequota_plan_matrix"), *super().get_urls()]
+    path = "matrix/"
+    name = "matrix"
+    media = forms.Media(css={"all": ["django_ratequota/matrix.css"]})
 
-    def matrix_view(self, request: Any) -> Any:
-        """The page; read-only, each cell a link to what changes it."""
-        if not may_see_matrix(request.user):
-            raise PermissionDenied
+    def has_permission(self, request: Any, obj: Any = None) -> bool:
+        """Return whether the operator may look at policies other than overrides."""
+        return any(may(request.user, verb, override=False) for verb in ("view", "change"))
+
+    def view(self, request: Any) -> Any:
+        """Show the plans as columns, and a page of endpoints as rows."""
         query = request.GET.get("q", "").replace("\x00", "").strip()
         endpoints = Endpoint.objects.filter(name__icontains=query) if query else Endpoint.objects.all()
         page = Paginator(endpoints, _PAGE).get_page(request.GET.get("p"))
         rows: list[Endpoint | None] = [None, *page.object_list]
         plans = list(Plan.objects.all())
         columns = [(None, gettext("everyone")), *((plan, shown(plan.name)) for plan in plans)]
-        cells = _Cells(self.admin_site, request.user, rows)
+        cells = _Cells(self.site, request.user, rows)
         overrides = _overrides(rows)
-        request.current_app = self.admin_site.name
         context = {
-            **self.admin_site.each_context(request),
-            "title": _("Rates in force, plan by plan"),
-            "original": gettext("Matrix"),  # the end of the breadcrumbs
-            "opts": self.opts,
-            "media": self.media,
-            "has_view_permission": self.has_view_permission(request),
+            "title": _("Rates in force by plan"),
+            "original": gettext("Matrix"),
             "query": query,
             "page": page,
             "pages": page.paginator.get_elided_page_range(page.number),
@@ -102,14 +98,16 @@ class MatrixPage(RecordedAdmin):
                 {
                     "name": name,
                     "default_for": plan.get_default_for_display() if plan.default_for else "",
-                    "link": cells.url(Plan, "change", plan.pk) if self.has_view_permission(request, plan) else "",
+                    "link": cells.url(Plan, "change", plan.pk)
+                    if self.admin.has_view_permission(request, plan)
+                    else "",
                 }
                 for plan, name in columns
                 if plan
             ],
             "rows": [self._row(request, endpoint, columns, cells, overrides) for endpoint in rows],
         }
-        return TemplateResponse(request, "admin/django_ratequota/plan/matrix.html", context)
+        return self.render(request, "matrix.html", context)
 
     def _row(
         self,
@@ -134,7 +132,7 @@ class MatrixPage(RecordedAdmin):
         }
 
     def _endpoint_link(self, request: Any, endpoint: Endpoint | None, cells: _Cells) -> str:
-        site = self.admin_site
+        site = self.site
         if endpoint is None or not site.is_registered(Endpoint):
             return ""
         allowed = site.get_model_admin(Endpoint).has_view_permission(request)
@@ -229,11 +227,6 @@ class _Cells:
         return f"{self.url(RatePolicy, 'add')}?{urlencode({**query, 'counted_per': counted_per})}"
 
 
-def may_see_matrix(user: Any) -> bool:
-    """Whether the user may look at the policies that are no overrides."""
-    return any(may(user, verb, override=False) for verb in ("view", "change"))
-
-
 def _key(endpoint: Endpoint | None) -> int | None:
     return None if endpoint is None else endpoint.pk
 
@@ -258,7 +251,7 @@ def _overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, tuple[int, i
 
 def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:
     if facts.rates == UNREADABLE:
-        yield gettext("cannot be read: on error decides")
+        yield gettext("cannot be read, “on error” applies")
     elif facts.unread is not None:
         yield gettext("in place of %(text)s, which cannot be read") % {"text": shown(facts.unread)}
     if policy.mode == RatePolicy.Mode.LOG:
@@ -266,4 +259,4 @@ def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:
     if policy.starts_at and not policy.ends_at:
         yield gettext("since %(start)s") % {"start": moment(policy.starts_at)}
     elif policy.ends_at:
-        yield when(policy)
+        yield dates(policy)

@@ -33,9 +33,9 @@ def check_audience(user: Any, verb: str, *, override: bool) -> None:
     """Raises ``ValidationError`` naming the missing permission, unless the user may."""
     if may(user, verb, override=override):
         return
-    text = _("Plans and everyone are not yours to limit: name a user or a subject, or ask for the permission “%s”.")
+    text = _("You may only edit overrides. Choose a user or a subject, or ask for the permission “%s”.")
     if override:
-        text = _("Overrides are not yours to grant: name no user and no subject, or ask for the permission “%s”.")
+        text = _("You may not edit overrides. Leave user and subject empty, or ask for the permission “%s”.")
     raise ValidationError(text % permission_name(verb, override=override), code="permission")
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.utils.functional import LazyObject
 
-from ..engine.limiter import LOOK_SHARE, Limiter
+from ..engine.decision_steps import REVISION_SHARE
+from ..engine.limiter import Limiter
 from ..exceptions import StoreError
 from ..policies.facts import EndpointFacts, UserEntry
 from ..policies.requests.identity import Caller
@@ -64,7 +65,7 @@ def evaluation_context(
 def stored_revision(limiter: Limiter | StoreError) -> Generator[Command, Any, int]:
     """Return the published revision; 0 where the store does not answer."""
     try:
-        return 0 if isinstance(limiter, StoreError) else (yield from limiter.revision_steps(LOOK_SHARE))
+        return 0 if isinstance(limiter, StoreError) else (yield from limiter.revision_steps(REVISION_SHARE))
     except StoreError:
         return 0
 

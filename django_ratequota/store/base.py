@@ -44,7 +44,7 @@ class Store:
         """``timeout`` is in seconds and bounds all commands of a decision; the breaker opens after ``failures``."""
         self.timeout = timeout
         self._server = server
-        self._breaker = Breaker(server.name, failures, spare_at=lambda: server.liveness.spare_at)
+        self._breaker = Breaker(server.name, failures, surplus_at=lambda: server.activity.surplus_at)
 
     @property
     def breakers(self) -> tuple[Breaker, ...]:
@@ -58,12 +58,12 @@ class Store:
 
     def carry_out(self, command: Command, call: Call) -> Any:
         """Send one command of the call; raises ``StoreError``."""
-        with self._breaker.passage(call.always):
+        with self._breaker.guard(call.always):
             return call.step(Send(self._server, command))
 
     async def acarry_out(self, command: Command, call: Call) -> Any:
         """``carry_out``, awaited."""
-        with self._breaker.passage(call.always):
+        with self._breaker.guard(call.always):
             return await call.astep(Send(self._server, command))
 
     def info(self, call: Call | None = None) -> dict[str, dict[str, str]]:
@@ -136,7 +136,7 @@ class Call:
         if isinstance(step, Pause):
             return time.sleep(self._pause(step))
         begun, budget = time.monotonic(), self._part(step)
-        seconds, budget.at_hand = budget.left, None
+        seconds, budget.left_at_send = budget.left, None
         try:
             return step.server.send(step.command, budget, step.asking)
         except StoreError as error:
@@ -151,7 +151,7 @@ class Call:
         if isinstance(step, Pause):
             return await asyncio.sleep(self._pause(step))
         begun, budget = time.monotonic(), self._part(step)
-        seconds, budget.at_hand = budget.left, None
+        seconds, budget.left_at_send = budget.left, None
         try:
             return await step.server.asend(step.command, budget, step.asking)
         except StoreError as error:
@@ -166,11 +166,11 @@ class Call:
 
         The share of a command that had a connection counts from there, and then no login is an answer.
         """
-        in_line = budget.at_hand is None
-        if budget.at_hand is not None:
-            seconds = budget.at_hand
+        in_queue = budget.left_at_send is None
+        if budget.left_at_send is not None:
+            seconds = budget.left_at_send
         fair = seconds >= self._store.timeout * _FAIR_SHARE
-        return fair and not server.liveness.lives_since(begun, logins=in_line)
+        return fair and not server.activity.active_since(begun, logins=in_queue)
 
     def _pause(self, step: Pause) -> float:
         if self._budget.used_up:

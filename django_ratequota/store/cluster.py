@@ -86,7 +86,7 @@ class ClusterStore(SeveralServers):
         redirections, share = 0, command.share if isinstance(command, ScriptCall) else 1.0
         while True:
             try:
-                with node.breaker.passage(always):
+                with node.breaker.guard(always):
                     return (yield Send(node.server, command, share, asking))
             except StoreError as error:
                 if not error.answered:
@@ -134,7 +134,7 @@ class ClusterStore(SeveralServers):
             if node is None:
                 host, port = address
                 server = Server(self._kind, {**self._kwargs, "host": host, "port": port})
-                breaker = Breaker(server.name, self._most, spare_at=lambda: server.liveness.spare_at)
+                breaker = Breaker(server.name, self._most, surplus_at=lambda: server.activity.surplus_at)
                 node = self._nodes[address] = _Node(server, breaker)
             return node
 
@@ -162,7 +162,7 @@ class ClusterStore(SeveralServers):
         trouble: StoreError | None = None
         for node in nodes:
             try:
-                with node.breaker.passage(always):
+                with node.breaker.guard(always):
                     # One that hangs must leave time for the others, and for the command itself.
                     ranges = yield Send(node.server, ("CLUSTER", "SLOTS"), 0.5)
             except StoreError as error:

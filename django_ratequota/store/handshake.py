@@ -19,7 +19,7 @@ import redis.sentinel
 
 from ..exceptions import ConfigurationError
 from .budget import Budget
-from .sockets import patient, spend
+from .sockets import patient, set_thread_budget
 
 #: Seconds that connecting may take, whatever its decision's timeout: the connection serves the next decision.
 CONNECT_SECONDS = 5.0
@@ -117,7 +117,7 @@ class Handshake:
         ``seconds`` is for each step: connecting to each of the server's addresses, TLS, login.
         """
         connection = _unnamed(self._class(**self._options, socket_timeout=seconds, socket_connect_timeout=seconds))
-        spend(Budget(seconds))
+        set_thread_budget(Budget(seconds))
         try:
             connection.connect()
             commands = self._commands(_credentials(self._provider))

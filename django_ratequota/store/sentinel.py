@@ -36,7 +36,7 @@ class SentinelStore(SeveralServers):
         #: Whether the master is still who the sentinels said.
         self._sure = False
         # One for all of it: while the service fails, nobody asks the sentinels but the probe.
-        self._breaker = Breaker(f"{service} (Sentinel)", failures, spare_at=self._spare_at)
+        self._breaker = Breaker(f"{service} (Sentinel)", failures, surplus_at=self._surplus_at)
 
     @property
     def exposed(self) -> bool:
@@ -45,7 +45,7 @@ class SentinelStore(SeveralServers):
 
     def steps(self, command: Command, always: bool) -> Steps:
         """Send to the master, asking for it first when it is not known."""
-        with self._breaker.passage(always):
+        with self._breaker.guard(always):
             master = self._master
             if master is None or not self._sure:
                 master = yield from self._find()
@@ -57,8 +57,8 @@ class SentinelStore(SeveralServers):
                     self._sure = False
                 raise
 
-    def _spare_at(self) -> float:
-        return self._master.liveness.spare_at if self._master else 0.0
+    def _surplus_at(self) -> float:
+        return self._master.activity.surplus_at if self._master else 0.0
 
     def close(self) -> None:
         """Drop every idle connection of this process's threads; the next command connects anew."""

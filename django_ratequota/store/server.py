@@ -15,13 +15,14 @@ import redis
 
 from ..exceptions import StoreError
 from ..utils.locks import ForkSafeLock
+from .activity import ServerActivity
 from .budget import Budget
 from .commands import Command
 from .connections import Connections
 from .errors import store_error
 from .handshake import Handshake
 from .loop_connections import LoopConnections
-from .pool import MAX_CONNECTIONS, Liveness
+from .pool_size import MAX_CONNECTIONS
 
 #: Event loops that do not run, and may run again, whose connections are kept; the newest.
 _MOST_IDLE_LOOPS = 32
@@ -43,9 +44,9 @@ class Server:
         self.name = self._path or f"{self.host}:{kwargs.get('port', 6379)}"
         #: Whether it asks for nothing that proves who we are.
         self.trusting = not any(kwargs.get(key) for key in ("password", "credential_provider", "ssl_certfile"))
-        self.liveness = Liveness()
+        self.activity = ServerActivity()
         self._most = int(kwargs.get("max_connections", MAX_CONNECTIONS))
-        self._connections = Connections(self._handshake, self.liveness, self._most)
+        self._connections = Connections(self._handshake, self.activity, self._most)
         # An asyncio connection belongs to the loop it was made in; each running loop has its own.
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
         self._lock = ForkSafeLock()
@@ -88,7 +89,7 @@ class Server:
         loop = asyncio.get_running_loop()
         known = self._loops.get(loop)
         if known is None:
-            known = LoopConnections(self._handshake, self.liveness, partial(self._forget, loop), self._most)
+            known = LoopConnections(self._handshake, self.activity, partial(self._forget, loop), self._most)
             with self._lock:
                 self._forget_ended_loops()
                 self._loops[loop] = known
@@ -108,7 +109,7 @@ class Server:
 
     def close(self) -> None:
         """Use no connection again that is open now; those of threads are closed at once."""
-        self.liveness.lost(time.monotonic())
+        self.activity.distrust(time.monotonic())
         self._connections.close()
 
     def retire(self) -> None:

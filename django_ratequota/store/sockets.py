@@ -14,7 +14,7 @@ from .budget import Budget
 _current = threading.local()
 
 
-def spend(budget: Budget) -> None:
+def set_thread_budget(budget: Budget) -> None:
     """Let this thread's reads and writes wait as ``budget`` allows."""
     _current.budget = budget
 

@@ -23,9 +23,8 @@ from ..exceptions import StoreError
 from ..monitoring.alerts import levels_reached, quota_threshold, sent_for_us
 from ..monitoring.collector import Collector
 from ..policies.cache import PolicyCache
-from ..runtime import OncePerSettings, process
+from ..runtime import OncePerSettings, process, store_from_settings
 from ..store.base import Store
-from ..store.factory import store_of_settings
 from .clock import Clock
 from .policies import FixedPolicies
 
@@ -112,7 +111,7 @@ class SceneLimiter(Limiter):
         # Whether Redis may hold a key of ours.
         self._asked = False
         if fixed:  # nothing can be published: requests without limits need no Redis
-            self._look_seconds = float("inf")
+            self._revision_max_age = float("inf")
 
     def publish(self) -> int:
         """Tell those outside the scene too: what is committed in a test is committed."""
@@ -178,7 +177,7 @@ def _install() -> None:
 
 def _make_store() -> Store:
     """Connect to the settings' server, with more patience than requests have: a machine that tests may be busy."""
-    store = store_of_settings(settings)
+    store = store_from_settings(settings)
     store.timeout = max(store.timeout, _PATIENCE)
     return store
 

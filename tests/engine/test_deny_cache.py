@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
-from django_ratequota.engine.deny_cache import Denials
+from django_ratequota.engine.deny_cache import DenyCache
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.engine.types import BucketStatus
 from django_ratequota.exceptions import InvalidCost, NewerRevision, StoreError
@@ -441,17 +441,17 @@ def test_a_refund_whose_answer_was_lost_counts_as_one(cached: Limiter) -> None:
 def test_the_wait_ends_by_the_time_before_the_question_and_is_told_by_that_of_the_answer() -> None:
     """Question sent at 0, judged somewhere between, answer heard at 300 µs: neither too late nor another instant."""
     clock = Clock(0)
-    denials = Denials(60, clock)
+    denials = DenyCache(60, clock)
     status = MINUTE[0]
     answer = Decision(allowed=False, statuses=(refused_status(status, 1000),), at_us=5_000_000)
 
     def check() -> Decision:
-        known = denials.refusal((status,), 1, None, None)  # type: ignore[arg-type]
+        known = denials.get((status,), 1, None, None)  # type: ignore[arg-type]
         if known is not None:
             return known
-        asking = denials.asking()
+        mark = denials.mark()
         clock.advance(us=300)
-        denials.learn("check", answer, (status,), 1, None, asking)
+        denials.learn("check", answer, (status,), 1, None, mark)
         return answer
 
     assert check() is answer
@@ -471,23 +471,23 @@ def refused_status(bucket: Bucket, wait_us: int) -> Any:
 # --- Bounds, threads, processes. ---
 
 
-def learn(denials: Denials, *subjects: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[Bucket, ...]:
+def learn(denials: DenyCache, *subjects: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[Bucket, ...]:
     """Let a request be refused that all these subjects' buckets refuse."""
     buckets = tuple(bucket("1/min", subject) for subject in subjects)
     answer = Decision(allowed=False, statuses=tuple(refused_status(each, 10**9) for each in buckets))
 
-    asking = denials.asking()
+    mark = denials.mark()
     meanwhile()
-    denials.learn("check", answer, buckets, 1, None, asking)
+    denials.learn("check", answer, buckets, 1, None, mark)
     return buckets
 
 
-def knows(denials: Denials, buckets: tuple[Bucket, ...]) -> bool:
-    return denials.refusal(buckets, 1, None, None) is not None  # type: ignore[arg-type]
+def knows(denials: DenyCache, buckets: tuple[Bucket, ...]) -> bool:
+    return denials.get(buckets, 1, None, None) is not None  # type: ignore[arg-type]
 
 
 def test_the_refusals_learned_longest_ago_go_first() -> None:
-    denials = Denials(60, Clock(), size=100)
+    denials = DenyCache(60, Clock(), size=100)
     everyone = [learn(denials, f"user:{number}") for number in range(1000)]
     assert len(denials) == 100
     assert [knows(denials, buckets) for buckets in everyone] == [False] * 900 + [True] * 100
@@ -497,7 +497,7 @@ def test_the_refusals_learned_longest_ago_go_first() -> None:
 
 
 def test_units_that_came_back_to_many_are_remembered_within_bounds() -> None:
-    denials = Denials(60, Clock(), size=100)
+    denials = DenyCache(60, Clock(), size=100)
     mine = learn(denials, "user:1")
     for number in range(1000):
         denials.freed((bucket("1/min", f"user:{1000 + number}"),))
@@ -507,7 +507,7 @@ def test_units_that_came_back_to_many_are_remembered_within_bounds() -> None:
 
 
 def test_a_refund_while_an_answer_is_on_its_way_counts_though_many_come_after_it() -> None:
-    denials = Denials(60, Clock(), size=2)
+    denials = DenyCache(60, Clock(), size=2)
 
     def refunds() -> None:
         for number in range(1, 10):
@@ -518,7 +518,7 @@ def test_a_refund_while_an_answer_is_on_its_way_counts_though_many_come_after_it
 
 
 def test_where_charges_are_no_longer_noticed_nothing_is_repeated() -> None:
-    denials = Denials(60, Clock(), size=2)
+    denials = DenyCache(60, Clock(), size=2)
     mine = learn(denials, "user:1")
     assert knows(denials, learn(denials, "user:2", "everyone"))
     assert len(denials) == 2
@@ -558,7 +558,7 @@ def test_threads_that_check_and_give_back_never_refuse_for_nothing(redis_client:
 
 
 def test_a_forked_child_is_not_held_up_by_its_parent_s_lock() -> None:
-    denials = Denials(60, Clock())
+    denials = DenyCache(60, Clock())
     mine = learn(denials, "user:1")
     with denials._lock:
         child = os.fork()

@@ -252,7 +252,7 @@ def test_booked_slots_never_come_closer_than_the_interval(
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
 def test_only_a_leaky_bucket_queues(limiter: Limiter, algorithm: str) -> None:
-    with pytest.raises(InvalidBucket, match="acquire queues by leaky_bucket"):
+    with pytest.raises(InvalidBucket, match="acquire needs a leaky_bucket"):
         limiter.acquire(bucket(f"10/s {algorithm}"), timeout=1)
 
 

@@ -20,7 +20,7 @@ import redis
 from django.core.management import call_command
 
 from django_ratequota import Bucket, Rate, check_request
-from django_ratequota.engine import limiter
+from django_ratequota.engine import decision_steps
 from django_ratequota.engine import protocol as prepared
 from django_ratequota.engine.keys import workers_key
 from django_ratequota.exceptions import ConfigurationError, StoreError
@@ -196,7 +196,7 @@ def test_an_error_of_the_script_is_seen_everywhere(
     """All was green: a closed breaker, a server that is up, and every request admitted."""
     RatePolicy.objects.create(rates="1/hour sliding_window_log", counted_per="everyone")
     monkeypatch.setattr(prepared, "DECIDE", broken_script())
-    monkeypatch.setattr(limiter, "prepare", prepared.CheckCommand)
+    monkeypatch.setattr(decision_steps, "prepare", prepared.CheckCommand)
     assert [check_request(request_from()).error for _ in range(5)] == ["response"] * 5
     [message] = health().errors.values()
     assert "sliding_window_log.lua:" in message

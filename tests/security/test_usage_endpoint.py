@@ -127,7 +127,7 @@ class TestAFlood:
         explain = "/admin/django_ratequota/ratepolicy/explain/"
         page = admin_client.get(explain, {"ip": "127.0.0.1", "path": USAGE}).content.decode()
         assert "usage/min" in page
-        assert "<dd>usage (a limit that is built in)</dd>" in page
+        assert "<dd>usage (built-in limit)</dd>" in page
         assert "only policies for all endpoints apply" not in page, "none of these applies here"
         assert client.get(USAGE).status_code == 429
         call_command("ratequota", "reset", "--ip", "127.0.0.1", "--path", USAGE, stdout=io.StringIO())

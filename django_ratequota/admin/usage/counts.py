@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, Literal
 
 from django.utils import timezone
-from django.utils.formats import date_format, number_format
+from django.utils.formats import date_format
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -18,17 +17,18 @@ from ...monitoring import timeline as timelines
 from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Span, Timeline, TopCaller
 from ...policies.facts import endpoint_facts
+from ...policies.matching import match_endpoints
 from ...policies.requests.methods import handling_of_view
 from ...policies.requests.routes import known_views
-from ...policies.resolver import match_endpoints
 from ...policies.snapshot import Snapshot
-from ..charts import Plot, Series, number_text, plot
+from ..charts import Plot, Series, plot
+from ..formatting import number_text, percent
 
 SPANS: dict[Span, Any] = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
 _STEPS: dict[Span, Any] = {
-    "hour": _("Requests by the minute"),
-    "day": _("Requests by the quarter of an hour"),
-    "week": _("Requests by the hour"),
+    "hour": _("Requests per minute"),
+    "day": _("Requests per 15 minutes"),
+    "week": _("Requests per hour"),
 }
 OUTCOMES: tuple[Literal["admitted", "refused", "would_refuse"], ...] = ("admitted", "refused", "would_refuse")
 _NOTHING = Counts()
@@ -109,13 +109,6 @@ def totals(counts: Counts) -> list[dict[str, str]]:
     ]
 
 
-def percent(part: int, whole: int) -> str:
-    """``12.3 %``; "" of nothing."""
-    if not whole:
-        return ""
-    return gettext("%(share)s %%") % {"share": number_format(100 * part / whole, decimal_pos=1)}
-
-
 def drawn(timeline: Timeline, chosen: Chosen) -> Plot:
     """The plot of what is chosen."""
     counts = chosen.of(timeline)
@@ -128,15 +121,8 @@ def drawn(timeline: Timeline, chosen: Chosen) -> Plot:
             Series(gettext("admitted, would be refused"), "would", [one.would_refuse for one in counts]),
             Series(gettext("refused"), "refused", [one.refused for one in counts]),
         ],
-        empty=gettext("No request was counted in this time."),
+        empty=gettext("No requests were counted in this time."),
     )
-
-
-def stamp(at: datetime) -> str:
-    """A moment to the second, as the operator's language writes dates."""
-    # Without time zones (USE_TZ = False) it is local time already.
-    local = timezone.localtime(at) if timezone.is_aware(at) else at
-    return f"{date_format(local, 'SHORT_DATE_FORMAT')} {date_format(local, 'H:i:s')}"
 
 
 def tops(chosen: Chosen, most: int) -> dict[str, tuple[TopCaller, ...]]:

@@ -12,8 +12,9 @@ from django.utils.translation import gettext_lazy as _
 
 from ...monitoring import timeline as timelines
 from ...monitoring.timeline import Counts
+from ..names import caller_text, usernames
 from .counts import Chosen, refusals, sums, tops
-from .labels import Names, caller_text, usernames
+from .labels import Names
 
 #: Callers of a file, by each of the three counts.
 _CALLERS = 1000

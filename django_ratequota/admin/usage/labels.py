@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.urls import NoReverseMatch, reverse
 from django.utils.functional import cached_property
 from django.utils.http import urlencode
@@ -15,7 +13,8 @@ from django.utils.translation import gettext
 from ...models import Endpoint
 from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Timeline
-from ..base import shown, shown_subject
+from ..formatting import shown
+from ..names import caller_text, deleted
 from ..permissions import PolicyRights
 from .counts import SPANS, Chosen, sums
 
@@ -72,12 +71,12 @@ class Names:
         """Its name; that of no endpoint for 0."""
         if not pk:
             return gettext("no endpoint")
-        return shown(self.endpoints[pk]) if pk in self.endpoints else _deleted(pk)
+        return shown(self.endpoints[pk]) if pk in self.endpoints else deleted(pk)
 
     def policy(self, pk: int) -> str:
         """Audience, endpoint and rates."""
         policy = self.policies.get(pk)
-        return _deleted(pk) if policy is None else shown(policy)
+        return deleted(pk) if policy is None else shown(policy)
 
     def endpoint_url(self, pk: int) -> str:
         """Its page; "" where there is none, or none for this operator."""
@@ -99,42 +98,9 @@ class Names:
         return ", ".join(words)
 
 
-def _deleted(pk: int) -> str:
-    return gettext("deleted (id %(pk)s)") % {"pk": pk}
-
-
-def usernames(callers: Iterable[str]) -> dict[str, str]:
-    """caller -> user name, of callers that are users; one query."""
-    model: Any = get_user_model()
-    ids = {}
-    for caller in callers:
-        kind, _colon, text = caller.partition(":")
-        if kind == "user" and (pk := _key(model, text)) is not None:
-            ids[pk] = caller
-    found = model._default_manager.filter(pk__in=ids)
-    return {ids[user.pk]: shown(user.get_username()) for user in found if user.pk in ids}
-
-
-def _key(model: Any, text: str) -> Any:
-    """The text as a primary key; None when it can be none."""
-    try:
-        value = model._meta.pk.to_python(text)
-        model._meta.pk.run_validators(value)
-    except ValidationError:
-        return None
-    return value if str(value) == text else None  # "010" reads as 10, and is not that user
-
-
 def caller_cell(caller: str, users: Mapping[str, str], site: str, endpoint: str = "") -> dict[str, str]:
     """A caller's name and the way to what applies to it."""
     return {"text": caller_text(caller, users), "explain": explain_url(site, caller, endpoint)}
-
-
-def caller_text(caller: str, users: Mapping[str, str]) -> str:
-    """A caller by name."""
-    if caller in users:
-        return gettext("user %s") % users[caller]
-    return shown_subject(caller) if caller else gettext("unknown")
 
 
 def explain_url(site: str, caller: str, endpoint: str = "") -> str:

@@ -27,14 +27,14 @@ from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Span, Timeline, TopCaller
 from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
-from ..base import shown
-from ..charts import number_text
+from ..formatting import moment, number_text, shown
+from ..names import usernames
 from ..permissions import PolicyRights
 from . import counts as figures
 from . import workers
-from .counts import SPANS, Chosen, cells, stamp
+from .counts import SPANS, Chosen, cells
 from .export import EXPORTS, csv_response
-from .labels import SHOWN, Names, caller_cell, page_url, usernames
+from .labels import SHOWN, Names, caller_cell, page_url
 
 Found = TypeVar("Found")
 
@@ -44,12 +44,12 @@ _ID = re.compile("[0-9]{1,18}")
 _TOPS = {
     "admitted": _("Most requests admitted"),
     "refused": _("Most requests refused"),
-    "would_refuse": _("Most requests that log mode would refuse"),
+    "would_refuse": _("Most requests that log mode would have refused"),
 }
 _KNOWN_CALLERS = {
-    "hour": _("Callers are counted by the hour of the clock: these are of this hour and the one before."),
-    "day": _("Callers are counted by the hour of the clock: these are of this hour and the 24 before."),
-    "week": _("Callers are known for the last 48 hours only."),
+    "hour": _("Callers are counted per clock hour. These counts cover the current hour and the one before."),
+    "day": _("Callers are counted per clock hour. These counts cover the current hour and the 24 before."),
+    "week": _("Callers are recorded for the last 48 hours only."),
 }
 _MEDIA = forms.Media(
     css={"all": ["django_ratequota/plots.css", "django_ratequota/usage.css"]}, js=["django_ratequota/usage.js"]
@@ -112,12 +112,12 @@ class LiveUsage(PolicyRights):
             try:
                 table = EXPORTS[what](chosen, names)
             except StoreError as error:
-                text = _("Redis gives no answer (%(reason)s): there is nothing to export now.")
+                text = _("Redis did not answer (%(reason)s). Nothing was exported. Try again later.")
                 self.message_user(request, text % {"reason": error.reason}, messages.ERROR)
             else:
                 return csv_response(f"ratequota-{what}-{chosen.slug}", table)
         else:
-            text = _("There is no export %(what)s; choose one of %(known)s.")
+            text = _("There is no export “%(what)s”. Choose one of: %(known)s.")
             known = {"what": shown(what)[:60], "known": ", ".join(EXPORTS)}
             self.message_user(request, text % known, messages.ERROR)
         return HttpResponseRedirect(page_url(self.admin_site.name, "ratepolicy_usage") + chosen.query())
@@ -135,11 +135,14 @@ class LiveUsage(PolicyRights):
         understood = {"span": given["span"] in SPANS, **{name: pk is not None for name, pk in ids.items()}}
         for name, value in given.items():
             if value and not understood[name]:
-                text = _("%(name)s=%(value)s says nothing here, and is left out.")
+                text = _("%(name)s=%(value)s was ignored: unknown value.")
                 self.message_user(request, text % {"name": name, "value": shown(value)[:60]}, messages.WARNING)
         if None not in ids.values():
             ids["endpoint"] = None
-            text = _("Requests are counted by endpoint and by policy, not by both: these are the policy's.")
+            text = _(
+                "The endpoint was ignored: requests are counted by endpoint or by policy, not by "
+                "both. These are the policy's counts."
+            )
             self.message_user(request, text, messages.WARNING)
         refresh = request.GET.get("refresh") == "1"
         return Chosen(span=span, endpoint_id=ids["endpoint"], policy_id=ids["policy"], refresh=refresh), names
@@ -171,7 +174,7 @@ class LiveUsage(PolicyRights):
         return {
             "id": refusal.id,
             "explain": page_url(site, "ratepolicy_explain", query={"id": refusal.id}),
-            "at": stamp(refusal.at),
+            "at": moment(refusal.at, seconds=True),
             "count": number_text(refusal.count),
             "caller": caller_cell(refusal.caller, users, site),
             "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
@@ -216,8 +219,11 @@ def _row(name: str, counts: Counts, query: str, url: str) -> dict[str, Any]:
 
 def _unreadable(names: Names) -> list[str]:
     """A sentence for each text of rates that cannot be read, of policies that the operator may see."""
-    goes_on = _("Policy %(id)s: the rates %(rates)s cannot be read. The last readable ones count: %(text)s. Edit it.")
-    decides = _("Policy %(id)s: the rates %(rates)s cannot be read. Its “on error” decides. Edit it.")
+    goes_on = _(
+        "Policy %(id)s: the rates %(rates)s cannot be read. The last readable rates still"
+        " apply: %(text)s. Edit the policy."
+    )
+    decides = _("Policy %(id)s: the rates %(rates)s cannot be read. Its “on error” decides. Edit the policy.")
     return [
         (goes_on if one.last_rates else decides)
         % {"id": one.policy.pk, "rates": shown(repr(one.policy.rates)), "text": one.last_rates}
@@ -242,5 +248,5 @@ def _reports() -> dict[str, Any]:
         "latency": workers.latency(reports),
         "errors": workers.errors(reports),
         "reports_error": error,
-        "last_change": newest and {"at": stamp(newest.at), "text": shown(newest)},
+        "last_change": newest and {"at": moment(newest.at, seconds=True), "text": shown(newest)},
     }
