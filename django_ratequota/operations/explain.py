@@ -6,8 +6,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..enforcement.deciding import judge
-from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
+from ..enforcement.decide import decide
+from ..enforcement.steps import Step, StepRunner, evaluation_context, limiter_or_error
 from ..engine.types import Bucket, Decision, check_cost
 from ..exceptions import StoreError
 from ..policies.exemptions import exempt, exempt_candidate
@@ -62,20 +62,13 @@ def explain_caller(
         snapshot, entry = newest(caller)
         handling = handling_of_view(view, method)
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
-        context = EvaluationContext(
-            caller=caller,
-            entry=entry,
-            endpoints=endpoints,
-            scope=scope,
-            snapshot=snapshot,
-            now_us=now_us(limiter),
-        )
+        context = evaluation_context(limiter, caller, entry, endpoints, scope, snapshot)
         resolution, candidates = resolve(context), explain(context)
         resolution = exempt(resolution, name, view, caller)
         candidates = tuple(exempt_candidate(one, name, view) for one in candidates)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
-        decision = yield from judge(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
+        decision = yield from decide(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
         return Explanation(
             plan=plan_of(context),
             candidates=candidates,
