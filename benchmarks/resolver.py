@@ -181,7 +181,7 @@ def _url() -> str:
 
 def _load(times: int) -> tuple[Any, tuple[float, float]]:
     """A snapshot, and (ms to load, MB held)."""
-    from django_ratequota.policies.cache import load_snapshot
+    from django_ratequota.policies.loading import load_snapshot
 
     spent = []
     for _ in range(times):
@@ -204,9 +204,10 @@ def _held(make: Callable[[], Any]) -> tuple[int, Any]:
 
 def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
     """Resolves what the caller may do at the request's route, as ``enforcement`` does."""
+    from django_ratequota.policies.matching import match_endpoints
     from django_ratequota.policies.requests.methods import handling_of_request
     from django_ratequota.policies.requests.routes import resolved
-    from django_ratequota.policies.resolver import EvaluationContext, match_endpoints, resolve
+    from django_ratequota.policies.resolver import EvaluationContext, resolve
 
     now_us = time.time_ns() // 1000
 

@@ -20,7 +20,7 @@ from rest_framework.views import APIView
 from .engine.types import Bucket, BucketStatus, Decision
 from .operations.caller_limits import standing
 from .policies.requests.identity import Caller, DescribedCaller
-from .policies.requests.routes import USAGE_ATTRIBUTE
+from .policies.requests.views import USAGE_ATTRIBUTE
 from .throttling import QuotaThrottle, StoreUnavailable
 
 #: Staff with one of these may ask about other users: those who may look at some policies in the admin.

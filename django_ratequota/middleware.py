@@ -16,7 +16,7 @@ from .enforcement.outcome import RESERVED, asettle, settle
 from .enforcement.settlement import HELD
 from .enforcement.unchecked import ahold, arelease, hold, release
 from .headers import add_headers
-from .policies.requests.routes import chooses_throttles, enforces_itself, is_decorated, late_check, throttles_itself
+from .policies.requests.views import chooses_throttles, enforces_itself, is_decorated, late_check, throttles_itself
 from .responses import MAX_ACCEPT, arefusal_response, refusal_response
 
 

@@ -20,8 +20,8 @@ from ..operations.advice import matched_routes
 from ..policies.requests.routes import known_routes, known_scopes
 from .base import RecordedAdmin
 from .formatting import about, shown
+from .pages import page_url
 from .policy_table import PolicyInline, list_url
-from .usage.labels import page_url
 from .warnings import WarnsOfPolicies
 
 #: More routes than this are counted, not listed, where an endpoint's page says what it matches.

@@ -14,8 +14,8 @@ from django.utils.translation import gettext_lazy as _
 from ..models import RatePolicy
 from .base import Lookups
 from .formatting import dates
+from .pages import page_url
 from .policy_forms import RowForm, StoredRows
-from .usage.labels import page_url
 from .widgets import RowAutocomplete
 
 #: What a policy without the related object applies to.

@@ -22,11 +22,11 @@ from ..monitoring import alerts, collector  # noqa: F401 - set process.observe a
 from ..monitoring.health import keep_reporting, note_degraded
 from ..policies.exemptions import exempt, narrow
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
-from ..policies.matching import match_policies
+from ..policies.matching import match_endpoints, match_policies
 from ..policies.requests.identity import Caller, Unidentified
 from ..policies.requests.methods import handling_of_request
 from ..policies.requests.routes import resolved
-from ..policies.resolver import EvaluationContext, Resolution, match_endpoints, resolve
+from ..policies.resolver import EvaluationContext, Resolution, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import process
 from ..utils.sansio import adrive, drive

@@ -9,7 +9,8 @@ from django.core.exceptions import ValidationError
 from django.db import models, transaction
 
 from ..recording.databases import policy_alias
-from ..recording.recorder import RecordingManager, deleting
+from ..recording.querysets import RecordingManager
+from ..recording.recorder import deleting
 
 
 class RecordedModel(models.Model):

@@ -11,19 +11,12 @@ from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
 from ..engine.types import Bucket, Decision, check_cost
 from ..exceptions import StoreError
 from ..policies.exemptions import exempt, exempt_candidate
+from ..policies.explain import Candidate, explain, plan_source
 from ..policies.facts import NOBODY, PlanFacts, UserEntry
+from ..policies.matching import match_endpoints
 from ..policies.requests.identity import Caller
 from ..policies.requests.methods import handling_of_view
-from ..policies.resolver import (
-    Candidate,
-    EvaluationContext,
-    Resolution,
-    explain,
-    match_endpoints,
-    plan_of,
-    plan_source,
-    resolve,
-)
+from ..policies.resolver import EvaluationContext, Resolution, plan_of, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process
 from ..utils.sansio import drive

@@ -15,7 +15,8 @@ from ..conf import settings
 from ..models import Endpoint, Plan
 from ..monitoring.refusals import Refusal
 from ..policies.requests.identity import UNKNOWN, DescribedCaller, client_text
-from ..policies.requests.routes import find_route, known_views, resolve_path, resolved, scope_of
+from ..policies.requests.routes import find_route, known_views, resolve_path, resolved
+from ..policies.requests.views import scope_of
 from ..recording.validators import visible
 from ..utils.addresses import unmap
 from .explain import Explanation, explain_caller

@@ -10,46 +10,26 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any
 
-from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.db import Error as DatabaseError
-from django.utils import timezone
 
 from ..conf import settings
 from ..recording.databases import in_transaction, reading_policies
 from ..recording.publication import publication_pending
 from ..runtime import process
 from ..utils.locks import ForkSafeLock
-from .change_feed import ENDPOINT, FEW, PLAN, POLICY, ChangeCursor
-from .deltas import changed
-from .facts import (
-    NOBODY,
-    POLICY_COLUMNS,
-    Assignment,
-    PlanFacts,
-    PolicyFacts,
-    UserEntry,
-    endpoint_facts,
-    policy_facts,
-    to_us,
-)
-from .snapshot import Snapshot, group_policies
-from .unreadable import with_readable_rates
+from .change_feed import FEW, ChangeCursor
+from .facts import UserEntry
+from .loading import held_policies, load_snapshot, load_user, not_ended, update_snapshot, without_ended
+from .snapshot import Snapshot
 
 logger = logging.getLogger("django_ratequota")
 
 #: Unseen changes are applied row by row up to ``FEW``, or a quarter of the policies held, and to this number at most:
 #: reading everything takes less than more of them.
 _MANY = 10_000
-#: Primary keys in one query: some databases take a thousand parameters.
-_BATCH = 500
-#: Policies stay for a day after their end: what has ended is decided by the store's clock, not this one.
-_KEPT = timedelta(days=1)
 #: Seconds between two looks for policies that ended long ago.
 _TIDY_SECONDS = 3600
 
@@ -153,7 +133,7 @@ class PolicyCache:
         """Read the user's entry from the database (two queries); raises ``django.db.Error``."""
         drops = self._drops
         with self._reading():
-            entry = _load_user(user_id)
+            entry = load_user(user_id)
         with self._users_lock:
             if drops == self._drops and not publication_pending():
                 self._users[user_id] = entry
@@ -167,7 +147,7 @@ class PolicyCache:
 
         drops = self._drops
         with self._reading():
-            own = _not_ended(RatePolicy.objects.filter(user__isnull=False).exclude(mode="off"))
+            own = not_ended(RatePolicy.objects.filter(user__isnull=False).exclude(mode="off"))
             found: dict[int | None, frozenset[str]] = {}
             for endpoint_id, counted_per in own.order_by().values_list("endpoint_id", "counted_per").distinct():
                 found[endpoint_id] = found.get(endpoint_id, frozenset()) | {counted_per}
@@ -184,7 +164,7 @@ class PolicyCache:
             changes, seen = self._seen.read_unseen(self._most) if before is not None else ChangeCursor.from_history()
             if before is None or any(change.everything for change in changes):
                 snapshot = load_snapshot(revision, before)
-                self._most = min(_MANY, max(FEW, sum(1 for _ in _held(snapshot)) // 4))
+                self._most = min(_MANY, max(FEW, sum(1 for _ in held_policies(snapshot)) // 4))
             else:
                 snapshot = update_snapshot(before, {change.row for change in changes if change.row})
         if snapshot is not before:
@@ -192,7 +172,7 @@ class PolicyCache:
             self.reload_seconds += time.monotonic() - begun
         if begun - self._tidied >= _TIDY_SECONDS:
             self._tidied = begun
-            snapshot = _without_ended(snapshot)
+            snapshot = without_ended(snapshot)
         if snapshot.revision != revision:
             snapshot = snapshot.at(revision)
         with self._users_lock:
@@ -223,118 +203,6 @@ class PolicyCache:
         if not self._readable:
             self._readable = True
             logger.warning("the policies can be read again")
-
-
-def load_snapshot(revision: int, before: Snapshot | None = None) -> Snapshot:
-    """Read all shared policies from the database (three queries); raises ``django.db.Error``.
-
-    ``before`` is the snapshot that this one replaces: it remembers what unreadable rates meant.
-    """
-    from ..models import Endpoint, Plan
-
-    plans = [_plan_facts(plan) for plan in Plan.objects.order_by()]
-    return Snapshot(
-        revision=revision,
-        plans={plan.id: plan for plan in plans},
-        defaults={plan.default_for: plan.id for plan in plans if plan.default_for},
-        endpoints={endpoint.pk: endpoint_facts(endpoint) for endpoint in Endpoint.objects.order_by()},
-        groups=group_policies(_active_facts(_shared(), _remembered(before))),
-    )
-
-
-def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snapshot:
-    """Read these rows, (model, primary key) each, and return the snapshot with them; raises ``django.db.Error``."""
-    from ..models import Endpoint, Plan
-
-    ids: dict[str, list[int]] = {PLAN: [], ENDPOINT: [], POLICY: []}
-    for model, pk in rows:
-        ids[model].append(pk)
-    plans = [_plan_facts(plan) for plan in _found(Plan.objects.order_by(), ids[PLAN])]
-    endpoints = [endpoint_facts(endpoint) for endpoint in _found(Endpoint.objects.order_by(), ids[ENDPOINT])]
-    policies = _active_facts(_shared(), _remembered(snapshot), ids[POLICY])
-    return changed(
-        snapshot,
-        plans=dict.fromkeys(ids[PLAN]) | {plan.id: plan for plan in plans},
-        endpoints=dict.fromkeys(ids[ENDPOINT]) | {endpoint.id: endpoint for endpoint in endpoints},
-        policies=dict.fromkeys(ids[POLICY]) | {policy.id: policy for policy in policies},
-    )
-
-
-def _held(snapshot: Snapshot) -> Iterator[PolicyFacts]:
-    return (policy for groups in snapshot.groups.values() for group in groups.values() for policy in group.policies)
-
-
-def _without_ended(snapshot: Snapshot) -> Snapshot:
-    """The snapshot as it would be loaded now: changes bring policies in, and no change tells of their end."""
-    ended = to_us(timezone.now() - _KEPT)
-    gone = [policy.id for policy in _held(snapshot) if policy.ends_us is not None and policy.ends_us < ended]
-    return changed(snapshot, plans={}, endpoints={}, policies=dict.fromkeys(gone))
-
-
-def _not_ended(policies: Any) -> Any:
-    """Those of the policies (a queryset) that may count yet."""
-    return policies.exclude(ends_at__lt=timezone.now() - _KEPT)
-
-
-def _plan_facts(plan: Any) -> PlanFacts:
-    return PlanFacts(id=plan.pk, name=plan.name, slug=plan.slug, default_for=plan.default_for)
-
-
-def _shared() -> Any:
-    from ..models import RatePolicy
-
-    return RatePolicy.objects.filter(user__isnull=True)
-
-
-def _found(rows: Any, ids: Sequence[int]) -> Iterator[Any]:
-    """The rows with these primary keys, in as many queries as parameters allow."""
-    for at in range(0, len(ids), _BATCH):
-        yield from rows.filter(pk__in=ids[at : at + _BATCH])
-
-
-def _remembered(snapshot: Snapshot | None) -> Callable[[int], PolicyFacts | None]:
-    """Finds a policy of the snapshot by its id."""
-    groups = {} if snapshot is None else snapshot.groups
-    return lambda pk: next(
-        (group.by_id[pk] for rivals in groups.values() for group in rivals.values() if pk in group.by_id), None
-    )
-
-
-def _load_user(user_id: str) -> UserEntry:
-    from ..models import PlanAssignment, RatePolicy
-
-    # A principal may be no row of the user model: a service account of a token, say.
-    key = get_user_model()._meta.pk
-    try:
-        value = key.to_python(user_id)
-        key.run_validators(value)  # a number beyond the column's range overflows in SQLite's driver
-    except ValidationError:
-        return NOBODY
-    if str(value) != user_id:  # "010" reads as 10, and is not that user
-        return NOBODY
-    assignments = PlanAssignment.objects.filter(user_id=user_id).order_by()
-    rows = assignments.values_list("pk", "plan_id", "starts_at", "ends_at")
-    return UserEntry(
-        policies=tuple(_active_facts(RatePolicy.objects.filter(user_id=user_id))),
-        assignments=tuple(
-            Assignment(id=pk, plan_id=plan_id, starts_us=to_us(starts_at), ends_us=ends_at and to_us(ends_at))
-            for pk, plan_id, starts_at, ends_at in rows
-        ),
-    )
-
-
-def _active_facts(
-    policies: Any,
-    remembered: Callable[[int], PolicyFacts | None] = lambda pk: None,
-    ids: Sequence[int] | None = None,
-) -> list[PolicyFacts]:
-    """What these policies say, or those of them with these ids; what ended long ago is left out."""
-    rows = _not_ended(policies).order_by()
-    # Plain rows: to make model objects of thousands of policies would double what loading takes.
-    plain = rows.values_list(*POLICY_COLUMNS, named=True)
-    return with_readable_rates(
-        [policy_facts(row) for row in (plain if ids is None else _found(plain, ids))], remembered
-    )
 
 
 #: The policies of this process.

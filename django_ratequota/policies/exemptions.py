@@ -14,10 +14,12 @@ from django.utils.translation import gettext as _
 
 from ..engine.rates import Rate
 from ..engine.types import Bucket
+from .explain import Candidate
 from .facts import PolicyFacts
 from .requests.identity import Caller
-from .requests.routes import is_admin_page, shows_usage
-from .resolver import Candidate, Resolution
+from .requests.routes import is_admin_page
+from .requests.views import shows_usage
+from .resolver import Resolution
 
 #: The rate per caller at the usage endpoint where no policy is enforced for it.
 USAGE_RATE = Rate.parse("60/min")

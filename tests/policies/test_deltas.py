@@ -19,9 +19,10 @@ from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policies import cache as module
-from django_ratequota.policies.cache import PolicyCache, load_snapshot
+from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.change_feed import Change
 from django_ratequota.policies.facts import UserEntry
+from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.matching import match_endpoints
 from django_ratequota.policies.requests.identity import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, resolve, resolve_uncached
@@ -250,7 +251,7 @@ def test_deltas_make_the_snapshot_that_loading_makes(policies: PolicyCache, seed
         loaded = load_snapshot(snapshot.revision)
         assert picture(snapshot) == picture(loaded)
         mine = answers(snapshot, lambda user: policies.user(user) or policies.load_user(user), resolve)
-        assert mine == answers(loaded, module._load_user, resolve_uncached)
+        assert mine == answers(loaded, module.load_user, resolve_uncached)
 
 
 def subjects(number: int) -> None:
@@ -417,7 +418,7 @@ def test_users_read_while_shared_policies_change_are_kept(
     alice = User.objects.create(username="alice")
     RatePolicy.objects.create(rates="1/s")
     policies.reload(newest())
-    load = module._load_user
+    load = module.load_user
 
     def load_slowly(user_id: str) -> UserEntry:
         entry = load(user_id)
@@ -425,7 +426,7 @@ def test_users_read_while_shared_policies_change_are_kept(
         policies.reload(newest())
         return entry
 
-    monkeypatch.setattr(module, "_load_user", load_slowly)
+    monkeypatch.setattr(module, "load_user", load_slowly)
     policies.load_user(str(alice.pk))
     assert policies.user(str(alice.pk)) is not None
 
@@ -437,7 +438,7 @@ def test_policies_that_ended_long_ago_leave_the_snapshot(
     RatePolicy.objects.create(rates="2/s", ends_at=timezone.now() + timedelta(hours=1))
     policies.reload(newest())
     now = timezone.now()
-    monkeypatch.setattr(module.timezone, "now", lambda: now + timedelta(days=2))
+    monkeypatch.setattr(timezone, "now", lambda: now + timedelta(days=2))
     policies._tidied = float("-inf")
     snapshot = policies.reload(default_limiter().publish())
     assert [policy.text for policy in snapshot.groups[None]["caller"].policies] == ["1/s"]
@@ -498,7 +499,7 @@ def test_of_assignments_that_start_together_the_newest_counts(policies: PolicyCa
     for one in made:
         one.reason = "told why"
         one.save()
-        assert module._load_user(str(alice.pk)).plan_id(now_us) == plans[-1].pk
-    entry = module._load_user(str(alice.pk))
+        assert module.load_user(str(alice.pk)).plan_id(now_us) == plans[-1].pk
+    entry = module.load_user(str(alice.pk))
     turned = UserEntry(assignments=tuple(reversed(entry.assignments)))
     assert turned.plan_id(now_us) == entry.plan_id(now_us) == plans[-1].pk

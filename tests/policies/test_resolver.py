@@ -18,20 +18,13 @@ from hypothesis import strategies as st
 
 from django_ratequota import Rate, check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
-from django_ratequota.policies.cache import load_snapshot, policies
+from django_ratequota.policies.cache import policies
+from django_ratequota.policies.explain import Candidate, explain, plan_source
 from django_ratequota.policies.facts import NOBODY, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
+from django_ratequota.policies.loading import load_snapshot
+from django_ratequota.policies.matching import match_endpoints
 from django_ratequota.policies.requests.identity import Caller, DescribedCaller
-from django_ratequota.policies.resolver import (
-    Candidate,
-    EvaluationContext,
-    Resolution,
-    explain,
-    match_endpoints,
-    plan_of,
-    plan_source,
-    resolve,
-    resolve_uncached,
-)
+from django_ratequota.policies.resolver import EvaluationContext, Resolution, plan_of, resolve, resolve_uncached
 from django_ratequota.policies.snapshot import Group, Snapshot
 from tests.project.views import request_from
 from tests.support.properties import examples

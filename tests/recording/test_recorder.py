@@ -24,7 +24,8 @@ from django.db.models.signals import pre_save
 from django.test.utils import CaptureQueriesContext
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy, receivers
-from django_ratequota.recording.recorder import RecordingQuerySet, acting, field_values, record_publication
+from django_ratequota.recording.querysets import RecordingQuerySet
+from django_ratequota.recording.recorder import acting, field_values, record_publication
 from django_ratequota.recording.validators import unsupported_constraints
 from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import policies_changed
@@ -671,7 +672,7 @@ def test_a_change_that_cannot_be_recorded_is_not_made(monkeypatch: pytest.Monkey
 
     policy = RatePolicy.objects.create(rates="1/s")
     before = everything()
-    monkeypatch.setattr("django_ratequota.recording.recorder._write", fail)
+    monkeypatch.setattr("django_ratequota.recording.recorder._refuse_duplicates", fail)
     for change in CHANGES.values():
         with pytest.raises(Failure):
             change(policy)

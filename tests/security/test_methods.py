@@ -137,6 +137,18 @@ class Login(FormView):  # type: ignore[type-arg]
         return HttpResponse("in")
 
 
+class PutAsInheritedPost(Plain):
+    def put(self, request: HttpRequest) -> HttpResponse:
+        return super().post(request)
+
+
+class OwnPost(Plain):
+    """``post`` adds nothing to the inherited one, and is the handler of no other method."""
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return super().post(request)
+
+
 class Rest(APIView):
     authentication_classes = []
     throttle_classes = [QuotaThrottle]
@@ -223,6 +235,8 @@ urlpatterns = [
     path("others/", OwnAnswerToOthers.as_view()),
     path("members/", Members.as_view()),
     path("login/", Login.as_view()),
+    path("put-as-inherited-post/", PutAsInheritedPost.as_view()),
+    path("own-post/", OwnPost.as_view()),
     path("rest/", Rest.as_view()),
     path("rest-of-all/", RestOfAll.as_view()),
     path("guessed/", Guessed.as_view()),
@@ -372,6 +386,8 @@ def counted(client: Client, path: str) -> set[str]:
         ("/members/", "POST", "POST"),
         ("/login/", "POST", "POST PUT"),
         ("/login/", "", ALL_BUT_OPTIONS),
+        ("/put-as-inherited-post/", "POST", "POST PUT"),
+        ("/own-post/", "DELETE", "DELETE"),
         ("/rest/", "", ALL_BUT_OPTIONS),
         ("/rest/", "POST", "POST"),
         ("/rest/", "OPTIONS", "OPTIONS"),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from django_ratequota import check_request, conf
-from django_ratequota.checks import check_exposed, check_settings, check_store
+from django_ratequota.checks.settings import check_settings
+from django_ratequota.checks.store import check_exposed, check_store
 from django_ratequota.exceptions import ConfigurationError
 from django_ratequota.models import RatePolicy
 from django_ratequota.runtime import store_from_settings

@@ -9,7 +9,6 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,8 +40,9 @@ from tests.conftest import Clock
 from tests.faults.cluster import Cluster
 from tests.faults.servers import Node
 from tests.project import views
+from tests.support.snippets import ROOT, snippet
 
-DOCS = (Path(__file__).parent.parent.parent / "docs" / "security.md").read_text()
+DOCS = (ROOT / "docs/security.md").read_text()
 database = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 
@@ -439,10 +439,9 @@ def test_no_name_turns_the_text_beside_it_around(hostile: dict[str, Any]) -> Non
 
 @pytest.fixture
 def login(settings: Any) -> None:
-    """The identifiers and policies of the page's own advice."""
-    snippets = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", DOCS, re.DOTALL))
+    """The identifiers of the login how-to, and the policies that the security page advises."""
     found: dict[str, Any] = {}
-    exec(snippets["settings"], found)
+    exec(snippet(ROOT / "docs/howto/login.md", "settings.py"), found)
     settings.RATEQUOTA = {**settings.RATEQUOTA, **found["RATEQUOTA"]}
     endpoint = Endpoint.objects.create(name="login", methods="POST")
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", DOCS, re.MULTILINE)

@@ -20,7 +20,7 @@ from django_ratequota.admin.explain.form import form_data
 from django_ratequota.admin.formatting import shown_subject
 from django_ratequota.admin.usage.labels import explain_url
 from django_ratequota.admin.usage.workers import errors
-from django_ratequota.checks import check_plans
+from django_ratequota.checks.database import check_plans
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.health import health

@@ -97,8 +97,8 @@ class GrantPage(CallerCountersPage):
     form_class = GrantForm
     title = _("Give units back")
     lead = _(
-        "The units entered below are given back to each of these counters. The limits and"
-        " the counters of other callers stay unchanged."
+        "The units entered below are given back to each of these counters. The limits and "
+        "the counters of other callers stay unchanged."
     )
     yes = _("Yes, give them back")
 

@@ -15,7 +15,7 @@ from ...operations.boosts import why_no_boost
 from ...operations.counters import peek
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
-from ...policies.resolver import Candidate
+from ...policies.explain import Candidate
 from ..formatting import shown
 from ..names import described_callers
 from ..pages import AdminPage

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from inspect import unwrap
 from os import SEEK_END
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Literal
 
 from django.views import View
 
 from ..facts import EndpointFacts
-from .routes import class_attribute, enforces_itself, is_decorated, view_class
 from .view_code import FRAMEWORKS, MOST, codes_of, held_values, operations_of, project_functions
+from .views import class_attribute, enforces_itself, is_decorated, view_class
 
 #: How a request's method counts at endpoints that do not name it.
 #: ``free``: nowhere, as an ``options`` handler answers.
@@ -160,9 +160,12 @@ def _tell_apart(handlers: Mapping[str, Any], names: Iterable[str]) -> dict[str, 
 
 
 def _only_calls(handler: Any, names: Iterable[str]) -> bool:
-    """Whether the handler only calls one of ``names``, as Django's ``ProcessFormView.put`` does."""
-    code = getattr(handler, "__code__", None)
-    return code is not None and len(code.co_names) == 1 and code.co_names[0] in names
+    """Whether the handler only calls another of ``names``, as ``ProcessFormView.put`` does, or ``super().post``."""
+    code: CodeType | None = getattr(handler, "__code__", None)
+    if code is None:
+        return False
+    called = [name for name in code.co_names if name != "super"]
+    return len(called) == 1 and called[0] in names and called[0] != code.co_name
 
 
 def _held(functions: list[Any], cls: type) -> Iterator[Any]:
