@@ -22,11 +22,7 @@ from .base import RecordedAdmin
 from .formatting import about, shown
 from .pages import page_url
 from .policy_table import PolicyInline, list_url
-<<<<<<< HEAD
 from .warnings import WarnsOnInlineSave
-=======
-from .warnings import WarnsOfPolicies
->>>>>>> h14-admin-b
 
 #: More routes than this are counted, not listed, where an endpoint's page says what it matches.
 _SHOWN_ROUTES = 20

@@ -102,11 +102,7 @@ class AdminPage:
 
 
 def page_url(site: str, name: str, *args: Any, query: Mapping[str, str] | None = None) -> str:
-<<<<<<< HEAD
     """Return the address of a page of this app's admin, such as ``ratepolicy_change``; "" where the site has none."""
-=======
-    """Return the address of a page of this app in the site, such as ``ratepolicy_change``; "" where it has none."""
->>>>>>> h14-admin-b
     try:
         url = reverse(f"{site}:django_ratequota_{name}", args=args)
     except NoReverseMatch:

@@ -25,11 +25,7 @@ from .warnings import WarnsOnSave
 
 
 @admin.register(RatePolicy)
-<<<<<<< HEAD
-class RatePolicyAdmin(LiveUsage, PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
-=======
-class RatePolicyAdmin(PolicyRights, Lookups, WarnsOnSave):
->>>>>>> h14-admin-b
+class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     """All policies; mode is edited in the list."""
 
     pages = (

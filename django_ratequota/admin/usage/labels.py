@@ -14,12 +14,7 @@ from ...monitoring.timeline import Counts, Timeline
 from ..formatting import shown
 from ..names import caller_text, deleted
 from ..pages import page_url
-<<<<<<< HEAD
-from ..permissions import PolicyPermissions
-from .counts import SPANS, Chosen, sums
-=======
 from .counts import SPANS, Selection, sums_by_id
->>>>>>> h14-admin-b
 
 #: Rows of a table; the others are counted.
 MOST_LISTED = 50
@@ -28,11 +23,7 @@ MOST_LISTED = 50
 class VisibleNames:
     """Endpoints and policies by id, as far as the operator may see them, read in a fixed number of queries."""
 
-<<<<<<< HEAD
-    def __init__(self, model_admin: PolicyPermissions, request: Any) -> None:
-=======
     def __init__(self, model_admin: Any, request: Any) -> None:
->>>>>>> h14-admin-b
         site = model_admin.admin_site
         self._site = site.name
         self._visible = model_admin.get_queryset(request).select_related("user", "plan", "endpoint")
@@ -115,12 +106,5 @@ def explain_url(site: str, caller: str, endpoint: str = "") -> str:
     kind, _colon, value = caller.partition(":")
     if not value:
         return ""
-<<<<<<< HEAD
-    asked = {kind: value} if kind in ("user", "ip") else {"kind": kind, "value": value}
-    if endpoint:
-        asked["endpoint"] = endpoint
-    return page_url(site, "ratepolicy_explain", query=asked)
-=======
     query = {kind: value} if kind in ("user", "ip") else {"kind": kind, "value": value}
     return page_url(site, "ratepolicy_explain", query={**query, "endpoint": endpoint} if endpoint else query)
->>>>>>> h14-admin-b

@@ -25,21 +25,11 @@ from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
 from ..formatting import moment, number_text, shown
 from ..names import usernames
-<<<<<<< HEAD
-from ..pages import page_url
-from ..permissions import PolicyPermissions
-from . import counts as figures
-=======
 from ..pages import AdminPage, page_url
->>>>>>> h14-admin-b
 from . import workers
 from .counts import SPANS, Selection, cells, chart, newest_refusals, sum_counts, sums_by_id, top_callers, totals
 from .export import EXPORTS, csv_response
-<<<<<<< HEAD
-from .labels import SHOWN, Names, caller_cell
-=======
 from .labels import MOST_LISTED, VisibleNames, caller_cell
->>>>>>> h14-admin-b
 
 Reply = TypeVar("Reply")
 
@@ -58,13 +48,8 @@ _TOP_NOTES = {
 }
 
 
-<<<<<<< HEAD
-class LiveUsage(PolicyPermissions):
-    """Shows operators what is going on."""
-=======
 class _SelectionPage(AdminPage):
     """A page about what the query string selects."""
->>>>>>> h14-admin-b
 
     def selection(self, request: Any) -> tuple[Selection, VisibleNames]:
         """Return the selection and the names for it; warns of parameters that are ignored."""
