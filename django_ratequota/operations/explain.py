@@ -1,4 +1,4 @@
-"""What applies to a caller at an endpoint, and why, as operators ask. Nothing is consumed."""
+"""Explain which policies apply to a caller's request, and why. Nothing is consumed."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from ..utils.sansio import drive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What applies to a caller at an endpoint, and why; nothing was consumed."""
+    """The policies that apply to a caller's request, and why."""
 
     plan: PlanFacts | None
     candidates: tuple[Candidate, ...]
     resolution: Resolution
-    #: What ``check`` would decide now; its statuses stand in the order of ``resolution.buckets``.
+    #: What ``check`` would decide now; statuses in the order of ``resolution.buckets``.
     decision: Decision
-    #: Where the plan comes from, in a few words for operators.
+    #: Where the plan comes from, in words for operators.
     plan_source: str
-    #: What the resolver was asked, to be asked again with a change.
-    asked: EvaluationContext
+    #: The resolver's input, for resolving again with a change.
+    context: EvaluationContext
 
     @property
     def built_in(self) -> list[Bucket]:
-        """The buckets that no policy made."""
+        """Buckets that no policy made."""
         return [bucket for bucket in self.resolution.buckets if bucket.policy_id is None]
 
 
@@ -60,17 +60,17 @@ def explain_caller(
     view: Any = None,
     cost: int | None = None,
 ) -> Explanation:
-    """Return what applies to the caller's request of ``cost`` units; None = the endpoint's own cost.
+    """Explain the caller's request of ``cost`` units; None = the endpoint's own cost.
 
-    ``view`` is what the URLconf has for the route, None = unknown. Raises ``django.db.Error``; a failing store shows
-    in the decision.
+    ``view`` is the view of the route; None = unknown. Raises ``django.db.Error``; without Redis the decision is
+    degraded.
     """
 
     def steps() -> Generator[Step, Any, Explanation]:
-        snapshot, entry = newest(caller)
+        snapshot, entry = newest_policies(caller)
         how = how_explained(view, method)
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, how=how)
-        asked = EvaluationContext(
+        context = EvaluationContext(
             caller=caller,
             entry=entry,
             endpoints=endpoints,
@@ -78,27 +78,27 @@ def explain_caller(
             snapshot=snapshot,
             now_us=now_us(limiter),
         )
-        resolution, candidates = resolve(asked), explain(asked)
+        resolution, candidates = resolve(context), explain(context)
         resolution = spare(resolution, name, view, caller)
-        candidates = tuple(spare_candidate(one, name, view) for one in candidates)
+        candidates = tuple(spare_candidate(candidate, name, view) for candidate in candidates)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
         decision = yield from judge(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
         return Explanation(
-            plan=plan_of(asked),
+            plan=plan_of(context),
             candidates=candidates,
             resolution=resolution,
             decision=decision,
-            plan_source=why_plan(asked),
-            asked=asked,
+            plan_source=why_plan(context),
+            context=context,
         )
 
     limiter = limiter_or_error()
     return drive(steps(), StepRunner(limiter).do)
 
 
-def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:
-    """Return the newest policies, which the caller's next request is checked by, and the caller's own entry.
+def newest_policies(caller: Caller) -> tuple[Snapshot, UserEntry]:
+    """Return the policies that the caller's next request is checked by, and the caller's own entry.
 
     Raises ``django.db.Error``.
     """

@@ -179,7 +179,7 @@ class Boosts(Explain):
         names = named_callers([bucket.subject for bucket in chosen])
         context = {
             **words,
-            "rows": [counter(bucket, statuses.get(bucket), explanation.asked.now_us, names) for bucket in chosen],
+            "rows": [counter(bucket, statuses.get(bucket), explanation.context.now_us, names) for bucket in chosen],
             "store_error": store_error,
             "form": form,
             "back": self.page_url("explain", query=given),
@@ -215,7 +215,7 @@ class Boosts(Explain):
         if why:
             self.message_user(request, why, messages.ERROR)
             return self._back(given)
-        boost = boosting.proposed(explanation, row)
+        boost = boosting.propose_boost(explanation, row)
         form = self._boost_form(request, explanation, facts)(request.POST or None, instance=boost)
         sure = form.is_bound and "change" not in request.POST and form.is_valid()
         if sure and "post" in request.POST:
@@ -235,8 +235,8 @@ class Boosts(Explain):
         return self._show(request, "boost.html", context, form)
 
     def _boost_form(self, request: Any, explanation: Explanation, facts: PolicyFacts) -> Any:
-        now_us = explanation.asked.now_us
-        soon = boosting.instant(now_us) + _LEAST
+        now_us = explanation.context.now_us
+        soon = boosting.to_datetime(now_us) + _LEAST
         windows = {}
         for bucket in explanation.resolution.buckets:
             end = boosting.window_end(bucket, now_us) if bucket.policy_id == facts.id else None
@@ -258,7 +258,7 @@ class Boosts(Explain):
 
     def _outlook(self, explanation: Explanation, boost: RatePolicy) -> dict[str, Any]:
         """What the boost would change, and what speaks against it."""
-        outlook = boosting.outlook(explanation.asked, boost)
+        outlook = boosting.outlook(explanation.context, boost)
         end: Any = boost.ends_at
         warnings = []
         if outlook.now is not None and (outlook.now.user or outlook.now.subject):

@@ -107,7 +107,7 @@ class ExplainForm(forms.Form):
             method=given.get("method") or "GET",
             cost=given.get("cost"),
         )
-        for read in (self.question.caller, self.question.place):
+        for read in (self.question.caller, self.question.request_arguments):
             try:
                 read()
             except ValidationError as error:

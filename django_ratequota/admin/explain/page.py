@@ -154,7 +154,7 @@ class Explain(Lookups, Refusals):
             "candidates": rows,
             "unseen": len(listed) - len(rows),
             "left_out": max(0, left_out),
-            "endpoints": [shown(endpoint.name) for endpoint in explanation.asked.endpoints]
+            "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
             or [
                 _("%(name)s (a limit that is built in)") % {"name": shown(bucket.scope)}
                 for bucket in explanation.built_in
@@ -194,11 +194,13 @@ def _data(given: Any, refusal: statistics.Refusal | None) -> Any:
     """What fills in the form: its own fields; or, on the way from other pages, ``caller`` as counters name them."""
     if "caller" in given:
         # Which plan it is on, where PLAN_RESOLVER says so, only the operator may know.
-        about = {name: text for name, text in answers(ExplainQuery.about(given["caller"])).items() if name != "plan"}
+        about = {
+            name: text for name, text in answers(ExplainQuery.for_caller(given["caller"])).items() if name != "plan"
+        }
         return {**about, **{name: text for name, text in given.items() if text}}
     if "user" in given or ExplainForm.base_fields.keys() & given.keys():
         return given
-    return refusal and answers(ExplainQuery.of(refusal))
+    return refusal and answers(ExplainQuery.from_refusal(refusal))
 
 
 def _live(explanation: Explanation) -> dict[Bucket, BucketStatus]:

@@ -83,7 +83,7 @@ class Refusals(PolicyRights, RecordedAdmin):
 
     def _refusals(self, explanation: Explanation | None, given: dict[str, str]) -> list[dict[str, Any]]:
         """The newest refusals, of this caller where there is one; none while Redis gives no answer."""
-        caller = "" if explanation is None else explanation.asked.caller.subject("caller", None) or ""
+        caller = "" if explanation is None else explanation.context.caller.subject("caller", None) or ""
         try:
             found = statistics.refusals(_MAX_REFUSALS, caller)
         except StoreError:
