@@ -18,9 +18,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from .engine.types import Bucket, BucketStatus, Decision
-from .operations.caller_limits import standing
-from .policies.requests.identity import Caller, DescribedCaller
-from .policies.requests.views import USAGE_ATTRIBUTE
+from .operations.caller_limits import caller_limits
+from .policies.identity import Caller, DescribedCaller
+from .policies.routes import USAGE_ATTRIBUTE
 from .throttling import QuotaThrottle, StoreUnavailable
 
 #: Staff with one of these permissions may query other users, as they may see policies in the admin.
@@ -80,7 +80,7 @@ class UsageView(APIView):
         try:
             # Redis has just failed to count this request: do not wait for it again.
             decision: Decision | None = getattr(request._request, "ratequota", None)
-            found = standing(caller, scope or None, ask=decision is None or not decision.degraded)
+            found = caller_limits(caller, scope or None, ask=decision is None or not decision.degraded)
         except LookupError as error:
             text = _("There is no endpoint of that name.")
             raise ValidationError({"scope": [text]}) from error
