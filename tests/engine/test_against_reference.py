@@ -51,7 +51,7 @@ class Walk(RuleBasedStateMachine):
     client: redis.Redis
     clock: Clock
     limiter: Limiter
-    #: Whether the clock goes back too; then nothing is refunded, as no formula says which entries that leaves.
+    #: Whether the clock goes back too; then nothing is refunded, as no formula predicts the entries left.
     rewinds = False
 
     @initialize(
@@ -120,7 +120,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.charged and not self.rewinds)
     @rule(which=st.integers(0, 9), cost=COSTS, pause=PAUSES)
     def give_back(self, which: int, cost: Cost, pause: Pause) -> None:
-        """A decision gives back what of its own charge is still counted; by the rate that it was judged by."""
+        """A decision refunds what of its own charge is still counted, by the rate of its check."""
         decision, picks = self.charged.pop(which % len(self.charged))
         found = [(self.models[pick], status) for pick, status in zip(picks, decision.statuses, strict=True)]
         self.clock.now_us += pause[0] * decision.statuses[0].bucket.rate.period_us // 100 + pause[1]

@@ -38,7 +38,7 @@ def bucket(rate: str, subject: str = "user:1", **more: Any) -> Bucket:
 def ask_all(
     client: redis.Redis, limiter: Limiter, clock: Clock, asks: Iterable[tuple[int, Bucket]]
 ) -> list[Decision]:
-    """``check`` many times at given instants, in one pipeline: same commands, a tenth of the time."""
+    """``check`` many times at chosen instants, in one pipeline: same commands, a tenth of the time."""
     limiter.peek([])  # the script is loaded
     running, pipeline = [], client.pipeline(transaction=False)
     for clock.now_us, asked in asks:
@@ -181,7 +181,7 @@ def test_refund_gives_back_no_more_than_was_used(limiter: Limiter, clock: Clock,
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_refund_of_an_unused_bucket_adds_nothing(limiter: Limiter, algorithm: str) -> None:
+def test_a_refund_of_an_unused_bucket_adds_no_room(limiter: Limiter, algorithm: str) -> None:
     asked = [bucket(f"10/min {algorithm}")]
     assert limiter.refund(asked, 5).statuses[0].remaining == 10
     assert limiter.check(asked, 10).allowed
@@ -323,7 +323,7 @@ def test_next_after_is_true_after_debts_and_refunds(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_refusal_says_when_units_come_back_not_only_when_enough_do(limiter: Limiter, algorithm: str) -> None:
+def test_next_after_of_a_refusal_is_when_the_first_units_come_back(limiter: Limiter, algorithm: str) -> None:
     asked = [bucket(f"60/min {algorithm}")]
     limiter.check(asked, 40)
     [admitted] = limiter.check(asked, 10).statuses
@@ -493,7 +493,7 @@ def test_beyond_the_exact_domain_no_wait_is_wrong_by_more_than_a_microsecond(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_largest_numbers_are_judged(limiter: Limiter, clock: Clock, algorithm: str) -> None:
+def test_the_largest_numbers_are_counted(limiter: Limiter, clock: Clock, algorithm: str) -> None:
     rate = Rate(limit=10**12, period=3653 * 86_400, algorithm=algorithm)
     asked = [Bucket("user:1", rate)]
     assert limiter.check(asked, 10**12).allowed
@@ -542,7 +542,7 @@ def test_one_request_of_any_cost_is_one_entry_of_the_log(
     assert limiter.check([asked], 10).allowed
 
 
-def test_the_log_forgets_what_has_expired(redis_client: redis.Redis, limiter: Limiter, clock: Clock) -> None:
+def test_the_log_drops_expired_entries(redis_client: redis.Redis, limiter: Limiter, clock: Clock) -> None:
     asked = bucket("10/min sliding_window_log")
     for _ in range(500):
         clock.advance(6)

@@ -1,4 +1,4 @@
-"""Calendar windows across time zones, and that they follow Redis' clock whatever the application's says."""
+"""Calendar windows across time zones; they follow Redis' clock, never the application's."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def counted(limiter: Limiter, buckets: list[Bucket], verb: str = "check") -> tup
 
 
 @pytest.mark.parametrize("off", [timedelta(days=-400), timedelta(days=-40), timedelta(days=40)], ids=str)
-def test_an_application_whose_clock_is_wrong_counts_in_the_true_window(
+def test_a_wrong_application_clock_still_counts_in_the_right_window(
     redis_client: redis.Redis, off: timedelta
 ) -> None:
     """Two hosts whose clocks differ minted capacity; one more question puts each right for as long as it runs."""
@@ -202,7 +202,7 @@ def test_an_application_whose_clock_is_wrong_counts_in_the_true_window(
     assert (first_commands, second_commands) == (2, 1)
 
 
-def test_what_is_sent_is_of_the_window_that_the_time_is_in() -> None:
+def test_the_command_has_the_bounds_of_the_current_window() -> None:
     """The store's clock may be set back, too: what was sent last would be of a month to come."""
     prepared = CheckCommand("rqtest", UTC, (Bucket("user:1", Rate.parse("10/month")),))
     for month, days in ((2, 28), (1, 31), (2, 28), (3, 31)):

@@ -79,7 +79,7 @@ def test_a_raised_limit_refills_faster_at_once(limiter: Limiter, clock: Clock, m
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_plans_of_several_limits_share_one_bucket(limiter: Limiter, clock: Clock, algorithm: str) -> None:
-    """Load shedding by priority: what the one leaves, the other may use, whoever asks in between."""
+    """Load shedding by priority: one plan may use what the other leaves, in any order of requests."""
     burst = " burst 80" if algorithm in BURST_ALGORITHMS else ""
     free, pro = [bucket(f"80/min{burst} {algorithm}")], [bucket(f"100/min {algorithm}")]
     found = [(limiter.check(free, 10).allowed, limiter.check(pro, 10).allowed) for _ in range(7)]
@@ -166,7 +166,7 @@ def test_no_sequence_of_edits_makes_anybody_wait_longer(
         clock.advance(us=pause * rate.period_us // 100)
 
 
-def test_states_that_no_version_wrote_count_nothing(redis_client: redis.Redis, limiter: Limiter) -> None:
+def test_states_that_no_version_wrote_count_as_zero(redis_client: redis.Redis, limiter: Limiter) -> None:
     for length in (0, 8, 16, 21, 24, 40):
         redis_client.set("rqtest:{user:1}:0:tb60", b"x" * length)
         assert limiter.check([bucket("10/min")]).statuses[0].remaining == 9

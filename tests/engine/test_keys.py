@@ -67,7 +67,7 @@ def test_users_plans_and_addresses_stay_readable(bucket: Bucket, key: str | None
 
 @pytest.mark.parametrize("secret", ["sk_live_51H8xQ2eZvKYlo2C", "4242", "user:42", "a" * 46])
 @pytest.mark.parametrize("kind", ["api_key", "header", "token", "tenant"])
-def test_what_a_client_can_choose_never_appears(secret: str, kind: str) -> None:
+def test_text_chosen_by_clients_is_hashed(secret: str, kind: str) -> None:
     key = bucket_key("rq", Bucket(f"{kind}:{secret}", MINUTE))
     assert secret not in key
     assert key.startswith(f"rq:{{{kind}:~")
@@ -93,7 +93,7 @@ def test_any_text_makes_a_short_ascii_key_with_one_hash_tag(bucket: Bucket) -> N
 
 
 def test_the_longest_parts_together_stay_below_128_bytes() -> None:
-    """Each part was short, all together took 144 bytes. Where readable text ends is for keys.py to say."""
+    """Each part was short, but all together took 144 bytes. keys.py decides which text stays readable."""
 
     def key(
         subject: str = "", scope: str = "", endpoint_id: int | None = None, per: str = "", rate: Rate = MINUTE

@@ -1,4 +1,4 @@
-"""Rate text: what can be written, what cannot and where it says so, and that texts and rates go to and fro."""
+"""Rate text: valid and invalid text, the character that errors name, and the way from text to rate and back."""
 
 from __future__ import annotations
 

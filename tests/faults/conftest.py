@@ -27,7 +27,7 @@ collect_ignore = [] if os.environ.get("DATABASE_URL") else ["test_database.py"]
 
 @pytest.fixture
 def nodes() -> Iterator[Callable[..., Node]]:
-    """Starts servers with the given lines of configuration."""
+    """Starts servers with these lines of configuration."""
     with ExitStack() as stack:
         yield lambda *lines: stack.enter_context(Node(*lines))
 

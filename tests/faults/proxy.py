@@ -34,7 +34,7 @@ class Proxy(Address):
         self.cut_after_execution = 0
         #: Connections accepted so far.
         self.accepted = 0
-        #: Requests seen so far, greetings aside, those that were cut among them.
+        #: Requests so far without logins; cut ones included.
         self.requests = 0
         self._target = (host, port)
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class Proxy(Address):
         self._thawed.set()
 
     def retarget(self, host: str, port: int) -> None:
-        """Lead new connections there; those that are open stay where they are."""
+        """Forward new connections there; open ones stay."""
         self._target = (host, port)
 
     def hang_up(self) -> None:

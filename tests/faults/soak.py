@@ -50,7 +50,7 @@ class Subject:
 
 
 class Load:
-    """Threads and tasks that ask for the round's subjects until told to stop."""
+    """Threads and tasks that check the round's subjects until they are stopped."""
 
     def __init__(self, limiter: Limiter, subjects: list[Subject], seed: int) -> None:
         self._limiter, self._subjects = limiter, subjects
@@ -150,7 +150,7 @@ class Soak:
         return found
 
     def _settle(self, limiter: Limiter, subject: Subject) -> None:
-        """All that is left is admitted now, and in the end exactly the limit was, save what nobody was told of."""
+        """All that is left is admitted now; in total exactly the limit, except for lost replies."""
         for _ in range(LIMIT + 1):
             if not limiter.check(subject.buckets).allowed:
                 break

@@ -101,13 +101,13 @@ def test_a_server_whose_clock_steps(
             continue
         assert (status.retry_after_us is None) == (cost > limit)
         if status.retry_after_us is not None:
-            # What it would be if the clock went steadily, and no more than what it lacks to its own newest.
+            # As with a steady clock, and no more than the difference to the newest time stored.
             behind_us = newest_us - clock()
             event("refused behind its newest" if behind_us else "refused")
             assert 0 < status.retry_after_us <= FULL_FOR[algorithm] * period_us + behind_us
     if not decision.allowed and status.retry_after_us is not None:
         clock.advance(us=status.retry_after_us)
-        assert limiter.check([bucket], cost).allowed, "it is admitted when it was told to come back"
+        assert limiter.check([bucket], cost).allowed, "it is admitted after retry_after"
 
 
 def most_at_once(algorithm: str, admitted: list[tuple[int, int]], limit: int, period_us: int) -> Fraction:
@@ -129,7 +129,7 @@ def most_at_once(algorithm: str, admitted: list[tuple[int, int]], limit: int, pe
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_server_whose_clock_goes_to_and_fro_mints_nothing(
+def test_a_server_clock_that_jumps_back_and_forth_mints_no_units(
     limiter: Limiter, clock: Clock, ask: Ask, algorithm: str
 ) -> None:
     """The five seconds that it takes back come twice, and refill once."""
@@ -148,7 +148,7 @@ def test_a_server_whose_clock_goes_to_and_fro_mints_nothing(
 def test_a_step_back_locks_a_caller_out_for_the_step_at_most(
     limiter: Limiter, clock: Clock, ask: Ask, algorithm: str
 ) -> None:
-    """Whoever is refused before the step, and waits as long as was said and five seconds more, is admitted."""
+    """A caller that is refused before the step is admitted after retry_after and five seconds more."""
     bucket = Bucket("user:1", Rate.parse(f"12/60s {algorithm}"))
     while ask(limiter, [bucket]).allowed:
         pass

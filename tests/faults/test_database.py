@@ -15,7 +15,7 @@ SQL = "from django.db import connection; c = connection.cursor(); c.execute({!r}
 
 
 class Database:
-    """What one process's role may do, as another says."""
+    """Changes the permissions of one process's role from another."""
 
     def __init__(self, editor: Process) -> None:
         self._editor = editor

@@ -55,7 +55,7 @@ BOTH = pytest.mark.parametrize("ask", [plainly, awaited])
 
 
 def seconds_of(ask: Ask, limiter: Limiter) -> tuple[float, str]:
-    """How long the decision took, and what came of it: decided, the label of the failure, or "left alone"."""
+    """How long the decision took, and its outcome: decided, the failure's reason, or "left alone"."""
     begun = time.monotonic()
     try:
         ask(limiter)

@@ -236,8 +236,8 @@ def test_a_lost_reply_counts_once_under_sentinel(
     limiter = closing(by_url(sentinels))
     store = limiter.store
     assert isinstance(store, SentinelStore)
-    settle = store._settle_on
-    monkeypatch.setattr(store, "_settle_on", lambda host, port: settle(proxy.host, proxy.port))
+    settle = store._use_master
+    monkeypatch.setattr(store, "_use_master", lambda host, port: settle(proxy.host, proxy.port))
     bucket = Bucket("user:2", Rate.parse(f"100/3650day {algorithm}"))
 
     def hit() -> Decision:

@@ -1,4 +1,4 @@
-"""A failover forgets what was not replicated yet: so many are admitted again, and none more."""
+"""A failover loses admissions that were not replicated yet: that many are admitted again, and no more."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def failover(nodes: Callable[..., Node], proxies: Callable[[Node], Proxy]) -> Fa
 
 
 def admissions(way: Way, limiter: Limiter, buckets: list[Bucket], times: int) -> int:
-    """How many of so many asks, on threads, were admitted; each of them must be decided."""
+    """How many of these checks, on threads, were admitted; each must be decided."""
 
     def work(number: int) -> int:
         with way() as ask:
@@ -111,7 +111,7 @@ def test_a_failover_with_a_link_that_keeps_up(failover: Failover, limiters: Make
     assert admissions(way, limiter, [bucket], LIMIT) == LIMIT - 200
 
 
-def test_a_primary_that_comes_back_as_a_replica_brings_nothing_back(failover: Failover, limiters: Make) -> None:
+def test_a_primary_that_returns_as_a_replica_restores_no_counters(failover: Failover, limiters: Make) -> None:
     """Two primaries have counted; the newer one's counters stand, and the older one's are gone."""
     limiter, buckets = limiters(failover.front), one_of_each(LIMIT)
     assert admissions(plainly, limiter, buckets, 50) == 50

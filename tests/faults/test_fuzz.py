@@ -81,7 +81,7 @@ def is_cost(value: object) -> bool:
     prefix=st.from_regex(r"[0-9A-Za-z_.:-]{12,16}", fullmatch=True),
 )
 @EXAMPLES
-def test_so_many_counters_so_many_keys(buckets: list[Bucket], prefix: str) -> None:
+def test_each_counter_has_one_key(buckets: list[Bucket], prefix: str) -> None:
     keys = {bucket_key(prefix, bucket) for bucket in buckets}
     assert len(keys) == len({counter(bucket) for bucket in buckets})
     assert all(len(key.encode()) <= 128 for key in keys)
@@ -94,7 +94,7 @@ def test_so_many_counters_so_many_keys(buckets: list[Bucket], prefix: str) -> No
     awaited=st.booleans(),
 )
 @EXAMPLES
-def test_the_engine_decides_or_says_what_is_wrong(
+def test_the_limiter_decides_or_raises_a_documented_error(
     redis_client: redis.Redis, limiter: Limiter, verb: str, buckets: list[Bucket], cost: Any, awaited: bool
 ) -> None:
     duplicate = len({counter(bucket) for bucket in buckets}) < len(buckets)
@@ -119,9 +119,7 @@ def test_the_engine_decides_or_says_what_is_wrong(
 
 @given(timeout=INTEGERS | st.floats() | st.floats(-1, 10), cost=INTEGERS | ANYTHING, rate=RATES)
 @EXAMPLES
-def test_a_place_in_a_queue_is_given_or_says_what_is_wrong(
-    limiter: Limiter, timeout: float, cost: Any, rate: Rate
-) -> None:
+def test_acquire_books_or_raises_a_documented_error(limiter: Limiter, timeout: float, cost: Any, rate: Rate) -> None:
     queues = [Bucket("user:1", Rate(limit=5, period=60, algorithm="leaky_bucket")), Bucket("user:2", rate)]
     for queue in queues:
         try:
@@ -140,7 +138,7 @@ def test_a_place_in_a_queue_is_given_or_says_what_is_wrong(
 
 @given(limit=ANYTHING, period=ANYTHING | st.just("month"), burst=ANYTHING, algorithm=ANYTHING | st.just("gcra"))
 @EXAMPLES
-def test_a_rate_is_one_or_says_what_is_wrong(limit: Any, period: Any, burst: Any, algorithm: Any) -> None:
+def test_rate_text_is_read_or_raises_invalid_rate(limit: Any, period: Any, burst: Any, algorithm: Any) -> None:
     for arguments in ({"algorithm": algorithm}, {"burst": burst}, {}):
         try:
             rate = Rate(limit=limit, period=period, **arguments)
@@ -155,7 +153,7 @@ def test_a_rate_is_one_or_says_what_is_wrong(limit: Any, period: Any, burst: Any
 
 
 class Principal:
-    """Whoever a token scheme says has authenticated: no row of the user model, its key any text."""
+    """A principal of a token scheme: no row of the user model, with any text as its key."""
 
     is_authenticated = True
 
@@ -264,7 +262,7 @@ def test_no_request_is_a_500(
         response = Client().generic(method, "/", PATH_INFO=place, REMOTE_ADDR=address, **about)
         assert response.status_code < 500
         if place in ("/plain/", "/v1/items/1/", "/decorated/") and method in ("GET", "HEAD"):
-            assert response.status_code == 429, "blocked, whoever asks"
+            assert response.status_code == 429, "blocked for all callers"
 
 
 @given(path=PATHS, headers=st.dictionaries(st.sampled_from(NAMES), HEADER, max_size=5))

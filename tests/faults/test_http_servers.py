@@ -109,7 +109,7 @@ class Clients:
         self._begin = Barrier(CLIENTS)
 
     def ask(self, times: int, halfway: Callable[[], object] = lambda: None) -> list[Answer]:
-        """Each client asks so many times, but no more than half of them before ``halfway`` has returned.
+        """Each client sends this many requests, no more than half of them before ``halfway`` has returned.
 
         ``halfway`` is called once the first answers are in, and meanwhile the clients go on.
         """
@@ -157,7 +157,7 @@ class Clients:
 
 
 def admitted(answers: list[Answer], asked: int) -> int:
-    """How many got through; every other was refused, and told when to come back."""
+    """How many were admitted; all others were refused with a Retry-After."""
     assert len(answers) == asked * CLIENTS
     assert {answer.status for answer in answers} <= {200, 429}
     refused = [answer for answer in answers if answer.status == 429]

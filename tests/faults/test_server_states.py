@@ -69,7 +69,7 @@ def busy(node: Node, nodes: Nodes) -> Iterator[None]:
 
 @contextmanager
 def loading(node: Node, nodes: Nodes) -> Iterator[None]:
-    """It restarts with a dataset that takes it 30 s to read, unless told to hurry; after each key it answers."""
+    """It restarts with a dataset that takes 30 s to load, unless told to hurry; after each key it replies."""
     with node.client() as client, client.pipeline(transaction=False) as pipeline:
         for number in range(3000):
             pipeline.set(f"other:{number}", "x" * 1024)
@@ -146,7 +146,7 @@ def dumps(node: Node) -> dict[bytes, bytes]:
 
 
 @TROUBLES
-def test_each_has_its_label_and_changes_nothing(
+def test_each_state_has_its_reason_and_changes_no_counter(
     nodes: Nodes, limiters: Callable[..., Limiter], ask: Ask, trouble: Trouble
 ) -> None:
     node = nodes(*LINES)
@@ -178,7 +178,7 @@ def policies() -> None:
 @pytest.mark.parametrize("awaited", [False, True], ids=["plain", "awaited"])
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies", "policies")
-def test_each_policy_says_what_happens_then(nodes: Nodes, trouble: Trouble, awaited: bool) -> None:
+def test_each_policy_s_on_error_applies(nodes: Nodes, trouble: Trouble, awaited: bool) -> None:
     def check(scope: str) -> Decision:
         request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")
         request.user = AnonymousUser()

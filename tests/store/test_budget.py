@@ -63,7 +63,7 @@ def test_late_wake_ups_give_a_silent_server_no_more_time(clock: Clock) -> None:
     assert clock.now == pytest.approx(1009.801)
 
 
-def test_what_is_there_at_the_last_look_is_read(clock: Clock) -> None:
+def test_a_reply_there_at_the_last_look_is_read(clock: Clock) -> None:
     Budget(0.8).wait(clock.waits(*[(0.0, False)] * 8, (0.0, True)))
 
 
@@ -193,7 +193,7 @@ def test_a_block_of_tasks_ends_with_its_budget() -> None:
     assert asyncio.run(run()) >= 0.079
 
 
-def test_a_stalled_loop_reads_what_arrived_meanwhile() -> None:
+def test_a_stalled_loop_reads_a_reply_that_arrived_meanwhile() -> None:
     async def run() -> float:
         reply, spent = asyncio.get_running_loop().create_future(), Budget(0.08)
         reading, writing = asyncio.Event(), asyncio.get_running_loop()
