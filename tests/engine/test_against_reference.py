@@ -99,7 +99,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(pick=COUNTERS, cost=COSTS, pause=PAUSES)
     def fill(self, pick: int, cost: Cost, pause: Pause) -> None:
-        """Charge to the brim or beyond, then see the next one refused."""
+        """Charge up to the limit or beyond; the next check is refused."""
         self.ask("charge", [pick], "capacity", pause)
         self.ask("check", [pick], cost)
 
@@ -177,7 +177,7 @@ class Walk(RuleBasedStateMachine):
         logged: frozenset[int] = frozenset(),
         patience_us: int = 0,
     ) -> None:
-        """Let time pass, then ask the engine and the models, and compare."""
+        """Let time pass, then compare the limiter's decision with the models'."""
         picks = list(dict.fromkeys(pick % len(self.kinds) for pick in picks))
         first = self.buckets[picks[0]].rate
         pause_us = pause[0] * first.period_us // 100 + pause[1]
@@ -231,7 +231,7 @@ class Walk(RuleBasedStateMachine):
         self.targets = [entry for entry in self.targets[-30:] if entry[0] > now]
 
     def outlive(self, buckets: list[Bucket], models: list[Model], written: list[bool]) -> None:
-        """Check the TTLs of what was written, then take them off: keys expire by the real time, not by this clock."""
+        """Check the TTLs of the written keys, then remove them: keys expire by real time, not by this clock."""
         pipeline = self.client.pipeline(transaction=False)
         for bucket in buckets:
             key = bucket_key("rqtest", bucket)

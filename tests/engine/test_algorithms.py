@@ -142,7 +142,7 @@ def test_an_edited_limit_keeps_the_units_used(limiter: Limiter, algorithm: str) 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_after_an_edit_the_named_wait_is_the_true_one(limiter: Limiter, clock: Clock, algorithm: str) -> None:
-    """gcra named a wait by the new limit, but drained by the old one: 100 times too early, again and again."""
+    """gcra computed retry_after by the new limit but drained by the old one: callers came 100 times too early."""
     limiter.check([bucket(f"10/hour {algorithm}")], 10)
     clock.advance(1)
     edited = bucket(f"{'1000/hour burst 10' if algorithm in BURST_ALGORITHMS else '5/hour'} {algorithm}")
@@ -293,7 +293,7 @@ def test_no_unit_comes_back_before_next_after_and_one_does_at_it(
 def test_next_after_is_true_after_debts_and_refunds(
     limiter: Limiter, clock: Clock, algorithm: str, last: str
 ) -> None:
-    """Of many small requests, of which some have expired when the last call comes."""
+    """Many small requests, some of which have expired at the last call."""
     chance = random.Random(f"{algorithm} {last}")
     for number in range(40):
         asked = [bucket(f"30/min {algorithm}", f"user:{number}")]
@@ -576,7 +576,7 @@ def test_a_rewound_clock_mints_no_capacity(
 @pytest.mark.parametrize("rate", ["10/min", "10/day", "10/month"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_rewound_clock_is_not_stored(limiter: Limiter, clock: Clock, algorithm: str, rate: str) -> None:
-    """Once stored, the way back to the true time would have counted as time to refill in."""
+    """A stored wrong time would count as refill time once the clock is right again."""
     if rate.endswith("month") and algorithm != "fixed_window":
         rate = "10/30day"
     asked = [bucket(f"{rate} {algorithm}")]
@@ -590,7 +590,7 @@ def test_a_rewound_clock_is_not_stored(limiter: Limiter, clock: Clock, algorithm
 
 
 def test_a_rewind_into_an_earlier_window_counts_the_previous_one_whole(limiter: Limiter, clock: Clock) -> None:
-    """Not half as much again: no window of the formula holds more than its own share."""
+    """Not 1.5 times the limit: no window of the formula holds more than its own share."""
     asked = [bucket("10/min sliding_window_counter")]
     limiter.check(asked, 8)
     clock.advance(60 + 30)
@@ -603,7 +603,7 @@ def test_a_rewind_into_an_earlier_window_counts_the_previous_one_whole(limiter: 
 def test_after_a_rewind_into_an_earlier_calendar_window_the_named_wait_is_true(
     redis_client: redis.Redis, limiter: Limiter, clock: Clock, unit: str
 ) -> None:
-    """The counted window stayed in force, but ended, and its key expired, where the earlier one ends."""
+    """The stored window stayed current, but its key expired at the earlier window's end."""
     asked = bucket(f"10/{unit} fixed_window")
     clock.now_us = 1_764_547_200_000_000  # Monday, 1 December 2025, 00:00 UTC: a new day, week and month
     limiter.check([asked], 9)

@@ -42,7 +42,7 @@ MINUTE = [bucket("1/min")]
 
 @pytest.fixture
 def cached(redis_client: redis.Redis, clock: Clock) -> Iterator[Limiter]:
-    """An engine that repeats refusals for two seconds of the injected clock."""
+    """A limiter that repeats refusals for two seconds of the injected clock."""
     limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", timeout=5, deny_cache_seconds=2)
     yield limiter
     limiter.store.close()
@@ -69,7 +69,7 @@ def refuse(limiter: Limiter, buckets: list[Bucket], cost: int = 1) -> Decision:
     return decision
 
 
-# --- What is repeated, and for how long. ---
+# --- Which refusals are repeated, and for how long. ---
 
 
 def test_a_refused_client_asks_redis_once_in_the_setting_s_seconds(
@@ -110,7 +110,7 @@ def test_times_are_counted_down_to_the_microsecond_and_name_one_instant(cached: 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_next_after_is_unknown_once_units_came_back(cached: Limiter, clock: Clock, algorithm: str) -> None:
-    """A refusal for want of four units is repeated while one or two of them come back."""
+    """A refusal that lacks four units is repeated while one or two of them come back."""
     asked = [bucket(f"60/min {algorithm}")]
     cached.check(asked, cost=59)
     refused = cached.check(asked, cost=60)
@@ -271,7 +271,7 @@ def test_async_checks_learn_and_repeat_as_well(cached: Limiter, clock: Clock, as
     assert cached.check(MINUTE).retry_after_us == 59_500_000
 
 
-# --- What ends it before. ---
+# --- What ends a refusal earlier. ---
 
 
 @pytest.mark.parametrize("subject", ["user:1", "everyone"])
@@ -374,11 +374,11 @@ def test_one_published_elsewhere_is_noticed_within_the_setting_s_seconds(
         steps_of(cached, old)
 
 
-# --- Answers that were on their way while something changed. ---
+# --- Replies that were on their way during a change. ---
 
 
 def interrupted(limiter: Limiter, meanwhile: Callable[[], object], revision: int | None = None) -> Decision:
-    """A check whose answer is read only after something else was done."""
+    """A check whose reply is read only after another action."""
 
     def do(command: Any) -> Any:
         reply = limiter.store.execute(command)
@@ -470,7 +470,7 @@ def refused_status(bucket: Bucket, wait_us: int) -> Any:
 
 
 def learn(denials: DenyCache, *subjects: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[Bucket, ...]:
-    """Let a request be refused that all these subjects' buckets refuse."""
+    """Cache a refusal by the buckets of all these subjects."""
     buckets = tuple(bucket("1/min", subject) for subject in subjects)
     answer = Decision(allowed=False, statuses=tuple(refused_status(each, 10**9) for each in buckets))
 
@@ -524,7 +524,7 @@ def test_a_refusal_is_not_repeated_once_its_place_is_forgotten() -> None:
 
 
 def test_threads_that_check_and_refund_get_no_wrong_refusal(redis_client: redis.Redis) -> None:
-    """After each refund has returned, the client that got it is admitted, whatever others do meanwhile."""
+    """After a refund has returned, its client is admitted, whatever other threads do meanwhile."""
     limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5, deny_cache_seconds=60)
     wrong: list[str] = []
 
@@ -566,7 +566,7 @@ def test_a_forked_child_is_not_held_up_by_its_parent_s_lock() -> None:
         assert os.waitpid(child, 0)[1] == 0
 
 
-# --- Against an engine without it. ---
+# --- Compared with a limiter without the cache. ---
 
 RATES = [
     f"{limit}/{period}{burst} {algorithm}"

@@ -120,7 +120,7 @@ def test_a_megabyte_of_anything_makes_a_short_key(part: str) -> None:
 
 
 def counter(bucket: Bucket) -> tuple[object, ...]:
-    """What a counter is named by, put another way."""
+    """A counter's identity, computed another way."""
     endpoint: object = bucket.endpoint_id
     if endpoint is None:
         endpoint = bucket.scope
@@ -144,7 +144,7 @@ def test_one_part_changed_is_another_counter(bucket: Bucket, change: str, data: 
 @given(bucket=BUCKETS)
 @EXAMPLES
 def test_a_part_s_digest_is_not_that_part(bucket: Bucket) -> None:
-    """Text that looks like what a hashed part became would share its counter."""
+    """Text that looks like a hash would share the hashed text's counter."""
     key = bucket_key("rq", bucket)
     subject = key[key.index("{") + 1 : key.index("}")]
     endpoint = key[key.index("}") + 2 :].rpartition(":")[0]

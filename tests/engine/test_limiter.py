@@ -266,7 +266,7 @@ def test_a_timeout_that_is_no_time(limiter: Limiter, timeout: float) -> None:
 
 @pytest.fixture
 def run() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
-    """``asyncio.run``, with whatever the loop left behind collected inside the test: warnings are errors."""
+    """``asyncio.run``; then collect garbage inside the test, as warnings are errors."""
     yield asyncio.run
     gc.collect()
 

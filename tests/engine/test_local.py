@@ -54,7 +54,7 @@ def peek(limiter: LocalLimiter, asked: Bucket, cost: int = 1) -> BucketStatus:
     return status
 
 
-# --- How much. ---
+# --- Limits. ---
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -219,7 +219,7 @@ def test_refused_until_retry_after_and_admitted_at_it(
             clock.now = now
 
 
-# --- What a cost does. ---
+# --- Costs. ---
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -233,7 +233,7 @@ def test_more_than_the_capacity_never_passes(seconds: Seconds, algorithm: str) -
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_cost_above_the_share_passes_with_an_empty_counter(seconds: Seconds, algorithm: str) -> None:
-    """Else a process would refuse for good what the limit allows."""
+    """Else a process would always refuse a cost that the limit allows."""
     limiter = LocalLimiter(4, clock=seconds)
     asked = bucket(f"20/min {algorithm}")
     assert ask(limiter, asked)
@@ -305,7 +305,7 @@ def test_peek_returns_what_check_would_and_changes_nothing(seconds: Seconds, alg
 
 
 def test_peek_neither_evicts_a_counter_nor_makes_one_evictable(seconds: Seconds) -> None:
-    """Where another policy denies, requests are only looked at; a flood of these must free no client."""
+    """Where another policy denies, buckets are only peeked at; a flood of peeks must free no client."""
     limiter = LocalLimiter(1, size=2, clock=seconds)
     refused, used = bucket("2/min"), bucket("2/min", subject="user:2")
     assert admitted(limiter, refused) == 2
@@ -380,7 +380,7 @@ def test_the_window_before_counts_less_and_less(seconds: Seconds) -> None:
     assert seen == [2, 2, 6, 10, 10]
 
 
-# --- Few, and whom they remember. ---
+# --- The bound on counters, and eviction. ---
 
 
 def test_the_number_of_counters_is_bounded(seconds: Seconds) -> None:
@@ -404,7 +404,7 @@ def test_a_refused_client_is_not_freed_by_a_flood_of_newcomers(seconds: Seconds)
 
 
 def test_a_cost_that_never_fits_does_not_end_a_refusal(seconds: Seconds) -> None:
-    """It was remembered as passing then, and a flood of newcomers made room for it."""
+    """It was stored as passing, so a flood of new callers evicted it."""
     limiter = LocalLimiter(1, size=100, clock=seconds)
     refused = bucket("3/min")
     assert admitted(limiter, refused) == 3
@@ -454,7 +454,7 @@ def test_the_longest_unused_goes_first(seconds: Seconds) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_once_all_refuse_the_newcomers_of_a_policy_share_a_counter(seconds: Seconds, algorithm: str) -> None:
-    """A newcomer pushed the shared counter out, so that each of them had one of its own after all."""
+    """A new caller evicted the shared counter, so each of them had its own after all."""
     limiter = LocalLimiter(1, size=3, clock=seconds)
     for number in range(3):
         assert admitted(limiter, bucket(f"2/min {algorithm}", subject=f"user:{number}")) == 2

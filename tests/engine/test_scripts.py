@@ -106,7 +106,7 @@ def test_a_line_is_located_by_file_and_unknown_lines_are_left_alone() -> None:
 def test_a_bad_argument_is_refused_before_anything_is_written(
     redis_client: redis.Redis, limiter: Limiter, position: int, value: object, message: str
 ) -> None:
-    """A Lua error does not take back the writes made before it; the bad bucket is the last one here."""
+    """A Lua error does not roll back earlier writes; the invalid bucket is the last one here."""
     head, stride = list(GOOD[:5]), list(GOOD[5:])
     bad = list(GOOD)
     bad[position] = value
@@ -141,7 +141,7 @@ def test_good_arguments_are_taken(limiter: Limiter) -> None:
     )
 
 
-# --- How long a key lives. ---
+# --- TTLs. ---
 
 
 @pytest.mark.parametrize(("algorithm", "periods"), [("fixed_window", 1), ("sliding_window_counter", 2)])
@@ -173,7 +173,7 @@ def test_the_ttl_follows_the_time_until_the_bucket_is_full(redis_client: redis.R
 
 
 def test_a_calendar_that_moves_its_finish_takes_the_expiry_along(redis_client: redis.Redis, limiter: Limiter) -> None:
-    """Another time zone, or another end of summer time: the count would have gone with the old finish."""
+    """Another time zone, or another end of summer time: the count would have expired at the old finish."""
     hour_us = 3_600_000_000
     start_us = int(redis_client.time()[0]) * 10**6 - hour_us
     expiries = []
@@ -219,7 +219,7 @@ def test_values_that_are_no_state_count_as_zero(
     assert [limiter.check([asked]).statuses[0].remaining for _ in range(2)] == [9, 8]
 
 
-# --- Scripts that the server forgot. ---
+# --- Flushed scripts. ---
 
 
 def test_after_script_flush_the_count_goes_on_exactly(redis_client: redis.Redis, limiter: Limiter) -> None:
@@ -270,7 +270,7 @@ def test_a_call_without_buckets_gets_newer_revision_too(limiter: Limiter) -> Non
 def test_a_missing_or_older_stored_revision_is_published_again(
     redis_client: redis.Redis, limiter: Limiter, clock: Clock, stored: int | None, verb: str
 ) -> None:
-    """A store that lost data may have lost a publication nobody has read: putting the old number back hid it."""
+    """A store that lost data may have lost an unread publication: restoring the old number hid that."""
     if stored:
         redis_client.set(REVISION, stored)
     with pytest.raises(NewerRevision) as caught:

@@ -180,7 +180,7 @@ def test_by_a_client(emptied: Cluster, ask: Callable[..., Any], kind: Any) -> No
 
 @pytest.fixture(scope="module")
 def renamed() -> Iterator[Cluster]:
-    """A cluster whose nodes name each other by a host that nobody can reach, as behind a tunnel."""
+    """A cluster whose nodes name each other by an unreachable host, as behind a tunnel."""
     with Cluster("cluster-announce-hostname nodes.invalid", "cluster-preferred-endpoint-type hostname") as cluster:
         yield cluster
 
@@ -265,7 +265,7 @@ def decides(ask: Callable[[], object]) -> bool:
 @pytest.mark.usefixtures("fresh_policies")
 @pytest.mark.parametrize("awaited", [False, True])
 def test_an_edit_binds_within_a_second(emptied: Cluster, awaited: bool) -> None:
-    """The revision's key lives on one master; it is looked at once a second, not with every decision."""
+    """The revision's key lives on one master; it is read once a second, not with every decision."""
 
     def check() -> Decision:
         request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")
@@ -337,7 +337,7 @@ def addresses_elsewhere(cluster: Cluster, dead: Node) -> list[str]:
 def test_callers_elsewhere_are_decided_while_the_master_of_the_revision_hangs(
     patient: Cluster, awaited: bool, caplog: Any
 ) -> None:
-    """The look at the revision took their decisions' time: 836 of 988 were degraded."""
+    """Reading the revision used up the decisions' time: 836 of 988 were degraded."""
 
     def check(address: str) -> Decision:
         request = RequestFactory().get("/", REMOTE_ADDR=address)
@@ -465,7 +465,7 @@ def test_slots_move_under_load(cluster: Cluster, limiter_of: Callable[..., Limit
 
 
 def poll_some(limiter: Limiter, buckets: list[Bucket]) -> None:
-    """Let some requests pass in this state of the slot."""
+    """Check some requests in this state of the slot."""
     for _ in range(20):
         limiter.peek(buckets)
 
@@ -473,7 +473,7 @@ def poll_some(limiter: Limiter, buckets: list[Bucket]) -> None:
 def test_a_master_dies_under_load_and_its_replica_takes_over(
     cluster: Cluster, limiter_of: Callable[..., Limiter]
 ) -> None:
-    """At most the limit, and once more what the dead master had acknowledged and not passed on to its replica."""
+    """At most the limit, plus what the dead master had acknowledged but not replicated."""
     limiter = limiter_of(cluster, 1.0)
     limit = 5000
     bucket = own(limit)

@@ -130,7 +130,7 @@ def test_a_client_s_options(
 
 
 class Listener(Address):
-    """Answers nothing on one connection until ``expected`` commands have come, then OK to each."""
+    """Replies only after ``expected`` commands have arrived on a connection, then OK to each."""
 
     def __init__(self, expected: int) -> None:
         self.expected, self.seen = expected, b""
@@ -191,7 +191,7 @@ class AsyncProvider(Provider):
 def test_slow_credentials_break_no_deadline_and_arrive(
     node: Node, limiter_of: Callable[..., Limiter], ask: Ask, kind: type[Provider]
 ) -> None:
-    """They used up the time of each decision: none was ever made."""
+    """Credentials used up the time of each decision, so nothing was ever decided."""
     node.command("CONFIG", "SET", "requirepass", "secret")
     provider = kind(seconds=1.0)
     limiter = limiter_of(node, timeout=0.1, credential_provider=provider)
@@ -232,7 +232,7 @@ def test_the_number_of_connects_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_failed_connect_is_not_repeated_at_once_while_others_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that takes no more connections is not asked a thousand times a second."""
+    """A server that accepts no more connections does not get a thousand connects per second."""
     now = 1000.0
     monkeypatch.setattr(pool_size, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
     size = PoolSize()
@@ -281,7 +281,7 @@ def test_a_full_server_serves_the_connected_callers(
 def test_tasks_in_line_do_not_wait_for_a_connection_that_is_gone(
     node: Node, limiter_of: Callable[..., Limiter]
 ) -> None:
-    """Their own attempt failed as the server was full; the open connection ended, and nobody tried again."""
+    """Their own connect failed as the server was full; the open connection ended, and no caller connected again."""
     limiter = limiter_of(node, timeout=20)
 
     async def run(admin: redis.Redis) -> float:
@@ -330,7 +330,7 @@ def test_where_no_thread_can_be_started(
 
 
 def test_one_caller_opens_one_connection(node: Node, limiter_of: Callable[..., Limiter], ask: Ask) -> None:
-    """More were made for as long as the caller had not woken up."""
+    """More connections were opened while the caller had not woken up yet."""
     with node.client() as client:
         before = client.info("stats")["total_connections_received"]
         for _ in range(20):
@@ -347,7 +347,7 @@ def test_one_caller_opens_one_connection(node: Node, limiter_of: Callable[..., L
 def test_a_server_that_replies_only_to_logins_opens_the_breaker(
     node: Node, limiter_of: Callable[..., Limiter], ask: Ask, callers: int
 ) -> None:
-    """Paused, as before a planned failover: each login counted as an answer, and no breaker ever opened."""
+    """Paused, as before a planned failover: each login counted as a reply, and no breaker ever opened."""
     limiter = limiter_of(node, timeout=0.1)
     assert reason(ask, limiter) == ""
     node.command("CLIENT", "PAUSE", 60_000, "WRITE")
@@ -383,7 +383,7 @@ def no_function(connection: object) -> None:
 def test_a_refused_login_opens_the_breaker(
     node: Node, limiter_of: Callable[..., Limiter], ask: Ask, options: dict[str, Any]
 ) -> None:
-    """It passed as a reply to one command, while every request made a new connection."""
+    """The error counted as a reply to one command, while every request opened a new connection."""
     limiter = limiter_of(node, **options)
     assert [reason(ask, limiter) for _ in range(4)] == ["connection"] * 4
     assert limiter.store.breakers[0].open

@@ -124,7 +124,7 @@ def by_request() -> tuple[Callable[[int, int], Awaitable[Decision]], Callable[[i
 
 @pytest.fixture
 def quick(settings: Any) -> Iterator[None]:
-    """No deadline, and no look for changes of policies meanwhile; connections are the tests' own."""
+    """No deadline, no search for policy changes meanwhile, and connections of the tests' own."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "TIMEOUT": 60.0, "POLL_SECONDS": 86_400.0}
     yield
     default_limiter().store.close()

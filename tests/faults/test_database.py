@@ -33,7 +33,7 @@ class Database:
 
 @pytest.fixture
 def editor(environment: dict[str, str]) -> Iterator[Process]:  # noqa: F811
-    """A process that reaches the database whatever happens; alice and bob exist."""
+    """A process that always reaches the database; alice and bob exist."""
     process = Process(environment)
     try:
         process.run("[User.objects.create(pk=pk, username=name) for pk, name in ((1, 'alice'), (2, 'bob'))]")

@@ -31,7 +31,7 @@ class Failover:
         follow(self.replica, self.primary, through=self.link)
 
     def stall(self) -> None:
-        """What is written from now on does not reach the replica, though both ends believe that it may."""
+        """Later writes do not reach the replica, although both ends keep the link open."""
         poll(lambda: in_step(self.primary, self.replica), PATIENCE, "the replica is in step")
         self.link.freeze()
 
@@ -41,7 +41,7 @@ class Failover:
         return int(mine["master_repl_offset"] - theirs["slave_repl_offset"])
 
     def fail_over(self) -> None:
-        """The primary is gone, the replica takes its place and address."""
+        """Kill the primary; the replica takes over its role and address."""
         self.primary.kill()
         self.replica.command("REPLICAOF", "NO", "ONE")
         self.front.retarget(self.replica.host, self.replica.port)
@@ -102,7 +102,7 @@ def test_a_failover_with_a_stalled_link(
 
 
 def test_a_failover_with_a_link_that_keeps_up(failover: Failover, limiters: Make, way: Way) -> None:
-    """What was replicated is not admitted again."""
+    """Replicated units are not admitted again."""
     limiter, bucket = limiters(failover.front), slow("token_bucket", LIMIT)
     assert admissions(way, limiter, [bucket], 200) == 200
     poll(lambda: in_step(failover.primary, failover.replica), PATIENCE, "the replica is in step")

@@ -73,7 +73,7 @@ def is_cost(value: object) -> bool:
     return type(value) is int and 0 <= value <= MAX_COST
 
 
-# --- The engine. ---
+# --- The limiter. ---
 
 
 @given(
@@ -163,7 +163,7 @@ class Principal:
 
 @pytest.fixture
 def everything_counts(settings: Any, transactional_db: None, fresh_policies: None) -> Iterator[None]:
-    """Policies counted per each kind of subject, some that always refuse, on requests that fit and that do not."""
+    """Policies counted per each kind of subject, some always refusing, for valid and invalid requests."""
     settings.RATEQUOTA = {
         **settings.RATEQUOTA,
         "ENFORCE_ALL": True,
@@ -222,7 +222,7 @@ def test_a_principal_whose_key_reads_like_a_user_s_is_not_that_user(pk: str) -> 
 @pytest.mark.usefixtures("fresh_policies")
 @pytest.mark.django_db(transaction=True)
 def test_no_two_callers_share_a_counter(settings: Any, callers: list[tuple[str, str]]) -> None:
-    """By what is counted, not by the names of keys: each pair of user and tenant is admitted once."""
+    """By counting, not by the names of keys: each pair of user and tenant is admitted once."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
     RatePolicy.objects.get_or_create(counted_per="tenant", defaults={"rates": "1000/3650day"})
     RatePolicy.objects.get_or_create(counted_per="caller", defaults={"rates": "1000/3650day"})
@@ -255,7 +255,7 @@ def test_no_two_callers_share_a_counter(settings: Any, callers: list[tuple[str, 
 def test_no_request_is_a_500(
     path: str, more: str, query: str, method: str, headers: dict[str, str], address: str
 ) -> None:
-    """The test client raises what a view raises, so anything but an answer below 500 fails here."""
+    """The test client raises a view's exceptions, so any response of 500 or above fails here."""
     about = {"headers": headers, "QUERY_STRING": query}
     plain = [path, path + more]
     for place in plain:

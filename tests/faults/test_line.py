@@ -45,7 +45,7 @@ def server_of() -> Iterator[Make]:
 
 
 def settled(pool: Any, most: int) -> bool:
-    """Whether nobody waits, nothing is being made, and each open connection is idle."""
+    """Whether no caller waits, no connect is under way, and each open connection is idle."""
     assert 0 <= pool._size.open <= most
     return not pool._queue and not pool._size.connecting and pool._size.open == len(pool._idle)
 
@@ -94,14 +94,14 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 
 def connected(node: Node) -> int:
-    """How many connections the server has, the one that asks aside."""
+    """The number of the server's connections, without the one that counts them."""
     with node.client(single_connection_client=True) as client:
         return len(client.client_list()) - 1
 
 
 @BOTH
 def test_there_are_never_more_than_the_bound(node: Node, server_of: Make, kind: Any) -> None:
-    """Each caller of a burst had a connection made for it."""
+    """A connection was opened for each caller of a burst."""
 
     async def run() -> None:
         with Wire(node) as wire:
@@ -176,7 +176,7 @@ def test_a_connection_for_a_caller_that_gives_up_meanwhile_goes_to_the_next_one(
 
 @BOTH
 def test_a_closed_connection_is_replaced_for_a_waiting_caller(node: Node, server_of: Make, kind: Any) -> None:
-    """At once: a thread looks for itself once in an eighth of its time, which is longer here than the test waits."""
+    """At once: a waiting thread looks itself only every eighth of its time, which is longer than this test waits."""
 
     async def run() -> None:
         with node.client(single_connection_client=True) as admin:
@@ -211,7 +211,7 @@ def test_a_full_server_is_used_through_the_open_connections(
 
 @BOTH
 def test_idle_connections_are_closed(node: Node, server_of: Make, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """714 connections of each process stayed for ever."""
+    """714 connections of each process stayed open for ever."""
 
     async def run() -> None:
         with Wire(node) as wire:
@@ -269,7 +269,7 @@ def test_a_forked_child_has_its_own_bound(node: Node, server_of: Make) -> None:
     idle[0][0].disconnect()
 
 
-# --- Whatever happens, in whatever order. ---
+# --- Any event, in any order. ---
 
 CALLERS, TIMES, MOST = 24, 60, 5
 
@@ -277,7 +277,7 @@ CALLERS, TIMES, MOST = 24, 60, 5
 @BOTH
 @pytest.mark.parametrize("seed", range(3))
 def test_no_count_drifts(node: Node, server_of: Make, kind: Any, seed: int) -> None:
-    """Callers who give up or are cancelled at any moment, connections that end, a server that is full."""
+    """Callers that time out or are cancelled at any moment, closed connections, a full server."""
     rng, outcomes = Random(seed), set()
 
     async def one(callers: Any) -> None:

@@ -39,7 +39,7 @@ def ask(scope: str, ip: str, awaited: bool) -> Decision:
 
 @pytest.fixture
 def events() -> Iterator[list[tuple[str, str]]]:
-    """The transitions that the signal tells."""
+    """The transitions that the signal reports."""
     heard: list[tuple[str, str]] = []
 
     def receiver(*, state: str, reason: str, **_: Any) -> None:
@@ -107,7 +107,7 @@ def test_down_and_back(node: Node, events: list[tuple[str, str]], caplog: pytest
 
 
 def test_a_process_that_starts_while_redis_is_down(node: Node) -> None:
-    """Down at boot is no different from down later."""
+    """Redis down at boot is handled like Redis down later."""
     RatePolicy.objects.create(rates=f"{LIMIT}/day", on_error="deny")
     node.kill()
     with override_settings(
@@ -130,7 +130,7 @@ def test_a_process_that_starts_while_redis_is_down(node: Node) -> None:
 
 @pytest.mark.parametrize("mode", ["allow", "deny", "local"])
 def test_a_hang_does_not_raise(node: Node, mode: str) -> None:
-    """32 threads ask on while the server stops: each gets a decision, degraded, and no exception."""
+    """32 threads keep checking while the server stops: each gets a degraded decision, and no exception."""
     RatePolicy.objects.create(rates="1000000/day", on_error=mode)
     mine = {"PREFIX": "rqtest", "REDIS_URL": node.url, "REPORT_SECONDS": 0, "STATISTICS_SECONDS": 0, "TIMEOUT": 0.05}
     with override_settings(RATEQUOTA=mine), ThreadPoolExecutor(32) as threads:

@@ -26,7 +26,7 @@ THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One ask and what came of it."""
+    """One check and its outcome."""
 
     #: When it began and ended (monotonic, seconds).
     begun: float
@@ -51,7 +51,7 @@ class Load:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Ask on all threads, until the block ends."""
+        """Check on all threads until the block ends."""
         with ThreadPoolExecutor(THREADS) as threads:
             done = [threads.submit(self._ask) for _ in range(THREADS)]
             try:
@@ -97,7 +97,7 @@ def flushing(node: Node, seconds: float) -> Iterator[list[None]]:
 
 @pytest.mark.parametrize("milliseconds", [10, 0])
 def test_scripts_are_flushed_under_load(node: Node, limiters: Make, way: Way, milliseconds: int) -> None:
-    """Between loading a script and running it by its hash, it may be gone again."""
+    """A script may be flushed between loading it and running it by its hash."""
     limit, asks = 1500, 1600
     load = Load(way, limiters(node, timeout=30), one_of_each(limit))
     with flushing(node, milliseconds / 1000) as flushes, load.going_on():

@@ -34,7 +34,7 @@ LINES = (
 )
 
 
-# --- How to get a server into trouble, and out of it. ---
+# --- Server states: how to enter and leave them. ---
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def oom(node: Node, nodes: Nodes) -> Iterator[None]:
 
 @contextmanager
 def busy(node: Node, nodes: Nodes) -> Iterator[None]:
-    """Another's script does not end."""
+    """Another client's script does not end."""
     ends: list[str] = []
 
     def loop() -> None:
@@ -86,7 +86,7 @@ def loading(node: Node, nodes: Nodes) -> Iterator[None]:
 
 @contextmanager
 def misconf(node: Node, nodes: Nodes) -> Iterator[None]:
-    """It cannot save: a directory has the file's name, which stops root as well."""
+    """It cannot save: a directory has the file's name, which root cannot overwrite either."""
     (node.directory / "taken.rdb").mkdir()
     save(node, "err")
     yield
@@ -115,14 +115,14 @@ def noreplicas(node: Node, nodes: Nodes) -> Iterator[None]:
 
 @contextmanager
 def noperm(node: Node, nodes: Nodes) -> Iterator[None]:
-    """Somebody takes a permission away from the user that we are."""
+    """A permission is taken away from our user."""
     node.command("ACL", "SETUSER", "default", "-evalsha")
     yield
     node.command("ACL", "SETUSER", "default", "+evalsha")
 
 
 def answers(node: Node, prefix: str) -> bool:
-    """Whether the server answers with that error."""
+    """Whether the server replies with that error."""
     with node.client() as client:
         try:
             client.ping()
@@ -136,11 +136,11 @@ def answers(node: Node, prefix: str) -> bool:
 TROUBLES = pytest.mark.parametrize("trouble", [oom, busy, loading, misconf, noreplicas, noperm])
 
 
-# --- What comes of it. ---
+# --- Outcomes. ---
 
 
 def dumps(node: Node) -> dict[bytes, bytes]:
-    """What is stored of each counter."""
+    """The stored value of each counter."""
     with node.client() as client:
         return {key: client.dump(key) for key in client.scan_iter("rqtest:*", count=1000)}
 
@@ -168,7 +168,7 @@ def test_each_state_has_its_reason_and_changes_no_counter(
 
 @pytest.fixture
 def policies() -> None:
-    """One endpoint whose policy allows while the store is in trouble, and one whose policy denies."""
+    """One endpoint whose policy allows while the store fails, and one whose policy denies."""
     for name, on_error in (("lenient", "allow"), ("strict", "deny")):
         endpoint = Endpoint.objects.create(name=name)
         RatePolicy.objects.create(endpoint=endpoint, on_error=on_error, rates=f"{LIMIT}/3650day")

@@ -70,7 +70,7 @@ def succeed(breaker: Breaker, *, always: bool = False) -> None:
 
 
 def refuses(breaker: Breaker) -> bool:
-    """Whether a use of the server is refused; one that is not ends as if it had been cancelled."""
+    """Whether the breaker refuses a use of the server; an accepted use ends as if it were cancelled."""
     try:
         with breaker.guard():
             end_with(asyncio.CancelledError())
@@ -192,7 +192,7 @@ def test_the_error_while_open_has_the_reason_of_the_failure(breaker: Breaker) ->
 
 
 def test_a_probe_is_a_lease(breaker: Breaker, seconds: Seconds) -> None:
-    """One that is cancelled, or never ends, must not keep the others out for good."""
+    """A probe that is cancelled or never ends must not block all later probes."""
     fail(breaker, times=3)
     seconds.now += PROBE_SECONDS
     assert not refuses(breaker)  # it ended without saying how
@@ -355,7 +355,7 @@ def test_a_failing_receiver_has_no_effect(breaker: Breaker, seconds: Seconds, ev
 
 
 def test_an_answer_while_it_is_open_lets_one_request_through_at_once(seconds: Seconds) -> None:
-    """As a connection does that was too late for its own decision: a server far away is used from then on."""
+    """A connection established too late for its decision lets a probe through, so a distant server is used again."""
     answered = [0.0]
     breaker = Breaker("redis.example:6379", 1, seconds, lambda: answered[0])
     fail(breaker)

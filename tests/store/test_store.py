@@ -64,7 +64,7 @@ class Peer:
         return redis.Redis(host="127.0.0.1", port=self.port, protocol=2, **options)
 
     def close(self) -> None:
-        """Hang up, and wait until every thread has seen it."""
+        """Close all connections, and wait for the threads to end."""
         _hang_up(self._socket)
         self._threads[0].join(timeout=30)  # accepts none after this
         for connection in self._connections:
@@ -127,7 +127,7 @@ def peers() -> Iterator[Callable[..., Peer]]:
         peer.close()
 
 
-# --- Sent once, within a time. ---
+# --- Sent once, within a deadline. ---
 
 
 @BOTH
@@ -175,7 +175,7 @@ def test_a_server_that_never_completes_the_login_times_out(ask: Ask) -> None:
 
 @BOTH
 def test_connecting_counts_into_the_time(peers: Callable[..., Peer], ask: Ask) -> None:
-    """Each answer of a slow greeting came in time, all together took four times as long."""
+    """Each reply of a slow login came in time; all together took four times as long."""
     never = threading.Event()
     peer = peers(lambda number: None if never.wait(0.15) else b"+OK\r\n", ())
     limiter = Limiter(client=peer.client(password="secret", db=1), prefix="rqtest", timeout=0.2)
@@ -191,7 +191,7 @@ def test_connecting_counts_into_the_time(peers: Callable[..., Peer], ask: Ask) -
 
 @BOTH
 def test_a_late_reply_reaches_no_other_caller(peers: Callable[..., Peer], ask: Ask) -> None:
-    """Left on its connection, it would answer the next request."""
+    """A late reply left on its connection would be read as the next request's."""
     given_up = threading.Event()
 
     def answer(number: int) -> bytes:
@@ -223,7 +223,7 @@ def test_a_late_reply_reaches_no_other_caller(peers: Callable[..., Peer], ask: A
 def test_the_reply_of_an_interrupted_call_reaches_no_other_caller(
     peers: Callable[..., Peer], ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal may end a worker's call anywhere, also between redis-py's own precautions."""
+    """A signal may interrupt a worker's call at any line, those of redis-py included."""
     asked_again = threading.Event()
 
     def answer(number: int) -> bytes:
@@ -286,7 +286,7 @@ def test_a_call_cancelled_while_it_takes_a_connection_loses_none(
     asyncio.run(story())
 
 
-# --- Names of what went wrong. ---
+# --- Reasons of errors. ---
 
 
 @BOTH
@@ -317,7 +317,7 @@ def test_a_call_cancelled_while_it_takes_a_connection_loses_none(
     ids=lambda text: text.split()[0],
 )
 def test_error_replies(peers: Callable[..., Peer], ask: Ask, line: str, reason: str) -> None:
-    """redis-py takes the prefix off the errors it knows, so that these were all called "response"."""
+    """redis-py removes the prefix of the errors that it knows, so all of them had the reason "response"."""
     peer = peers(lambda number: f"-{line}\r\n".encode())
     limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=5)
     with pytest.raises(StoreError) as caught:
@@ -353,7 +353,7 @@ def test_a_server_that_forgets_the_script_at_once_is_an_error_not_a_loop(
     ],
 )
 def test_an_unreadable_reply_is_a_store_error(peers: Callable[..., Peer], ask: Ask, reply: bytes) -> None:
-    """A server of another kind behind the address: each request failed by a ValueError."""
+    """Another kind of server at the address: each request failed with a ValueError."""
     peer = peers(lambda number: reply)
     limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=5)
     assert reason(limiter, ask) == "response"
@@ -370,7 +370,7 @@ def test_a_refused_connection(ask: Ask) -> None:
     assert caught.value.reason == "connection"
 
 
-# --- A real server in trouble: one of this module's own. ---
+# --- Faults of a real server, which belongs to this module. ---
 
 
 @pytest.fixture(scope="module")
@@ -382,7 +382,7 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServe
 
 @pytest.fixture
 def own(own_server: ValkeyServer) -> Iterator[redis.Redis]:
-    """A client of a server that this module may break, mended and emptied after each test."""
+    """A client of a server that this module may break; it is repaired and flushed after each test."""
     with redis.Redis(host=own_server.host, port=own_server.port) as client:
         yield client
         client.config_set("maxmemory", 0)
@@ -503,7 +503,7 @@ def test_a_connection_closed_by_the_server_is_not_reused(own: redis.Redis, own_l
         assert own_limiter.check([MINUTE]).statuses[0].remaining == 7
 
 
-# --- Where the server is. ---
+# --- The server's address. ---
 
 
 @pytest.mark.parametrize(
@@ -555,7 +555,7 @@ def test_the_client_s_database_is_used_and_its_decoding_is_not(own_server: Valke
 
 
 def test_the_client_s_own_pool_is_not_used(own_server: ValkeyServer, own: redis.Redis) -> None:
-    """A pool of one connection, in use, must not make a decision wait."""
+    """No decision may wait for the client's pool of one connection, which is in use."""
     pool = redis.ConnectionPool(host=own_server.host, port=own_server.port, max_connections=1)
     client = redis.Redis(connection_pool=pool, single_connection_client=True)
     limiter = Limiter(client=client, prefix="rqtest", timeout=5)

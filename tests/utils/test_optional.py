@@ -45,7 +45,7 @@ sys.meta_path.insert(0, Hide())
 
 
 def run(code: str) -> str:
-    """What a fresh interpreter prints, outside any Django project."""
+    """The output of a fresh interpreter, outside any Django project."""
     inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
