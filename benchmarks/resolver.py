@@ -181,7 +181,7 @@ def _url() -> str:
 
 def _load(times: int) -> tuple[Any, tuple[float, float]]:
     """A snapshot, and (ms to load, MB held)."""
-    from django_ratequota.policies.cache import load_snapshot
+    from django_ratequota.policies.loading import load_snapshot
 
     spent = []
     for _ in range(times):
@@ -204,16 +204,17 @@ def _held(make: Callable[[], Any]) -> tuple[int, Any]:
 
 def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
     """Resolves what the caller may do at the request's route, as ``enforcement`` does."""
-    from django_ratequota.policies.methods import how_heard
-    from django_ratequota.policies.resolver import EvaluationContext, match_endpoints, resolve
-    from django_ratequota.policies.routes import resolved
+    from django_ratequota.policies.matching import match_endpoints
+    from django_ratequota.policies.requests.methods import handling_of_request
+    from django_ratequota.policies.requests.routes import resolved
+    from django_ratequota.policies.resolver import EvaluationContext, resolve
 
     now_us = time.time_ns() // 1000
 
     def ask(caller: Any) -> Any:
         route, name = resolved(request.resolver_match)
-        how = how_heard(request, request, "GET")
-        endpoints = match_endpoints(snapshot, scope="search", route=route, name=name, method="GET", how=how)
+        handling = handling_of_request(request, request, "GET")
+        endpoints = match_endpoints(snapshot, scope="search", route=route, name=name, method="GET", handling=handling)
         asked = EvaluationContext(
             caller=caller, entry=entry, endpoints=endpoints, scope="search", snapshot=snapshot, now_us=now_us
         )
@@ -227,7 +228,7 @@ def _warm(snapshots: dict[int, Any], blocks: int) -> dict[int, tuple[float, floa
     from benchmarks.population import ASSIGNED
     from django_ratequota.policies.cache import policies
     from django_ratequota.policies.facts import NOBODY
-    from django_ratequota.policies.identity import Caller
+    from django_ratequota.policies.requests.identity import Caller
 
     user_id = 7 * ASSIGNED
     request, entry = request_of(user_id), policies.load_user(str(user_id))
@@ -262,7 +263,7 @@ def _cold(users: int, times: int) -> tuple[list[Any], dict[str, float]]:
 
     from benchmarks.population import OVERRIDDEN
     from django_ratequota.policies.cache import policies
-    from django_ratequota.policies.identity import Caller
+    from django_ratequota.policies.requests.identity import Caller
 
     most = 0
     for user_id in (1, 10, OVERRIDDEN):

@@ -31,9 +31,9 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "enforcement.check": ("acheck_request", "check_request"),
-        "engine.limiter": ("Limiter",),
         "engine.rates": ("Rate",),
         "engine.types": ("Bucket", "BucketStatus", "Decision"),
         "exceptions": ("RateQuotaError",),
+        "runtime": ("Limiter",),
     },
 )

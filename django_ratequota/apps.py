@@ -19,9 +19,9 @@ class RateQuotaConfig(AppConfig):
         from . import checks
         from .models import receivers
         from .monitoring import request_log
-        from .policies import unrecorded
+        from .policies.after_migrate import publish_after_migrate
 
         checks.connect()
         receivers.connect()
         request_log.connect()
-        post_migrate.connect(unrecorded.after_migrate, sender=self, dispatch_uid="ratequota_after_migrate")
+        post_migrate.connect(publish_after_migrate, sender=self, dispatch_uid="ratequota_after_migrate")

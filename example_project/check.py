@@ -108,7 +108,7 @@ def explained(admin: Browser, refusal_id: str) -> str:
     while True:
         seen = admin.get(f"{_POLICIES}explain/?id={refusal_id}")
         _expect("Explain", seen.status, 200)
-        if "What was decided" in seen.text or time.monotonic() > deadline:
+        if f"Refusal {refusal_id}" in seen.text or time.monotonic() > deadline:
             return seen.text
         time.sleep(0.1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import redis
 from asgiref.sync import async_to_sync
 
 from django_ratequota import Decision, Limiter
-from tests.support import server
+from tests.support import properties, server  # noqa: F401 - the profiles of the property tests
 
 #: ``check_request``, or its async twin.
 Check = Callable[..., Decision]
@@ -22,6 +23,13 @@ Get = Callable[..., Any]
 
 #: 2025-11-21 05:20:00 UTC, in µs: where injected clocks begin.
 NOON_US = 1_763_702_400_000_000
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the workers of ``-n auto``: more than processors, as many tests wait for others."""
+    if server.IS_SHARED:  # tests empty their server
+        return 1
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_finish() -> None:
@@ -64,7 +72,7 @@ def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
     from django_ratequota.policies.cache import policies
 
     policies.forget()
-    health._forget()
+    health._clear()
     yield
     policies.forget()
 

@@ -14,7 +14,7 @@ from django.db import connections
 
 from .. import conf
 from ..recording.databases import policy_alias
-from ..recording.validators import unenforced
+from ..recording.validators import unsupported_constraints
 from .settings import MIDDLEWARE
 
 Messages = list[checks.CheckMessage]
@@ -41,7 +41,7 @@ def check_constraints(**_: Any) -> Messages:
     from ..models import Plan, RatePolicy
 
     using = policy_alias()
-    names = [rule.name for model in (Plan, RatePolicy) for rule in unenforced(model, using)]
+    names = [rule.name for model in (Plan, RatePolicy) for rule in unsupported_constraints(model, using)]
     if not names:
         return []
     text = f"{connections[using].display_name} cannot hold some constraints of django-ratequota ({', '.join(names)})."

@@ -20,10 +20,9 @@ from ..engine.rates import Rate
 from ..engine.scripts import COMMANDS, DENIED
 from ..engine.types import Bucket
 from ..exceptions import ConfigurationError, StoreError
-from ..runtime import default_limiter
+from ..runtime import default_limiter, store_from_settings
 from ..store.base import Call, run_script
-from ..store.factory import store_of_settings
-from ..store.info import server_version
+from ..store.server import server_version
 from ..utils.sansio import drive
 
 #: The oldest servers whose scripts may carry a shebang, so that a full memory refuses them before they write.
@@ -156,7 +155,7 @@ def check_round_trip(databases: Collection[str] | None = None, **_: Any) -> list
 
 def _round_trip(settings: conf.Settings) -> float:
     """Return the median seconds of five commands on an open connection; raises ``StoreError``."""
-    store = store_of_settings(replace(settings, timeout=_PATIENCE))
+    store = store_from_settings(replace(settings, timeout=_PATIENCE))
     command = ("MGET", revision_key(settings.prefix))
     try:
         store.execute(command)  # connects

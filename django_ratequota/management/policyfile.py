@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import IntegrityError
 
 from ..exceptions import InvalidFile
-from ..policyfile import FORMATS, MAX_BYTES, Comparison, bring, decode, pieces
+from ..policyfile import FORMATS, MAX_BYTES, Diff, apply_file, decode, export_chunks
 
 
 def add_verbs(verbs: Any) -> None:
@@ -33,7 +33,7 @@ def add_verbs(verbs: Any) -> None:
 
 def export_file(command: BaseCommand, options: dict[str, Any]) -> None:
     """Run ``export``."""
-    text = pieces(options["format"], assignments=options["assignments"])
+    text = export_chunks(options["format"], assignments=options["assignments"])
     if not options["output"]:
         for piece in text:
             command.stdout.write(piece, ending="")
@@ -55,9 +55,9 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> None:
             from . import drf_settings as drf
 
             name, (text, notes) = drf.NAME, drf.file_of_settings()
-            comparison = bring(text, **wanted)
+            diff = apply_file(text, **wanted)
         else:
-            comparison = bring(decode(_bytes(options["file"])), **wanted)
+            diff = apply_file(decode(_bytes(options["file"])), **wanted)
     except InvalidFile as error:
         for number, path, message in error.problems:
             command.stderr.write(f"{name}:{number}: {path}: {message}" if path else f"{name}:{number}: {message}")
@@ -65,12 +65,12 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> None:
         raise CommandError(f"{count} problem{'s' if count != 1 else ''} in {name}; nothing was changed") from error
     except IntegrityError as error:
         raise CommandError(f"Others made changes meanwhile that this file contradicts; try again: {error}") from error
-    for line in comparison.lines():
+    for line in diff.lines():
         command.stdout.write(line)
-    command.stdout.write(_summary(comparison, name, options["dry_run"]))
+    command.stdout.write(_summary(diff, name, options["dry_run"]))
     left = ", ".join(
-        f"{count} {section.word if count == 1 else section.name}"
-        for section, count in comparison.left.items()
+        f"{count} {section.singular if count == 1 else section.name}"
+        for section, count in diff.unnamed.items()
         if count
     )
     if left:
@@ -89,10 +89,10 @@ def _bytes(name: str) -> bytes:
         raise CommandError(f"{name} cannot be read: {error.strerror}") from error
 
 
-def _summary(comparison: Comparison, name: str, dry_run: bool) -> str:
-    if not comparison.changes:
+def _summary(diff: Diff, name: str, dry_run: bool) -> str:
+    if not diff.changes:
         return f"Nothing to do: the database says what {name} says"
-    created, changed, deleted = map(len, (comparison.created, comparison.changed, comparison.deleted))
+    created, changed, deleted = map(len, (diff.created, diff.changed, diff.deleted))
     if dry_run:
         return f"Dry run: {created} to create, {changed} to change, {deleted} to delete; nothing was changed"
     return f"{created} created, {changed} changed, {deleted} deleted"

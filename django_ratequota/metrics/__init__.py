@@ -1,7 +1,7 @@
-"""What a process can tell a monitoring system: read when it is asked, so that requests pay nothing.
+"""The metrics of a process: read when they are scraped or exported, so that requests pay nothing.
 
-``prometheus.register()`` and ``opentelemetry.instrument()`` hand it over. No label names a caller: labels are names
-of endpoints, plans, servers and reasons, and ids of policies that are for many callers.
+``prometheus.register()`` and ``opentelemetry.instrument()`` export them. No label names a caller: labels are names of
+endpoints, plans, servers and reasons, and ids of policies that are for many callers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ..monitoring.health import health
 from ..policies.cache import policies
 from ..runtime import default_limiter
 from ..utils.histogram import BOUNDS, Histogram
-from .counts import tally
+from .tally import tally as decisions
 
-#: Values of a metric's labels, in their order, and the value.
+#: The values of a metric's labels, in their order, and its value.
 Sample = tuple[tuple[str, ...], float]
-#: Every fourth bound: 50 µs times two, and so on, are fine enough for a plot.
+#: Every fourth bound: 50 µs, 100 µs, 200 µs and so on are fine enough for a graph.
 BUCKETS = BOUNDS[3::4]
 PREFIX = "ratequota_"
 LATENCY_HELP = "How long decisions took, Redis included."
@@ -33,14 +33,14 @@ class Metric:
     name: str
     kind: Literal["counter", "gauge"]
     help: str
-    #: ``s``, or what is counted, as in ``{decision}``.
+    #: ``s``, or the counted thing in braces: ``{decision}``.
     unit: str
     read: Callable[[], Iterable[Sample]]
     labels: tuple[str, ...] = ()
 
 
 def latency() -> Histogram:
-    """How long this process's decisions took; an empty one where there is no usable setting."""
+    """Return how long this process's decisions took; empty where the settings name no Redis."""
     try:
         return default_limiter().latency
     except StoreError:
@@ -65,7 +65,7 @@ METRICS = (
         kind="counter",
         help="Requests decided, by endpoint; one that belongs to several endpoints counts at each.",
         unit="{decision}",
-        read=tally.by_endpoint,
+        read=decisions.by_endpoint,
         labels=("endpoint", "outcome"),
     ),
     Metric(
@@ -73,7 +73,7 @@ METRICS = (
         kind="counter",
         help="Requests that a policy applied to; refused = by this one. All overrides together are one.",
         unit="{decision}",
-        read=tally.by_policy,
+        read=decisions.by_policy,
         labels=("endpoint", "policy", "outcome"),
     ),
     Metric(

@@ -18,9 +18,9 @@ from ..conf import settings
 from ..engine.rates import Rate
 from ..models import Endpoint, Plan, PlanAssignment, RatePolicy
 from ..policies.facts import EndpointFacts, PolicyFacts, endpoint_facts, policy_facts
+from ..policies.matching import match_endpoints
 from ..policies.precedence import precedence
-from ..policies.resolver import match_endpoints
-from ..policies.routes import known_routes, known_scopes
+from ..policies.requests.routes import known_routes, known_scopes
 from ..policies.snapshot import Snapshot
 from ..recording.validators import visible
 from .redundancy import binds_first

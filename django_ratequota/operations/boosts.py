@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ..conf import settings
-from ..engine.calendar_windows import calendar_window
+from ..engine.calendar_windows import window_end_us
 from ..engine.rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
 from ..engine.types import Bucket, BucketStatus
 from ..models import PolicyChange, RatePolicy
@@ -98,7 +98,7 @@ def why_no_boost(explanation: Explanation, policy: PolicyFacts) -> str:
 def subject_of(explanation: Explanation, policy: PolicyFacts) -> str | None:
     """Whose counter a winner uses."""
     plan = explanation.plan
-    return explanation.asked.caller.subject(policy.counted_per, plan.id if plan else None)
+    return explanation.context.caller.subject(policy.counted_per, plan.id if plan else None)
 
 
 def proposed(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
@@ -113,7 +113,7 @@ def proposed(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
         on_error=winner.on_error,
         # On the second: at work at once in every process, however their views of Redis' clock differ by milliseconds.
         # Not before the winner: of two dated policies the one that started last counts.
-        starts_at=instant(max(explanation.asked.now_us // _SECOND_US * _SECOND_US, facts.starts_us or 0)),
+        starts_at=instant(max(explanation.context.now_us // _SECOND_US * _SECOND_US, facts.starts_us or 0)),
     )
     subject = subject_of(explanation, facts) or ""
     kind, _colon, value = subject.partition(":")
@@ -147,12 +147,9 @@ def doubled(rates: tuple[Rate, ...] | str, algorithm: str) -> str:
 
 def window_end(bucket: Bucket, now_us: int) -> Any:
     """When the bucket's window ends, as Django keeps times; None for algorithms that have no windows."""
-    rate = bucket.rate
-    if rate.calendar:
-        return instant(calendar_window(rate.calendar, now_us, settings.time_zone)[1])
-    if rate.algorithm != "fixed_window":
+    if bucket.rate.algorithm != "fixed_window":
         return None
-    return instant(now_us - now_us % rate.period_us + rate.period_us)
+    return instant(window_end_us(bucket.rate, now_us, settings.time_zone))
 
 
 def instant(at_us: int) -> Any:
@@ -161,39 +158,39 @@ def instant(at_us: int) -> Any:
     return aware if django_settings.USE_TZ else timezone.make_naive(aware)
 
 
-def outlook(asked: EvaluationContext, boost: RatePolicy) -> Outlook:
-    """What the boost would change; ``asked`` is as it was explained."""
+def outlook(context: EvaluationContext, boost: RatePolicy) -> Outlook:
+    """What the boost would change; ``context`` is as it was explained."""
     facts = replace(policy_facts(boost), id=sys.maxsize)  # the newest policy has the highest id
-    there = _with(asked, facts)
-    group = asked.snapshot.groups.get(facts.endpoint_id, {}).get(facts.counted_per)
-    rivals = (*(group.policies if group else ()), *asked.entry.policies)
+    there = _with(context, facts)
+    group = context.snapshot.groups.get(facts.endpoint_id, {}).get(facts.counted_per)
+    rivals = (*(group.policies if group else ()), *context.entry.policies)
     end_us = facts.ends_us or sys.maxsize
     overtaken = None
     for at_us in sorted({policy.starts_us or 0 for policy in rivals}):
-        if asked.now_us < at_us < end_us and overtaken is None:
+        if context.now_us < at_us < end_us and overtaken is None:
             winner = _winner(there, facts, at_us)
             overtaken = (winner, at_us) if winner is not None and winner is not facts else None
     return Outlook(
-        now=_winner(asked, facts, asked.now_us),
+        now=_winner(context, facts, context.now_us),
         overtaken=overtaken,
         after=_winner(there, facts, end_us),
     )
 
 
-def _winner(asked: EvaluationContext, like: PolicyFacts, at_us: int) -> PolicyFacts | None:
+def _winner(context: EvaluationContext, like: PolicyFacts, at_us: int) -> PolicyFacts | None:
     """Who wins in the group of ``like`` at that time."""
-    winners = resolve(replace(asked, now_us=at_us)).winners
+    winners = resolve(replace(context, now_us=at_us)).winners
     place = (like.endpoint_id, like.counted_per)
     return next((winner for winner in winners if (winner.endpoint_id, winner.counted_per) == place), None)
 
 
-def _with(asked: EvaluationContext, policy: PolicyFacts) -> EvaluationContext:
+def _with(context: EvaluationContext, policy: PolicyFacts) -> EvaluationContext:
     """As if the policy were there, too."""
     if policy.user:
-        return replace(asked, entry=replace(asked.entry, policies=(*asked.entry.policies, policy)))
-    groups = dict(asked.snapshot.groups)
+        return replace(context, entry=replace(context.entry, policies=(*context.entry.policies, policy)))
+    groups = dict(context.snapshot.groups)
     own = dict(groups.get(policy.endpoint_id, {}))
     old = own.get(policy.counted_per)
     own[policy.counted_per] = Group((*(old.policies if old else ()), policy))
     groups[policy.endpoint_id] = own
-    return replace(asked, snapshot=replace(asked.snapshot, groups=groups))
+    return replace(context, snapshot=replace(context.snapshot, groups=groups))

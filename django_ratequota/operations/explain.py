@@ -6,25 +6,18 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..enforcement.deciding import judge
-from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
+from ..enforcement.decide import decide
+from ..enforcement.steps import Step, StepRunner, evaluation_context, limiter_or_error
 from ..engine.types import Bucket, Decision, check_cost
 from ..exceptions import StoreError
+from ..policies.exemptions import exempt, exempt_candidate
+from ..policies.explain import Candidate, explain, plan_source
 from ..policies.facts import NOBODY, PlanFacts, UserEntry
-from ..policies.identity import Caller
-from ..policies.methods import how_explained
-from ..policies.resolver import (
-    Candidate,
-    EvaluationContext,
-    Resolution,
-    explain,
-    match_endpoints,
-    plan_of,
-    resolve,
-    why_plan,
-)
+from ..policies.matching import match_endpoints
+from ..policies.requests.identity import Caller
+from ..policies.requests.methods import handling_of_view
+from ..policies.resolver import EvaluationContext, Resolution, plan_of, resolve
 from ..policies.snapshot import Snapshot
-from ..policies.sparing import spare, spare_candidate
 from ..runtime import default_limiter, process
 from ..utils.sansio import drive
 
@@ -41,7 +34,7 @@ class Explanation:
     #: Where the plan comes from, in a few words for operators.
     plan_source: str
     #: What the resolver was asked, to be asked again with a change.
-    asked: EvaluationContext
+    context: EvaluationContext
 
     @property
     def built_in(self) -> list[Bucket]:
@@ -67,29 +60,22 @@ def explain_caller(
 
     def steps() -> Generator[Step, Any, Explanation]:
         snapshot, entry = newest(caller)
-        how = how_explained(view, method)
-        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, how=how)
-        asked = EvaluationContext(
-            caller=caller,
-            entry=entry,
-            endpoints=endpoints,
-            scope=scope,
-            snapshot=snapshot,
-            now_us=now_us(limiter),
-        )
-        resolution, candidates = resolve(asked), explain(asked)
-        resolution = spare(resolution, name, view, caller)
-        candidates = tuple(spare_candidate(one, name, view) for one in candidates)
+        handling = handling_of_view(view, method)
+        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
+        context = evaluation_context(limiter, caller, entry, endpoints, scope, snapshot)
+        resolution, candidates = resolve(context), explain(context)
+        resolution = exempt(resolution, name, view, caller)
+        candidates = tuple(exempt_candidate(one, name, view) for one in candidates)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
-        decision = yield from judge(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
+        decision = yield from decide(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
         return Explanation(
-            plan=plan_of(asked),
+            plan=plan_of(context),
             candidates=candidates,
             resolution=resolution,
             decision=decision,
-            plan_source=why_plan(asked),
-            asked=asked,
+            plan_source=plan_source(context),
+            context=context,
         )
 
     limiter = limiter_or_error()

@@ -21,8 +21,8 @@ from django.utils.translation import ngettext
 
 from ..engine.rates import BLOCKED, Rate
 from ..models import RatePolicy
-from ..monitoring import statistics
-from ..monitoring.statistics import Attempts
+from ..monitoring import attempts
+from ..monitoring.attempts import Attempts
 from ..policies.facts import PolicyFacts, policy_facts
 from .impact_audience import Concerned, NotEstimable, subject_for
 from .replay import replay_each
@@ -97,7 +97,7 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
     until = time.monotonic() + seconds
     facts = replace(policy_facts(policy), mode="enforce")
     subject_of, concerned = subject_for(facts.counted_per), Concerned(facts)
-    recorded = statistics.usage(hours)
+    recorded = attempts.recorded_attempts(hours)
     if recorded.share < 1 and facts.counted_per in ("ip", "plan", "everyone"):
         raise NotEstimable(
             _("Cannot be estimated: its counters are shared, and only a part of the callers is recorded.")

@@ -13,11 +13,11 @@ from django.utils.translation import gettext as _
 from ..conf import settings
 from ..exceptions import RateQuotaError
 from ..models import RatePolicy
-from ..monitoring.records import UNTOLD_PLAN, bounded
-from ..monitoring.statistics import Attempts
+from ..monitoring.attempts import Attempts
+from ..monitoring.records import UNKNOWN_PLAN, stored_name
 from ..policies.facts import POLICY_COLUMNS, PolicyFacts, policy_facts
-from ..policies.identity import UNKNOWN
 from ..policies.precedence import precedence
+from ..policies.requests.identity import UNKNOWN
 from ..policies.snapshot import Group
 
 
@@ -47,7 +47,7 @@ class Concerned:
         for record in records:
             who = (record.caller, record.ip, record.plan_id)
             if who not in known:
-                if self._asks_for_plans and record.plan_id == UNTOLD_PLAN:
+                if self._asks_for_plans and record.plan_id == UNKNOWN_PLAN:
                     raise _not_told("plan")
                 known[who] = self._is_of_audience(record)
                 if known[who] and self._is_beaten(record):
@@ -87,7 +87,7 @@ def _is_caller(kind: str, value: str) -> Callable[[Attempts], bool]:
             _("Cannot be estimated: the records name callers by %(caller)s, and do not tell every %(kind)s.")
             % {"caller": ", ".join(settings.caller), "kind": kind}
         )
-    name = bounded(f"{kind}:{value}")
+    name = stored_name(f"{kind}:{value}")
     return lambda record: record.caller == name
 
 
@@ -132,7 +132,7 @@ def _beaten_by_others(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], 
             else:
                 networks.append(rival)
         elif kind and _told(kind):
-            callers.add(bounded(f"{kind}:{value}"))
+            callers.add(stored_name(f"{kind}:{value}"))
         elif kind:
             untold += 1
         elif rival.plan_id is not None:

@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 
 from ..models import PolicyChange
 from ..recording.databases import policy_alias
-from ..recording.recorder import acting, image, in_batches, stored
+from ..recording.recorder import acting, field_values, in_batches, rows_by_pk
 from .cascades import KINDS, Deletion, deleted_along
 
 __all__ = ["KINDS", "Restoration", "Version", "plan_restoration", "problems", "restore", "versions"]
@@ -47,7 +47,7 @@ class Restoration:
     @property
     def seen(self) -> str:
         """Tells one state of the object from another: what the operator looked at must be what is overwritten."""
-        state = None if self.current is None else image(self.current)
+        state = None if self.current is None else field_values(self.current)
         return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:20]
 
 
@@ -75,7 +75,7 @@ def plan_restoration(
     state = change.before if version == "before" else change.after
     using = policy_alias(model)
     pk = _read(model._meta.pk, change.object_id)
-    current = stored(model, [pk], using, lock).get(pk)
+    current = rows_by_pk(model, [pk], using, lock).get(pk)
     target, differing = _target(model, pk, state or {}, current)
     took = deleted_along(change) if along and current is None else ()
     return Restoration(
@@ -207,7 +207,7 @@ def _target(
     if gone:
         text = _("This version is older than the app: it has fields that there are no more (%(names)s).")
         raise ValidationError(text % {"names": ", ".join(gone)})
-    now = {} if current is None else image(current)
+    now = {} if current is None else field_values(current)
     target = model(pk=pk)
     target._state.adding = current is None
     target._state.db = None if current is None else current._state.db
@@ -218,7 +218,7 @@ def _target(
             setattr(target, one.attname, getattr(current, one.attname))
         if one.is_relation and one.remote_field.on_delete is models.SET_NULL and not is_there(target, one):
             setattr(target, one.attname, None)
-    then = image(target)
+    then = field_values(target)
     differing = []
     for name in then:
         if name not in now or now[name] != then[name]:

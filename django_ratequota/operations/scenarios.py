@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
-from ..engine.calendar_windows import calendar_window
+from ..engine.calendar_windows import window_end_us
 from ..engine.rates import Rate, format_period
 from ..runtime import default_limiter
 from .replay import Attempt, replay_each
@@ -93,9 +93,7 @@ def at_once(units: int) -> Iterator[int]:
 
 def _edge_us(scale: Rate) -> int:
     """The beginning of a window, not the first."""
-    if scale.calendar:
-        return calendar_window(scale.calendar, _START_US, default_limiter().time_zone)[1]
-    return (_START_US // scale.period_us + 1) * scale.period_us
+    return window_end_us(scale, _START_US, default_limiter().time_zone)
 
 
 def _evenly(start_us: int, units: int, span_us: int, room: int) -> tuple[list[Attempt], int]:

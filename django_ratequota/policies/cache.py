@@ -1,8 +1,8 @@
-"""The in-process picture of all policies at one revision, and the protocol that keeps it current.
+"""This process's cache of all policies, and the protocol that keeps it current.
 
-A ``Snapshot`` is immutable: plans, endpoints, and the policies for subjects, plans and everyone. What belongs to
-one user only is a ``UserEntry``, loaded on demand and kept in a bounded LRU. ``PolicyCache`` holds both and reloads
-what the PolicyChange rows it has not seen say has changed.
+Plans, endpoints and shared policies are one immutable ``Snapshot``. Each user's own policies and assignments are a
+``UserEntry``, loaded on demand and kept in a bounded LRU. A reload reads the PolicyChange rows that this process has
+not read yet, and the rows that they name.
 """
 
 from __future__ import annotations
@@ -10,84 +10,63 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any
 
-from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.db import Error as DatabaseError
-from django.utils import timezone
 
 from ..conf import settings
 from ..recording.databases import in_transaction, reading_policies
 from ..recording.publication import publication_pending
 from ..runtime import process
 from ..utils.locks import ForkSafeLock
-from .change_feed import ENDPOINT, FEW, PLAN, POLICY, Seen
-from .deltas import changed
-from .facts import (
-    NOBODY,
-    POLICY_COLUMNS,
-    Assignment,
-    PlanFacts,
-    PolicyFacts,
-    UserEntry,
-    endpoint_facts,
-    policy_facts,
-    to_us,
-)
-from .snapshot import Snapshot, group_policies
-from .unreadable import understand
+from .change_feed import FEW, ChangeCursor
+from .facts import UserEntry
+from .loading import held_policies, load_snapshot, load_user, not_ended, update_snapshot, without_ended
+from .snapshot import Snapshot
 
 logger = logging.getLogger("django_ratequota")
 
-#: Unseen changes are applied row by row up to ``FEW``, or a quarter of the policies held, and to this number at most:
-#: reading everything takes less than more of them.
+#: Unread changes are applied row by row up to ``FEW`` or a quarter of the policies held, but no more than this many,
+#: because reading everything is faster then.
 _MANY = 10_000
-#: Primary keys in one query: some databases take a thousand parameters.
-_BATCH = 500
-#: Policies stay for a day after their end: what has ended is decided by the store's clock, not this one.
-_KEPT = timedelta(days=1)
-#: Seconds between two looks for policies that ended long ago.
+#: Seconds between two removals of policies that ended long ago.
 _TIDY_SECONDS = 3600
 
 
 class PolicyCache:
-    """This process's policies: the current snapshot and the users in use.
+    """The current snapshot, and the entries of recent users.
 
-    A request takes ``current()``, then ``user(...)``; both are at least as new as the snapshot's revision. When
-    the store reports a newer revision, ``reload`` reads what has changed.
+    A request takes ``current()``, then ``user(...)``; both are at least as new as the snapshot's revision. When Redis
+    reports a newer revision, ``reload`` reads what has changed.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew, as a fresh process does: for tests."""
+        """Reset to the state of a new process, for tests."""
         self._lock = ForkSafeLock()
         self._users_lock = ForkSafeLock()
         self._snapshot: Snapshot | None = None
         self._users: OrderedDict[str, UserEntry] = OrderedDict()
-        #: Ids of the endpoints at which some user has a policy of their own (None = all endpoints), each with what
-        #: these policies are counted per; None = not known.
+        #: Endpoint id (None = all endpoints) -> the counted_per of the users' own policies there; None = not loaded.
         self.user_endpoints: Mapping[int | None, frozenset[str]] | None = None
-        # Grows whenever users are dropped: an entry read before that is used once and not kept.
+        # Incremented when users are dropped. An entry whose read began before that is not kept.
         self._drops = 0
-        self._seen = Seen()
+        self._cursor = ChangeCursor()
         self._polled = self._tidied = 0.0
-        # The newest revision that anybody has asked for.
+        # The newest revision that a caller of reload() needs.
         self._wanted = 0
-        # How many unseen changes are applied row by row.
+        # Most unread changes that are applied row by row.
         self._most = FEW
         # Whether the last attempt to read policies succeeded.
         self._readable = True
-        #: How often policies were read because some had changed, and how many seconds that took together.
+        #: Number of reloads that changed the snapshot, and the total seconds they took.
         self.reloads, self.reload_seconds = 0, 0.0
 
     def expire(self) -> None:
-        """Let the next request read everything again, after changes that were not recorded."""
+        """Make the next request read everything, after changes that were not recorded."""
         with self._lock, self._users_lock:
             self._snapshot = None
             self._users.clear()
@@ -95,24 +74,24 @@ class PolicyCache:
             self._drops += 1
 
     def current(self) -> Snapshot | None:
-        """The snapshot in force; None before the first ``reload``.
+        """Return the current snapshot; None before the first ``reload``.
 
-        None as well inside a transaction that has changed policies: it is judged by what it wrote, which is
-        nobody else's business yet and may be rolled back.
+        Also None inside a transaction that has changed policies: its requests are checked by its own changes, which
+        no other request may see yet.
         """
         return None if publication_pending() else self._snapshot
 
     def overdue(self) -> bool:
-        """Whether it is time to look for changes whose publication was lost."""
+        """Whether POLL_SECONDS have passed since the last look for changes whose publication was lost."""
         return time.monotonic() - self._polled >= float(settings.poll_seconds)
 
     def reload(self, revision: int, instead_of: int | None = None) -> Snapshot:
-        """Bring the snapshot to ``revision``, a number read from the store before this call.
+        """Bring the snapshot to ``revision``, a number read from Redis before this call, and return it.
 
-        ``instead_of`` is a greater one that the store has refused. One thread reads the database, others wait for it.
-        Raises ``django.db.Error`` when it cannot; the last snapshot stays in force.
+        ``instead_of`` is a greater revision that Redis has refused. One thread reads the database, the others wait.
+        Raises ``django.db.Error`` if the database cannot be read; the last snapshot then stays current.
         """
-        # All that wait for one thread's look are served by it: each revision is published after its commit.
+        # One read serves all waiting threads, because each revision is published after its commit.
         self._wanted = max(self._wanted if instead_of is None else 0, revision)
         with self._lock:
             if publication_pending():
@@ -121,12 +100,11 @@ class PolicyCache:
             snapshot = self._snapshot
             if snapshot is not None and snapshot.revision >= revision and snapshot.revision != instead_of:
                 return snapshot
-            # What a transaction of the request's own sees may be older than what others wait for.
-            alone = in_transaction()
-            return self._refresh(revision if alone else max(revision, self._wanted))
+            # Inside the request's own transaction, the data read may be older than the revision that others wait for.
+            return self._refresh(revision if in_transaction() else max(revision, self._wanted))
 
     def poll(self) -> Snapshot | None:
-        """Look for unseen changes without a new revision; returns at once while another thread looks."""
+        """Apply unread changes without a new revision. Returns at once if another thread is reloading."""
         if not self._lock.acquire(blocking=False):
             return self._snapshot
         try:
@@ -137,9 +115,9 @@ class PolicyCache:
             self._lock.release()
 
     def user(self, user_id: str, pending: bool | None = None) -> UserEntry | None:
-        """The user's entry if it is in memory, and the open transaction, if any, has changed no policy.
+        """Return the user's entry if it is in memory; None inside a transaction that has changed policies.
 
-        ``pending`` says whether it has, where the caller knows.
+        ``pending`` is whether there is such a transaction; None = find out.
         """
         if publication_pending() if pending is None else pending:
             return None
@@ -153,7 +131,7 @@ class PolicyCache:
         """Read the user's entry from the database (two queries); raises ``django.db.Error``."""
         drops = self._drops
         with self._reading():
-            entry = _load_user(user_id)
+            entry = load_user(user_id)
         with self._users_lock:
             if drops == self._drops and not publication_pending():
                 self._users[user_id] = entry
@@ -167,7 +145,7 @@ class PolicyCache:
 
         drops = self._drops
         with self._reading():
-            own = _not_ended(RatePolicy.objects.filter(user__isnull=False).exclude(mode="off"))
+            own = not_ended(RatePolicy.objects.filter(user__isnull=False).exclude(mode="off"))
             found: dict[int | None, frozenset[str]] = {}
             for endpoint_id, counted_per in own.order_by().values_list("endpoint_id", "counted_per").distinct():
                 found[endpoint_id] = found.get(endpoint_id, frozenset()) | {counted_per}
@@ -179,12 +157,14 @@ class PolicyCache:
     def _refresh(self, revision: int) -> Snapshot:
         self._polled = begun = time.monotonic()
         before = self._snapshot
-        # Changes are read before the data they announce: one that commits in between is read twice, never missed.
+        # Changes are read before the rows that they name: one that commits in between is read twice, never missed.
         with self._reading():
-            changes, seen = self._seen.look(self._most) if before is not None else Seen.of_history()
+            changes, cursor = (
+                self._cursor.read_unseen(self._most) if before is not None else ChangeCursor.from_history()
+            )
             if before is None or any(change.everything for change in changes):
                 snapshot = load_snapshot(revision, before)
-                self._most = min(_MANY, max(FEW, sum(1 for _ in _held(snapshot)) // 4))
+                self._most = min(_MANY, max(FEW, sum(1 for _ in held_policies(snapshot)) // 4))
             else:
                 snapshot = update_snapshot(before, {change.row for change in changes if change.row})
         if snapshot is not before:
@@ -192,7 +172,7 @@ class PolicyCache:
             self.reload_seconds += time.monotonic() - begun
         if begun - self._tidied >= _TIDY_SECONDS:
             self._tidied = begun
-            snapshot = _without_ended(snapshot)
+            snapshot = without_ended(snapshot)
         if snapshot.revision != revision:
             snapshot = snapshot.at(revision)
         with self._users_lock:
@@ -205,134 +185,24 @@ class PolicyCache:
                 self._users.clear()
             for user in users:
                 self._users.pop(user, None)
-        self._snapshot, self._seen = snapshot, seen
+        self._snapshot, self._cursor = snapshot, cursor
         return snapshot
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Wraps reads of the database; logs once when they begin to fail, and once when they succeed again."""
+        """Wrap reads of the database; log once when they begin to fail, and once when they succeed again."""
         try:
             with reading_policies():
                 yield
         except DatabaseError as error:
             if self._readable:
                 self._readable = False
-                goes_on = "" if self._snapshot is None else ", the last known ones go on"
-                logger.error("the policies cannot be read%s: %s", goes_on, error)
+                fallback = "" if self._snapshot is None else ", the last known ones go on"
+                logger.error("the policies cannot be read%s: %s", fallback, error)
             raise
         if not self._readable:
             self._readable = True
             logger.warning("the policies can be read again")
-
-
-def load_snapshot(revision: int, before: Snapshot | None = None) -> Snapshot:
-    """Read all shared policies from the database (three queries); raises ``django.db.Error``.
-
-    ``before`` is the snapshot that this one replaces: it remembers what unreadable rates meant.
-    """
-    from ..models import Endpoint, Plan
-
-    plans = [_plan_facts(plan) for plan in Plan.objects.order_by()]
-    return Snapshot(
-        revision=revision,
-        plans={plan.id: plan for plan in plans},
-        defaults={plan.default_for: plan.id for plan in plans if plan.default_for},
-        endpoints={endpoint.pk: endpoint_facts(endpoint) for endpoint in Endpoint.objects.order_by()},
-        groups=group_policies(_active_facts(_shared(), _remembered(before))),
-    )
-
-
-def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snapshot:
-    """Read these rows, (model, primary key) each, and return the snapshot with them; raises ``django.db.Error``."""
-    from ..models import Endpoint, Plan
-
-    ids: dict[str, list[int]] = {PLAN: [], ENDPOINT: [], POLICY: []}
-    for model, pk in rows:
-        ids[model].append(pk)
-    plans = [_plan_facts(plan) for plan in _found(Plan.objects.order_by(), ids[PLAN])]
-    endpoints = [endpoint_facts(endpoint) for endpoint in _found(Endpoint.objects.order_by(), ids[ENDPOINT])]
-    policies = _active_facts(_shared(), _remembered(snapshot), ids[POLICY])
-    return changed(
-        snapshot,
-        plans=dict.fromkeys(ids[PLAN]) | {plan.id: plan for plan in plans},
-        endpoints=dict.fromkeys(ids[ENDPOINT]) | {endpoint.id: endpoint for endpoint in endpoints},
-        policies=dict.fromkeys(ids[POLICY]) | {policy.id: policy for policy in policies},
-    )
-
-
-def _held(snapshot: Snapshot) -> Iterator[PolicyFacts]:
-    return (policy for groups in snapshot.groups.values() for group in groups.values() for policy in group.policies)
-
-
-def _without_ended(snapshot: Snapshot) -> Snapshot:
-    """The snapshot as it would be loaded now: changes bring policies in, and no change tells of their end."""
-    ended = to_us(timezone.now() - _KEPT)
-    gone = [policy.id for policy in _held(snapshot) if policy.ends_us is not None and policy.ends_us < ended]
-    return changed(snapshot, plans={}, endpoints={}, policies=dict.fromkeys(gone))
-
-
-def _not_ended(policies: Any) -> Any:
-    """Those of the policies (a queryset) that may count yet."""
-    return policies.exclude(ends_at__lt=timezone.now() - _KEPT)
-
-
-def _plan_facts(plan: Any) -> PlanFacts:
-    return PlanFacts(id=plan.pk, name=plan.name, slug=plan.slug, default_for=plan.default_for)
-
-
-def _shared() -> Any:
-    from ..models import RatePolicy
-
-    return RatePolicy.objects.filter(user__isnull=True)
-
-
-def _found(rows: Any, ids: Sequence[int]) -> Iterator[Any]:
-    """The rows with these primary keys, in as many queries as parameters allow."""
-    for at in range(0, len(ids), _BATCH):
-        yield from rows.filter(pk__in=ids[at : at + _BATCH])
-
-
-def _remembered(snapshot: Snapshot | None) -> Callable[[int], PolicyFacts | None]:
-    """Finds a policy of the snapshot by its id."""
-    groups = {} if snapshot is None else snapshot.groups
-    return lambda pk: next(
-        (group.by_id[pk] for rivals in groups.values() for group in rivals.values() if pk in group.by_id), None
-    )
-
-
-def _load_user(user_id: str) -> UserEntry:
-    from ..models import PlanAssignment, RatePolicy
-
-    # A principal may be no row of the user model: a service account of a token, say.
-    key = get_user_model()._meta.pk
-    try:
-        value = key.to_python(user_id)
-        key.run_validators(value)  # a number beyond the column's range overflows in SQLite's driver
-    except ValidationError:
-        return NOBODY
-    if str(value) != user_id:  # "010" reads as 10, and is not that user
-        return NOBODY
-    assignments = PlanAssignment.objects.filter(user_id=user_id).order_by()
-    rows = assignments.values_list("pk", "plan_id", "starts_at", "ends_at")
-    return UserEntry(
-        policies=tuple(_active_facts(RatePolicy.objects.filter(user_id=user_id))),
-        assignments=tuple(
-            Assignment(id=pk, plan_id=plan_id, starts_us=to_us(starts_at), ends_us=ends_at and to_us(ends_at))
-            for pk, plan_id, starts_at, ends_at in rows
-        ),
-    )
-
-
-def _active_facts(
-    policies: Any,
-    remembered: Callable[[int], PolicyFacts | None] = lambda pk: None,
-    ids: Sequence[int] | None = None,
-) -> list[PolicyFacts]:
-    """What these policies say, or those of them with these ids; what ended long ago is left out."""
-    rows = _not_ended(policies).order_by()
-    # Plain rows: to make model objects of thousands of policies would double what loading takes.
-    plain = rows.values_list(*POLICY_COLUMNS, named=True)
-    return understand([policy_facts(row) for row in (plain if ids is None else _found(plain, ids))], remembered)
 
 
 #: The policies of this process.

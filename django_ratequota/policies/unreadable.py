@@ -1,8 +1,8 @@
-"""What policies mean whose rates this version cannot read: they were written past the model's validation, or by a
-newer version while one takes the other's place.
+"""Policies whose rates this version cannot read: stored without the model's validation, or by a newer version during
+an upgrade.
 
-Their last readable rates go on: those that this process held, else the newest in the history. A policy without any
-does what its ``on_error`` says.
+Their last readable rates apply: those that this process held, else the newest in the history. Without any, the
+policy's ``on_error`` decides.
 """
 
 from __future__ import annotations
@@ -23,34 +23,36 @@ from .facts import UNREADABLE, PolicyFacts, policy_facts, read_rates
 
 logger = logging.getLogger("django_ratequota")
 
-#: Texts that are listed, and objects whose history is read in one query.
+#: Most texts in ``find_unreadable``, and policies whose history is read by one query.
 _LISTED, _BATCH = 20, 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """A rate text that this version cannot read."""
+    """A rate text that this version cannot read, and a policy that has it."""
 
-    #: A policy with the text (the model's object), and how many others have it.
+    #: One of the policies with the text (a RatePolicy), and how many others have it.
     policy: Any
     others: int
     #: What was expected, at which character.
     problem: str
-    #: The text of the policy's last readable rates; "" = there are none, and ``on_error`` decides.
-    goes_on: str
+    #: The policy's last readable rates as text; "" = none: ``on_error`` decides.
+    last_rates: str
 
     def __str__(self) -> str:
         others = f" and {self.others} more" if self.others else ""
-        goes_on = f"{self.goes_on} goes on" if self.goes_on else "on_error decides"
+        fallback = f"{self.last_rates} goes on" if self.last_rates else "on_error decides"
         policy = self.policy
         place = f"{policy.audience} at {policy.endpoint or 'all endpoints'}"
-        return f"Policy {policy.pk} ({place}){others}: rates {show(policy.rates)}: {self.problem}; {goes_on}."
+        return f"Policy {policy.pk} ({place}){others}: rates {show(policy.rates)}: {self.problem}; {fallback}."
 
 
-def understand(policies: list[PolicyFacts], remembered: Callable[[int], PolicyFacts | None]) -> list[PolicyFacts]:
-    """Return the policies with their last readable rates in place of unreadable ones; logs each of these.
+def with_readable_rates(
+    policies: list[PolicyFacts], remembered: Callable[[int], PolicyFacts | None]
+) -> list[PolicyFacts]:
+    """Return the policies, unreadable rates replaced by the last readable ones. Log an error for each such policy.
 
-    ``remembered`` finds a policy by its id as this process held it until now. Raises ``django.db.Error``.
+    ``remembered`` returns a policy by id as this process held it before. Raises ``django.db.Error``.
     """
     unread = [policy for policy in policies if policy.rates == UNREADABLE]
     if not unread:
@@ -59,8 +61,8 @@ def understand(policies: list[PolicyFacts], remembered: Callable[[int], PolicyFa
     last = {pk: (held.text, held.rates) for pk, held in known.items() if held and held.rates != UNREADABLE}
     last |= _recorded(pk for pk in known if pk not in last)
     for policy in unread:
-        goes_on = f"{last[policy.id][0]!r} goes on" if policy.id in last else "its on_error decides"
-        logger.error("policy %s: its rates %s cannot be read; %s", policy.id, show(policy.unread), goes_on)
+        fallback = f"{last[policy.id][0]!r} goes on" if policy.id in last else "its on_error decides"
+        logger.error("policy %s: its rates %s cannot be read; %s", policy.id, show(policy.unread), fallback)
     return [
         replace(policy, text=last[policy.id][0], rates=last[policy.id][1])
         if policy.rates == UNREADABLE and policy.id in last
@@ -70,7 +72,7 @@ def understand(policies: list[PolicyFacts], remembered: Callable[[int], PolicyFa
 
 
 def find_unreadable() -> list[Unreadable]:
-    """The texts in the database that cannot be read, ``_LISTED`` of them at most; raises ``django.db.Error``."""
+    """Return the unreadable texts in the database, at most ``_LISTED``. Raises ``django.db.Error``."""
     model = apps.get_model("django_ratequota", "RatePolicy")
     texts = model.objects.order_by().values_list("rates", "algorithm")
     bad: dict[int, int] = {}
@@ -83,15 +85,15 @@ def find_unreadable() -> list[Unreadable]:
             policy=policy,
             others=bad[policy.pk] - 1,
             problem=_problem(policy),
-            goes_on=last[policy.pk][0] if policy.pk in last else "",
+            last_rates=last[policy.pk][0] if policy.pk in last else "",
         )
         for policy in model.objects.filter(pk__in=list(bad)).select_related("endpoint", "user", "plan").order_by("pk")
     ]
 
 
-def last_meaning(policy: Any) -> PolicyFacts:
-    """What a RatePolicy says, by its last readable rates in the history where its own cannot be read."""
-    return understand([policy_facts(policy)], lambda pk: None)[0]
+def readable_facts(policy: Any) -> PolicyFacts:
+    """Return the facts of a RatePolicy, unreadable rates replaced by the last readable ones in its history."""
+    return with_readable_rates([policy_facts(policy)], lambda pk: None)[0]
 
 
 def _problem(policy: Any) -> str:
@@ -103,7 +105,7 @@ def _problem(policy: Any) -> str:
 
 
 def _recorded(ids: Iterable[int]) -> dict[int, tuple[str, tuple[Rate, ...] | str]]:
-    """Policy's id -> (text, rates) of the newest state in its history that can be read."""
+    """Return policy id -> (text, rates) of the newest readable state in its history."""
     found: dict[int, tuple[str, tuple[Rate, ...] | str]] = {}
     ids = list(ids)
     changes = apps.get_model("django_ratequota", "PolicyChange").objects.filter(model=POLICY).order_by("-pk")

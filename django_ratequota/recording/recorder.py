@@ -1,13 +1,13 @@
-"""Records every change to what is enforced, in the change's own transaction, and publishes it on commit.
+"""Writes a PolicyChange for every change to policies, in the change's transaction, and publishes it on commit.
 
-Saves and deletes come here from ``signals``; ``update``, ``bulk_create`` and ``bulk_update``, for which Django
-sends no signal, from the managers' own queryset below. Changes of many rows are read and recorded in batches: no
-statement grows with the number of rows, as databases limit its parameters.
+Saves and deletes come from ``models.receivers``; ``update``, ``bulk_create`` and ``bulk_update``, for which Django
+sends no signal, from ``querysets``. Many rows are read and recorded in batches, because databases limit the
+parameters of a statement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -23,20 +23,20 @@ from django.db import models, transaction
 from django.utils.translation import gettext as _
 
 from ..engine.types import BucketStatus
-from .databases import PrimaryQuerySet, policy_alias
-from .fixtures import write_loaded
+from .databases import policy_alias
+from .fixtures import record_loaded
 from .publication import publish_on_commit
-from .validators import refuse_twins, refuse_unreadable, visible
+from .validators import refuse_duplicates, refuse_unreadable, visible
 
 _Item = TypeVar("_Item")
 
 _author: ContextVar[tuple[Any, str]] = ContextVar("ratequota_author", default=(None, ""))
-#: Rows that are read, written and recorded by one statement each.
+#: Most rows that one statement reads or writes.
 BATCH = 500
-#: The alias that ``deleting`` collects deletions for, and the (model, primary key) of those not recorded yet.
+#: (alias, [(model, primary key)]) of the deletions that ``deleting`` has collected and not recorded yet.
 _deletions: ContextVar[tuple[str, list[tuple[Any, Any]]] | None] = ContextVar("ratequota_deletions", default=None)
-#: Model -> fields that are for operators only: no request can see them.
-_UNSEEN = {
+#: Model -> fields that no request depends on.
+_FOR_OPERATORS = {
     "plan": ("description",),
     "endpoint": ("description",),
     "ratepolicy": ("reason",),
@@ -46,7 +46,7 @@ _UNSEEN = {
 
 @contextmanager
 def acting(actor: Any, reason: str = "") -> Iterator[None]:
-    """Changes made inside are recorded as ``actor``'s (a user or None), for ``reason``."""
+    """Record the changes made inside as made by ``actor`` (a user or None), for ``reason``."""
     token = _author.set((actor, reason))
     try:
         yield
@@ -59,25 +59,25 @@ def in_batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:
     return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
 
 
-def image(instance: models.Model) -> dict[str, Any]:
-    """The object's fields as JSON values, times in whole milliseconds."""
+def field_values(instance: models.Model) -> dict[str, Any]:
+    """Return the object's fields as JSON values, times in whole milliseconds."""
     encoder = DjangoJSONEncoder()
     values: dict[str, Any] = {}
     for field in instance._meta.concrete_fields:
         value = field.value_from_object(instance)
-        if isinstance(value, datetime):  # the encoder writes 400 µs as ".000", and 0 µs as nothing
+        if isinstance(value, datetime):  # because the encoder writes 400 µs as ".000", and 0 µs as nothing
             value = value.replace(microsecond=value.microsecond // 1000 * 1000)
         plain = value is None or isinstance(value, str | int | float | bool)
         values[field.name] = value if plain else encoder.encode(value).strip('"')
     return values
 
 
-def stored(
+def rows_by_pk(
     model: type[models.Model], pks: Collection[Any], using: str, lock: bool = False
 ) -> dict[Any, models.Model]:
-    """The objects as the database holds them, by primary key, their related objects with them; one query.
+    """Return the stored objects by primary key, with their related objects, in one query.
 
-    ``lock`` keeps others from changing them until the transaction ends, where the database can.
+    ``lock`` locks the rows until the transaction ends, if the database can.
     """
     rows = model._base_manager.using(using).filter(pk__in=pks).order_by("pk")
     connection = transaction.get_connection(using)
@@ -87,30 +87,30 @@ def stored(
     found = {row.pk: row for row in (rows.select_related(*related) if related else rows)}
     missing = [pk for pk in pks if pk not in found]
     if missing:
-        # Not there, or a fixture names a related object that it has yet to bring.
+        # Missing rows, or rows of a fixture whose related object is not loaded yet.
         found |= {row.pk: row for row in rows.filter(pk__in=missing)}
     return found
 
 
 def record(before: models.Model | None, after: models.Model | None, using: str, raw: bool = False) -> None:
-    """Write one change, from the stored object ``before`` to ``after``, and publish it on commit.
+    """Record one change, from the stored object ``before`` to ``after``, and publish it on commit.
 
-    ``raw`` is that of Django's signals: a fixture is loaded.
+    ``raw`` is the argument of Django's signals: True while a fixture is loaded.
     """
-    change = _change(before, after)
+    change = change_row(before, after)
     if change is not None and raw:
-        _refuse_twins([change], using)
-        write_loaded(change, using)
+        _refuse_duplicates([change], using)
+        record_loaded(change, using)
     elif change is not None:
         refuse_unreadable(before, after)
-        _write([change], using)
+        write_changes([change], using)
 
 
 @contextmanager
 def deleting(using: str) -> Iterator[None]:
-    """Record what is deleted inside in batches, before the first row goes.
+    """Record the deletions made inside in batches, before the first row is deleted.
 
-    Django announces every row of a deletion and of its cascade (``pre_delete``) before it runs the first statement.
+    Django sends ``pre_delete`` for every row of a deletion and its cascade before it runs the first statement.
     """
     announced: list[tuple[Any, Any]] = []
 
@@ -128,7 +128,7 @@ def deleting(using: str) -> Iterator[None]:
 
 
 def record_deletion(model: Any, pk: Any, using: str) -> None:
-    """Record that the row is about to be deleted: inside ``deleting`` with the others, else at once."""
+    """Record that the row will be deleted: inside ``deleting`` together with others, else at once."""
     collected = _deletions.get()
     if collected is not None and collected[0] == using:
         collected[1].append((model, pk))
@@ -139,63 +139,65 @@ def record_deletion(model: Any, pk: Any, using: str) -> None:
 def _record_deletions(rows: list[tuple[Any, Any]], using: str) -> None:
     for model, announced in groupby(rows, key=itemgetter(0)):
         for pks in in_batches([pk for _model, pk in announced]):
-            # As the database holds them: a cascade takes what belongs to an object now, whatever the object says.
-            held = stored(model, pks, using, lock=True)
+            # As stored, because a cascade deletes what belongs to the stored object, not to the one in memory.
+            held = rows_by_pk(model, pks, using, lock=True)
             if held:
-                _write([_change(row, None) for row in held.values()], using)
+                write_changes([change_row(row, None) for row in held.values()], using)
 
 
 def record_publication(reason: str, using: str | None = None) -> None:
-    """Write a change that makes every process read all policies again, for edits by other means (raw SQL)."""
+    """Record a change that makes every process read all policies again, after edits by other means (raw SQL)."""
     PolicyChange = _policy_change()
     actor = _author.get()[0]
     change = PolicyChange(model="*", action=PolicyChange.Action.PUBLISH, actor=actor, reason=reason[:200])
-    _write([change], using or policy_alias())
+    write_changes([change], using or policy_alias())
 
 
 def record_reset(subject: str, before: Sequence[BucketStatus], reason: str = "") -> None:
-    """Write that counters of the subject are being reset, given as they stood before.
+    """Record a reset of the subject's counters; ``before`` holds their statuses before it.
 
-    Nothing is published: no process holds anything that a reset makes stale.
+    Nothing is published, because processes hold nothing that a reset makes stale.
     """
     _record_counters(_policy_change().Action.RESET, subject, before, reason, lambda status: status.used)
 
 
 def record_grant(subject: str, before: Sequence[BucketStatus], units: int, reason: str = "") -> None:
-    """Write that counters of the subject are being given units back; published as little as a reset is."""
+    """Record that each of the subject's counters gets up to ``units`` back. Nothing is published."""
     _record_counters(_policy_change().Action.GRANT, subject, before, reason, lambda status: min(units, status.used))
 
 
 def _record_counters(
-    action: str, subject: str, before: Sequence[BucketStatus], reason: str, given: Callable[[BucketStatus], int]
+    action: str, subject: str, before: Sequence[BucketStatus], reason: str, returned: Callable[[BucketStatus], int]
 ) -> None:
-    """``given`` says how many units a counter gets back."""
+    """``returned`` computes the units that a counter gets back."""
     kind, _colon, user_id = subject.partition(":")
     users: Any = get_user_model()
     user = users._base_manager.using(policy_alias(users)).filter(pk=user_id).first() if kind == "user" else None
-    actor, reason_given = _author.get()
+    actor, default_reason = _author.get()
     _policy_change().objects.create(
         model="counter",
         object_text=visible(subject if user is None else _("user %s") % user)[:300],
         touched_user="" if user is None else _fitting(user_id),
         action=action,
         actor=actor,
-        reason=(reason or reason_given)[:200],
+        reason=(reason or default_reason)[:200],
         before={s.bucket.title: {"used": s.used, "remaining": s.remaining} for s in before},
-        after={s.bucket.title: {"used": s.used - given(s), "remaining": s.remaining + given(s)} for s in before},
+        after={
+            s.bucket.title: {"used": s.used - returned(s), "remaining": s.remaining + returned(s)} for s in before
+        },
     )
 
 
 def _policy_change() -> Any:
-    # By name: the models import this module for their manager.
+    # By name, because the models import this package.
     return apps.get_model("django_ratequota", "PolicyChange")
 
 
-def _change(before: models.Model | None, after: models.Model | None) -> Any:
-    """The row to write; None where nothing changed."""
+def change_row(before: models.Model | None, after: models.Model | None) -> Any:
+    """Return the unsaved PolicyChange from one stored object to the other; None if no field differs."""
     PolicyChange = _policy_change()
     instance = after or before
-    states = [None if state is None else image(state) for state in (before, after)]
+    states = [None if state is None else field_values(state) for state in (before, after)]
     if instance is None or states[0] == states[1]:
         return None
     action = PolicyChange.Action.UPDATE
@@ -217,20 +219,20 @@ def _change(before: models.Model | None, after: models.Model | None) -> Any:
 
 
 def _fitting(user_id: str) -> str:
-    """The key as ``touched_user``; "" where it is too long: a part of it would be another user's."""
+    """Return the key for ``touched_user``; "" if it is too long, because a part of it could be another user's."""
     return user_id if len(user_id) <= _policy_change()._meta.get_field("touched_user").max_length else ""
 
 
-def is_seen(model: str, before: Any, after: Any) -> bool:
-    """Whether a request can see the change; ``before`` and ``after`` are the object's fields, None = no object."""
+def affects_requests(model: str, before: Any, after: Any) -> bool:
+    """Whether requests depend on the change of the fields from ``before`` to ``after``; None = no object."""
     if not before or not after:
         return True
-    unseen = _UNSEEN.get(model, ())
-    return any(before.get(name) != after.get(name) for name in {*before, *after} if name not in unseen)
+    ignored = _FOR_OPERATORS.get(model, ())
+    return any(before.get(name) != after.get(name) for name in {*before, *after} if name not in ignored)
 
 
 def _new_reason(states: list[dict[str, Any] | None]) -> str:
-    """The object's own reason where this change brought it; an older one is the reason of an older change."""
+    """Return the object's ``reason`` if this change has set it; else it is the reason of an older change."""
     before, after = ("" if state is None else state.get("reason") or "" for state in states)
     return "" if after == before else after
 
@@ -238,110 +240,19 @@ def _new_reason(states: list[dict[str, Any] | None]) -> str:
 def _text(instance: models.Model) -> str:
     try:
         return str(instance)
-    except ObjectDoesNotExist:  # a fixture names a related object that it has yet to bring
+    except ObjectDoesNotExist:  # a fixture has not loaded the related object yet
         return f"{instance._meta.verbose_name} {instance.pk}"
 
 
-def _write(changes: list[Any], using: str) -> None:
-    # In the caller's transaction if there is one: this one is for AUTOCOMMIT False and for calls outside of any.
+def write_changes(changes: list[Any], using: str) -> None:
+    # A transaction of its own only outside of any other, or with AUTOCOMMIT False.
     with transaction.atomic(using=using, savepoint=False):
-        _refuse_twins(changes, using)
+        _refuse_duplicates(changes, using)
         _policy_change().objects.using(using).bulk_create(changes, batch_size=BATCH)
-        if any(is_seen(change.model, change.before, change.after) for change in changes):
+        if any(affects_requests(change.model, change.before, change.after) for change in changes):
             publish_on_commit(using)
 
 
-def _refuse_twins(changes: list[Any], using: str) -> None:
+def _refuse_duplicates(changes: list[Any], using: str) -> None:
     for name in {change.model for change in changes if change.after is not None}:
-        refuse_twins(apps.get_model("django_ratequota", name), using)
-
-
-class RecordingQuerySet(PrimaryQuerySet):
-    """A queryset whose mass changes are recorded and published like single ones."""
-
-    def update(self, **kwargs: Any) -> int:
-        """``QuerySet.update``, recorded row by row."""
-        count = 0
-        with transaction.atomic(using=self.db):
-            rows, pks = self._rows()
-            # These rows and no others: one that another transaction has committed since would go unrecorded.
-            for batch in in_batches(pks) or [[]]:
-                before = stored(self.model, batch, self.db, lock=True)
-                count += super(RecordingQuerySet, rows.filter(pk__in=list(before))).update(**kwargs)
-                after = stored(self.model, before, self.db)
-                for pk, row in before.items():
-                    refuse_unreadable(row, after.get(pk))
-                self._record((before[pk], after.get(pk)) for pk in before)
-                if len(after) < len(before):
-                    # Keys were written over: the rows are there under others, which the database does not say.
-                    record_publication(f"new keys of {self.model._meta.verbose_name_plural}", self.db)
-        return count
-
-    update.alters_data = True  # type: ignore[attr-defined]
-
-    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """``QuerySet.bulk_create``, recorded row by row."""
-        with transaction.atomic(using=self.db):
-            created = super().bulk_create(objs, *args, **kwargs)
-            over = kwargs.get("update_conflicts") or kwargs.get("ignore_conflicts") or len(args) > 1
-            if over or any(instance.pk is None for instance in created):
-                # Which rows were written, and over what, the database does not say; MySQL says no keys at all.
-                record_publication(f"bulk_create of {self.model._meta.verbose_name_plural}", self.db)
-            else:
-                for batch in in_batches([instance.pk for instance in created]):
-                    self._record((None, row) for row in stored(self.model, batch, self.db).values())
-        return created
-
-    bulk_create.alters_data = True  # type: ignore[attr-defined]
-
-    def bulk_update(self, objs: Iterable[Any], fields: Iterable[str], batch_size: int | None = None) -> int:
-        """``QuerySet.bulk_update``, recorded row by row; in statements of one batch, as ``update`` makes of them."""
-        return super().bulk_update(objs, fields, BATCH if batch_size is None else min(batch_size, BATCH))
-
-    bulk_update.alters_data = True  # type: ignore[attr-defined]
-
-    def delete(self) -> tuple[int, dict[str, int]]:
-        """``QuerySet.delete``, recorded row by row."""
-        self._for_write = True
-        with deleting(self.db):
-            return super().delete()
-
-    delete.alters_data = True  # type: ignore[attr-defined]
-    delete.queryset_only = True  # type: ignore[attr-defined]
-
-    def insert_as_they_are(self, objs: Sequence[models.Model]) -> list[models.Model]:
-        """Insert and record a batch, with each field as it stands, also keys and times of making; as stored then."""
-        fields = self.model._meta.concrete_fields
-        with transaction.atomic(using=self.db):
-            size = max(1, transaction.get_connection(self.db).ops.bulk_batch_size(list(fields), list(objs)))
-            for start in range(0, len(objs), size):
-                # Raw, as fixtures are loaded: ``bulk_create`` would set the time of making.
-                self._insert(objs[start : start + size], fields=fields, using=self.db, raw=True)  # type: ignore[attr-defined]
-            rows = list(stored(self.model, [one.pk for one in objs], self.db).values())
-            self._record((None, row) for row in rows)
-        return rows
-
-    insert_as_they_are.queryset_only = True  # type: ignore[attr-defined]
-
-    def _rows(self) -> tuple[Any, list[Any]]:
-        """The rows that an update will touch, as a queryset to take batches of, and their keys."""
-        ordered = self.order_by()
-        query = ordered.query
-        keys = ordered.values_list("pk", flat=True)
-        if query.count_active_tables() > 1 or query.group_by is not None or query.distinct:
-            # Each batch meets the conditions again. One on related rows may find a row more than once.
-            return self, list(dict.fromkeys(keys))
-        if transaction.get_connection(self.db).features.has_select_for_update:
-            keys = keys.select_for_update()
-        # Locked, they meet the conditions for good: a list of 50,000 keys need not be sent with every batch.
-        rows = self._chain()  # type: ignore[attr-defined]
-        rows.query.clear_where()
-        return rows, list(keys)
-
-    def _record(self, changes: Iterable[tuple[models.Model | None, models.Model | None]]) -> None:
-        written = [change for before, after in changes if (change := _change(before, after)) is not None]
-        if written:
-            _write(written, self.db)
-
-
-RecordingManager = models.Manager.from_queryset(RecordingQuerySet)
+        refuse_duplicates(apps.get_model("django_ratequota", name), using)

@@ -20,12 +20,11 @@ from ..engine.limiter import Limiter
 from ..engine.local import LocalLimiter
 from ..engine.types import Bucket, Decision
 from ..exceptions import StoreError
-from ..monitoring.alerts import crossed, quota_threshold, told_us
+from ..monitoring.alerts import levels_reached, quota_threshold, sent_for_us
 from ..monitoring.collector import Collector
 from ..policies.cache import PolicyCache
-from ..runtime import OncePerSettings, process
+from ..runtime import OncePerSettings, process, store_from_settings
 from ..store.base import Store
-from ..store.factory import store_of_settings
 from .clock import Clock
 from .policies import FixedPolicies
 
@@ -68,15 +67,15 @@ class Scene:
 
     def record(self, context: Any, route: str | None, *decided: Any) -> str:
         """Record a decision and return the id of a refusal, as in production; "" without one."""
-        return self._collector.note(context, route or "", *decided) if settings.statistics_seconds else ""
+        return self._collector.record(context, route or "", *decided) if settings.statistics_seconds else ""
 
     def observe(self, decision: Decision) -> None:
         """Send ``quota_threshold`` at once: a test does not wait for a thread."""
         for status in decision.statuses if not decision.degraded else ():
-            for level in crossed(status):
+            for level in levels_reached(status):
                 key = (*status.bucket.counter, level)
                 if self._sent_until.get(key, 0) <= decision.at_us:
-                    self._sent_until[key] = decision.at_us + told_us(status)
+                    self._sent_until[key] = decision.at_us + sent_for_us(status)
                     at = datetime.fromtimestamp(decision.at_us / 10**6, UTC)
                     quota_threshold.send_robust(sender=None, level=level, status=status, at=at, suppressed=0)
 
@@ -112,7 +111,7 @@ class SceneLimiter(Limiter):
         # Whether Redis may hold one of its keys.
         self._used = False
         if fixed:  # nothing can be published, so requests without limits need no Redis
-            self._look_seconds = float("inf")
+            self._revision_max_age = float("inf")
 
     def publish(self) -> int:
         """Publish outside of the scene too: a commit in a test is a commit."""
@@ -178,7 +177,7 @@ def _install() -> None:
 
 def _make_store() -> Store:
     """Connect to the settings' server, with a longer timeout."""
-    store = store_of_settings(settings)
+    store = store_from_settings(settings)
     store.timeout = max(store.timeout, _MIN_TIMEOUT)
     return store
 

@@ -245,7 +245,7 @@ def test_a_twin_that_appears_while_saving_costs_no_error_page(operator: Client, 
     finally:
         pre_save.disconnect(rival, sender=RatePolicy)
     assert page.redirect_chain == [(f"{BASE}/plan/{free.pk}/change/", 302)]
-    assert "Nothing was saved: somebody else changed the same" in page.content.decode()
+    assert "Nothing was saved, because somebody else saved a conflicting change" in page.content.decode()
     assert not RatePolicy.objects.filter(rates="1/s").exists()
 
 
@@ -259,7 +259,7 @@ def test_a_policy_deleted_while_the_page_was_open_is_told(operator: Client, free
     for path, form in ((f"plan/{free.pk}/change/", table), ("ratepolicy/", edited)):
         page = operator.post(f"{BASE}/{path}", form)
         assert page.status_code == 200
-        assert "A policy on this page has been deleted meanwhile" in page.content.decode()
+        assert "A policy on this page was deleted in the meantime" in page.content.decode()
     kept.refresh_from_db()
     assert (kept.rates, kept.mode) == ("1/s", "enforce")
 
@@ -340,7 +340,7 @@ def test_operators_who_may_not_search_users_give_an_id(free: Plan, root: User) -
     assert "admin-autocomplete" not in page
     form = {"rates": "2/s", "counted_per": "caller", "algorithm": "gcra", "mode": "enforce"}
     refused = client.post(f"{BASE}/ratepolicy/add/", {**form, "user": "4711"})
-    assert "No user has the id 4711; write the id of an existing user." in refused.content.decode()
+    assert "There is no user with the id 4711. Enter the id of an existing user." in refused.content.decode()
     assert client.post(f"{BASE}/ratepolicy/add/", {**form, "user": str(root.pk)}).status_code == 302
     assert RatePolicy.objects.get().user == root
 
@@ -389,7 +389,7 @@ def test_scopes_that_no_endpoint_can_be_named_are_told(operator: Client, monkeyp
     monkeypatch.setattr(views.Search, "throttle_scope", "full <b>text</b>")
     page = operator.get(f"{BASE}/endpoint/").content.decode()
     assert (
-        "full &lt;b&gt;text&lt;/b&gt; cannot be the name of an endpoint, rename it in the code: Enter a valid" in page
+        "full &lt;b&gt;text&lt;/b&gt; cannot be the name of an endpoint. Rename it in the code: Enter a valid" in page
     )
     assert "<b>text" not in page
     assert "?name=full" not in page
@@ -402,7 +402,7 @@ def test_an_endpoint_page_says_what_it_matches(operator: Client) -> None:
     found = re.search(r'<ul class="ratequota-matches">(.*?)</ul>', text)
     assert found is not None
     lines = re.findall("<li>(.*?)</li>", found[1])
-    assert lines[:2] == ["Views name it as their scope.", "/api/reports/ (report-list)"]
+    assert lines[:2] == ["Views use it as their scope.", "/api/reports/ (report-list)"]
     assert lines[-1] == "/v1/items/&lt;int:pk&gt;/ (v1:item)"
     Endpoint.objects.update(name="exports", routes="reprots:*")
     assert "Nothing: no view" in operator.get(f"{BASE}/endpoint/{endpoint.pk}/change/").content.decode()
@@ -445,7 +445,7 @@ def test_overrides_do_not_crowd_the_endpoint_page(operator: Client, root: User, 
     page = operator.get(f"{BASE}/endpoint/{search.pk}/change/").content.decode()
     assert 'value="72/s"' in page
     assert 'value="71/s"' not in page
-    link = f'<a href="{BASE}/ratepolicy/?endpoint__id__exact={search.pk}">2 policies, overrides included</a>'
+    link = f'<a href="{BASE}/ratepolicy/?endpoint__id__exact={search.pk}">2 policies, including overrides</a>'
     assert link in page
     assert "71/s" in operator.get(f"{BASE}/ratepolicy/?endpoint__id__exact={search.pk}").content.decode()
     assert (

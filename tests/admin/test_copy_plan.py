@@ -63,7 +63,7 @@ def test_a_copy_has_every_field_of_the_policies(operator: Client, free: Plan) ->
     page = operator.get(f"{BASE}/{free.pk}/copy/").content.decode()
     assert 'value="Copy of Free"' in page
     assert 'value="free-copy"' in page
-    assert "its copy is nobody’s default" in page
+    assert "The copy is nobody’s default" in page
     assert "1000/hour burst 50" in page
     before = policies(free)
     revisions = []
@@ -91,7 +91,7 @@ def test_a_copy_has_every_field_of_the_policies(operator: Client, free: Plan) ->
     }
     assert len(changes) == 3
     assert LogEntry.objects.get().get_change_message() == "Copied from Free, with 2 policies."
-    assert "Plan Pro was made, with 2 policies." in operator.get(f"{BASE}/{pro.pk}/change/").content.decode()
+    assert "Plan Pro was created with 2 policies." in operator.get(f"{BASE}/{pro.pk}/change/").content.decode()
 
 
 def test_without_a_reason_the_history_names_the_plan(operator: Client, free: Plan) -> None:
@@ -122,7 +122,7 @@ def test_a_policy_that_cannot_be_saved_as_it_is_stops_the_copy(operator: Client,
     page = operator.post(f"{BASE}/{free.pk}/copy/", FORM)
     assert page.status_code == 200
     text = page.content.decode()
-    assert "Nothing was copied: plan Free × all endpoints: garbage cannot be saved as it is." in text
+    assert "Nothing was copied, because plan Free × all endpoints: garbage is not valid." in text
     assert "expected a limit" in text
     assert (Plan.objects.count(), RatePolicy.objects.count()) == (1, 2)
     assert not LogEntry.objects.exists()
@@ -151,7 +151,7 @@ def test_hostile_names_are_shown_harmlessly(operator: Client) -> None:
     assert "<script>alert" not in page
     form = {**FORM, "name": HOSTILE}
     done = operator.post(f"{BASE}/{evil.pk}/copy/", form, follow=True).content.decode()
-    assert "Plan &lt;script&gt;alert(1)&lt;/script&gt;\\u202e was made, with 0 policies." in done
+    assert "Plan &lt;script&gt;alert(1)&lt;/script&gt;\\u202e was created with 0 policies." in done
 
 
 def test_what_is_not_there_cannot_be_copied(operator: Client) -> None:

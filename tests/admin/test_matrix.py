@@ -75,7 +75,7 @@ def links(cell: str) -> list[str]:
 def test_an_endpoint_that_counts_by_status_says_so(operator: Client, free: Plan, search: Endpoint) -> None:
     Endpoint.objects.create(name="login", charged_statuses="401, 5xx")
     rows = re.findall(r'<th scope="row">.*?</th>', text(operator.get(MATRIX)), re.S)
-    assert [words(row) for row in rows] == ["all endpoints", "login only 401, 5xx stay charged", "search"]
+    assert [words(row) for row in rows] == ["all endpoints", "login only 401, 5xx count", "search"]
 
 
 def test_a_cell_shows_the_rates_in_force_and_leads_to_their_policy(
@@ -199,7 +199,7 @@ def test_rates_that_cannot_be_read_say_what_counts(operator: Client, free: Plan)
     cell = words(cells(operator.get(MATRIX))["all endpoints", "Free"])
     assert cell == "1/s in place of garbage, which cannot be read"
     PolicyChange.objects.all().delete()
-    assert words(cells(operator.get(MATRIX))["all endpoints", "Free"]) == "garbage cannot be read: on error decides"
+    assert words(cells(operator.get(MATRIX))["all endpoints", "Free"]) == "garbage cannot be read, “on error” applies"
 
 
 def test_overrides_are_counted_and_listed(operator: Client, search: Endpoint) -> None:
@@ -242,7 +242,7 @@ def test_endpoints_are_filtered_by_name_and_paged(operator: Client) -> None:
     assert "7/s" in text(operator.get(f"{MATRIX}?p=2"))
     page = text(operator.get(f"{MATRIX}?q=e%26"))
     assert 'value="e&amp;"' in page
-    assert "No endpoint’s name contains this." in page
+    assert "No endpoint matches this search." in page
     assert '<a href="?q=e&amp;p=2">2</a>' in text(operator.get(f"{MATRIX}?q=e"))
 
 

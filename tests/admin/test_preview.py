@@ -19,8 +19,8 @@ from django.utils import timezone, translation
 import django_ratequota
 from django_ratequota.engine.rates import parse_rates
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
-from django_ratequota.monitoring import statistics
-from django_ratequota.monitoring.statistics import Attempts, Usage
+from django_ratequota.monitoring import attempts as attempts_module
+from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
 from django_ratequota.operations.replay import replay
 from django_ratequota.operations.scenarios import at_once, duration, scenarios
 from tests.conftest import NOON_US
@@ -61,8 +61,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         for number in range(1, 5)
     ]
-    usage = Usage(attempts=tuple(attempts), share=1.0, since=datetime.fromtimestamp(START, UTC))
-    monkeypatch.setattr(statistics, "usage", lambda hours=24: usage)
+    usage = RecordedAttempts(attempts=tuple(attempts), share=1.0, since=datetime.fromtimestamp(START, UTC))
+    monkeypatch.setattr(attempts_module, "recorded_attempts", lambda hours=24: usage)
 
 
 @pytest.fixture
@@ -189,9 +189,9 @@ def test_rates_beyond_a_few_are_counted_not_drawn(root: Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"rates": "unlimited"}, "Every request passes: nothing is counted."),
+        ({"rates": "unlimited"}, "Every request is admitted, and nothing is counted."),
         ({"rates": "blocked"}, "Every request is refused."),
-        ({"rates": " "}, "Write rates above"),
+        ({"rates": " "}, "Enter rates above"),
         ({"rates": "10000/hour, 100/min"}, "“10000/hour” never refuses anything"),
         ({"mode": "off"}, "Its mode is off"),
         ({"ends_at_0": "2020-01-01", "ends_at_1": "00:00"}, "It has ended"),
@@ -236,7 +236,7 @@ def test_the_page_draws_the_stored_rates_without_a_script(root: Client) -> None:
     own = html[html.index('class="module ratequota-preview"') : html.index('class="submit-row"')]
     assert not re.search(r"<script|<style|\sstyle=|\son\w+=|javascript:", own)
     add = root.get(f"{LIST}add/")
-    assert "Write rates above" in text_of(add)
+    assert "Enter rates above" in text_of(add)
     assert f'data-preview="{PREVIEW}"' in add.content.decode()
 
 
@@ -310,13 +310,13 @@ def test_the_estimate_says_what_would_have_been_refused(root: Client) -> None:
     text = text_of(root.post(IMPACT, form(rates="2/min")))
     assert "In the last 24 h this would have refused 2 of 4 clients, 36.4 % of 11 requests." in text
     assert "Of the same requests 9.1 % were really refused, by whatever policies, to 1 client." in text
-    assert "Replayed from what was recorded since" in text
+    assert "Based on the requests recorded since" in text
 
 
 @pytest.mark.usefixtures("recorded")
 def test_the_estimate_of_a_form_that_cannot_be_saved_says_so(root: Client) -> None:
     text = text_of(root.post(IMPACT, form(rates="2/fortnight", subject="nonsense")))
-    assert "First correct what could not be saved" in text
+    assert "Correct these errors first" in text
     assert "Rates: expected a unit" in text
     assert "Subject: Write kind:value" in text
 
@@ -333,20 +333,20 @@ def test_what_cannot_be_estimated_is_told(root: Client, settings: Any) -> None:
 @pytest.mark.usefixtures("store_down", "recorded")
 def test_redis_down_is_told(root: Client) -> None:
     policy = RatePolicy.objects.create(rates="10/min")
-    assert "Redis gives no answer (connection)" in text_of(root.post(PREVIEW, form()))
+    assert "Redis did not answer (connection)" in text_of(root.post(PREVIEW, form()))
     url = f"{IMPACT}?object={policy.pk}"
-    assert "Redis gives no answer (connection)" in text_of(root.post(url, form(rates="1/min")))
-    assert "Redis gives no answer" in text_of(root.get(f"{LIST}{policy.pk}/change/"))
+    assert "Redis did not answer (connection)" in text_of(root.post(url, form(rates="1/min")))
+    assert "Redis did not answer" in text_of(root.get(f"{LIST}{policy.pk}/change/"))
     assert root.get(f"{LIST}add/").status_code == 200
 
 
 @pytest.mark.usefixtures("store_down")
 def test_records_that_cannot_be_read_are_told(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def usage(hours: int = 24) -> Usage:
+    def usage(hours: int = 24) -> RecordedAttempts:
         raise django_ratequota.exceptions.StoreError("timeout", "too late")
 
-    monkeypatch.setattr(statistics, "usage", usage)
-    assert "Redis gives no answer (timeout)" in text_of(root.post(IMPACT, form()))
+    monkeypatch.setattr(attempts_module, "recorded_attempts", usage)
+    assert "Redis did not answer (timeout)" in text_of(root.post(IMPACT, form()))
 
 
 @pytest.mark.usefixtures("recorded", "redis_client")
@@ -388,7 +388,7 @@ def test_who_may_only_look_sees_the_stored_policy() -> None:
     # Their form has a token and nothing else.
     assert "A steady stream above the limit: 2/min" in text_of(client.post(f"{PREVIEW}?object={policy.pk}"))
     assert "would have refused 2 of 4 clients" in text_of(client.post(f"{IMPACT}?object={policy.pk}"))
-    assert "Write rates above first" in text_of(client.post(IMPACT))
+    assert "Enter rates above first" in text_of(client.post(IMPACT))
 
 
 @pytest.mark.usefixtures("recorded", "redis_client")
@@ -396,8 +396,8 @@ def test_granters_learn_nothing_of_policies_they_may_not_see() -> None:
     client = operator("grant_override")
     policy = RatePolicy.objects.create(rates="2/min", starts_at=timezone.now() - timedelta(days=1))
     assert "never wins" not in text_of(client.post(PREVIEW, form()))
-    assert "Write rates above" in text_of(client.post(f"{PREVIEW}?object={policy.pk}"))
-    assert "Write rates above first" in text_of(client.post(f"{IMPACT}?object={policy.pk}"))
+    assert "Enter rates above" in text_of(client.post(f"{PREVIEW}?object={policy.pk}"))
+    assert "Enter rates above first" in text_of(client.post(f"{IMPACT}?object={policy.pk}"))
 
 
 def test_posting_needs_the_token(root: Client) -> None:

@@ -136,8 +136,8 @@ def test_a_page_of_many_policies_is_saved(operator: Client, kind: str, count: in
 @pytest.mark.parametrize("kind", ["plan", "endpoint"])
 def test_the_others_are_in_the_list(operator: Client, kind: str) -> None:
     page = operator.get(page_with_policies(kind, 150)).content.decode()
-    assert "These are 100 of 150 policies." in page
-    link = re.search(r'<p class="ratequota-more">[^<]*<a href="([^"]*)">The others are in the list', page)
+    assert "Showing 100 of 150 policies." in page
+    link = re.search(r'<p class="ratequota-more">[^<]*<a href="([^"]*)">See all of them in the list', page)
     assert link is not None
     assert operator.get(link[1]).context["cl"].result_count == 150
 
@@ -145,14 +145,14 @@ def test_the_others_are_in_the_list(operator: Client, kind: str) -> None:
 def test_the_list_is_offered_to_those_who_may_see_it(free: Plan) -> None:
     rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(101)])
     text = client_of("view_plan", "view_ratepolicy").get(f"{BASE}/plan/{free.pk}/change/").content.decode()
-    assert "These are 100 of 101 policies." in text
-    assert "The others are" in text
+    assert "Showing 100 of 101 policies." in text
+    assert "See all of them" in text
     policies = admin.site._registry.pop(RatePolicy)
     try:
         text = client_of("view_plan", "view_ratepolicy", name="b").get(f"{BASE}/plan/{free.pk}/change/")
     finally:
         admin.site._registry[RatePolicy] = policies
-    assert "The others are" not in text.content.decode()
+    assert "See all of them" not in text.content.decode()
 
 
 def test_policies_for_everything_come_first(operator: Client, free: Plan) -> None:

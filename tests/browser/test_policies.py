@@ -103,7 +103,7 @@ def test_a_plan_of_many_policies_is_edited_and_leads_to_the_others(desk: Desks, 
     assert PolicyChange.objects.filter(reason="Ticket 4712").count() == 21
     expect(page.get_by_text("These are 100 of 142 policies.")).to_be_visible()
     own.look(once=True)
-    page.get_by_role("link", name="The others are in the list of policies.").click()
+    page.get_by_role("link", name="See all of them in the list of policies.").click()
     expect(page.locator("#changelist-form")).to_contain_text("142 rate policies")
     expect(page.get_by_role("combobox", name=re.compile("^plan .*Pro$"))).to_be_visible()
 
@@ -189,7 +189,7 @@ def test_a_click_adds_a_route(desk: Desks, scene: Scene) -> None:
     expect(routes).to_have_value("first\n/plain/")
     expect(routes).to_be_focused()
     page.get_by_role("button", name="Save and continue editing").click()
-    expect(page.locator(".field-matches li")).to_contain_text(["Views name it as their scope.", "/plain/ (plain)"])
+    expect(page.locator(".field-matches li")).to_contain_text(["Views use it as their scope.", "/plain/ (plain)"])
 
 
 def test_an_unknown_scope_is_a_click_from_its_endpoint(desk: Desks, scene: Scene) -> None:

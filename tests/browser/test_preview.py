@@ -54,11 +54,11 @@ def test_a_version_is_restored(desk: Desks, scene: Scene) -> None:
     scene.free_search.save()
     own = desk()
     page = own.open(f"/admin/django_ratequota/policychange/{scene.last_change().pk}/change/")
-    page.get_by_role("link", name="Restore the version before").click()
+    page.get_by_role("link", name="Restore the previous version").click()
     expect(page.get_by_role("row", name="Rates")).to_contain_text("10/min")
     own.look()
     page.get_by_label("Reason").fill("Ticket 4716")
     page.get_by_role("button", name="Yes, restore it").click()
-    expect(page.get_by_text("is as it was.")).to_be_visible()
+    expect(page.get_by_text("was restored.")).to_be_visible()
     scene.free_search.refresh_from_db()
     assert scene.free_search.rates == "10/min"

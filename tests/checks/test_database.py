@@ -14,7 +14,7 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from django_ratequota.checks.database import check_constraints, check_migrated
 from django_ratequota.models import RatePolicy
-from django_ratequota.recording.validators import unenforced
+from django_ratequota.recording.validators import unsupported_constraints
 from tests.checks import ids
 
 DATABASES = ["default"]
@@ -39,7 +39,7 @@ def test_a_write_that_breaks_an_unenforced_constraint_is_refused(monkeypatch: py
     monkeypatch.setattr(connection.features, "supports_partial_indexes", False)
     RatePolicy.objects.create(rates="1/s")
     RatePolicy.objects.create(rates="1/s", counted_per="ip")
-    (rule,) = unenforced(RatePolicy, "default")
+    (rule,) = unsupported_constraints(RatePolicy, "default")
     monkeypatch.setattr(rule, "expressions", rule.expressions[:-1])  # without counted_per these are twins
     with pytest.raises(IntegrityError, match="two rows break the constraint ratequota_policy_one_undated"):
         RatePolicy.objects.create(rates="1/s", subject="ip:::1")

@@ -21,7 +21,7 @@ from django_ratequota.checks.store import check_exposed, check_round_trip, check
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store import base as store_module
 from django_ratequota.store.base import Call, Store
-from django_ratequota.store.info import server_info, server_version
+from django_ratequota.store.server import server_info, server_version
 from tests.checks import ids
 from tests.faults import poll
 from tests.faults.proxy import Proxy
@@ -37,8 +37,11 @@ from tests.support.fake_redis import OtherHandler, fake_redis
         ({"CACHE": "dummy"}, "CACHES['dummy'] is django.core.cache.backends.dummy.DummyCache, not django_redis"),
         ({"CACHE": "plain"}, "CACHES['plain'] is django.core.cache.backends.redis.RedisCache, not django_redis"),
         ({"CACHE": "sharded"}, "CACHES['sharded'] cannot be used"),
-        ({"CACHE": "default", "CLUSTER": True}, "django-redis knows no Cluster; with CLUSTER set RATEQUOTA"),
-        ({"REDIS_URL": "redis+sentinel://127.0.0.1:1/main", "CLUSTER": True}, "a Cluster is not watched by Sentinel"),
+        (
+            {"CACHE": "default", "CLUSTER": True},
+            "django-redis does not support a Cluster; with CLUSTER set RATEQUOTA",
+        ),
+        ({"REDIS_URL": "redis+sentinel://127.0.0.1:1/main", "CLUSTER": True}, "Sentinel does not watch a Cluster"),
         ({"REDIS_URL": "redis://127.0.0.1:1/1", "CLUSTER": True}, "a Cluster has database 0 only"),
         ({"CACHE": "schemeless"}, "must specify one of the following schemes"),
         ({"REDIS_URL": "http://127.0.0.1/"}, "REDIS_URL cannot be used: Redis URL must specify one of"),

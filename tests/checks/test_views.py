@@ -35,7 +35,7 @@ from django_ratequota.compat.drf import AnonRateThrottle
 from django_ratequota.compat.ratelimit.decorators import ratelimit
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.policies.view_code import never_answers
+from django_ratequota.policies.requests.view_code import never_answers
 from django_ratequota.throttling import QuotaThrottle
 from tests.support.snippets import ROOT, snippets
 

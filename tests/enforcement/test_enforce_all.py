@@ -24,9 +24,9 @@ from rest_framework.views import APIView
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.records import UNTOLD_PLAN, Note
+from django_ratequota.monitoring.records import UNKNOWN_PLAN, DecisionRecord
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.policies.identity import DescribedCaller
+from django_ratequota.policies.requests.identity import DescribedCaller
 from django_ratequota.throttling import QuotaThrottle
 from tests.conftest import Get
 from tests.enforcement.test_check import CLOSED, database_down, left
@@ -253,9 +253,9 @@ class TestTheUser:
             check_request(request_from(alice))
             RatePolicy.objects.create(plan=free, rates="100/hour")
             check_request(request_from(alice))
-            assert [Note._make(noted).plan_id for noted in collector._noted] == [UNTOLD_PLAN, free.pk]
+            assert [DecisionRecord._make(noted).plan_id for noted in collector._pending] == [UNKNOWN_PLAN, free.pk]
         finally:
-            collector.forget()
+            collector.clear()
 
     def test_an_override_that_ended_long_ago_asks_for_nobody(self, reads: Any, alice: User) -> None:
         """Responses stayed out of shared caches until somebody deleted the row."""

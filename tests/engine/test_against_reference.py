@@ -1,12 +1,11 @@
 """Random walks through the engine, each answer compared with exact models (``models.py``): no step may differ.
 
-The walks are the same in every run. ``RATEQUOTA_TEST_EXPLORE=20`` walks twenty times as many, at random.
+The walks are the same in every run. ``--hypothesis-profile=explore`` walks twenty times as many, at random.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
@@ -22,9 +21,9 @@ from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.rates import BURST_ALGORITHMS
 from tests.conftest import NOON_US, Clock
+from tests.support.properties import examples
 from tests.support.reference_models import MODELS, Charged, Model, Outcome, judge
 
-EXPLORE = int(os.environ.get("RATEQUOTA_TEST_EXPLORE", "0"))
 SECOND, DAY = 10**6, 86_400 * 10**6
 
 #: What a counter is: one of the algorithms, or a fixed window of the calendar.
@@ -264,12 +263,5 @@ def test_every_step_of_a_random_walk_equals_the_exact_models(
     FixtureWalk.rewinds = rewinds
     run_state_machine_as_test(
         FixtureWalk,
-        settings=settings(
-            max_examples=(80 if rewinds else 150) * max(1, EXPLORE),
-            stateful_step_count=50,
-            derandomize=not EXPLORE,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
+        settings=settings(examples(80 if rewinds else 150), stateful_step_count=50),
     )

@@ -11,24 +11,19 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from tests.conftest import NOON_US, Clock
+from tests.support.properties import examples
 
 SECOND = 10**6
 METERS = sorted(BURST_ALGORITHMS)
 #: A property's examples, the same in every run, on fixtures that hold no state of their own.
-EXAMPLES = settings(
-    max_examples=40,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+EXAMPLES = examples(40)
 
 
 def bucket(rate: str, subject: str = "user:1", **more: Any) -> Bucket:

@@ -12,7 +12,7 @@ import pytest
 import pytz
 import redis
 import time_machine
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
@@ -21,6 +21,7 @@ from django_ratequota.engine.protocol import CheckCommand
 from django_ratequota.exceptions import InvalidBucket, StoreError
 from django_ratequota.utils.sansio import drive
 from tests.conftest import Clock
+from tests.support.properties import examples
 
 HOUR = 3600 * 10**6
 UNITS = ("day", "week", "month")
@@ -78,7 +79,7 @@ ZONES = (
 
 @pytest.mark.parametrize("unit", UNITS)
 @given(zone=st.sampled_from(ZONES), second=st.integers(0, 2_300_000_000))
-@settings(max_examples=300, derandomize=True, database=None, deadline=None)
+@examples(300)
 def test_every_instant_since_1970_lies_in_its_window(unit: Any, zone: str, second: int) -> None:
     now = second * 10**6 + 999_999
     start, finish = calendar_window(unit, now, ZoneInfo(zone))

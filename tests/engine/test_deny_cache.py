@@ -13,24 +13,24 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import async_to_sync
-from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
-from django_ratequota.engine.deny_cache import Denials
+from django_ratequota.engine.deny_cache import DenyCache
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.engine.types import BucketStatus
 from django_ratequota.exceptions import InvalidCost, NewerRevision, StoreError
 from django_ratequota.headers import decision_headers, retry_after_seconds
 from django_ratequota.models import RatePolicy
 from django_ratequota.monitoring import collector as collecting
-from django_ratequota.monitoring.statistics import timeline
+from django_ratequota.monitoring.timeline import timeline
 from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import request_refused
 from django_ratequota.utils.sansio import drive
 from tests.conftest import Clock
 from tests.project.views import request_from
+from tests.support.properties import examples
 
 
 def bucket(rate: str, subject: str = "user:1", **more: Any) -> Bucket:
@@ -441,17 +441,17 @@ def test_a_refund_whose_answer_was_lost_counts_as_one(cached: Limiter) -> None:
 def test_the_wait_ends_by_the_time_before_the_question_and_is_told_by_that_of_the_answer() -> None:
     """Question sent at 0, judged somewhere between, answer heard at 300 µs: neither too late nor another instant."""
     clock = Clock(0)
-    denials = Denials(60, clock)
+    denials = DenyCache(60, clock)
     status = MINUTE[0]
     answer = Decision(allowed=False, statuses=(refused_status(status, 1000),), at_us=5_000_000)
 
     def check() -> Decision:
-        known = denials.refusal((status,), 1, None, None)  # type: ignore[arg-type]
+        known = denials.get((status,), 1, None, None)  # type: ignore[arg-type]
         if known is not None:
             return known
-        asking = denials.asking()
+        mark = denials.mark()
         clock.advance(us=300)
-        denials.learn("check", answer, (status,), 1, None, asking)
+        denials.learn("check", answer, (status,), 1, None, mark)
         return answer
 
     assert check() is answer
@@ -471,23 +471,23 @@ def refused_status(bucket: Bucket, wait_us: int) -> Any:
 # --- Bounds, threads, processes. ---
 
 
-def learn(denials: Denials, *subjects: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[Bucket, ...]:
+def learn(denials: DenyCache, *subjects: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[Bucket, ...]:
     """Let a request be refused that all these subjects' buckets refuse."""
     buckets = tuple(bucket("1/min", subject) for subject in subjects)
     answer = Decision(allowed=False, statuses=tuple(refused_status(each, 10**9) for each in buckets))
 
-    asking = denials.asking()
+    mark = denials.mark()
     meanwhile()
-    denials.learn("check", answer, buckets, 1, None, asking)
+    denials.learn("check", answer, buckets, 1, None, mark)
     return buckets
 
 
-def knows(denials: Denials, buckets: tuple[Bucket, ...]) -> bool:
-    return denials.refusal(buckets, 1, None, None) is not None  # type: ignore[arg-type]
+def knows(denials: DenyCache, buckets: tuple[Bucket, ...]) -> bool:
+    return denials.get(buckets, 1, None, None) is not None  # type: ignore[arg-type]
 
 
 def test_the_refusals_learned_longest_ago_go_first() -> None:
-    denials = Denials(60, Clock(), size=100)
+    denials = DenyCache(60, Clock(), size=100)
     everyone = [learn(denials, f"user:{number}") for number in range(1000)]
     assert len(denials) == 100
     assert [knows(denials, buckets) for buckets in everyone] == [False] * 900 + [True] * 100
@@ -497,7 +497,7 @@ def test_the_refusals_learned_longest_ago_go_first() -> None:
 
 
 def test_units_that_came_back_to_many_are_remembered_within_bounds() -> None:
-    denials = Denials(60, Clock(), size=100)
+    denials = DenyCache(60, Clock(), size=100)
     mine = learn(denials, "user:1")
     for number in range(1000):
         denials.freed((bucket("1/min", f"user:{1000 + number}"),))
@@ -507,7 +507,7 @@ def test_units_that_came_back_to_many_are_remembered_within_bounds() -> None:
 
 
 def test_a_refund_while_an_answer_is_on_its_way_counts_though_many_come_after_it() -> None:
-    denials = Denials(60, Clock(), size=2)
+    denials = DenyCache(60, Clock(), size=2)
 
     def refunds() -> None:
         for number in range(1, 10):
@@ -518,7 +518,7 @@ def test_a_refund_while_an_answer_is_on_its_way_counts_though_many_come_after_it
 
 
 def test_where_charges_are_no_longer_noticed_nothing_is_repeated() -> None:
-    denials = Denials(60, Clock(), size=2)
+    denials = DenyCache(60, Clock(), size=2)
     mine = learn(denials, "user:1")
     assert knows(denials, learn(denials, "user:2", "everyone"))
     assert len(denials) == 2
@@ -558,7 +558,7 @@ def test_threads_that_check_and_give_back_never_refuse_for_nothing(redis_client:
 
 
 def test_a_forked_child_is_not_held_up_by_its_parent_s_lock() -> None:
-    denials = Denials(60, Clock())
+    denials = DenyCache(60, Clock())
     mine = learn(denials, "user:1")
     with denials._lock:
         child = os.fork()
@@ -611,7 +611,7 @@ STEPS = st.one_of(
     steps=st.lists(STEPS, min_size=10, max_size=40),
     start=st.integers(0, 3 * 10**6),
 )
-@examples(max_examples=150, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(150)
 def test_one_with_it_decides_as_one_without_it(
     redis_client: redis.Redis, clock: Clock, requests: list[list[Bucket]], steps: list[tuple[Any, ...]], start: int
 ) -> None:
@@ -667,9 +667,9 @@ def remembering(settings: Any, fresh_policies: None, monkeypatch: Any) -> Iterat
     """Requests are remembered as refused, and counted; what is counted is handed over when the test says so."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "DENY_CACHE_SECONDS": 60, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    collecting.collector.forget()
+    collecting.collector.clear()
     yield
-    collecting.collector.forget()
+    collecting.collector.clear()
 
 
 @pytest.mark.django_db(transaction=True)

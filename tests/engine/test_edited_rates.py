@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.local import LocalLimiter
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from tests.conftest import Clock
+from tests.support.properties import examples
 
 SECOND, HOUR = 10**6, 3600 * 10**6
 METERS = sorted(BURST_ALGORITHMS)
-EXAMPLES = settings(
-    max_examples=60, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-)
+EXAMPLES = examples(60)
 
 
 def bucket(rate: str, **more: Any) -> Bucket:

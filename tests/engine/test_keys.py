@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.keys import bucket_key, check_prefix, revision_key
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import InvalidBucket
+from tests.support.properties import examples
 
-EXAMPLES = settings(max_examples=500, derandomize=True, database=None, deadline=None)
+EXAMPLES = examples(500)
 MINUTE = Rate.parse("100/min")
 
 #: Text that keys are made of, and text at large: braces, NUL, lone surrogates.

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Rate
@@ -16,6 +15,7 @@ from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from django_ratequota.engine.types import BucketStatus
 from django_ratequota.exceptions import InvalidCost
 from tests.project.views import Units
+from tests.support.properties import examples
 from tests.support.threads import on_threads
 
 WINDOWS = sorted(set(ALGORITHMS) - BURST_ALGORITHMS)
@@ -105,7 +105,7 @@ def test_a_month_is_thirty_one_days(seconds: Seconds) -> None:
     limit=st.integers(1, 40),
     share=st.integers(1, 8),
 )
-@examples(max_examples=150, derandomize=True, database=None, deadline=None)
+@examples(150)
 def test_no_unit_comes_back_before_next_after_and_one_does_at_it(
     algorithm: str, history: list[tuple[int, int]], limit: int, share: int
 ) -> None:
@@ -142,7 +142,7 @@ WALK = st.lists(
 
 @pytest.mark.parametrize("algorithm", WINDOWS)
 @given(walk=WALK, limit=st.integers(1, 40), share=st.integers(1, 8))
-@examples(max_examples=150, derandomize=True, database=None, deadline=None)
+@examples(150)
 def test_no_window_holds_more_than_the_share(
     algorithm: str, walk: list[tuple[float, int, int]], limit: int, share: int
 ) -> None:
@@ -165,7 +165,7 @@ def test_no_window_holds_more_than_the_share(
 
 @pytest.mark.parametrize("algorithm", BUCKETS)
 @given(walk=WALK, limit=st.integers(1, 40), burst=st.integers(1, 40), share=st.integers(1, 8))
-@examples(max_examples=150, derandomize=True, database=None, deadline=None)
+@examples(150)
 def test_no_interval_holds_more_than_the_share_of_burst_and_rate(
     algorithm: str, walk: list[tuple[float, int, int]], limit: int, burst: int, share: int
 ) -> None:
@@ -193,7 +193,7 @@ def test_no_interval_holds_more_than_the_share_of_burst_and_rate(
     begin=st.floats(0, 1e7),
     period=st.sampled_from(["s", "7s", "min", "hour", "week"]),
 )
-@examples(max_examples=150, derandomize=True, database=None, deadline=None)
+@examples(150)
 def test_refused_until_retry_after_and_admitted_at_it(
     algorithm: str, walk: list[tuple[float, int, int]], limit: int, share: int, begin: float, period: str
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Rate
@@ -19,8 +19,9 @@ from django_ratequota.engine.rates import (
     parse_rates,
 )
 from django_ratequota.exceptions import InvalidRate, RateQuotaError
+from tests.support.properties import examples
 
-EXAMPLES = settings(max_examples=300, derandomize=True, database=None, deadline=None)
+EXAMPLES = examples(300)
 TEN_YEARS = 3653 * 86_400
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.exceptions import StoreError
-from django_ratequota.store.breaker import store_state_changed
+from django_ratequota.signals import store_state_changed
 
 from .servers import Node
 from .wire import Wire

@@ -8,12 +8,13 @@ from fractions import Fraction
 
 import pytest
 import time_machine
-from hypothesis import HealthCheck, event, example, given, settings
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.engine.rates import ALGORITHMS
 from tests.conftest import Clock
+from tests.support.properties import examples
 
 from .asking import Ask
 from .servers import Node
@@ -76,7 +77,7 @@ moves = st.lists(st.tuples(steps, st.integers(0, 20), st.integers(1, 12)), min_s
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150)
 @given(limit=st.integers(1, 10), period=st.sampled_from([1, 10, 60]), moves=moves)
 @example(limit=1, period=60, moves=[(0, 0, 1), (-5 * SECOND, 0, 1), (5 * SECOND, 0, 1)])
 def test_a_server_whose_clock_steps(

@@ -20,8 +20,8 @@ import trustme
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.exceptions import StoreError
-from django_ratequota.store import pool as attempts_module
-from django_ratequota.store.pool import Attempts
+from django_ratequota.store import pool_size
+from django_ratequota.store.pool_size import PoolSize
 
 from . import Address, poll
 from .servers import Node
@@ -214,56 +214,56 @@ def test_credentials_that_fail_are_no_connection(node: Node, limiter_of: Callabl
 
 def test_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(attempts_module, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
-    attempts = Attempts()
-    assert attempts.begin(1) == now
-    assert attempts.begin(1) is None, "one waits, one is being made"
-    assert [attempts.begin(50) for _ in range(4)] == [now, now, now, None]
+    monkeypatch.setattr(pool_size, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
+    size = PoolSize()
+    assert size.begin_connect(1) == now
+    assert size.begin_connect(1) is None, "one waits, one is being made"
+    assert [size.begin_connect(50) for _ in range(4)] == [now, now, now, None]
     for _ in range(4):
-        attempts.succeeded(now)
-    assert sum(attempts.begin(50) is not None for _ in range(50)) == 4, "as many as are open"
+        size.connected(now)
+    assert sum(size.begin_connect(50) is not None for _ in range(50)) == 4, "as many as are open"
     for _ in range(4):
-        attempts.succeeded(now)
-    assert sum(attempts.begin(50) is not None for _ in range(50)) == 8
+        size.connected(now)
+    assert sum(size.begin_connect(50) is not None for _ in range(50)) == 8
     now += 1.5  # these hang
-    assert sum(attempts.begin(50) is not None for _ in range(50)) == 8, "others are not held up"
+    assert sum(size.begin_connect(50) is not None for _ in range(50)) == 8, "others are not held up"
     now += 1.5
-    assert attempts.begin(50) is None, "but not without end"
+    assert size.begin_connect(50) is None, "but not without end"
 
 
 def test_a_failed_attempt_is_not_repeated_at_once_while_others_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that takes no more connections is not asked a thousand times a second."""
     now = 1000.0
-    monkeypatch.setattr(attempts_module, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
-    attempts = Attempts()
-    begun = attempts.begin(1)
-    assert attempts.failed(begun), "there is nothing to wait for"
-    begun = attempts.begin(1)
+    monkeypatch.setattr(pool_size, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
+    size = PoolSize()
+    begun = size.begin_connect(1)
+    assert size.connect_failed(begun), "there is nothing to wait for"
+    begun = size.begin_connect(1)
     assert begun is not None, "nothing is open: the next caller tries"
-    attempts.succeeded(begun)
-    assert not attempts.failed(attempts.begin(1))
-    assert attempts.begin(50) is None
+    size.connected(begun)
+    assert not size.connect_failed(size.begin_connect(1))
+    assert size.begin_connect(50) is None
     now += 0.06
-    assert attempts.begin(50) is not None
-    assert attempts.begin(50) is None, "one at a time, until one succeeds"
+    assert size.begin_connect(50) is not None
+    assert size.begin_connect(50) is None, "one at a time, until one succeeds"
 
 
 def test_an_attempt_that_fails_leaves_hope_while_another_is_made() -> None:
     """Of four at once the first may be refused by a full server, and the last accepted."""
-    attempts = Attempts()
-    begun = [attempts.begin(50) for _ in range(3)]
-    assert [attempts.failed(one) for one in begun] == [False, False, True]
+    size = PoolSize()
+    begun = [size.begin_connect(50) for _ in range(3)]
+    assert [size.connect_failed(began_at) for began_at in begun] == [False, False, True]
 
 
 def test_open_and_being_made_together_are_bounded() -> None:
-    attempts = Attempts(3)
-    begun = [attempts.begin(50) for _ in range(4)]
+    size = PoolSize(3)
+    begun = [size.begin_connect(50) for _ in range(4)]
     assert begun[3] is None
-    attempts.succeeded(begun[0])
-    assert attempts.begin(50) is None
-    attempts.open -= 1
-    assert attempts.begin(50) is not None
-    assert attempts.begin(50) is None
+    size.connected(begun[0])
+    assert size.begin_connect(50) is None
+    size.open -= 1
+    assert size.begin_connect(50) is not None
+    assert size.begin_connect(50) is None
 
 
 def test_a_server_that_is_full_serves_those_who_are_connected(
@@ -293,7 +293,7 @@ def test_tasks_in_line_do_not_wait_for_a_connection_that_is_gone(
         waiting = asyncio.create_task(limiter.acheck([BUCKET]))
         [connections] = limiter.store._server._loops.values()
         # Later there would be no connection that it could wait for, and it would rightly fail.
-        await asyncio.to_thread(poll, lambda: connections._attempts._failed_at, 10, "its attempt failed")
+        await asyncio.to_thread(poll, lambda: connections._size.failed_at, 10, "its attempt failed")
         admin.config_set("maxclients", 100)
         admin.execute_command("CLIENT", "KILL", "SKIPME", "yes")
         admin.client_unpause()

@@ -15,7 +15,7 @@ from redis.sentinel import Sentinel
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.exceptions import ConfigurationError, StoreError
-from django_ratequota.store.factory import store_of_url
+from django_ratequota.store.factory import store_from_url
 from django_ratequota.store.sentinel import SentinelStore
 
 from . import poll
@@ -265,7 +265,7 @@ def test_a_lost_reply_counts_once_under_sentinel(
 )
 def test_bad_sentinel_urls(url: str) -> None:
     with pytest.raises(ConfigurationError, match="REDIS_URL cannot be used"):
-        store_of_url(url, 1)
+        store_from_url(url, 1)
 
 
 def test_sentinels_and_masters_have_credentials_of_their_own(nodes: Callable[..., Node], stack: ExitStack) -> None:

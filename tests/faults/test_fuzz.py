@@ -11,8 +11,7 @@ import redis
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.test import AsyncClient, Client
-from hypothesis import HealthCheck, example, given
-from hypothesis import settings as hypothesis_settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
@@ -22,10 +21,9 @@ from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.runtime import default_limiter
 from tests.engine.test_keys import BUCKETS, RATES, TEXT, counter
 from tests.project.views import request_from
+from tests.support.properties import examples
 
-EXAMPLES = hypothesis_settings(
-    max_examples=150, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-)
+EXAMPLES = examples(150)
 MAX_COST = 10**12
 
 INTEGERS = st.integers(-2, 12) | st.integers() | st.sampled_from([MAX_COST, MAX_COST + 1, 2**53, 2**63, 10**400])
@@ -268,7 +266,7 @@ def test_no_request_is_a_500(
 
 
 @given(path=PATHS, headers=st.dictionaries(st.sampled_from(NAMES), HEADER, max_size=5))
-@hypothesis_settings(EXAMPLES, max_examples=60)
+@examples(60)
 @pytest.mark.usefixtures("everything_counts")
 def test_no_request_is_a_500_under_asgi(path: str, headers: dict[str, str]) -> None:
     assert async_to_sync(AsyncClient().get)(path, headers=headers).status_code < 500

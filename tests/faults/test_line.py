@@ -16,10 +16,9 @@ import pytest
 import redis
 
 from django_ratequota.exceptions import StoreError
-from django_ratequota.store import connections, loop_connections
-from django_ratequota.store import pool as attempts_module
+from django_ratequota.store import connections, loop_connections, pool_size
 from django_ratequota.store.budget import Budget
-from django_ratequota.store.pool import KEPT, unused
+from django_ratequota.store.pool_size import MIN_IDLE, pop_unused
 from django_ratequota.store.server import Server
 
 from . import Address, poll
@@ -47,8 +46,8 @@ def server_of() -> Iterator[Make]:
 
 def settled(pool: Any, most: int) -> bool:
     """Whether nobody waits, nothing is being made, and each open connection is idle."""
-    assert 0 <= pool._attempts.open <= most
-    return not pool._line and not pool._attempts._begun and pool._attempts.open == len(pool._idle)
+    assert 0 <= pool._size.open <= most
+    return not pool._queue and not pool._size.connecting and pool._size.open == len(pool._idle)
 
 
 class Threads:
@@ -77,7 +76,7 @@ class Tasks:
         self.server = server
 
     async def __aenter__(self) -> Tasks:
-        self.pool: Any = await self.server._of_this_loop()
+        self.pool: Any = await self.server._connections_of_loop()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -109,7 +108,7 @@ def test_there_are_never_more_than_the_bound(node: Node, server_of: Make, kind: 
             wire.hold()
             async with kind(server_of(wire, 5)) as callers:
                 asking = [callers.ask("PING") for _ in range(40)]
-                await until(lambda: wire.asked == 5 and len(callers.pool._line) == 35, "five ask, the others wait")
+                await until(lambda: wire.asked == 5 and len(callers.pool._queue) == 35, "five ask, the others wait")
                 assert connected(node) == 5
                 wire.release()
                 assert await asyncio.gather(*asking) == [b"PONG"] * 40
@@ -128,7 +127,7 @@ def test_callers_are_served_in_order(node: Node, server_of: Make, kind: Any) -> 
                 asking = []
                 for number in range(20):
                     asking.append(callers.ask("RPUSH", "order", number))
-                    await until(lambda: wire.asked + len(callers.pool._line) == len(asking), "it stands in line")
+                    await until(lambda: wire.asked + len(callers.pool._queue) == len(asking), "it stands in line")
                 wire.release()
                 assert await asyncio.gather(*asking) == list(range(1, 21))
         assert [int(one) for one in node.command("LRANGE", "order", 0, -1)] == list(range(20))
@@ -146,9 +145,9 @@ def test_a_caller_who_gives_up_leaves_the_line(node: Node, server_of: Make, kind
                 await until(lambda: wire.asked, "one has the connection")
                 with pytest.raises(StoreError):
                     await callers.ask("PING", seconds=0.02)
-                assert not callers.pool._line
+                assert not callers.pool._queue
                 last = callers.ask("PING")
-                await until(lambda: callers.pool._line, "another stands in line")
+                await until(lambda: callers.pool._queue, "another stands in line")
                 wire.release()
                 assert await asyncio.gather(first, last) == [b"PONG"] * 2
                 await until(lambda: settled(callers.pool, 1), "all is idle")
@@ -158,7 +157,7 @@ def test_a_caller_who_gives_up_leaves_the_line(node: Node, server_of: Make, kind
 
 def test_a_connection_for_a_caller_who_gives_up_at_that_moment_is_the_next_one_s(node: Node, server_of: Make) -> None:
     class AtThatMoment(Budget):
-        def wait_in_line(self, ready: Callable[[float], object], answers: Any) -> None:
+        def wait_in_queue(self, ready: Callable[[float], object], answers: Any) -> None:
             waiting.set()
             assert ready(30), "a connection is handed over"
             raise KeyboardInterrupt
@@ -169,7 +168,7 @@ def test_a_connection_for_a_caller_who_gives_up_at_that_moment_is_the_next_one_s
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(pool.send, ("PING",), AtThatMoment(PATIENT), False)
         assert waiting.wait(30)
-        pool._give_back(connection, since)
+        pool._release(connection, since)
         assert isinstance(asking.exception(), KeyboardInterrupt)
     assert server.send(("PING",), Budget(PATIENT)) == b"PONG"
     assert settled(pool, 1)
@@ -184,9 +183,9 @@ def test_a_connection_that_ends_makes_room_for_who_waits(node: Node, server_of: 
             admin.execute_command("CLIENT", "PAUSE", 600_000, "WRITE")
             async with kind(server_of(node, 1)) as callers:
                 first = callers.ask("SET", "key", 1, seconds=3600)
-                await until(lambda: callers.pool._attempts.open and not callers.pool._idle, "it has the connection")
+                await until(lambda: callers.pool._size.open and not callers.pool._idle, "it has the connection")
                 second = callers.ask("SET", "key", 2, seconds=3600)
-                await until(lambda: callers.pool._line, "another stands in line")
+                await until(lambda: callers.pool._queue, "another stands in line")
                 admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
                 admin.execute_command("CLIENT", "UNPAUSE")
                 with pytest.raises(StoreError):
@@ -222,17 +221,17 @@ def test_what_a_burst_left_is_closed(node: Node, server_of: Make, kind: Any, mon
                 await until(lambda: wire.asked == 30, "thirty ask")
                 wire.release()
                 await asyncio.gather(*asking)
-                assert callers.pool._attempts.open == 30, "those that were used a moment ago stay"
+                assert callers.pool._size.open == 30, "those that were used a moment ago stay"
                 with monkeypatch.context() as patch:
-                    for module in (attempts_module, connections, loop_connections):
+                    for module in (pool_size, connections, loop_connections):
                         patch.setattr(module, "IDLE_SECONDS", 0.0)
-                    callers.pool._close_at = callers.pool._look_at = 0.0
+                    callers.pool._close_at = callers.pool._upkeep_at = 0.0
                     if kind is Tasks:
                         callers.pool._closing.cancel()
                         callers.pool._closing = None
                         callers.pool._close_later()
                     await callers.ask("PING")
-                    await until(lambda: connected(node) == KEPT, "few are left")
+                    await until(lambda: connected(node) == MIN_IDLE, "few are left")
                 with node.client(single_connection_client=True) as client:
                     before = client.info("stats")["total_connections_received"]
                     for _ in range(20):
@@ -247,9 +246,9 @@ def test_what_a_burst_left_is_closed(node: Node, server_of: Make, kind: Any, mon
     ("seconds_idle", "closed"),
     [
         ([], 0),
-        ([60] * KEPT, 0),
-        ([60] * (KEPT + 3), 3),
-        ([60, 60, *[1] * KEPT], 2),
+        ([60] * MIN_IDLE, 0),
+        ([60] * (MIN_IDLE + 3), 3),
+        ([60, 60, *[1] * MIN_IDLE], 2),
         ([60, 60, *[1] * 40], 2),
         ([9.9] * 40, 0),
     ],
@@ -257,7 +256,7 @@ def test_what_a_burst_left_is_closed(node: Node, server_of: Make, kind: Any, mon
 def test_unused(seconds_idle: list[float], closed: int) -> None:
     now = time.monotonic()
     idle = deque((number, now - seconds) for number, seconds in enumerate(seconds_idle))
-    assert list(unused(idle)) == list(range(closed))
+    assert list(pop_unused(idle)) == list(range(closed))
     assert len(idle) == len(seconds_idle) - closed
 
 
@@ -265,7 +264,7 @@ def test_a_forked_child_has_its_own_bound(node: Node, server_of: Make) -> None:
     server = server_of(node, 1)
     assert server.send(("PING",), Budget(PATIENT)) == b"PONG"
     idle = server._connections._idle
-    server._connections.leave()  # as after a fork
+    server._connections.reset()  # as after a fork
     assert server.send(("PING",), Budget(PATIENT)) == b"PONG"
     idle[0][0].disconnect()
 
@@ -319,6 +318,6 @@ def test_no_count_drifts(node: Node, server_of: Make, kind: Any, seed: int) -> N
                 answers = await asyncio.gather(*(callers.ask("PING") for _ in range(CALLERS)))
                 assert answers == [b"PONG"] * CALLERS
                 await until(lambda: settled(callers.pool, MOST), "all is idle")
-                await until(lambda: len(admin.client_list()) - 1 <= callers.pool._attempts.open, "none is lost")
+                await until(lambda: len(admin.client_list()) - 1 <= callers.pool._size.open, "none is lost")
 
     asyncio.run(run())

@@ -20,7 +20,7 @@ from django_ratequota.headers import decision_headers
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.health import health
 from django_ratequota.responses import problem, status_code
-from django_ratequota.store.breaker import store_state_changed
+from django_ratequota.signals import store_state_changed
 
 from . import poll
 from .servers import Node

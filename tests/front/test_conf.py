@@ -11,12 +11,12 @@ import dateutil.tz
 import pytest
 import pytz
 from django.test import override_settings
-from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota.conf import KEYS, Settings, read, settings
 from django_ratequota.runtime import default_limiter
+from tests.support.properties import examples
 
 TENANT = {"tenant": "tests.project.views.tenant"}
 PROXIES = ["10.0.0.0/8", " ::1 ", "unix"]
@@ -207,7 +207,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(list(KEYS)), VALUES, max_size=4))
-@examples(max_examples=300, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(300)
 def test_reading_never_fails_and_each_problem_has_a_hint(raw: dict[str, Any]) -> None:
     found, problems = read(raw)
     assert all(problem.hint and problem.key in raw for problem in problems)

@@ -194,6 +194,6 @@ def test_a_refusal_that_was_noted_carries_its_id(
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
     response = refused(client)
-    collecting.collector.forget()
+    collecting.collector.clear()
     assert len(response.json()["refusal_id"]) == 10
     assert response["X-RateLimit-Refusal"] == response.json()["refusal_id"]

@@ -18,7 +18,7 @@ from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.monitoring import health
 from django_ratequota.runtime import default_limiter
-from django_ratequota.store.info import server_version
+from django_ratequota.store.server import server_version
 from django_ratequota.utils.histogram import BOUNDS
 from tests.support.fake_redis import fake_redis
 from tests.support.operators import a_customer

@@ -24,8 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from django_ratequota import check_request
 from django_ratequota.exceptions import StoreError
-from django_ratequota.metrics import METRICS, counts, opentelemetry, prometheus
-from django_ratequota.metrics.counts import tally
+from django_ratequota.metrics import METRICS, opentelemetry, prometheus, tally
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import collector as collecting
 from django_ratequota.monitoring import health
@@ -54,11 +53,11 @@ def counting(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
     monkeypatch.setattr(health, "_degraded", type(health._degraded)())
-    for kept in (collector, tally):
-        kept.forget()
+    for kept in (collector, tally.tally):
+        kept.clear()
     yield
-    for kept in (collector, tally):
-        kept.forget()
+    for kept in (collector, tally.tally):
+        kept.clear()
 
 
 @pytest.fixture
@@ -140,12 +139,12 @@ def test_a_flood_of_subjects_adds_no_series(search: Endpoint) -> None:
 
 
 def test_what_operators_rename_for_ever_is_bounded(search: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counts, "MAX_SERIES", 2)
+    monkeypatch.setattr(tally, "MAX_SERIES", 2)
     for name in ("a", "b", "c", "d"):
         Endpoint.objects.filter(pk=search.pk).update(name=name)
         check_request(request_from(), scope=name)
         collector.flush()
-    assert dict(tally.by_endpoint()) == {("a", "admitted"): 1, ("b", "admitted"): 1, ("(other)", "admitted"): 2}
+    assert dict(tally.tally.by_endpoint()) == {("a", "admitted"): 1, ("b", "admitted"): 1, ("(other)", "admitted"): 2}
 
 
 def test_what_was_decided_before_a_policy_went_is_counted_under_its_name(search: Endpoint) -> None:
@@ -157,7 +156,7 @@ def test_what_was_decided_before_a_policy_went_is_counted_under_its_name(search:
     policy.delete()
     policies.reload(default_limiter().stored_revision())
     collector.flush()
-    assert dict(tally.by_policy()) == {("search", name, "admitted"): 2}
+    assert dict(tally.tally.by_policy()) == {("search", name, "admitted"): 2}
 
 
 def test_counts_survive_that_redis_does_not_take_them(search: Endpoint, settings: Any) -> None:

@@ -10,7 +10,7 @@ from django.core.management import call_command
 from django.db import IntegrityError, connection, transaction
 
 from django_ratequota.models import Plan, RatePolicy
-from django_ratequota.recording.validators import unenforced
+from django_ratequota.recording.validators import unsupported_constraints
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -64,4 +64,4 @@ def test_sql_can_be_printed_for_whoever_applies_it_by_hand() -> None:
     out = io.StringIO()
     call_command("sqlmigrate", "django_ratequota", "0001", stdout=out)
     assert out.getvalue().count("CREATE TABLE") == len(TABLES)
-    assert ("ratequota_policy_one_undated" in out.getvalue()) is (not unenforced(RatePolicy, "default"))
+    assert ("ratequota_policy_one_undated" in out.getvalue()) is (not unsupported_constraints(RatePolicy, "default"))

@@ -15,9 +15,9 @@ from django.utils.functional import Promise
 
 from django_ratequota.engine.rates import MAX_UNITS
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.policies.cache import load_snapshot
-from django_ratequota.policies.identity import Caller
-from django_ratequota.policies.routes import known_routes
+from django_ratequota.policies.loading import load_snapshot
+from django_ratequota.policies.requests.identity import Caller
+from django_ratequota.policies.requests.routes import known_routes
 from django_ratequota.recording.validators import canonical_subject
 
 pytestmark = pytest.mark.django_db

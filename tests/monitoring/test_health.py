@@ -20,7 +20,7 @@ import redis
 from django.core.management import call_command
 
 from django_ratequota import Bucket, Rate, check_request
-from django_ratequota.engine import limiter
+from django_ratequota.engine import decision_steps
 from django_ratequota.engine import protocol as prepared
 from django_ratequota.engine.keys import workers_key
 from django_ratequota.exceptions import ConfigurationError, StoreError
@@ -33,7 +33,6 @@ from django_ratequota.monitoring.health import (
     Health,
     health,
     keep_reporting,
-    latency,
     note_degraded,
     report,
     reports,
@@ -94,7 +93,7 @@ def test_a_process_is_named_by_host_and_number(monkeypatch: Any) -> None:
 def test_decisions_are_timed() -> None:
     ask(5)
     mine = health()
-    assert mine.decisions == sum(latency().counts) == 5
+    assert mine.decisions == sum(default_limiter().latency.counts) == 5
     median, slowest = mine.latency_quantile(0.5), mine.latency_quantile(1)
     assert median is not None
     assert slowest is not None
@@ -121,7 +120,7 @@ def test_without_a_usable_setting_it_knows_itself_all_the_same(settings: Any, ra
     mine = health()
     assert (mine.degraded, mine.down, mine.decisions) == ({"configuration": 2}, {}, 0)
     assert len(mine.latency) == len(BOUNDS) + 1
-    for raising in (latency, report, reports):
+    for raising in (report, reports):
         with pytest.raises(StoreError) as caught:
             raising()
         assert isinstance(caught.value.__cause__, ConfigurationError)
@@ -197,7 +196,7 @@ def test_an_error_of_the_script_is_seen_everywhere(
     """All was green: a closed breaker, a server that is up, and every request admitted."""
     RatePolicy.objects.create(rates="1/hour sliding_window_log", counted_per="everyone")
     monkeypatch.setattr(prepared, "DECIDE", broken_script())
-    monkeypatch.setattr(limiter, "prepare", prepared.CheckCommand)
+    monkeypatch.setattr(decision_steps, "prepare", prepared.CheckCommand)
     assert [check_request(request_from()).error for _ in range(5)] == ["response"] * 5
     [message] = health().errors.values()
     assert "sliding_window_log.lua:" in message
@@ -473,7 +472,7 @@ def test_a_thread_that_cannot_be_started_fails_no_request_and_is_tried_again(
     assert sorted(tried) == ["ratequota-report"] * 2 + ["ratequota-statistics"] * 2
     messages = sorted(record.getMessage() for record in caplog.records)
     assert messages == [
-        f"{name} could not be started, and is tried again every 60 s: can't start new thread"
+        f"{name} could not be started; trying again every 60 s: can't start new thread"
         for name in ("ratequota-report", "ratequota-statistics")
     ]
     clock.now = 219.9

@@ -15,10 +15,11 @@ import time_machine
 from django.core.management import CommandError, call_command
 
 from django_ratequota.models import UsageCount
-from django_ratequota.monitoring.collector import DAY, HOUR, collector
-from django_ratequota.monitoring.records import Note
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.packing import DAY, HOUR
+from django_ratequota.monitoring.records import DecisionRecord
 from django_ratequota.monitoring.rollup import RolledUp, roll_up
-from django_ratequota.monitoring.statistics import timeline
+from django_ratequota.monitoring.timeline import timeline
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_client")]
 
@@ -36,9 +37,11 @@ def count(now: int) -> Callable[..., None]:
     def run(hours_ago: int, times: int, **more: Any) -> None:
         with time_machine.travel(now, tick=False):
             values = {"endpoint_ids": (), "policy_ids": (), "allowed": True, "against": (), **more}
-            note = Note(second=now - hours_ago * HOUR, caller="user:1", ip="", plan_id=None, cost=1, **values)
-            collector.forget()
-            collector._noted.extend([note] * times)
+            record = DecisionRecord(
+                second=now - hours_ago * HOUR, caller="user:1", ip="", plan_id=None, cost=1, **values
+            )
+            collector.clear()
+            collector._pending.extend([record] * times)
             collector.flush()
 
     return run

@@ -24,11 +24,11 @@ from django.utils import timezone
 from django_ratequota.engine.rates import ALGORITHMS, MAX_UNITS, Rate, parse_rates
 from django_ratequota.engine.types import Bucket
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.monitoring import statistics
+from django_ratequota.monitoring import refusals
 from django_ratequota.operations import boosts as boosting
 from django_ratequota.operations.boosts import doubled, outlook, proposed, why_no_boost, window_end
 from django_ratequota.operations.explain_query import ExplainQuery
-from django_ratequota.policies.change_feed import Seen
+from django_ratequota.policies.change_feed import ChangeCursor
 from django_ratequota.policies.facts import to_us
 from django_ratequota.runtime import default_limiter
 from tests.admin.test_explain import DOWN, IDENTIFIERS, LIST, PAGE, ask, look, staff
@@ -40,8 +40,8 @@ BOOST, GRANT, RESET = f"{LIST}boost/", f"{LIST}grant/", f"{LIST}reset-counters/"
 
 @pytest.fixture(autouse=True)
 def no_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "find_refusal", lambda refusal_id: None)
-    monkeypatch.setattr(statistics, "refusals", lambda most=50, caller="": ())
+    monkeypatch.setattr(refusals, "find_refusal", lambda refusal_id: None)
+    monkeypatch.setattr(refusals, "refusals", lambda most=50, caller="": ())
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_boost_asks_twice_and_binds_the_next_request(operator: Client, alice: 
         ({"reason": ""}, "This field is required."),
         ({"reason": "x" * 201}, "at most 200 characters"),
         ({"until": "ever"}, "ever is not one of the available choices."),
-        ({"until": "date"}, "Say until when, or choose one of the times above."),
+        ({"until": "date"}, "Enter an end date, or choose one of the times above."),
         ({"until": "date", "ends_at_0": "2020-01-01", "ends_at_1": "00:00"}, "The end must lie after the start."),
         ({"until": "date", "ends_at_0": "soon", "ends_at_1": "00:00"}, "Enter a valid date."),
     ],
@@ -220,7 +220,7 @@ def test_replacing_an_override_is_warned_of(operator: Client, alice: User) -> No
     usual = RatePolicy.objects.create(user=alice, endpoint=endpoint, rates="15/hour")
     given = {"rates": "40/hour", "until": "hour", "reason": "R"}
     page = text_of(operator.post(boost_url(alice, usual), given))
-    assert f"It takes the place of the override 15/hour (policy {usual.pk}) while it lasts." in page
+    assert f"Until it ends, it replaces the override 15/hour (policy {usual.pk})." in page
     assert asks(page)["Afterwards"] == f"15/hour (policy {usual.pk})"
 
 
@@ -229,7 +229,7 @@ def test_what_takes_over_before_the_end_is_warned_of(operator: Client, alice: Us
         user=alice, endpoint=Endpoint.objects.get(), rates="3/hour", starts_at=timezone.now() + timedelta(minutes=30)
     )
     page = text_of(operator.post(boost_url(alice), {"rates": "40/hour", "until": "hour", "reason": "R"}))
-    assert f"Policy {later.pk}, 3/hour, takes over at " in page
+    assert f"Policy {later.pk} (3/hour) replaces it at " in page
     assert asks(page)["Afterwards"] == f"3/hour (policy {later.pk})"
     later.delete()
     page = text_of(operator.post(boost_url(alice), {"rates": "40/hour", "until": "hour", "reason": "R"}))
@@ -241,10 +241,10 @@ def test_a_boost_starts_no_earlier_than_the_override_that_it_replaces(alice: Use
     half = timezone.now().replace(microsecond=500_000) - timedelta(days=1)
     usual = RatePolicy.objects.create(user=alice, endpoint=Endpoint.objects.get(), rates="15/hour", starts_at=half)
     explanation = ExplainQuery(user_id=str(alice.pk), endpoint="search").explain()
-    explanation.asked.now_us = to_us(half) + 1
+    explanation.context.now_us = to_us(half) + 1
     boost = proposed(explanation, usual)
     boost.ends_at = half + timedelta(hours=1)
-    seen = outlook(explanation.asked, boost)
+    seen = outlook(explanation.context, boost)
     assert (seen.now and seen.now.id, seen.overtaken, seen.after and seen.after.id) == (usual.pk, None, usual.pk)
     assert boost.starts_at == half
 
@@ -272,7 +272,7 @@ def test_a_boost_is_for_whomever_is_counted(
     text = look(operator, **asked)
     (link,) = re.findall(rf'href="({BOOST}[^"]*)"', text)
     page = text_of(operator.post(link, {"rates": "10/hour", "until": "hour", "reason": "R"}))
-    assert "ratequota-warnings" not in page or "It takes the place of" in page
+    assert "ratequota-warnings" not in page or "it replaces the override" in page
     assert operator.post(link, {**hidden(page), "post": "yes"}).status_code == 302
     boost = RatePolicy.objects.exclude(pk=winner.pk).get()
     assert (boost.subject, boost.user) == (audience, None)
@@ -313,7 +313,7 @@ def test_why_no_boost_is_offered(
     Plan.objects.create(name="Free", slug="free", default_for="anonymous")
     winner = RatePolicy.objects.create(**{"rates": "5/hour", **policy})
     text = look(operator, **asked)
-    assert f"No boost: {why}" in text or f"{why.partition('.')[0]}. So it is neither boosted nor reset" in text
+    assert f"No boost: {why}" in text or f"{why.partition('.')[0]}. It cannot be boosted or reset" in text
     assert f'href="{BOOST}' not in text
     page = operator.get(f"{BOOST}?{urlencode({**asked, 'policy': winner.pk})}", follow=True)
     assert why in unescape(page.content.decode())
@@ -335,7 +335,9 @@ def test_a_blocked_caller_is_let_in_for_a_while(operator: Client, alice: User) -
 def test_a_policy_that_is_not_in_force_is_not_boosted(operator: Client, alice: User, policy: str) -> None:
     page = operator.get(f"{BOOST}?{query(alice, policy=policy)}", follow=True)
     assert page.redirect_chain[0][0] == f"{PAGE}?{query(alice)}"
-    assert "That policy is not in force for this request (any more): choose again." in unescape(page.content.decode())
+    assert "That policy does not apply to this request, or no longer does. Choose again." in unescape(
+        page.content.decode()
+    )
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -379,14 +381,14 @@ def test_the_outlook_agrees_with_what_then_happens(alice: User) -> None:
     explanation = question.explain()
     boost = proposed(explanation, sold())
     boost.ends_at = timezone.now() + timedelta(hours=1)
-    seen = outlook(explanation.asked, boost)
+    seen = outlook(explanation.context, boost)
     assert (seen.now, seen.after) == (seen.after, seen.now)
     assert seen.now is not None
     assert seen.now.id == sold().pk
     boost.save()
     after = question.explain()
     assert [c.policy.id for c in after.candidates if c.won and c.policy.counted_per == "caller"] == [boost.pk]
-    assert to_us(boost.starts_at) <= after.asked.now_us
+    assert to_us(boost.starts_at) <= after.context.now_us
     assert why_no_boost(after, next(c.policy for c in after.candidates if c.won)) == ""
 
 
@@ -396,7 +398,7 @@ def test_the_outlook_agrees_with_what_then_happens(alice: User) -> None:
 def test_units_are_given_back_and_written_down(operator: Client, alice: User) -> None:
     for _ in range(6):
         ask(alice, scope="search")
-    _, seen = Seen.of_history()
+    _, seen = ChangeCursor.from_history()
     revision = default_limiter().stored_revision()
     url = f"{GRANT}?{query(alice, bucket=['search/hour', 'search/day'])}"
     page = text_of(operator.get(url))
@@ -411,7 +413,7 @@ def test_units_are_given_back_and_written_down(operator: Client, alice: User) ->
     assert entry.before == {"search/hour": {"used": 6, "remaining": 4}, "search/day": {"used": 6, "remaining": 94}}
     assert entry.after == {"search/hour": {"used": 1, "remaining": 9}, "search/day": {"used": 1, "remaining": 99}}
     assert default_limiter().stored_revision() == revision, "nobody need reload"
-    assert seen.look()[0] == []
+    assert seen.read_unseen()[0] == []
     logged = LogEntry.objects.get(object_id=str(sold().pk)).get_change_message()
     assert f"search/hour, user:{alice.pk} (6 / 10)" in logged
     assert "5 units were given back to 2 counters." in look(operator, user=alice.pk)
@@ -474,7 +476,7 @@ def test_the_chosen_counters_are_reset(operator: Client, alice: User) -> None:
 def test_what_is_shared_or_unknown_is_not_touched(operator: Client, alice: User, page: str, bucket: str) -> None:
     ask(alice, scope="search")
     answer = operator.post(f"{page}?{query(alice, bucket=bucket)}", {"post": "yes", "units": "1"}, follow=True)
-    assert "Choose one of the caller's own counters, or more." in unescape(answer.content.decode())
+    assert "Select at least one of the caller's own counters." in unescape(answer.content.decode())
     assert left(alice)["search/month per everyone"] == 999
     assert not PolicyChange.objects.filter(model="counter").exists()
 
@@ -557,10 +559,13 @@ def test_redis_down_is_told_and_nothing_is_written(operator: Client, alice: User
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
     for page in (GRANT, RESET):
         url = f"{page}?{query(alice, bucket='search/hour')}"
-        assert "Redis gives no answer (connection): what was counted cannot be shown" in text_of(operator.get(url))
+        assert "Redis did not answer (connection). The counters cannot be shown" in text_of(operator.get(url))
         answer = operator.post(url, {"post": "yes", "units": "1"}, follow=True)
         assert answer.status_code == 200
-        assert "Redis gave no answer (connection): look at what was done" in answer.content.decode()
+        assert (
+            "Redis did not answer (connection). Some counters may have been changed already"
+            in answer.content.decode()
+        )
     assert not PolicyChange.objects.filter(model="counter").exists()
     assert not LogEntry.objects.exists()
     # A boost is written to the database; it counts once Redis answers.

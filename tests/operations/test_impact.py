@@ -16,23 +16,24 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate, check_request
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS, parse_rates
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.monitoring import attempts as attempts_module
 from django_ratequota.monitoring import collector as collecting
-from django_ratequota.monitoring import statistics
-from django_ratequota.monitoring.records import UNTOLD_PLAN
-from django_ratequota.monitoring.statistics import Attempts, Usage
+from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
+from django_ratequota.monitoring.records import UNKNOWN_PLAN
 from django_ratequota.operations import impact
 from django_ratequota.operations.impact import Impact, estimate, never_refused, sentences, spread
 from django_ratequota.operations.impact_audience import Concerned, NotEstimable
 from django_ratequota.operations.replay import replay
 from tests.conftest import Clock
 from tests.project.views import request_from
+from tests.support.properties import examples
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_client")]
 
@@ -50,8 +51,10 @@ def record(second: int = START, caller: str = "user:1", **fields: Any) -> Attemp
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def records(*attempts: Attempts, share: float = 1.0) -> None:
-        usage = Usage(attempts=attempts, share=share, since=datetime.fromtimestamp(START, UTC) if attempts else None)
-        monkeypatch.setattr(statistics, "usage", lambda hours=24: usage)
+        usage = RecordedAttempts(
+            attempts=attempts, share=share, since=datetime.fromtimestamp(START, UTC) if attempts else None
+        )
+        monkeypatch.setattr(attempts_module, "recorded_attempts", lambda hours=24: usage)
 
     records()
     return records
@@ -125,14 +128,9 @@ SUBJECTS: dict[str, Callable[[Attempts], str | None]] = {
     "plan": lambda one: one.plan_id and f"plan:{one.plan_id}",
     "everyone": lambda one: "everyone",
 }
-COMMON: dict[str, Any] = {
-    "deadline": None,
-    "derandomize": True,
-    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-}
 
 
-@settings(max_examples=120, **COMMON)
+@examples(120)
 @given(
     rates=RATES, records=RECORDS, counted_per=st.sampled_from(list(SUBJECTS)), endpoint=st.sampled_from([None, 1, 2])
 )
@@ -161,7 +159,7 @@ def _named(rate: Rate) -> str:
     return plain if rate.period == "month" or rate.algorithm in plain else f"{plain} {rate.algorithm}"
 
 
-@settings(max_examples=300, **COMMON)
+@examples(300)
 @given(
     algorithm=st.sampled_from(ALGORITHMS),
     period=st.sampled_from([1, 2, 3]),
@@ -269,7 +267,7 @@ def test_what_the_records_do_not_tell_is_not_estimated(
 @pytest.mark.parametrize("asks", ["plan", "counted per plan", "rival"])
 def test_callers_whose_plan_nobody_asked_for_are_not_estimated(recorded: Any, asks: str) -> None:
     """They were recorded on the plan of anonymous callers, and counted as these."""
-    recorded(record(plan_id=UNTOLD_PLAN))
+    recorded(record(plan_id=UNKNOWN_PLAN))
     plan = Plan.objects.create(name="Pro", slug="pro")
     policy = RatePolicy(rates="1/s", plan=plan if asks == "plan" else None)
     assert estimate(RatePolicy(rates="1/s")).clients == 1
@@ -513,8 +511,8 @@ def test_what_was_really_asked_for(settings: Any, monkeypatch: pytest.MonkeyPatc
     """From requests to the estimate, by what was collected of them."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    monkeypatch.setattr(collecting, "_USAGE_SECONDS", 0.0)
-    collecting.collector.forget()
+    monkeypatch.setattr(collecting, "_CHUNK_SECONDS", 0.0)
+    collecting.collector.clear()
     endpoint = Endpoint.objects.create(name="search")
     for last, times in ((7, 5), (8, 3), (9, 4)):
         for _ in range(times):

@@ -67,7 +67,7 @@ told["problems"] = [answer.json() for answer in told["problems"]]
 found = SchemaGenerator().get_schema(public=True)
 told["documented"] = sorted(found["paths"]["/search/"]["get"]["responses"])
 bases = [base.__name__ for base in schema.AutoSchema.__bases__]
-told["both"] = [hasattr(errors.exception_handler, "says_problems"), bases]
+told["both"] = [hasattr(errors.exception_handler, "returns_problems"), bases]
 collecting.collector.flush()
 told["metrics"] = get("/metrics/").content.decode()
 from prometheus_client import generate_latest

@@ -9,6 +9,7 @@ import re
 import shlex
 import signal
 import sys
+import tomllib
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -21,13 +22,12 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 
 import django_ratequota
-from django_ratequota import Rate, checks, signals
+from django_ratequota import Rate, checks, runtime, signals
 from django_ratequota.enforcement import check as enforcement
 from django_ratequota.engine.rates import normalize_rates, parse_rates
 from django_ratequota.monitoring import alerts
 from django_ratequota.operations.scenarios import scenarios
 from django_ratequota.recording import publication
-from django_ratequota.store import breaker
 from docs import generate, plots
 from example_project.check import Browser, basic, log_in, policy_path, set_rates
 from tests.package.test_example_project import Demo, Place, place, request
@@ -37,6 +37,7 @@ from tests.support.snippets import ROOT, Snippet, links, snippets
 __all__ = ["place"]
 
 DOCS = ROOT / "docs"
+PACKAGE = ROOT / "django_ratequota"
 NAMES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if "_build" not in page.parts)
 #: A print() with its output in a comment.
 _PRINTS = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
@@ -171,6 +172,20 @@ def test_links_lead_somewhere(name: str) -> None:
     assert [link for link in links(page) if not (page.parent / link).exists()] == []
 
 
+def test_files_named_in_the_pages_exist() -> None:
+    pages = [ROOT / "CONTRIBUTING.md", *(DOCS / name for name in NAMES)]
+    named = {path for page in pages for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|lua))`", page.read_text())}
+    assert len(named) > 30
+    assert [path for path in named if not (ROOT / path).exists() and not (PACKAGE / path).exists()] == []
+
+
+def test_the_architecture_lists_the_layers_of_the_import_contract() -> None:
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    table = (DOCS / "architecture.md").read_text().partition("## Folders")[2].partition("\n## ")[0]
+    shown = [re.findall(r"`(\w+)`", line.split("|")[1]) for line in table.splitlines() if line.startswith("| `")]
+    assert shown == [layer.split(" | ") for layer in reversed(contract["layers"])]
+
+
 #: Headers that differ each time.
 _VOLATILE = {"Retry-After", "X-RateLimit-Refusal"}
 
@@ -253,7 +268,7 @@ def test_every_signal_is_in_the_table_with_its_arguments() -> None:
     for name, module in {
         "request_refused": enforcement,
         "quota_threshold": alerts,
-        "store_state_changed": breaker,
+        "store_state_changed": runtime,
         "policies_changed": publication,
     }.items():
         [sent] = set(

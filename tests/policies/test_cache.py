@@ -20,9 +20,10 @@ from django.utils import timezone
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policies import cache as module
-from django_ratequota.policies.cache import PolicyCache, load_snapshot
+from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.facts import UserEntry
-from django_ratequota.policies.identity import DescribedCaller
+from django_ratequota.policies.loading import load_snapshot
+from django_ratequota.policies.requests.identity import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, Resolution, resolve
 from django_ratequota.recording.publication import publication_pending
 from django_ratequota.recording.recorder import record_publication
@@ -244,7 +245,7 @@ def test_an_entry_read_before_a_reload_is_not_kept_after_it(
 ) -> None:
     """A slow thread must not put back what a reload has just dropped."""
     policies.reload(newest())
-    load = module._load_user
+    load = module.load_user
 
     def load_slowly(user_id: str) -> UserEntry:
         entry = load(user_id)
@@ -252,10 +253,10 @@ def test_an_entry_read_before_a_reload_is_not_kept_after_it(
         policies.reload(newest())
         return entry
 
-    monkeypatch.setattr(module, "_load_user", load_slowly)
+    monkeypatch.setattr(module, "load_user", load_slowly)
     assert policies.load_user(str(alice.pk)).policies == ()
     assert policies.user(str(alice.pk)) is None
-    monkeypatch.setattr(module, "_load_user", load)
+    monkeypatch.setattr(module, "load_user", load)
     assert len(policies.load_user(str(alice.pk)).policies) == 1
 
 

@@ -8,13 +8,14 @@ from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota.policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
-from django_ratequota.policies.matching import match_endpoints, place_of
+from django_ratequota.policies.matching import match_endpoints, match_policies
 from django_ratequota.policies.snapshot import Group
 from tests.policies.test_resolver import picture
+from tests.support.properties import examples
 
 
 def endpoint(number: int, routes: str = "", methods: str = "", cost: int = 1) -> EndpointFacts:
@@ -30,7 +31,7 @@ def policy(number: int, **fields: Any) -> PolicyFacts:
 
 
 @given(st.text("*ab/[", max_size=8), st.text("ab/[\n", max_size=8))
-@settings(max_examples=2000, derandomize=True, database=None, deadline=None)
+@examples(2000)
 def test_globs_say_what_regular_expressions_would(pattern: str, text: str) -> None:
     expected = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL).fullmatch(text) is not None
     snapshot = picture([EndpointFacts(id=1, name="x", routes=(pattern,), methods=frozenset(), cost=1)])
@@ -49,7 +50,7 @@ def test_globs_say_what_regular_expressions_would(pattern: str, text: str) -> No
         max_size=30,
     )
 )
-@settings(max_examples=200, derandomize=True, database=None, deadline=None)
+@examples(200)
 def test_endpoints_are_the_same_as_without_remembering(asked: list[tuple[Any, Any, Any, str]]) -> None:
     endpoints = [
         endpoint(1, "/a/*"),
@@ -69,11 +70,11 @@ def test_neither_scopes_nor_methods_that_clients_make_up_are_remembered() -> Non
         match_endpoints(snapshot, scope=f"tenant {n}", route="/a/", name="a", method=f"BREW{n}") for n in range(50)
     }
     assert found == {(snapshot.endpoints[1], snapshot.endpoints[2])}
-    assert len(snapshot.memo.matches) == 1
+    assert len(snapshot.memo.endpoints) == 1
     for n in range(50):
-        place_of(snapshot, (snapshot.endpoints[2],), f"tenant {n}", NOBODY)
-        place_of(snapshot, (snapshot.endpoints[2],), None, UserEntry())
-    assert len(snapshot.memo.places) == 1
+        match_policies(snapshot, (snapshot.endpoints[2],), f"tenant {n}", NOBODY)
+        match_policies(snapshot, (snapshot.endpoints[2],), None, UserEntry())
+    assert len(snapshot.memo.policies) == 1
 
 
 def test_the_cost_depends_on_the_scope_alone() -> None:
@@ -81,7 +82,7 @@ def test_the_cost_depends_on_the_scope_alone() -> None:
     snapshot = picture([endpoint(1, "*", cost=3), endpoint(2, "*", cost=5)])
     for scope, cost in [(None, 5), ("e1", 3), ("e2", 5), ("other", 5), ("e1", 3), (None, 5)]:
         found = match_endpoints(snapshot, scope=scope, route="/", name="home", method="GET")
-        assert place_of(snapshot, found, scope, NOBODY).cost == cost
+        assert match_policies(snapshot, found, scope, NOBODY).cost == cost
 
 
 NETWORKS = ["0.0.0.0/0", "203.0.113.0/24", "203.0.113.7/32", "203.0.113.8/29", "::/0", "2001:db8::/32", "2001:db8::7"]

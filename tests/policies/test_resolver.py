@@ -13,27 +13,21 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Rate, check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
-from django_ratequota.policies.cache import load_snapshot, policies
+from django_ratequota.policies.cache import policies
+from django_ratequota.policies.explain import Candidate, explain, plan_source
 from django_ratequota.policies.facts import NOBODY, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
-from django_ratequota.policies.identity import Caller, DescribedCaller
-from django_ratequota.policies.resolver import (
-    Candidate,
-    EvaluationContext,
-    Resolution,
-    explain,
-    match_endpoints,
-    plan_of,
-    resolve,
-    resolve_anew,
-    why_plan,
-)
+from django_ratequota.policies.loading import load_snapshot
+from django_ratequota.policies.matching import match_endpoints
+from django_ratequota.policies.requests.identity import Caller, DescribedCaller
+from django_ratequota.policies.resolver import EvaluationContext, Resolution, plan_of, resolve, resolve_uncached
 from django_ratequota.policies.snapshot import Group, Snapshot
 from tests.project.views import request_from
+from tests.support.properties import examples
 
 # Ahead of the real clock, by which policies that ended long ago are not even loaded.
 NOW = datetime(2100, 3, 1, 12, tzinfo=UTC)
@@ -50,7 +44,9 @@ def tenants(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
 
 
-def asked(user: User | None = None, scope: str | None = None, at: datetime = NOW, **named: Any) -> EvaluationContext:
+def context(
+    user: User | None = None, scope: str | None = None, at: datetime = NOW, **named: Any
+) -> EvaluationContext:
     """The question a caller's request poses to the policies as the database holds them."""
     snapshot = load_snapshot(0)
     return EvaluationContext(
@@ -83,12 +79,12 @@ def test_the_worked_example(alice: User) -> None:
     RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="10000/min")
     RatePolicy.objects.create(user=alice, rates="1000/min")
     own = f"user:{alice.pk}"
-    found = resolve(asked(alice, "search"))
+    found = resolve(context(alice, "search"))
     assert limits(found) == [f"{own} 1000/min", f"{own} 10/min", "everyone 10000/min"]
     assert [bucket.title for bucket in found.buckets] == ["all/min", "search/min", "search/min per everyone"]
-    assert limits(resolve(asked(alice, "export"))) == [f"{own} 1000/min"]
-    assert limits(resolve(asked(alice))) == [f"{own} 1000/min"]
-    assert limits(resolve(asked(None, "search"))) == ["everyone 10000/min"]
+    assert limits(resolve(context(alice, "export"))) == [f"{own} 1000/min"]
+    assert limits(resolve(context(alice))) == [f"{own} 1000/min"]
+    assert limits(resolve(context(None, "search"))) == ["everyone 10000/min"]
 
 
 #: (the fields that win, the fields that lose); users and plans are filled in by the test.
@@ -145,7 +141,7 @@ def test_precedence(alice: User, wins: dict[str, Any], loses: dict[str, Any], wi
     for fields in (wins, loses) if winner_first else (loses, wins):
         given_by_name = {name: named.get(value, value) for name, value in fields.items()}
         RatePolicy.objects.create(rates="7/hour" if fields is wins else "1/hour", **given_by_name)
-    asking = asked(alice, identifiers=TENANT)
+    asking = context(alice, identifiers=TENANT)
     assert limits(resolve(asking)) == [f"user:{alice.pk} 7/hour"]
     # An override of another user is never looked at: it is not even loaded.
     assert {candidate.won for candidate in explain(asking)} == ({True} if loses == {"user": "bob"} else {True, False})
@@ -173,7 +169,7 @@ def test_identifiers_go_by_the_order_of_caller(caller: list[str], first: str, la
         policy = RatePolicy.objects.create(subject=f"{kind}:{values[kind]}", starts_at=starts, rates=rates)
         ids[kind] = policy.pk
     RatePolicy.objects.create(subject=f"ip:{ADDRESS}", starts_at=NOW - HOUR, rates="1/hour")
-    asking = asked(identifiers=values)
+    asking = context(identifiers=values)
     assert [str(bucket.rate) for bucket in resolve(asking).buckets] == ["7/hour"]
     second = "api_key" if first == "tenant" else "tenant"
     policy = f"policy {ids[first]} for {first}:{values[first]} comes first"
@@ -226,7 +222,7 @@ def test_a_blocked_user_or_subject_is_never_outranked(
     for fields in (block, rival) if block_first else (rival, block):
         given_by_name = {name: named.get(value, value) for name, value in fields.items()}
         RatePolicy.objects.create(**{"rates": "blocked" if fields is block else "7/hour", **given_by_name})
-    asking = asked(alice, identifiers=TENANT)
+    asking = context(alice, identifiers=TENANT)
     found = resolve(asking)
     assert found.blocked_by == (("all/blocked",) if blocks else ())
     assert limits(found) == ([] if blocks else [f"user:{alice.pk} 7/hour"])
@@ -237,13 +233,13 @@ def test_explain_says_what_a_block_outranks(alice: User) -> None:
     RatePolicy.objects.create(user=alice, rates="1000/min")
     block = RatePolicy.objects.create(subject="ip:203.0.113.0/24", rates="blocked")
     narrow = RatePolicy.objects.create(subject=f"ip:{ADDRESS}", rates="9/min")
-    assert [c.reason for c in explain(asked(alice))] == [
+    assert [c.reason for c in explain(context(alice))] == [
         f"lost: policy {block.pk} blocks ip:203.0.113.0/24, and no other policy outranks that",
         f"lost: policy {block.pk} blocks ip:203.0.113.0/24, and no other policy outranks that",
         "wins: blocked for ip:203.0.113.0/24, which no other policy outranks",
     ]
     RatePolicy.objects.filter(pk=narrow.pk).update(rates="blocked")
-    assert [c.reason for c in explain(asked(alice))] == [
+    assert [c.reason for c in explain(context(alice))] == [
         f"lost: policy {narrow.pk} blocks ip:{ADDRESS}, and no other policy outranks that",
         f"wins: blocked for ip:{ADDRESS}, which no other policy outranks",
         f"lost: policy {narrow.pk} for ip:{ADDRESS} has the longer prefix",
@@ -253,7 +249,7 @@ def test_explain_says_what_a_block_outranks(alice: User) -> None:
 def test_a_block_in_log_mode_stands_in_no_other_blocks_way(alice: User) -> None:
     RatePolicy.objects.create(user=alice, rates="blocked", mode="log")
     RatePolicy.objects.create(subject="ip:203.0.113.0/24", rates="blocked")
-    found = resolve(asked(alice))
+    found = resolve(context(alice))
     assert (found.blocked_by, found.would_block) == (("all/blocked",), ())
 
 
@@ -261,7 +257,7 @@ def test_a_block_in_log_mode_stands_in_no_other_blocks_way(alice: User) -> None:
 def test_the_highest_id_wins_among_equals() -> None:
     for rates in ("1/hour", "2/hour", "3/hour"):
         RatePolicy.objects.create(starts_at=NOW - DAY, rates=rates)
-    assert limits(resolve(asked())) == [f"ip:{ADDRESS} 3/hour"]
+    assert limits(resolve(context())) == [f"ip:{ADDRESS} 3/hour"]
 
 
 @pytest.mark.parametrize(
@@ -282,7 +278,7 @@ def test_an_override_replaces_the_group(
     search = Endpoint.objects.create(name="search")
     RatePolicy.objects.create(endpoint=search, rates="9/day")
     RatePolicy.objects.create(user=alice, **fields)
-    found = resolve(asked(alice, "search"))
+    found = resolve(context(alice, "search"))
     # The endpoint's group is another one: neither unlimited nor blocked touches it.
     assert limits(found) == [f"user:{alice.pk} {rate}" for rate in (*buckets, "9/day")]
     assert found.blocked_by == blocked_by
@@ -293,8 +289,8 @@ def test_an_override_replaces_the_group(
 @database
 def test_a_blocked_endpoint_is_named() -> None:
     RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="blocked")
-    assert resolve(asked(scope="search")).blocked_by == ("search/blocked",)
-    assert resolve(asked(scope="export")).blocked_by == ()
+    assert resolve(context(scope="search")).blocked_by == ("search/blocked",)
+    assert resolve(context(scope="export")).blocked_by == ()
 
 
 @database
@@ -303,7 +299,7 @@ def test_an_address_is_meant_however_it_is_written(subject: str) -> None:
     policy = RatePolicy(subject=subject, rates="5/hour")
     policy.full_clean()
     policy.save()
-    assert limits(resolve(asked())) == [f"ip:{ADDRESS} 5/hour"]
+    assert limits(resolve(context())) == [f"ip:{ADDRESS} 5/hour"]
 
 
 @pytest.mark.parametrize(
@@ -328,7 +324,7 @@ def test_counted_per(
 ) -> None:
     plan = Plan.objects.create(name="Pro", slug="pro")
     RatePolicy.objects.create(counted_per=counted_per, rates="5/hour")
-    asking = asked(alice if logged_in else None, **named)
+    asking = context(alice if logged_in else None, **named)
     expected = [] if subject is None else [f"{subject.format(pk=alice.pk, plan=plan.pk)} 5/hour"]
     assert limits(resolve(asking)) == expected
     [candidate] = explain(asking)
@@ -337,13 +333,13 @@ def test_counted_per(
 
 
 def test_defaults_are_for_callers_without_an_assignment(alice: User) -> None:
-    assert plan_of(asked(alice)) is None
+    assert plan_of(context(alice)) is None
     Plan.objects.create(name="Guest", slug="guest", default_for="anonymous")
-    assert plan_of(asked(alice)) is None
+    assert plan_of(context(alice)) is None
     Plan.objects.create(name="Free", slug="free", default_for="authenticated")
 
     def plans() -> list[str | None]:
-        return [plan.name if (plan := plan_of(asked(user))) else None for user in (alice, None)]
+        return [plan.name if (plan := plan_of(context(user))) else None for user in (alice, None)]
 
     assert plans() == ["Free", "Guest"]
     PlanAssignment.objects.create(user=alice, plan=Plan.objects.create(name="Pro", slug="pro"), starts_at=NOW - DAY)
@@ -378,7 +374,7 @@ def test_assignments(alice: User, assignments: list[tuple[int, int | None]], exp
             starts_at=NOW + starts * HOUR,
             ends_at=None if ends is None else NOW + ends * HOUR,
         )
-    plan = plan_of(asked(alice))
+    plan = plan_of(context(alice))
     assert plan is not None
     assert plan.name == expected
 
@@ -402,9 +398,9 @@ def test_a_plan_resolver_takes_the_place_of_assignments(
     PlanAssignment.objects.create(user=alice, plan=assigned, starts_at=NOW - DAY)
     for policies_plan in Plan.objects.all():
         RatePolicy.objects.create(plan=policies_plan, rates=f"{policies_plan.pk}/hour")
-    asking = asked(alice, plan_slug=slug)
+    asking = context(alice, plan_slug=slug)
     found = plan_of(asking)
-    assert (found.name if found else None, why_plan(asking)) == (plan, why)
+    assert (found.name if found else None, plan_source(asking)) == (plan, why)
     expected = [f"user:{alice.pk} {found.id}/hour"] if found else []
     assert limits(resolve(asking)) == expected
 
@@ -413,7 +409,7 @@ def test_an_assignment_ends_at_its_end_and_not_before(alice: User) -> None:
     plan = Plan.objects.create(name="Trial", slug="trial")
     PlanAssignment.objects.create(user=alice, plan=plan, starts_at=NOW, ends_at=NOW + HOUR)
     second = timedelta(seconds=1)
-    seen = [plan_of(asked(alice, at=at)) for at in (NOW - second, NOW, NOW + HOUR - second, NOW + HOUR)]
+    seen = [plan_of(context(alice, at=at)) for at in (NOW - second, NOW, NOW + HOUR - second, NOW + HOUR)]
     assert [bool(plan) for plan in seen] == [False, True, True, False]
 
 
@@ -480,8 +476,10 @@ def test_endpoints_match_routes_and_names(routes: str, matched: bool) -> None:
 def test_endpoints_match_methods_by_what_views_do(methods: str, method: str, matched: str, scope: str | None) -> None:
     endpoint = EndpointFacts(id=1, name="x", routes=("*",), methods=frozenset(methods.split()), cost=1)
     where = {"scope": scope, "route": "/", "name": "home", "method": method}
-    hows = ("free", "own", "any", "every")
-    assert {how for how in hows if match_endpoints(picture([endpoint]), **where, how=how)} == set(matched.split())
+    handlings = ("free", "own", "any", "every")
+    assert {
+        handling for handling in handlings if match_endpoints(picture([endpoint]), **where, handling=handling)
+    } == set(matched.split())
 
 
 def test_the_endpoint_named_by_the_scope_comes_first_and_sets_the_cost() -> None:
@@ -528,7 +526,7 @@ def test_explain_says_why_a_policy_lost(alice: User, fields: dict[str, Any], rea
     }
     winner = RatePolicy.objects.create(user=alice, starts_at=NOW - HOUR, rates="7/hour")
     RatePolicy.objects.create(rates="5/hour", **{name: named.get(value, value) for name, value in fields.items()})
-    reasons = [(c.won, c.reason) for c in explain(asked(alice, identifiers=TENANT))]
+    reasons = [(c.won, c.reason) for c in explain(context(alice, identifiers=TENANT))]
     assert sorted(reasons) == [
         (False, f"lost: {reason.format(winner=winner.pk)}"),
         (True, "wins: the user is the most specific audience here"),
@@ -539,7 +537,7 @@ def test_explain_says_why_a_policy_lost(alice: User, fields: dict[str, Any], rea
 def test_explain_says_that_nothing_applies() -> None:
     RatePolicy.objects.create(subject="ip:198.51.100.1", mode="off", rates="5/hour")
     RatePolicy.objects.create(subject="ip:198.51.100.2", rates="5/hour")
-    reasons = {c.reason for c in explain(asked())}
+    reasons = {c.reason for c in explain(context())}
     assert reasons == {"lost: it is switched off", "lost: the caller's address is not in 198.51.100.2/32"}
 
 
@@ -723,7 +721,7 @@ def questions(draw: st.DrawFn) -> list[EvaluationContext]:
     rows = draw(facts())
     snapshot = picture(ENDPOINTS, rows, plans=PLANS, defaults=draw(st.sampled_from([{}, {"authenticated": 2}])))
     known = draw(st.lists(entries(rows), min_size=1, max_size=2))
-    asked = []
+    context = []
     for _ in range(draw(st.integers(2, 12))):
         # Made anew each time, as a request's is.
         caller = DescribedCaller(
@@ -733,7 +731,7 @@ def questions(draw: st.DrawFn) -> list[EvaluationContext]:
             plan_slug=draw(st.sampled_from([None, None, "plan-1", "plan-2", "unknown"])),
         )
         scope = draw(st.sampled_from([None, "e1", "e2", "unknown"]))
-        asked.append(
+        context.append(
             EvaluationContext(
                 caller=caller,
                 entry=draw(st.sampled_from(known)) if caller.user_id == "42" else NOBODY,
@@ -743,15 +741,15 @@ def questions(draw: st.DrawFn) -> list[EvaluationContext]:
                 now_us=draw(st.sampled_from([5, 9, 10, 11, 19, 20, 25, 30, 31])),
             )
         )
-    return asked
+    return context
 
 
 @given(questions())
-@settings(max_examples=1000, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-def test_remembering_changes_no_answer(asked: list[EvaluationContext]) -> None:
-    for question in (*asked, *asked[::-1]):
+@examples(1000)
+def test_remembering_changes_no_answer(contexts: list[EvaluationContext]) -> None:
+    for question in (*contexts, *contexts[::-1]):
         # A copy of the picture remembers nothing.
-        anew = resolve_anew(replace(question, snapshot=replace(question.snapshot)))
+        anew = resolve_uncached(replace(question, snapshot=replace(question.snapshot)))
         remembered = resolve(question)
         assert remembered == anew
         assert remembered.since_us <= question.now_us < remembered.until_us
@@ -776,7 +774,7 @@ def test_whatever_tells_callers_apart_is_remembered_apart(caller: list[str], set
     RatePolicy.objects.create(starts_at=NOW, ends_at=NOW + HOUR, counted_per="everyone", rates="13/hour")
     alice = User.objects.create(username="alice")
     PlanAssignment.objects.create(user=alice, plan=pro, starts_at=NOW - DAY, ends_at=NOW + 2 * HOUR)
-    first = asked(alice)
+    first = context(alice)
     found = []
     users, addresses, tenants = (None, "43", str(alice.pk)), (ADDRESS, "198.51.100.7"), ({}, TENANT)
     # The time first: what was remembered of another time is never found.
@@ -792,14 +790,14 @@ def test_whatever_tells_callers_apart_is_remembered_apart(caller: list[str], set
             now_us=first.now_us + hours * 3600 * 10**6,
         )
         found.append(resolve(question))
-        assert found[-1] == resolve_anew(question)
+        assert found[-1] == resolve_uncached(question)
     assert len(first.snapshot.memo.resolutions) < len(found) / 2, "what nothing tells apart is found again"
 
 
 def test_callers_alike_are_resolved_once_until_something_starts_or_ends(alice: User) -> None:
     RatePolicy.objects.create(rates="5/hour")
     RatePolicy.objects.create(rates="7/hour", starts_at=NOW, ends_at=NOW + HOUR)
-    first = asked(alice)
+    first = context(alice)
     again = [replace(first, now_us=first.now_us + step) for step in (0, 1, 3_599_999_999, 3_600_000_000)]
     found = [resolve(question) for question in again]
     assert found[0] is found[1] is found[2]
@@ -812,7 +810,7 @@ def test_callers_alike_are_resolved_once_until_something_starts_or_ends(alice: U
 @database
 def test_long_names_that_clients_choose_are_remembered_as_digests_or_not_at_all() -> None:
     RatePolicy.objects.create(counted_per="tenant", rates="5/hour")
-    first = asked(identifiers=TENANT)
+    first = context(identifiers=TENANT)
     for number in range(3):
         long = DescribedCaller(user_id=None, address=ADDRESS, identifiers={"tenant": f"{number}" * 201})
         (limit,) = limits(resolve(replace(first, caller=long)))
@@ -833,7 +831,7 @@ def test_an_identifier_that_nothing_counts_per_is_not_asked() -> None:
     RatePolicy.objects.create(endpoint=reports, subject="api_key:k", rates="5/hour")
     RatePolicy.objects.create(rates="9/hour")
     for scope, wanted in ((None, set()), ("search", set()), ("reports", {"tenant", "api_key"})):
-        question = asked(scope=scope)
+        question = context(scope=scope)
         looked_up: set[str] = set()
 
         class Watched(DescribedCaller):

@@ -16,8 +16,9 @@ from django_ratequota import Decision
 from django_ratequota.checks.database import check_rates
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.policies.cache import load_snapshot, policies
-from django_ratequota.policies.identity import DescribedCaller
+from django_ratequota.policies.cache import policies
+from django_ratequota.policies.loading import load_snapshot
+from django_ratequota.policies.requests.identity import DescribedCaller
 from django_ratequota.policies.unreadable import find_unreadable
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Check
@@ -205,8 +206,8 @@ def broken() -> list[RatePolicy]:
 
 def test_what_cannot_be_read_is_found_text_by_text(broken: list[RatePolicy]) -> None:
     first, second = find_unreadable()
-    assert (first.policy, first.others, first.goes_on) == (broken[0], 1, "10/hour")
-    assert (second.policy, second.others, second.goes_on) == (broken[2], 0, "")
+    assert (first.policy, first.others, first.last_rates) == (broken[0], 1, "10/hour")
+    assert (second.policy, second.others, second.last_rates) == (broken[2], 0, "")
     assert "at character 1, not 'ten per hour'" in first.problem
 
 

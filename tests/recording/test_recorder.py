@@ -24,8 +24,9 @@ from django.db.models.signals import pre_save
 from django.test.utils import CaptureQueriesContext
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy, receivers
-from django_ratequota.recording.recorder import RecordingQuerySet, acting, image, record_publication
-from django_ratequota.recording.validators import unenforced
+from django_ratequota.recording.querysets import RecordingQuerySet
+from django_ratequota.recording.recorder import acting, field_values, record_publication
+from django_ratequota.recording.validators import unsupported_constraints
 from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import policies_changed
 from tests.faults import poll
@@ -219,7 +220,7 @@ def test_a_deferred_object_is_told_whole(search: Endpoint) -> None:
     part = Endpoint.objects.only("name").get()
     part.name = "find"
     (row,) = recorded_by(part.save)
-    assert row.after == {**image(search), "name": "find"}
+    assert row.after == {**field_values(search), "name": "find"}
 
 
 # Whom a change touches.
@@ -671,7 +672,7 @@ def test_a_change_that_cannot_be_recorded_is_not_made(monkeypatch: pytest.Monkey
 
     policy = RatePolicy.objects.create(rates="1/s")
     before = everything()
-    monkeypatch.setattr("django_ratequota.recording.recorder._write", fail)
+    monkeypatch.setattr("django_ratequota.recording.recorder._refuse_duplicates", fail)
     for change in CHANGES.values():
         with pytest.raises(Failure):
             change(policy)
@@ -709,7 +710,7 @@ def test_a_single_save_takes_few_queries(alice: User) -> None:
         policy = RatePolicy.objects.create(user=alice, rates="1/s")
     # BEGIN, the policy, its row, COMMIT; PostgreSQL's own BEGIN and COMMIT are not among the queries.
     # Where the database cannot refuse a twin, one is looked for.
-    twins = len(unenforced(RatePolicy, "default")) * ["SELECT"]
+    twins = len(unsupported_constraints(RatePolicy, "default")) * ["SELECT"]
     assert [query["sql"].split()[0] for query in captured if query["sql"].split()[0] in ("SELECT", "INSERT")] == [
         "INSERT",
         "SELECT",

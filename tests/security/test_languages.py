@@ -18,8 +18,8 @@ from django_ratequota import check_request
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.operations.advice import about_endpoint, matched_routes
 from django_ratequota.operations.explain_query import ExplainQuery
-from django_ratequota.policies import languages as module
-from django_ratequota.policies.routes import find_route, known_routes, resolved
+from django_ratequota.policies.requests import translated_routes as module
+from django_ratequota.policies.requests.routes import find_route, known_routes, resolved
 from tests.project import views
 
 LIMIT = 4

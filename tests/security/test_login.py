@@ -21,7 +21,7 @@ from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rest_framework.authtoken.serializers import AuthTokenSerializer
 from rest_framework.parsers import JSONParser
@@ -31,7 +31,8 @@ from rest_framework.views import APIView
 from django_ratequota.decorators import ratequota
 from django_ratequota.identifiers import login_field, login_name, login_pair
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.policies import logins
+from django_ratequota.policies.requests import login_names
+from tests.support.properties import examples
 
 NAME, PASSWORD = "finchley", "the right one"
 LIMIT = 20
@@ -273,11 +274,11 @@ def test_forms_with_files_and_repeated_fields() -> None:
 @example("\u0345\u0301a")
 @example("İ")
 @example("½" * 150)
-@settings(max_examples=300, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(300)
 def test_what_django_s_form_takes_for_one_name_counts_as_one(text: str) -> None:
     seen = unicodedata.normalize("NFKC", text.strip())
-    assert logins.spell(text) == logins.spell(seen)
-    assert len(logins.spell(text)) <= 150
+    assert login_names.normalize(text) == login_names.normalize(seen)
+    assert len(login_names.normalize(text)) <= 150
 
 
 # --- Logins that find accounts by more than the exact name. ---
@@ -290,7 +291,7 @@ def test_an_account_that_is_found_by_two_names_has_one_counter(monkeypatch: pyte
     def by_either(self: Any, name: str) -> Any:
         return self.get(email=name) if "@" in name else self.get(username__iexact=name)
 
-    assert not logins.is_looked_up(User, User._meta.get_field("username")) or connection.vendor == "mysql"
+    assert not login_names.is_looked_up(User, User._meta.get_field("username")) or connection.vendor == "mysql"
     monkeypatch.setattr(UserManager, "get_by_natural_key", by_either)
     names = ["finch@example.com", NAME, NAME.upper()] * LIMIT
     statuses = [Client().post("/form/", {"username": n, "password": PASSWORD}).status_code for n in names]

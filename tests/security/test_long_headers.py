@@ -18,8 +18,8 @@ from django_ratequota.engine.keys import short
 from django_ratequota.engine.limiter import Limiter
 from django_ratequota.models import RatePolicy
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.policies import identity
-from django_ratequota.policies.identity import DescribedCaller
+from django_ratequota.policies.requests import identity
+from django_ratequota.policies.requests.identity import DescribedCaller
 from django_ratequota.throttling import QuotaThrottle
 from tests.conftest import Get
 from tests.project import views

@@ -35,7 +35,7 @@ from django_ratequota.checks.views import check_methods
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.operations.explain_query import ExplainQuery
-from django_ratequota.policies.methods import kinds_of
+from django_ratequota.policies.requests.methods import handlings_of
 from django_ratequota.throttling import QuotaThrottle
 from example_project.views import completions
 
@@ -137,6 +137,18 @@ class Login(FormView):  # type: ignore[type-arg]
         return HttpResponse("in")
 
 
+class PutAsInheritedPost(Plain):
+    def put(self, request: HttpRequest) -> HttpResponse:
+        return super().post(request)
+
+
+class OwnPost(Plain):
+    """``post`` adds nothing to the inherited one, and is the handler of no other method."""
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return super().post(request)
+
+
 class Rest(APIView):
     authentication_classes = []
     throttle_classes = [QuotaThrottle]
@@ -223,6 +235,8 @@ urlpatterns = [
     path("others/", OwnAnswerToOthers.as_view()),
     path("members/", Members.as_view()),
     path("login/", Login.as_view()),
+    path("put-as-inherited-post/", PutAsInheritedPost.as_view()),
+    path("own-post/", OwnPost.as_view()),
     path("rest/", Rest.as_view()),
     path("rest-of-all/", RestOfAll.as_view()),
     path("guessed/", Guessed.as_view()),
@@ -278,7 +292,7 @@ def test_methods_that_clients_make_up_have_one_counter_and_fill_no_memory(client
     assert [client.generic(f"M{n}", "/function/").status_code for n in range(50)].count(200) == LIMIT
     snapshot = policies.current()
     assert snapshot is not None
-    assert len(snapshot.memo.matches) == 1
+    assert len(snapshot.memo.endpoints) == 1
 
 
 def test_a_get_with_a_body_is_no_page(client: Client) -> None:
@@ -372,6 +386,8 @@ def counted(client: Client, path: str) -> set[str]:
         ("/members/", "POST", "POST"),
         ("/login/", "POST", "POST PUT"),
         ("/login/", "", ALL_BUT_OPTIONS),
+        ("/put-as-inherited-post/", "POST", "POST PUT"),
+        ("/own-post/", "DELETE", "DELETE"),
         ("/rest/", "", ALL_BUT_OPTIONS),
         ("/rest/", "POST", "POST"),
         ("/rest/", "OPTIONS", "OPTIONS"),
@@ -503,14 +519,14 @@ def test_methods_of_an_endpoint_whose_view_takes_any(
 
 
 def test_a_view_is_looked_into_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_ratequota.policies import methods as module
+    from django_ratequota.policies.requests import methods as module
 
     calls: list[Any] = []
-    find: Callable[..., Any] = module._kinds_of_class
-    monkeypatch.setattr(module, "_kinds_of_class", lambda *args: calls.append(args) or find(*args))
-    module._kinds.cache_clear()
+    find: Callable[..., Any] = module._handlings_of_class
+    monkeypatch.setattr(module, "_handlings_of_class", lambda *args: calls.append(args) or find(*args))
+    module._cached_handlings.cache_clear()
     limit(routes="/*")
     for method in ["GET", "OPTIONS", *(f"M{n}" for n in range(5)), "OPTIONS"]:
         client.generic(method, "/plain/")
     assert len(calls) == 1
-    assert kinds_of(resolve("/plain/").func)["OPTIONS"] == "free"
+    assert handlings_of(resolve("/plain/").func)["OPTIONS"] == "free"

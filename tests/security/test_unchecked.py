@@ -31,7 +31,7 @@ from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.monitoring import alerts
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.records import Note
+from django_ratequota.monitoring.records import DecisionRecord
 from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
 from django_ratequota.signals import request_refused
 from django_ratequota.throttling import QuotaThrottle
@@ -476,12 +476,12 @@ def test_each_request_is_noted_and_told_once(
 
     request_refused.connect(receive)
     alerts.quota_threshold.connect(receive)
-    collector.forget()
-    alerts._forget()
+    collector.clear()
+    alerts._clear()
     try:
         seen = [statuses(get, "/account/", times, headers=key) for times, key in ((1, RIGHT), (2, WRONG), (1, RIGHT))]
         assert seen == [[200], [401, 401], [429]]
-        noted = [Note._make(one) for one in collector._noted]
+        noted = [DecisionRecord._make(one) for one in collector._pending]
         assert [(one.caller, one.allowed) for one in noted] == [
             ("user:1", True),
             ("ip:127.0.0.1", True),
@@ -489,10 +489,10 @@ def test_each_request_is_noted_and_told_once(
             ("ip:127.0.0.1", False),
         ]
         assert len(refused) == 1
-        assert sorted(one.level for limit in alerts._waiting.values() for one in limit) == [80, 100]
+        assert sorted(one.level for limit in alerts._queue.values() for one in limit) == [80, 100]
     finally:
-        collector.forget()
-        alerts._forget()
+        collector.clear()
+        alerts._clear()
         request_refused.disconnect(receive)
         alerts.quota_threshold.disconnect(receive)
 

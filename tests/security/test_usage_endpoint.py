@@ -18,9 +18,10 @@ from django_ratequota.engine.limiter import Limiter
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.operations.caller_limits import standing
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.policies import resolver, routes
+from django_ratequota.policies import resolver
 from django_ratequota.policies.cache import policies
-from django_ratequota.policies.identity import Caller
+from django_ratequota.policies.requests import routes
+from django_ratequota.policies.requests.identity import Caller
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store import breaker
 from django_ratequota.store.server import Server
@@ -32,7 +33,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 USAGE = "/quota/usage/"
 #: What counts an anonymous caller's looks where no policy does.
-LOOKS = Bucket("ip:127.0.0.1", Rate.parse("60/min"), scope="usage")
+USAGE_BUCKET = Bucket("ip:127.0.0.1", Rate.parse("60/min"), scope="usage")
 
 
 def limited_endpoints(count: int, **policy: Any) -> list[Endpoint]:
@@ -48,7 +49,7 @@ class TestAFlood:
     def test_each_caller_has_so_many_looks_without_any_policy(self, client: Client) -> None:
         first = client.get(USAGE)
         assert (first.status_code, first["RateLimit-Policy"]) == (200, '"usage/min";q=60;w=60')
-        default_limiter().charge([LOOKS], cost=3600)  # an hour's worth
+        default_limiter().charge([USAGE_BUCKET], cost=3600)  # an hour's worth
         refused = client.get(USAGE)
         assert (refused.status_code, refused["X-RateLimit-Remaining"]) == (429, "0")
         assert client.get(USAGE, REMOTE_ADDR="203.0.113.9").status_code == 200
@@ -98,12 +99,12 @@ class TestAFlood:
             {"Authorization": f"Basic {b64encode(text).decode()}"} for text in (b"alice:right", b"alice:x")
         )
         assert [client.get(USAGE, headers=right).status_code for _ in range(3)] == [200] * 3
-        default_limiter().reset([LOOKS])
+        default_limiter().reset([USAGE_BUCKET])
         assert client.get(USAGE, headers=right).status_code == 200
-        assert default_limiter().peek([LOOKS]).remaining == 60, "who is known has a limit of their own"
+        assert default_limiter().peek([USAGE_BUCKET]).remaining == 60, "who is known has a limit of their own"
         assert client.get(USAGE, headers=wrong).status_code in (401, 403)
-        assert default_limiter().peek([LOOKS]).remaining == 59
-        default_limiter().charge([LOOKS], cost=3600)
+        assert default_limiter().peek([USAGE_BUCKET]).remaining == 59
+        default_limiter().charge([USAGE_BUCKET], cost=3600)
         assert client.get(USAGE, headers=wrong).status_code == 429
         assert client.get(USAGE, headers=right).status_code == 429, "a right password is not found either"
         assert client.get(USAGE, headers=right, REMOTE_ADDR="203.0.113.9").status_code == 200
@@ -119,14 +120,14 @@ class TestAFlood:
         assert [bucket.title for bucket in found.resolution.buckets] == ["usage/min"]
 
     def test_operators_see_and_reset_the_limit_that_is_built_in(self, client: Client, admin_client: Client) -> None:
-        default_limiter().charge([LOOKS], cost=3600)
+        default_limiter().charge([USAGE_BUCKET], cost=3600)
         out = io.StringIO()
         call_command("ratequota", "explain", "--ip", "127.0.0.1", "--path", USAGE, stdout=out)
         assert "built in: usage/min of ip:127.0.0.1: 0 of 60 left" in out.getvalue()
         explain = "/admin/django_ratequota/ratepolicy/explain/"
         page = admin_client.get(explain, {"ip": "127.0.0.1", "path": USAGE}).content.decode()
         assert "usage/min" in page
-        assert "<dd>usage (a limit that is built in)</dd>" in page
+        assert "<dd>usage (built-in limit)</dd>" in page
         assert "only policies for all endpoints apply" not in page, "none of these applies here"
         assert client.get(USAGE).status_code == 429
         call_command("ratequota", "reset", "--ip", "127.0.0.1", "--path", USAGE, stdout=io.StringIO())
@@ -202,7 +203,7 @@ class TestManyEndpoints:
         snapshot = policies.current()
         assert snapshot is not None
         memo = snapshot.overview.snapshot.memo
-        assert len(memo.places) <= 16
+        assert len(memo.policies) <= 16
         assert len(memo.resolutions) == 0
 
 

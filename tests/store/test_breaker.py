@@ -14,7 +14,8 @@ import redis
 
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.exceptions import StoreError, StoreLeftAlone
-from django_ratequota.store.breaker import PROBE_SECONDS, Breaker, store_state_changed
+from django_ratequota.signals import store_state_changed
+from django_ratequota.store.breaker import PROBE_SECONDS, Breaker
 from tests.support.threads import on_threads
 
 
@@ -58,20 +59,20 @@ def end_with(error: BaseException) -> None:
 
 def fail(breaker: Breaker, reason: str = "timeout", times: int = 1, *, always: bool = False) -> None:
     for _ in range(times):
-        with pytest.raises(StoreError) as caught, breaker.passage(always):
+        with pytest.raises(StoreError) as caught, breaker.guard(always):
             raise StoreError(reason, "no answer")
         assert type(caught.value) is StoreError, "it was left alone"
 
 
 def succeed(breaker: Breaker, *, always: bool = False) -> None:
-    with breaker.passage(always):
+    with breaker.guard(always):
         pass
 
 
 def left_alone(breaker: Breaker) -> bool:
     """Whether a use of the server is refused; one that is not ends as if it had been cancelled."""
     try:
-        with breaker.passage():
+        with breaker.guard():
             end_with(asyncio.CancelledError())
     except StoreLeftAlone:
         return True
@@ -132,7 +133,7 @@ def test_what_a_healthy_server_says_counts_as_an_answer(breaker: Breaker, reason
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt(), GeneratorExit(), ValueError()])
 def test_what_is_not_the_server_s_doing_counts_as_nothing(breaker: Breaker, error: BaseException) -> None:
     def end() -> None:
-        with pytest.raises(type(error)), breaker.passage():
+        with pytest.raises(type(error)), breaker.guard():
             raise error
 
     end()
@@ -197,7 +198,7 @@ def test_a_probe_is_a_lease(breaker: Breaker, seconds: Seconds) -> None:
     assert not left_alone(breaker)  # it ended without saying how
     assert left_alone(breaker)
     seconds.now += PROBE_SECONDS
-    hanging = breaker.passage()
+    hanging = breaker.guard()
     hanging.__enter__()
     assert left_alone(breaker)
     seconds.now += PROBE_SECONDS
@@ -241,7 +242,7 @@ def test_one_probe_at_a_time_under_threads(breaker: Breaker, seconds: Seconds) -
 
         def use(probes: list[int] = probes, all_here: threading.Barrier = all_here) -> None:
             try:
-                with breaker.passage():
+                with breaker.guard():
                     probes.append(1)
                     # It is under way until the others have been turned away.
                     all_here.wait(timeout=30)
@@ -321,7 +322,7 @@ def test_transitions_under_threads_are_told_once(breaker: Breaker, told: list[di
 
         def end(error: StoreError | None, inside: threading.Barrier = inside) -> None:
             try:
-                with breaker.passage(always=True):
+                with breaker.guard(always=True):
                     inside.wait(timeout=30)
                     if error is not None:
                         raise error

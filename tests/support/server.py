@@ -25,5 +25,7 @@ if os.environ.get(_STARTED_BY, _worker) != _worker:
 if VARIABLE not in os.environ:
     os.environ[_STARTED_BY] = _worker
 
+#: Whether the server is the user's, for all workers alike.
+IS_SHARED = _STARTED_BY not in os.environ
 #: Return the server's URL; start the embedded one on first use.
 url = embedded_server

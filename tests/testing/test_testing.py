@@ -248,11 +248,11 @@ class TestSideEffects:
                     assert statuses() == [200, 200, 429]
 
     def test_refusals_have_ids_and_statistics_stay_clean(self, redis_client: redis.Redis, settings: Any) -> None:
-        collector.forget()  # what other tests have noted
+        collector.clear()  # what other tests have noted
         settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 0.05}
         with override_policies({"search": "blocked"}):
             assert Client().get("/decorated/")["X-RateLimit-Refusal"]
-        assert not collector._noted
+        assert not collector._pending
 
     def test_the_usage_api_and_rest_framework_use_the_override(self) -> None:
         with override_policies({"search": "2/min"}):

@@ -9,10 +9,10 @@ from math import ceil
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from django_ratequota.utils.histogram import BOUNDS, Histogram, merged, quantile
+from tests.support.properties import examples
 
 BINS = len(BOUNDS) + 1
 
@@ -93,7 +93,7 @@ def test_what_lies_beyond_the_last_bin_is_longer_than_any(histogram: Histogram) 
     durations=st.lists(st.floats(0, 12), min_size=1, max_size=300),
     share=st.sampled_from([0.0, 0.01, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0]),
 )
-@examples(max_examples=200, derandomize=True, database=None, deadline=None)
+@examples(200)
 def test_a_quantile_is_within_one_bin_of_the_sorted_durations(durations: list[float], share: float) -> None:
     histogram = Histogram(lambda: 0.0)
     for duration in durations:

@@ -16,17 +16,17 @@ from ...conf import settings
 from ...engine.types import Bucket, BucketStatus
 from ...exceptions import StoreError
 from ...models import Plan, PolicyChange
-from ...monitoring import statistics
+from ...monitoring import refusals
 from ...monitoring.health import Health, reports, state_of
 from ...monitoring.rollup import KEEP_DAYS, KEEP_HOURS, roll_up
 from ...operations.counters import reset_caller
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
-from ...policies.identity import failed_kind
+from ...policies.requests.identity import failed_kind
 from ...policies.unreadable import find_unreadable
 from ...recording.recorder import record_publication
 from ...runtime import default_limiter
-from ...store.info import server_version
+from ...store.server import server_version
 from ...utils.histogram import merged, quantile
 from .. import policyfile as files
 
@@ -87,7 +87,7 @@ class Command(BaseCommand):
 
     def _explain(self, options: dict[str, Any]) -> None:
         if options["id"]:
-            refusal = statistics.find_refusal(options["id"])
+            refusal = refusals.find_refusal(options["id"])
             if refusal is None:
                 raise CommandError(f"No refusal {options['id']!r} is kept; they are kept for 48 hours")
             for line in _recall(refusal):
@@ -226,7 +226,7 @@ def _question(options: dict[str, Any]) -> ExplainQuery:
     )
 
 
-def _recall(refusal: statistics.Refusal) -> Iterator[str]:
+def _recall(refusal: refusals.Refusal) -> Iterator[str]:
     """What was decided then."""
     yield f"refused      {refusal.at:%Y-%m-%d %H:%M:%S %Z}, {refusal.count} times in that minute"
     yield f"caller       {_named(refusal.caller)}{f' from {refusal.ip}' if refusal.ip else ''}"

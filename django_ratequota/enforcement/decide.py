@@ -1,0 +1,79 @@
+"""The decision about a resolution: by the store, or by ``on_error`` where the store does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+from ..conf import settings
+from ..engine.limiter import Limiter
+from ..engine.protocol import MAX_BUCKETS
+from ..engine.types import Bucket, Decision
+from ..exceptions import InvalidRate, StoreError
+from ..monitoring.health import note_degraded
+from ..policies.resolver import Resolution
+from ..utils.problems import note_problem
+from .on_error import decide_without_store
+from .settlement import StoreSettler
+from .steps import Step
+
+
+def decide(
+    limiter: Limiter | StoreError,
+    resolution: Resolution,
+    mode: str,
+    cost: int,
+    buckets: tuple[Bucket, ...],
+    revision: int | None,
+    costs: tuple[int, ...] = (),
+) -> Generator[Step, Any, Decision]:
+    """Check in the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``.
+
+    ``costs`` are the units of each bucket; empty = ``cost`` in each.
+    """
+    if len(buckets) > MAX_BUCKETS:
+        buckets, costs = _limit_number(buckets, costs)
+    denied_by = _denied_by(resolution)
+    # A blocked request consumes nothing, but asks the store too: so it sees the edit that lifts the block.
+    checked = () if resolution.blocked_by or denied_by else buckets
+    times = (0, *costs) if costs and checked else (0,)
+    try:
+        if isinstance(limiter, StoreError):
+            raise limiter
+        settler = StoreSettler(limiter)
+        decision = yield from limiter.steps(mode, checked, cost, revision=revision, times=times, settler=settler)
+    except StoreError as error:
+        if mode != "peek":
+            note_degraded(error.reason, error)
+        peek = mode == "peek" or bool(denied_by)
+        blocked = resolution.blocked_by
+        decision = decide_without_store(buckets, error.reason, cost, blocked, peek=peek, costs=costs)
+    if resolution.unreadable:
+        if mode != "peek":
+            note_degraded("rates", _unreadable_error(resolution))
+        if denied_by:
+            names = (*decision.denied_by, *denied_by)
+            decision = replace(decision, allowed=False, denied_by=names, error=decision.error or "rates")
+    if resolution.blocked_by:
+        return replace(decision, allowed=False, blocked_by=resolution.blocked_by)
+    return decision
+
+
+def _denied_by(resolution: Resolution) -> tuple[str, ...]:
+    """Return the names of the policies that refuse because their rates cannot be read."""
+    on_error = settings.on_error
+    return tuple(name for name, policy in resolution.unreadable if (policy.on_error or on_error) == "deny")
+
+
+def _unreadable_error(resolution: Resolution) -> InvalidRate:
+    ids = ", ".join(str(policy.id) for _name, policy in resolution.unreadable)
+    return InvalidRate("the rates of policy %(ids)s cannot be read", ids=ids)
+
+
+def _limit_number(buckets: tuple[Bucket, ...], costs: tuple[int, ...]) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
+    """Return the first ``MAX_BUCKETS`` buckets and their costs: enforced ones before those in log mode."""
+    text = f"a request has {len(buckets)} limits, of which {MAX_BUCKETS} are checked: merge policies or endpoints"
+    note_problem("buckets", text)
+    order = sorted(range(len(buckets)), key=lambda at: buckets[at].mode != "enforce")[:MAX_BUCKETS]
+    return tuple(buckets[at] for at in order), tuple(costs[at] for at in order if costs)

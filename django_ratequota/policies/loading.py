@@ -1,0 +1,145 @@
+"""Reads policies from the database: all shared ones as a ``Snapshot``, the rows that changed, and one user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.utils import timezone
+
+from .change_feed import ENDPOINT, PLAN, POLICY
+from .facts import (
+    NOBODY,
+    POLICY_COLUMNS,
+    Assignment,
+    PlanFacts,
+    PolicyFacts,
+    UserEntry,
+    endpoint_facts,
+    policy_facts,
+    to_us,
+)
+from .snapshot import Snapshot, group_policies, with_rows
+from .unreadable import with_readable_rates
+
+#: Primary keys per query: some databases take at most a thousand parameters.
+_BATCH = 500
+#: Policies are kept for a day after their end, because Redis' clock decides what has ended, not this one.
+_KEPT = timedelta(days=1)
+
+
+def load_snapshot(revision: int, before: Snapshot | None = None) -> Snapshot:
+    """Read all shared policies from the database (three queries). Raises ``django.db.Error``.
+
+    ``before`` is the snapshot that this one replaces: its rates are kept where the new ones are unreadable.
+    """
+    from ..models import Endpoint, Plan
+
+    plans = [_plan_facts(plan) for plan in Plan.objects.order_by()]
+    return Snapshot(
+        revision=revision,
+        plans={plan.id: plan for plan in plans},
+        defaults={plan.default_for: plan.id for plan in plans if plan.default_for},
+        endpoints={endpoint.pk: endpoint_facts(endpoint) for endpoint in Endpoint.objects.order_by()},
+        groups=group_policies(_active_facts(_shared(), _remembered(before))),
+    )
+
+
+def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snapshot:
+    """Read the rows, (model, primary key) each, and return the snapshot with them. Raises ``django.db.Error``."""
+    from ..models import Endpoint, Plan
+
+    ids: dict[str, list[int]] = {PLAN: [], ENDPOINT: [], POLICY: []}
+    for model, pk in rows:
+        ids[model].append(pk)
+    plans = [_plan_facts(plan) for plan in _found(Plan.objects.order_by(), ids[PLAN])]
+    endpoints = [endpoint_facts(endpoint) for endpoint in _found(Endpoint.objects.order_by(), ids[ENDPOINT])]
+    policies = _active_facts(_shared(), _remembered(snapshot), ids[POLICY])
+    return with_rows(
+        snapshot,
+        plans=dict.fromkeys(ids[PLAN]) | {plan.id: plan for plan in plans},
+        endpoints=dict.fromkeys(ids[ENDPOINT]) | {endpoint.id: endpoint for endpoint in endpoints},
+        policies=dict.fromkeys(ids[POLICY]) | {policy.id: policy for policy in policies},
+    )
+
+
+def held_policies(snapshot: Snapshot) -> Iterator[PolicyFacts]:
+    return (policy for groups in snapshot.groups.values() for group in groups.values() for policy in group.policies)
+
+
+def without_ended(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot without policies that ended long ago, because no change records their end."""
+    ended = to_us(timezone.now() - _KEPT)
+    long_ended = [
+        policy.id for policy in held_policies(snapshot) if policy.ends_us is not None and policy.ends_us < ended
+    ]
+    return with_rows(snapshot, plans={}, endpoints={}, policies=dict.fromkeys(long_ended))
+
+
+def not_ended(policies: Any) -> Any:
+    """Return the queryset of policies without those that ended long ago."""
+    return policies.exclude(ends_at__lt=timezone.now() - _KEPT)
+
+
+def _plan_facts(plan: Any) -> PlanFacts:
+    return PlanFacts(id=plan.pk, name=plan.name, slug=plan.slug, default_for=plan.default_for)
+
+
+def _shared() -> Any:
+    from ..models import RatePolicy
+
+    return RatePolicy.objects.filter(user__isnull=True)
+
+
+def _found(rows: Any, ids: Sequence[int]) -> Iterator[Any]:
+    """Yield the rows with these primary keys, in batches."""
+    for at in range(0, len(ids), _BATCH):
+        yield from rows.filter(pk__in=ids[at : at + _BATCH])
+
+
+def _remembered(snapshot: Snapshot | None) -> Callable[[int], PolicyFacts | None]:
+    """Return a function that finds a policy of the snapshot by id."""
+    groups = {} if snapshot is None else snapshot.groups
+    return lambda pk: next(
+        (group.by_id[pk] for rivals in groups.values() for group in rivals.values() if pk in group.by_id), None
+    )
+
+
+def load_user(user_id: str) -> UserEntry:
+    from ..models import PlanAssignment, RatePolicy
+
+    # The id may belong to no row of the user model, as a token's service account.
+    key = get_user_model()._meta.pk
+    try:
+        value = key.to_python(user_id)
+        key.run_validators(value)  # because a number beyond the column's range overflows in SQLite's driver
+    except ValidationError:
+        return NOBODY
+    if str(value) != user_id:  # "010" parses as 10, and is not that user
+        return NOBODY
+    assignments = PlanAssignment.objects.filter(user_id=user_id).order_by()
+    rows = assignments.values_list("pk", "plan_id", "starts_at", "ends_at")
+    return UserEntry(
+        policies=tuple(_active_facts(RatePolicy.objects.filter(user_id=user_id))),
+        assignments=tuple(
+            Assignment(id=pk, plan_id=plan_id, starts_us=to_us(starts_at), ends_us=ends_at and to_us(ends_at))
+            for pk, plan_id, starts_at, ends_at in rows
+        ),
+    )
+
+
+def _active_facts(
+    policies: Any,
+    remembered: Callable[[int], PolicyFacts | None] = lambda pk: None,
+    ids: Sequence[int] | None = None,
+) -> list[PolicyFacts]:
+    """Return the facts of a queryset's policies (only ``ids`` if not None), without those that ended long ago."""
+    rows = not_ended(policies).order_by()
+    # Plain rows, because model objects would double the time that loading takes.
+    plain = rows.values_list(*POLICY_COLUMNS, named=True)
+    return with_readable_rates(
+        [policy_facts(row) for row in (plain if ids is None else _found(plain, ids))], remembered
+    )

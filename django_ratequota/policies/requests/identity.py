@@ -1,0 +1,253 @@
+"""The caller of a request: user, client address, custom identifiers, and the subjects of its counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from traceback import format_exception_only
+from typing import Any, NamedTuple
+
+from django.utils.functional import cached_property
+from django.utils.module_loading import import_string
+
+from ...conf import UNIX, settings
+from ...engine.keys import short
+from ...runtime import OncePerSettings
+from ...utils.addresses import Address, Network, unmap
+from ...utils.problems import note_problem
+
+#: Recent address headers whose result is kept, and their length in characters; longer ones are read each time.
+_HEADERS, _LONGEST = 4096, 200
+#: Most addresses that are read of X-Forwarded-For, from the right, and most characters of one address.
+_MAX_HOPS, _MAX_ADDRESS = 32, 100
+
+#: Subject of callers without an address, as behind an untrusted proxy on a Unix socket: they are limited together.
+UNKNOWN = "ip:unknown"
+#: Value of an identifier whose function raised: all such callers are counted together, as ``tenant:``. No policy can
+#: name this value, and no function can return it, because an empty text means that the caller has none.
+FAILED = ""
+
+
+class Located(NamedTuple):
+    """A client's address."""
+
+    address: Address | None
+    #: The address as part of a subject; None without one.
+    text: str | None
+
+
+class Caller:
+    """The caller of one request. Each attribute is computed on first use, and once."""
+
+    #: Whether ``user_id`` was read from the request; False = it is None whoever is logged in.
+    user_read = True
+
+    def __init__(self, request: Any, user: Any = None) -> None:
+        """``user`` is the request's user if already known, as in async code; None = read ``request.user``."""
+        self._request = request
+        self._user = user
+        self._values: dict[str, str | None] = {}
+
+    @cached_property
+    def user_id(self) -> str | None:
+        """Return the logged-in user's primary key as text; None for anonymous callers."""
+        user = self._user if self._user is not None else getattr(self._request, "user", None)
+        if user is None or not user.is_authenticated:
+            return None
+        key = user.pk
+        return None if key is None else str(key)
+
+    @property
+    def address(self) -> Address | None:
+        """Return the client's address, according to the trusted proxies; None if there is none."""
+        return self.located.address
+
+    @cached_property
+    def located(self) -> Located:
+        """Return the client's address, and its text as part of a subject."""
+        meta = self._request.META
+        return _reader()(meta.get("REMOTE_ADDR") or "", meta.get("HTTP_X_FORWARDED_FOR") or "")
+
+    @cached_property
+    def plan_slug(self) -> str | None:
+        """Return PLAN_RESOLVER's slug; None = the default plan, as without a PLAN_RESOLVER or when it raises."""
+        path = settings.plan_resolver
+        return self._call(path) or None if path else None
+
+    @cached_property
+    def name(self) -> str:
+        """Return the subject of policies counted per caller: the first entry of CALLER that the caller has."""
+        for kind in settings.caller:
+            value = self.value(kind)
+            if value is not None:
+                return f"{kind}:{value}"
+        return UNKNOWN
+
+    def value(self, kind: str) -> str | None:
+        """Return the caller's value of a kind of subject: ``user``, ``ip`` or a name from IDENTIFIERS.
+
+        None = the caller has none; ``FAILED`` = the function raised.
+        """
+        if kind == "user":
+            return self.user_id
+        if kind == "ip":
+            return self.located.text
+        if kind not in self._values:
+            value = self._find(kind)
+            self._values[kind] = value if value is None else short(value)
+        return self._values[kind]
+
+    def subject(self, counted_per: str, plan_id: int | None) -> str | None:
+        """Return the subject that ``counted_per`` means for the caller; None if the caller has none."""
+        if counted_per == "caller":
+            return self.name
+        if counted_per == "everyone":
+            return "everyone"
+        if counted_per == "plan":
+            return None if plan_id is None else f"plan:{plan_id}"
+        value = self.value(counted_per)
+        if value is None and counted_per == "ip":
+            return UNKNOWN
+        return None if value is None else f"{counted_per}:{value}"
+
+    def _find(self, kind: str) -> str | None:
+        path = settings.identifiers.get(kind)
+        return self._call(path) if path else None
+
+    def _call(self, path: str) -> str | None:
+        """Call a configured function; return ``FAILED`` if it raises, which is logged and never fails the request."""
+        try:
+            value = import_string(path)(self._request)
+            text = "" if value is None else _text(value)
+        except Exception as error:
+            # Not None, because a client that causes the error would then escape the policies counted per identifier.
+            note_problem(path, f"{path} failed: {format_exception_only(error)[-1].strip()}", error)
+            return FAILED
+        return text or None
+
+
+def _text(value: Any) -> str:
+    if callable(value):  # because its text holds a memory address, which may differ in each request
+        raise TypeError("it returned a function, not a text")
+    return str(value)
+
+
+def failed_kind(subject: str) -> str:
+    """Return the kind of a subject shared by callers whose identifier raised; "" for other subjects."""
+    kind, colon, value = subject.partition(":")
+    return kind if colon and value == FAILED else ""
+
+
+class DescribedCaller(Caller):
+    """A caller described by values instead of a request, for ``explain`` and ``check_caller``.
+
+    ``plan_slug`` and ``identifiers`` stand for the results of PLAN_RESOLVER and IDENTIFIERS; ``FAILED`` = it raised.
+    """
+
+    def __init__(
+        self,
+        *,
+        user_id: str | None,
+        address: str | None,
+        identifiers: dict[str, str] | None = None,
+        plan_slug: str | None = None,
+    ) -> None:
+        self.user_id = user_id
+        self.located = _located(None if address is None else unmap(ip_address(address)))
+        self.plan_slug = plan_slug
+        self._values = {kind: short(value) for kind, value in (identifiers or {}).items()}
+
+    def _find(self, kind: str) -> str | None:
+        return None
+
+
+class Unidentified(Caller):
+    """A caller before the view authenticates it: only its address is known.
+
+    The project's functions are not called, because they may rely on the user.
+    """
+
+    def __init__(self, request: Any) -> None:
+        super().__init__(request)
+        self.user_id, self.user_read, self.plan_slug = None, False, None
+        self.name = self.subject("ip", None) or UNKNOWN
+
+    def _find(self, kind: str) -> str | None:
+        return None
+
+
+def _make_reader() -> Callable[[str, str], Located]:
+    networks, trust_unix = settings.networks, UNIX in settings.trusted_proxies
+
+    def read(remote: str, forwarded: str) -> Located:
+        return _located(client_address(remote, forwarded, networks, trust_unix))
+
+    # Cached, because parsing the address is the slowest part of identifying a known caller.
+    read_cached = lru_cache(_HEADERS)(read)
+
+    def read_headers(remote: str, forwarded: str) -> Located:
+        if not networks and not trust_unix:
+            forwarded = ""  # because without trusted proxies any client could have written it
+        return (read_cached if len(remote) + len(forwarded) <= _LONGEST else read)(remote, forwarded)
+
+    return read_headers
+
+
+#: (REMOTE_ADDR, X-Forwarded-For) -> Located, by the settings in force.
+_reader = OncePerSettings(_make_reader)
+
+
+def _located(address: Address | None) -> Located:
+    return Located(address, None if address is None else client_text(address, settings.ipv6_prefix))
+
+
+def client_address(
+    remote: str, forwarded: str, trusted: Iterable[Network], trust_unix: bool = False
+) -> Address | None:
+    """Return the client's address: the first untrusted hop from the peer leftwards through X-Forwarded-For.
+
+    Text that is no address, and the ``_MAX_HOPS``-th address, end the walk at the last address before it. So what a
+    client writes there itself is never believed.
+    """
+    hop = _parse(remote)
+    if hop is None and not (trust_unix and not remote):
+        return None
+    if hop is not None and not _within(hop, trusted):
+        return hop
+    # One piece more than is read: it holds the unread rest of a long header.
+    for text in forwarded.rsplit(",", _MAX_HOPS)[: -_MAX_HOPS - 1 : -1] if forwarded else ():
+        step = _parse(text)
+        if step is None:
+            break
+        hop = step
+        if not _within(hop, trusted):
+            break
+    return hop
+
+
+def client_text(address: Address, ipv6_prefix: int) -> str:
+    """Return the address as part of a subject: IPv4 as it is, IPv6 as its network of ``ipv6_prefix`` bits."""
+    if isinstance(address, IPv4Address):
+        return str(address)
+    if ipv6_prefix == 128:
+        return str(IPv6Address(int(address)))
+    return str(IPv6Network((int(address), ipv6_prefix), strict=False))
+
+
+def _parse(text: str) -> Address | None:
+    text = text.strip()
+    if len(text) > _MAX_ADDRESS:
+        return None
+    if text.startswith("["):  # [2001:db8::1]:4711
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:  # 203.0.113.7:4711
+        text = text.partition(":")[0]
+    try:
+        return unmap(ip_address(text))
+    except ValueError:
+        return None
+
+
+def _within(address: Address, networks: Iterable[Network]) -> bool:
+    return any(address in network for network in networks)

@@ -1,0 +1,154 @@
+"""What a view declares: its scope, its cost, its throttles, and who checks its requests."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+from ...engine.types import check_cost
+from ...exceptions import InvalidCost
+
+logger = logging.getLogger("django_ratequota")
+
+#: Set by ``@ratequota`` on decorated views: the scope, "" = none.
+SCOPE_ATTRIBUTE = "ratequota_scope"
+#: Set on the class of the usage endpoint.
+USAGE_ATTRIBUTE = "ratequota_shows_usage"
+#: Set by ``@ratequota`` on its wrappers: (wrapper, cost). Other decorators copy it to theirs.
+WRAPPER_ATTRIBUTE = "ratequota_wrapper"
+#: Set on Django Ninja's views with a ``QuotaThrottle``: method -> the operation's ``LateCheck``, None = no throttle.
+LIMITED_ATTRIBUTE = "ratequota_limited"
+
+
+class LateCheck(NamedTuple):
+    """The check of a view that may refuse the request before it, as by authentication."""
+
+    #: None = the view names none.
+    scope: str | None
+    #: Units; None = the endpoint's cost. The least possible if the cost depends on the request.
+    cost: int | None
+
+
+def shows_usage(view: Any) -> bool:
+    """Whether the view is the usage endpoint. By an attribute, because a project may not have DRF."""
+    return getattr(view_class(view), USAGE_ATTRIBUTE, False) is True
+
+
+def scope_of(view: Any) -> str | None:
+    """Return the scope that a view declares, by decorator or as ``throttle_scope``; None if it declares none."""
+    holder = view_class(view)
+    decorated = getattr(view, SCOPE_ATTRIBUTE, "") or getattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE, "")
+    scope = decorated or class_attribute(view, "throttle_scope")
+    return scope if isinstance(scope, str) and scope else None
+
+
+def enforces_itself(view: Any) -> bool:
+    """Whether the view checks its own requests: it has ``@ratequota`` or our throttle."""
+    return is_decorated(view) or any(
+        _is_ours(throttle) for throttle in class_attribute(view, "throttle_classes") or ()
+    )
+
+
+def is_decorated(view: Any) -> bool:
+    """Whether ``@ratequota`` decorates the view, or its class's ``dispatch``."""
+    holder = view_class(view)
+    return hasattr(view, SCOPE_ATTRIBUTE) or hasattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE)
+
+
+def late_check(view: Any, method: str) -> LateCheck | None:
+    """Return the check of a view that may refuse a request before it; None for other views.
+
+    REST framework and Ninja authenticate before they call throttles; other decorators may be around ``@ratequota``.
+    """
+    limited: dict[str, LateCheck | None] | None = getattr(view, LIMITED_ATTRIBUTE, None)
+    if limited is not None:
+        return limited.get(method, LateCheck(None, 1))  # which Ninja answers 405
+    if is_decorated(view):
+        wrapper, cost = getattr(view, WRAPPER_ATTRIBUTE, (view, None))
+        return None if wrapper is view or view_class(view) is not None else LateCheck(scope_of(view), cost)
+    if not (chooses_throttles(view) or enforces_itself(view)):
+        return None
+    return LateCheck(scope_of(view), least_cost(class_attribute(view, "throttle_cost")))
+
+
+def least_cost(cost: Any) -> int | None:
+    """Return the least units that a request consumes with this declared ``cost``; None = the endpoint's cost."""
+    if isinstance(cost, property) or callable(cost):
+        return 1
+    try:
+        return None if cost is None else check_cost(cost)
+    except InvalidCost:
+        return None  # as the throttle does
+
+
+def chooses_throttles(view: Any) -> bool:
+    """Whether the view's class overrides ``get_throttles``, and so chooses its throttles for each request."""
+    method = getattr(view_class(view), "get_throttles", None)
+    return method is not None and getattr(method, "__module__", "") != "rest_framework.views"
+
+
+def throttles_itself(view: Any, request: Any, args: Any, kwargs: Any) -> bool:
+    """Whether our throttle is among those that the view's class chooses for the request."""
+    try:
+        return any(
+            _is_ours(type(throttle)) for throttle in _new_instance(view, request, args, kwargs).get_throttles()
+        )
+    except Exception as error:
+        # A client error, such as an invalid version or token, is reported by the view itself.
+        if getattr(error, "status_code", 500) >= 500:
+            logger.exception("get_throttles of %s failed; ENFORCE_ALL enforces the view", view)
+        return False
+
+
+def _new_instance(view: Any, request: Any, args: Any, kwargs: Any) -> Any:
+    """Return another instance of the view, in the state in which REST framework calls ``get_throttles``."""
+    instance = view.cls(**(getattr(view, "initkwargs", None) or {}))
+    actions = getattr(view, "actions", None) or {}
+    instance.action_map = {"head": actions.get("get"), **actions}
+    instance.setup(request, *args, **kwargs)
+    rest_request = instance.request = instance.initialize_request(request, *args, **kwargs)
+    load = rest_request._load_stream
+
+    def load_and_keep() -> None:
+        # Keep the body, because ``request.data`` would leave none for the view. Of forms Django keeps the fields.
+        if request.content_type != "multipart/form-data":
+            _ = request.body
+        load()
+
+    rest_request._load_stream = load_and_keep
+    instance.headers = instance.default_response_headers
+    instance.format_kwarg = instance.get_format_suffix(**kwargs)
+    rest_request.accepted_renderer, rest_request.accepted_media_type = instance.perform_content_negotiation(
+        rest_request
+    )
+    rest_request.version, rest_request.versioning_scheme = instance.determine_version(rest_request, *args, **kwargs)
+    return instance
+
+
+def _is_ours(throttle: Any) -> bool:
+    """Whether it is a ``QuotaThrottle``. By name, because a project may not have DRF."""
+    return any(
+        base.__module__ == "django_ratequota.throttling" and base.__name__ == "QuotaThrottle"
+        for base in getattr(throttle, "__mro__", ())
+    )
+
+
+def limits_itself(view: Any) -> bool:
+    """Whether this package limits the view, also by a drop-in for another package."""
+    if str(getattr(view, "__module__", "")).startswith("django_ratequota."):
+        return False  # the usage endpoint, which is no view of the project
+    throttles = class_attribute(view, "throttle_classes") or ()
+    bases = [base for throttle in throttles for base in getattr(throttle, "__mro__", ())]
+    ours = any(base.__module__.startswith("django_ratequota.") for base in bases)
+    return ours or hasattr(view, LIMITED_ATTRIBUTE) or enforces_itself(view)
+
+
+def view_class(view: Any) -> Any:
+    """Return the class whose ``as_view`` made the view; None for other views."""
+    return getattr(view, "cls", None) or getattr(view, "view_class", None)
+
+
+def class_attribute(view: Any, name: str) -> Any:
+    """Return the attribute of the view's instances: the argument of ``as_view``, else the class's attribute."""
+    arguments = getattr(view, "initkwargs", None) or getattr(view, "view_initkwargs", None) or {}
+    return arguments[name] if name in arguments else getattr(view_class(view), name, None)

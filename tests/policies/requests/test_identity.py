@@ -1,0 +1,338 @@
+"""Who is asking: client addresses through proxies, callers, and whatever identifiers answer."""
+
+from __future__ import annotations
+
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, User
+from django.test import Client, RequestFactory
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_ratequota import check_request
+from django_ratequota.models import Plan, PlanAssignment, RatePolicy
+from django_ratequota.policies.requests import identity
+from django_ratequota.policies.requests.identity import Caller, DescribedCaller, client_address, client_text
+from tests.project.views import request_from
+from tests.support.properties import examples
+
+PROXIES = (ip_network("10.0.0.0/8"), ip_network("2001:db8:ffff::/48"))
+CLIENT = "198.51.100.1"
+
+
+@pytest.mark.parametrize(
+    ("remote", "forwarded", "expected"),
+    [
+        # no proxy: what the client writes is not read
+        ("203.0.113.7", "", "203.0.113.7"),
+        ("203.0.113.7", CLIENT, "203.0.113.7"),
+        ("203.0.113.7", "10.0.0.1", "203.0.113.7"),
+        # one and two trusted proxies
+        ("10.0.0.1", CLIENT, CLIENT),
+        ("10.0.0.1", "", "10.0.0.1"),
+        ("10.0.0.1", f"{CLIENT}, 10.0.0.2", CLIENT),
+        ("2001:db8:ffff::1", f"{CLIENT},10.0.0.2", CLIENT),
+        ("10.0.0.1", "10.0.0.3, 10.0.0.2", "10.0.0.3"),
+        # spoofed hops stand left of the client's own
+        ("10.0.0.1", f"1.2.3.4, {CLIENT}", CLIENT),
+        ("10.0.0.1", f"1.2.3.4, 10.9.9.9, {CLIENT}, 10.0.0.2", CLIENT),
+        # garbage ends the walk at the last hop that was an address
+        ("10.0.0.1", f"{CLIENT}, unknown", "10.0.0.1"),
+        ("10.0.0.1", f"{CLIENT}, unknown, 10.0.0.2", "10.0.0.2"),
+        ("10.0.0.1", f"{CLIENT}, , 10.0.0.2", "10.0.0.2"),
+        ("10.0.0.1", f"{CLIENT},", "10.0.0.1"),
+        ("10.0.0.1", "198.51.100.1\x00", "10.0.0.1"),
+        ("10.0.0.1", "198.51.100.256", "10.0.0.1"),
+        ("10.0.0.1", "١٩٨.51.100.1", "10.0.0.1"),
+        ("10.0.0.1", "," * 100_000, "10.0.0.1"),
+        # ports, brackets, blanks
+        ("203.0.113.7:4711", "", "203.0.113.7"),
+        ("10.0.0.1:80", f"{CLIENT}:4711", CLIENT),
+        ("10.0.0.1", "[2001:db8::7]:4711", "2001:db8::7"),
+        ("10.0.0.1", "[2001:db8::7]", "2001:db8::7"),
+        ("10.0.0.1", f"  {CLIENT}\t", CLIENT),
+        # IPv4 in IPv6 clothes is IPv4, as a client and as a proxy
+        ("::ffff:203.0.113.7", "", "203.0.113.7"),
+        ("::ffff:10.0.0.1", f"::ffff:{CLIENT}", CLIENT),
+        # nobody there
+        ("", "", None),
+        ("", CLIENT, None),
+        ("unix:", CLIENT, None),
+        ("nonsense", CLIENT, None),
+    ],
+)
+def test_client_address(remote: str, forwarded: str, expected: str | None) -> None:
+    found = client_address(remote, forwarded, PROXIES)
+    assert found == (None if expected is None else ip_address(expected))
+
+
+@pytest.mark.parametrize(
+    ("remote", "forwarded", "expected"),
+    [
+        ("", CLIENT, CLIENT),
+        ("", f"1.2.3.4, {CLIENT}, 10.0.0.2", CLIENT),
+        ("", "", None),
+        ("", "unknown", None),
+        # a name that is no address is no socket either
+        ("nonsense", CLIENT, None),
+        ("203.0.113.7", CLIENT, "203.0.113.7"),
+    ],
+)
+def test_a_trusted_unix_socket_is_a_proxy(remote: str, forwarded: str, expected: str | None) -> None:
+    found = client_address(remote, forwarded, PROXIES, trust_unix=True)
+    assert found == (None if expected is None else ip_address(expected))
+
+
+@given(st.text())
+@examples(200)
+def test_what_a_client_writes_never_decides_its_address(written: str) -> None:
+    assert client_address("10.0.0.1", f"{written}, {CLIENT}", PROXIES) == ip_address(CLIENT)
+    assert client_address(CLIENT, written, PROXIES) == ip_address(CLIENT)
+
+
+@pytest.mark.parametrize(
+    ("address", "prefix", "expected"),
+    [
+        ("2001:db8:1:2:3:4:5:6", 64, "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::", 64, "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::", 64, "2001:db8:1:3::/64"),
+        ("2001:db8:1:2::", 48, "2001:db8:1::/48"),
+        ("2001:0DB8::0001", 128, "2001:db8::1"),
+        ("fe80::1%eth0", 128, "fe80::1"),
+        ("203.0.113.7", 64, "203.0.113.7"),
+        ("203.0.113.7", 128, "203.0.113.7"),
+    ],
+)
+def test_ipv6_addresses_count_by_their_network(address: str, prefix: int, expected: str) -> None:
+    assert client_text(ip_address(address), prefix) == expected
+
+
+def test_mapped_ipv4_addresses_are_not_one_network() -> None:
+    subjects = {Caller(request_from(address=f"::ffff:203.0.113.{n}")).subject("ip", None) for n in (7, 8)}
+    assert subjects == {"ip:203.0.113.7", "ip:203.0.113.8"}
+
+
+def test_the_settings_say_who_is_believed_and_what_one_client_is(settings: Any) -> None:
+    settings.RATEQUOTA = {"TRUSTED_PROXIES": ["10.0.0.0/8", "unix"], "IPV6_PREFIX": 56}
+    forwarded = {"X-Forwarded-For": "2001:db8:1:2ff::7"}
+    for proxy in ("10.0.0.1", ""):
+        caller = Caller(request_from(address=proxy, headers=forwarded))
+        assert caller.subject("ip", None) == "ip:2001:db8:1:200::/56"
+    settings.RATEQUOTA = {"TRUSTED_PROXIES": ["10.0.0.0/8"]}
+    assert Caller(request_from(address="", headers=forwarded)).address is None
+
+
+IDENTIFIERS = {"tenant": "tests.project.views.tenant", "api_key": "tests.project.views.api_key"}
+
+
+@pytest.mark.parametrize(
+    ("order", "logged_in", "key", "expected"),
+    [
+        (["user", "ip"], True, "k1", "user:7"),
+        (["user", "ip"], False, "k1", "ip:203.0.113.7"),
+        (["user", "api_key", "ip"], True, "k1", "user:7"),
+        (["user", "api_key", "ip"], False, "k1", "api_key:k1"),
+        (["user", "api_key", "ip"], False, None, "ip:203.0.113.7"),
+        (["api_key", "user"], True, "k1", "api_key:k1"),
+        (["api_key", "user"], True, "", "user:7"),
+        (["ip"], True, "k1", "ip:203.0.113.7"),
+        (["user"], False, "k1", "ip:unknown"),
+    ],
+)
+def test_the_caller_is_the_first_that_answers(
+    settings: Any, order: list[str], logged_in: bool, key: str | None, expected: str
+) -> None:
+    settings.RATEQUOTA = {"CALLER": order, "IDENTIFIERS": IDENTIFIERS}
+    request = request_from(User(pk=7) if logged_in else None, headers=None if key is None else {"X-Api-Key": key})
+    assert Caller(request).subject("caller", None) == expected
+
+
+@pytest.mark.parametrize(
+    ("counted_per", "expected"),
+    [("ip", "ip:unknown"), ("caller", "ip:unknown"), ("plan", None), ("everyone", "everyone"), ("tenant", None)],
+)
+def test_a_caller_of_whom_nothing_is_known(counted_per: str, expected: str | None) -> None:
+    assert Caller(request_from(address="")).subject(counted_per, None) == expected
+
+
+@pytest.mark.parametrize("user", [None, AnonymousUser(), User(pk=None), User(pk=None, username="unsaved")])
+def test_who_is_not_logged_in_has_no_user_id(user: Any) -> None:
+    request = request_from()
+    request.user = user
+    assert Caller(request).user_id is None
+
+
+def test_a_request_without_authentication_has_no_user() -> None:
+    assert Caller(RequestFactory().get("/")).user_id is None
+
+
+def test_a_caller_named_by_hand_answers_what_it_was_given() -> None:
+    caller = DescribedCaller(
+        user_id="7", address="::ffff:203.0.113.7", identifiers={"tenant": "acme"}, plan_slug="pro"
+    )
+    subjects = [caller.subject(kind, 3) for kind in ("caller", "ip", "tenant", "api_key", "plan")]
+    assert subjects == ["user:7", "ip:203.0.113.7", "tenant:acme", None, "plan:3"]
+    assert caller.plan_slug == "pro"
+    anonymous = DescribedCaller(user_id=None, address="2001:db8::7")
+    assert anonymous.subject("caller", None) == "ip:2001:db8::/64"
+    assert anonymous.address == IPv6Address("2001:db8::7")
+
+
+@pytest.fixture
+def counted_per_tenant(settings: Any) -> None:
+    """A policy 1/hour for each tenant, none for callers without one."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    RatePolicy.objects.create(counted_per="tenant", rates="1/hour")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies", "counted_per_tenant")
+def test_no_two_values_of_an_identifier_share_a_counter() -> None:
+    huge = "x" * 10**6
+    values = [
+        "a",
+        "A",
+        " a",
+        "a ",
+        "{a}",
+        "a}",
+        "}:a{",
+        "a\x00",
+        "a\ud800",
+        "a\udfff",
+        huge,
+        f"{huge}y",
+        "0",
+        0.5,
+        "*",
+    ]
+    values += [
+        "user:1",
+        "everyone",
+        "ip:203.0.113.7",
+        "tenant:a",
+        "\u00e9",
+        "e\u0301",
+        "a\r\n",
+        "\u202ea",
+        b"a",
+        "~a",
+    ]
+    for value in values:
+        assert check_request(request_from(tenant=value)).allowed, ascii(value)[:60]
+    for value in values:
+        assert not check_request(request_from(tenant=value)).allowed, ascii(value)[:60]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies", "counted_per_tenant")
+@pytest.mark.parametrize("value", [None, ""])
+def test_an_identifier_without_an_answer_limits_nobody_by_it(value: Any, caplog: Any) -> None:
+    RatePolicy.objects.create(counted_per="ip", rates="5/hour")
+    for left in (4, 3):
+        decision = check_request(request_from(tenant=value))
+        assert [status.remaining for status in decision.statuses] == [left]
+    assert caplog.records == []
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+@pytest.mark.parametrize(
+    ("answer", "limit"),
+    [("pro", 200), (None, 50), ("", 50), ("gold", 50), ("Pro", 50), ("\x00\ud800", 50), (ValueError("down"), 50)],
+)
+@pytest.mark.parametrize("who", ["anonymous", "authenticated"])
+def test_the_plan_is_what_the_plan_resolver_says(
+    settings: Any, caplog: Any, answer: Any, limit: int, who: str
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "tests.project.views.tenant"}
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    free = Plan.objects.create(name="Free", slug="free", default_for=who)
+    RatePolicy.objects.create(plan=pro, rates="200/hour")
+    RatePolicy.objects.create(plan=free, rates="50/hour")
+    # An assignment is not looked at.
+    alice = User.objects.create(username="alice")
+    assigned = Plan.objects.create(name="Assigned", slug="assigned")
+    PlanAssignment.objects.create(user=alice, plan=assigned)
+    RatePolicy.objects.create(plan=assigned, rates="7/hour")
+    decision = check_request(request_from(alice if who == "authenticated" else None, tenant=answer))
+    assert [status.limit for status in decision.statuses] == [limit]
+    unknown = [record for record in caplog.records if "no plan has that slug" in record.message]
+    assert bool(unknown) == (answer in ("gold", "Pro", "\x00\ud800"))
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+def test_a_key_keeps_its_limit_within_a_limited_network(settings: Any) -> None:
+    settings.RATEQUOTA = {
+        **settings.RATEQUOTA,
+        "IDENTIFIERS": {"api_key": "tests.project.views.api_key"},
+        "CALLER": ["user", "api_key", "ip"],
+    }
+    RatePolicy.objects.create(subject="api_key:vip", rates="1000/min")
+    RatePolicy.objects.create(subject=f"ip:{CLIENT}/32", rates="10/min")
+    limits = [
+        [status.limit for status in check_request(request_from(address=CLIENT, headers=headers)).statuses]
+        for headers in ({"X-Api-Key": "vip"}, {"X-Api-Key": "other"}, {})
+    ]
+    assert limits == [[1000], [10], [10]]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+def test_no_override_leads_through_a_blocked_network() -> None:
+    alice = User.objects.create(username="alice")
+    RatePolicy.objects.create(user=alice, rates="1000/min")
+    RatePolicy.objects.create(subject="ip:203.0.113.0/24", rates="blocked")
+    assert check_request(request_from(alice, address="203.0.113.7")).blocked_by == ("all/blocked",)
+    assert check_request(request_from(alice, address="198.51.100.7")).allowed
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+def test_a_real_request_counts_for_the_client_behind_the_proxy(settings: Any, client: Client) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": ["10.0.0.0/8"]}
+    RatePolicy.objects.create(rates="1/hour")
+
+    def get(address: str, forwarded: str) -> int:
+        return client.get("/bare/", REMOTE_ADDR=address, headers={"X-Forwarded-For": forwarded}).status_code
+
+    assert [get("10.0.0.1", CLIENT), get("10.0.0.1", "198.51.100.2")] == [200, 200]
+    assert [get("10.0.0.1", CLIENT), get("10.0.0.2", f"9.9.9.9, {CLIENT}"), get(CLIENT, "9.9.9.9")] == [429] * 3
+
+
+def test_a_header_is_read_once_and_anew_under_other_settings(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    real = identity.ip_address
+
+    def counting(text: str) -> Any:
+        read.append(text)
+        return real(text)
+
+    monkeypatch.setattr(identity, "ip_address", counting)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": ["10.0.0.0/8"]}
+    headers = {"X-Forwarded-For": "2001:db8::7"}
+
+    def subject(headers: dict[str, str]) -> str | None:
+        return Caller(request_from(address="10.0.0.1", headers=headers)).subject("ip", None)
+
+    assert [subject(headers) for _ in range(3)] == ["ip:2001:db8::/64"] * 3
+    assert read == ["10.0.0.1", "2001:db8::7"]
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IPV6_PREFIX": 48}
+    assert subject(headers) == "ip:2001:db8::/48"
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": []}
+    assert subject(headers) == "ip:10.0.0.1"
+    # Nobody's word is taken, so that no client fills the memory with its own.
+    read.clear()
+    assert {subject({"X-Forwarded-For": f"203.0.113.{n}"}) for n in range(9)} == {"ip:10.0.0.1"}
+    assert read == []
+
+
+def test_long_headers_are_read_each_time(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": ["10.0.0.0/8"]}
+    long = ", ".join(["10.0.0.2"] * 30)
+    for n in (1, 2, 1):
+        caller = Caller(request_from(address="10.0.0.1", headers={"X-Forwarded-For": f"203.0.113.{n}, {long}"}))
+        assert caller.subject("ip", None) == f"ip:203.0.113.{n}"
