@@ -25,6 +25,7 @@ from rest_framework.test import APIClient
 from django_ratequota import Limiter, check_request
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.collector import collector
+from django_ratequota.runtime import process
 from django_ratequota.signals import quota_threshold
 from django_ratequota.testing import (
     Clock,
@@ -264,6 +265,11 @@ class TestSideEffects:
 
 
 class TestContexts:
+    def test_a_scene_replaces_all_that_decides_and_records(self) -> None:
+        assert set(vars(process)) == {"limiter", "local_limiter", "observe", "policies", "record"}
+        with unlimited() as scene:
+            assert [name for name in vars(process) if not hasattr(scene, name)] == []
+
     def test_async_views_and_async_tests(self) -> None:
         @override_policies({"search": "1/min"})
         async def run() -> list[int]:
