@@ -15,13 +15,12 @@ class RateQuotaConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Connect the receivers and register the checks."""
-        from . import checks
+        """Register the checks and connect the receivers."""
+        from . import checks  # noqa: F401 - registers them
         from .models import receivers
         from .monitoring import request_log
         from .policies.after_migrate import publish_after_migrate
 
-        checks.connect()
         receivers.connect()
         request_log.connect()
         post_migrate.connect(publish_after_migrate, sender=self, dispatch_uid="ratequota_after_migrate")

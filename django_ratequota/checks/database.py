@@ -21,8 +21,9 @@ Messages = list[checks.CheckMessage]
 
 
 def of_policies(check: Callable[..., Messages]) -> Callable[..., Messages]:
-    """Run the check only where Django checks the policies' database, and only once that is migrated."""
+    """Register a check that runs where Django checks the policies' database, once that is migrated."""
 
+    @checks.register(checks.Tags.database)
     @wraps(check)
     def run(databases: Collection[str] | None = None, **_: Any) -> Messages:
         if policy_alias() not in (databases or ()):

@@ -14,6 +14,7 @@ MIDDLEWARE = "django_ratequota.middleware.RateQuotaMiddleware"
 _AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 
+@checks.register
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
     """E001: a key of RATEQUOTA cannot be used. W001: a key does not exist."""
     problems = conf.read(getattr(django_settings, "RATEQUOTA", {}))[1]
@@ -25,6 +26,7 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     ]
 
 
+@checks.register
 def check_middleware(**_: Any) -> list[checks.CheckMessage]:
     """W002: a setting needs the middleware. W003: the middleware stands before the one that finds the user."""
     middleware = list(django_settings.MIDDLEWARE)
@@ -41,6 +43,7 @@ def check_middleware(**_: Any) -> list[checks.CheckMessage]:
     return [checks.Warning(text, hint="Move it below AuthenticationMiddleware.", id="django_ratequota.W003")]
 
 
+@checks.register
 def check_proxies(**_: Any) -> list[checks.CheckMessage]:
     """W018: TRUSTED_PROXIES trusts every address, so that clients may pose as any other."""
     networks = conf.settings.networks

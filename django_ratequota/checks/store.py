@@ -33,6 +33,7 @@ _TRIPS = 3
 _PATIENCE = 3.0
 
 
+@checks.register
 def check_store(**_: Any) -> list[checks.CheckMessage]:
     """E002: no Redis is configured. E003: a server is too old. E004: CLUSTER does not match the server.
 
@@ -125,6 +126,7 @@ def _cluster_error(text: str, right: str) -> checks.CheckMessage:
     return checks.Error(text, hint=hint, id="django_ratequota.E004")
 
 
+@checks.register(deploy=True)
 def check_exposed(**_: Any) -> list[checks.CheckMessage]:
     """W005, with --deploy: anybody on the network may read and reset every counter."""
     try:
@@ -136,6 +138,7 @@ def check_exposed(**_: Any) -> list[checks.CheckMessage]:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W005")] if exposed else []
 
 
+@checks.register(checks.Tags.database)
 def check_round_trip(databases: Collection[str] | None = None, **_: Any) -> list[Any]:
     """W007, where a database is checked: TIMEOUT is shorter than three round trips to Redis."""
     if not databases:  # Django 5.2 calls it without any, too

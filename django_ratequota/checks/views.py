@@ -30,6 +30,7 @@ _MAX_FUNCTIONS = 10_000
 _MAX_SHOWN = 5
 
 
+@checks.register
 def check_enforced(**_: Any) -> Messages:
     """W010: no view, no middleware and no project code that these call asks for a decision."""
     if conf.settings.enforce_all:
@@ -56,6 +57,7 @@ def check_enforced(**_: Any) -> Messages:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W010")]
 
 
+@checks.register
 def check_unchecked(**_: Any) -> Messages:
     """W015: with ENFORCE_ALL, views with a throttle may refuse requests before the throttle counts them."""
     if not conf.settings.enforce_all or conf.settings.count_unchecked:

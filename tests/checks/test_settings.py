@@ -18,7 +18,7 @@ OURS = "django_ratequota.middleware.RateQuotaMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 
-# pytest-django lets none of these open a database, and a check that was asked about none must not.
+# No database marker, because these checks must not open a connection.
 def test_the_settings_of_this_suite_have_no_problems() -> None:
     messages = [message for message in checks.run_checks() if "django_ratequota" in str(message.id)]
     assert messages == []

@@ -58,25 +58,25 @@ from drf_spectacular.generators import SchemaGenerator
 collecting._background.keep = lambda: None
 RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="10/h burst 11")
 get = Client().get
-told = {"drf": [get("/search/").status_code for _ in range(6)]}
-told["usage"] = get("/api/quota/usage/?scope=search").json()
-told["ninja"] = [get("/ninja/search").status_code for _ in range(2)] + [get("/ninja/reports").status_code]
-told["problems"] = [get("/search/"), get("/ninja/search")]
-told["types"] = [answer["Content-Type"] for answer in told["problems"]]
-told["problems"] = [answer.json() for answer in told["problems"]]
+seen = {"drf": [get("/search/").status_code for _ in range(6)]}
+seen["usage"] = get("/api/quota/usage/?scope=search").json()
+seen["ninja"] = [get("/ninja/search").status_code for _ in range(2)] + [get("/ninja/reports").status_code]
+seen["problems"] = [get("/search/"), get("/ninja/search")]
+seen["types"] = [answer["Content-Type"] for answer in seen["problems"]]
+seen["problems"] = [answer.json() for answer in seen["problems"]]
 found = SchemaGenerator().get_schema(public=True)
-told["documented"] = sorted(found["paths"]["/search/"]["get"]["responses"])
+seen["documented"] = sorted(found["paths"]["/search/"]["get"]["responses"])
 bases = [base.__name__ for base in schema.AutoSchema.__bases__]
-told["both"] = [hasattr(errors.exception_handler, "returns_problems"), bases]
+seen["both"] = [hasattr(errors.exception_handler, "returns_problems"), bases]
 collecting.collector.flush()
-told["metrics"] = get("/metrics/").content.decode()
+seen["metrics"] = get("/metrics/").content.decode()
 from prometheus_client import generate_latest
-told["registered"] = generate_latest().decode()
+seen["registered"] = generate_latest().decode()
 from types import SimpleNamespace
 telemetry.metrics.get_meter_provider().force_flush()
 exec(open("gunicorn.conf.py").read())
 child_exit(None, SimpleNamespace(pid=1))
-print(json.dumps(told))
+print(json.dumps(seen))
 """
 
 
@@ -114,21 +114,21 @@ def test_the_snippets_together_make_a_working_project(redis_client: redis.Redis,
         [sys.executable, "-c", DRIVE], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 0, result.stderr
-    told = json.loads(next(line for line in result.stdout.splitlines() if line.startswith('{"drf"')))
+    seen = json.loads(next(line for line in result.stdout.splitlines() if line.startswith('{"drf"')))
 
-    assert told["drf"] == [200] * 6
-    assert told["ninja"] == [200, 429, 200]
-    assert told["types"] == ["application/problem+json"] * 2
-    assert told["documented"] == ["200", "429", "503"]
-    assert told["both"] == [True, ["QuotaSchema", "AutoSchema"]]
-    assert 'ratequota_decisions_total{endpoint="search",outcome="admitted"}' in told["metrics"]
-    assert "ratequota_" not in told["registered"], "in multiprocess mode they are in the files"
+    assert seen["drf"] == [200] * 6
+    assert seen["ninja"] == [200, 429, 200]
+    assert seen["types"] == ["application/problem+json"] * 2
+    assert seen["documented"] == ["200", "429", "503"]
+    assert seen["both"] == [True, ["QuotaSchema", "AutoSchema"]]
+    assert 'ratequota_decisions_total{endpoint="search",outcome="admitted"}' in seen["metrics"]
+    assert "ratequota_" not in seen["registered"], "in multiprocess mode they are in the files"
     assert '"ratequota.decisions"' in result.stdout
 
     usage, problem = (json.loads(block) for block in blocks("api.md", "json"))
-    assert usage.keys() == told["usage"].keys()
-    assert usage["limits"][0].keys() == told["usage"]["limits"][0].keys()
-    for sent in told["problems"]:
+    assert usage.keys() == seen["usage"].keys()
+    assert usage["limits"][0].keys() == seen["usage"]["limits"][0].keys()
+    for sent in seen["problems"]:
         assert sent.keys() == problem.keys()
         assert [sent[name] for name in ("type", "title", "status")] == [
             problem[name] for name in ("type", "title", "status")

@@ -43,7 +43,7 @@ NAMES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if "_b
 _PRINTS = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
 #: A page that shows this imports its policies by itself.
 _IMPORT = "$ python manage.py ratequota import policies.yaml"
-#: Pages whose snippets need a project of their own, and who makes one. They are compiled here.
+#: Pages whose snippets need a project of their own -> the test that makes it. Here they are only compiled.
 _RUN_BY = {
     "api.md": "package/test_client_pages.py",
     "metrics.md": "package/test_client_pages.py",
@@ -75,7 +75,7 @@ class Page:
                 self._python(snippet)
             elif snippet.language == "yaml" and snippet.text.startswith("version: 1\n"):
                 (self._folder / "policies.yaml").write_text(snippet.text)
-                if not any(_IMPORT in one.text for one in self._snippets):
+                if not any(_IMPORT in snippet.text for snippet in self._snippets):
                     call_command("ratequota", "import", "policies.yaml", stdout=io.StringIO())
             elif snippet.language == "console" and not snippet.not_run and not is_served(snippet):
                 self._console(snippet)
@@ -96,7 +96,7 @@ class Page:
             assert printed.getvalue().splitlines() == _PRINTS.findall(snippet.text), f"{snippet.page}:{snippet.line}"
 
     def _module(self, name: str) -> dict[str, Any]:
-        """The names of a new module that others may import, or of one that the page goes on with."""
+        """Return the namespace of a module that other snippets may import, new or with the names so far."""
         if name not in self._modules:
             assert name not in sys.modules, f"{name}.py would hide a module that is there"
             self._modules[name] = ModuleType(name)
@@ -107,7 +107,7 @@ class Page:
         """Set the page's settings on top of an empty project's; the suite's server and prefix stay."""
         ours = ("django_ratequota", "django_ratequota.")
         found: dict[str, Any] = {
-            name: [one for one in getattr(django_settings, name) if not one.startswith(ours)]
+            name: [path for path in getattr(django_settings, name) if not path.startswith(ours)]
             for name in ("INSTALLED_APPS", "MIDDLEWARE")
         }
         found |= {"CACHES": {}, "REST_FRAMEWORK": {}}
@@ -142,13 +142,13 @@ def commands(snippet: Snippet) -> Iterator[tuple[str, list[str]]]:
 def receivers() -> Iterator[None]:
     """Disconnect the receivers that a page connects."""
     found = [getattr(signals, name) for name in signals.__all__]
-    before = [one.receivers for one in found]
-    for one in found:
-        one.receivers = list(one.receivers)
+    before = [sent.receivers for sent in found]
+    for sent in found:
+        sent.receivers = list(sent.receivers)
     yield
-    for one, connected in zip(found, before, strict=True):
-        one.receivers = connected
-        one.sender_receivers_cache.clear()
+    for sent, connected in zip(found, before, strict=True):
+        sent.receivers = connected
+        sent.sender_receivers_cache.clear()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -191,7 +191,8 @@ _VOLATILE = {"Retry-After", "X-RateLimit-Refusal"}
 
 
 def test_the_tutorial_shows_what_the_example_project_does(place: Place, redis_client: object) -> None:
-    shown = [one for snippet in snippets(DOCS / "tutorial.md") if is_served(snippet) for one in commands(snippet)]
+    served_snippets = filter(is_served, snippets(DOCS / "tutorial.md"))
+    shown = [command for snippet in served_snippets for command in commands(snippet)]
     assert [line.split()[0] for line, _ in shown] == ["make", "curl", "for", "curl", "curl"]
     demo = Demo(place, REDIS_URL=server.url(), RATEQUOTA_PREFIX="rqtest:tutorial")
     demo.ready()

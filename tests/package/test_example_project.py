@@ -37,7 +37,7 @@ _FOREIGN = {"DATABASE_URL", "REDIS_URL", "RATEQUOTA_PREFIX", "DJANGO_SETTINGS_MO
 
 
 class Place:
-    """A directory to run commands from, with a directory for temporary files; both should stay empty."""
+    """A working directory for commands, and one for temporary files. Both must stay empty."""
 
     def __init__(self, folder: Path) -> None:
         self.home, self.temporary, self.log = folder / "home", folder / "temporary", folder / "log"
@@ -47,7 +47,7 @@ class Place:
         self._repository = self._files()
 
     def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
-        """``manage.py`` with these words, in a process group of its own, its stderr in ``log``."""
+        """Start ``manage.py`` with these words in a process group of its own; its stderr goes to ``log``."""
         inherited = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
         with self.log.open("a") as log:
             process = subprocess.Popen(
@@ -63,18 +63,18 @@ class Place:
         return process
 
     def run(self, *command: str, **environment: str) -> tuple[int, str]:
-        """The exit status of ``manage.py`` with these words, and all it wrote."""
+        """Run ``manage.py`` with these words; return its exit status and output."""
         process = self.start(*command, **environment)
         output, _ = process.communicate(timeout=SECONDS)
         return process.returncode, output + self.log.read_text()
 
     def find(self, pattern: str) -> Path:
-        """The temporary file of that name, as soon as it is there."""
+        """Wait for the temporary file of this name; return its path."""
         poll(lambda: list(self.temporary.glob(pattern)), SECONDS, f"a file {pattern}")
         return next(self.temporary.glob(pattern))
 
     def left_behind(self) -> list[object]:
-        """Files, and process groups with a process in them, that should not be there."""
+        """Return what was left behind: files, and process groups with a process."""
         found: list[object] = [*self.home.iterdir(), *self.temporary.iterdir(), *(self._files() ^ self._repository)]
         return found + [group for group in self.groups if alive(group)]
 
@@ -88,7 +88,7 @@ class Place:
 
 
 class Demo:
-    """A served demo."""
+    """A running demo."""
 
     def __init__(self, place: Place, **environment: str) -> None:
         self.port = free_port()
@@ -107,7 +107,7 @@ class Demo:
         raise AssertionError(self._log.read_text())
 
     def stop(self, *, by: signal.Signals, everyone: bool) -> tuple[int, str]:
-        """Signal the demo, or all its processes as a terminal does: the exit status and the last words."""
+        """Signal the demo, or all its processes as a terminal does; return exit status and last output."""
         (os.killpg if everyone else os.kill)(self.process.pid, by)
         output, _ = self.process.communicate(timeout=SECONDS)
         return self.process.returncode, output
@@ -130,7 +130,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture(scope="module")
 def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An SQLite file with the example in it, to be copied."""
+    """An SQLite file with the example's rows, to copy."""
     folder = tmp_path_factory.mktemp("seeded")
     file = folder / "seeded.sqlite3"
     status, output = Place(folder).run("seed", DATABASE_URL=f"sqlite:///{file}", REDIS_URL=server.url())
@@ -140,7 +140,7 @@ def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def kept(tmp_path: Path, seeded: Path, redis_client: redis.Redis) -> dict[str, str]:
-    """The environment of demos with a database and a Redis that outlive them."""
+    """The environment of a demo whose database and Redis outlive it."""
     shutil.copy(seeded, tmp_path / "kept.sqlite3")
     return {
         "DATABASE_URL": f"sqlite:///{tmp_path / 'kept.sqlite3'}",
@@ -150,7 +150,7 @@ def kept(tmp_path: Path, seeded: Path, redis_client: redis.Redis) -> dict[str, s
 
 
 def exports_on_free(environment: dict[str, str], statement: str = "") -> str:
-    """The rates of plan Free for exports in the database; ``statement`` runs before."""
+    """Return the rates of plan Free for exports in the database, after running ``statement``."""
     query = """SELECT rates FROM django_ratequota_ratepolicy policy
         JOIN django_ratequota_plan plan ON plan.id = plan_id AND plan.slug = 'free'
         JOIN django_ratequota_endpoint endpoint ON endpoint.id = endpoint_id AND endpoint.name = 'exports'"""
@@ -225,7 +225,7 @@ def test_demo_serves_until_ctrl_c_and_leaves_nothing_behind(place: Place) -> Non
 
 
 def request(words: list[str], address: str) -> list[int]:
-    """The statuses that the shell would see: of ``curl``, or of a loop of it."""
+    """Return the statuses that ``curl``, or a shell loop of it, would print."""
     url = next(word for word in words if word.startswith("http")).removesuffix(";")
     assert url.startswith(address)
     browser = Browser(address, basic(*words[words.index("-u") + 1].split(":")))

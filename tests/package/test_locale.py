@@ -36,7 +36,7 @@ def german() -> Any:
 
 
 def in_python(source: str) -> Iterator[str]:
-    """What a module marks as text to translate; f-strings included, where gettext's own tools see nothing."""
+    """Return the texts that a module marks for translation, also inside f-strings: gettext's tools miss these."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
             for argument in node.args[: FUNCTIONS[node.func.id]]:
@@ -45,7 +45,7 @@ def in_python(source: str) -> Iterator[str]:
 
 
 def in_template(source: str) -> Iterator[str]:
-    """What a template marks, by Django's own reading of it for gettext's tools."""
+    """Return the texts that a template marks, as Django extracts them for gettext."""
     for literal in re.findall(r"""\b(?:u|_\()('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", templatize(source)):
         yield ast.literal_eval(literal)
 
@@ -64,7 +64,7 @@ def test_the_catalogue_has_exactly_the_texts_of_the_code(german: Any) -> None:
     assert len(texts) > 600
     found = marked()
     assert found - texts == set(), "run make messages, and translate these"
-    assert texts - found == set(), "run make messages: the code says these no more"
+    assert texts - found == set(), "run make messages: the code has these texts no more"
 
 
 def test_no_translation_is_missing_or_fuzzy(german: Any) -> None:
@@ -104,7 +104,7 @@ def test_plural_forms(count: int, text: str) -> None:
 
 
 class Reader(HTMLParser):
-    """What a page tells: its texts, its headings, and the attributes that machines read."""
+    """Collects a page's texts, headings, and the attributes that machines read."""
 
     TOLD = frozenset({"title", "aria-label", "placeholder", "alt"})
 
@@ -134,7 +134,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture
 def operator(settings: Any) -> Iterator[Client]:
-    """A superuser whose browser asks for German."""
+    """A superuser with a browser set to German."""
     at = settings.MIDDLEWARE.index("django.contrib.sessions.middleware.SessionMiddleware") + 1
     ours = "django.middleware.locale.LocaleMiddleware"
     settings.MIDDLEWARE = [*settings.MIDDLEWARE[:at], ours, *settings.MIDDLEWARE[at:]]
@@ -191,7 +191,7 @@ def test_form_errors_are_in_german(operator: Client) -> None:
     assert "Schreiben Sie Art:Wert, etwa ip:203.0.113.7; die Art" in said(subject="acme", user="", plan="")
     wrong = said(rates="100/fortnight")
     assert "erwartet bei Zeichen 5: eine Zeiteinheit (s, min, hour, day, week oder month), nicht 'fort" in wrong
-    assert "expected" not in wrong, "neither the field nor the model says it in English"
+    assert "expected" not in wrong, "neither the field nor the model has an English message"
     preview = operator.post("/admin/django_ratequota/ratepolicy/preview/", form | {"rates": "0/min"})
     assert "erlaubt sind 1 bis 1000000000000, bei Zeichen 1: ein Limit (eine Zahl)" in preview.content.decode()
 
@@ -199,7 +199,7 @@ def test_form_errors_are_in_german(operator: Client) -> None:
 @pytest.mark.django_db
 @pytest.mark.usefixtures("fresh_policies")
 def test_values_for_machines_are_not_localized(operator: Client, settings: Any) -> None:
-    """No decimal comma in a drawing, no full stop within an id or a number of a form."""
+    """No decimal comma in a drawing, no thousands separator in an id or a form's number."""
     settings.USE_THOUSAND_SEPARATOR = True
     pk = User._meta.pk.get_default() or 12345
     user = User.objects.create(id=pk, username="root", is_staff=True, is_superuser=True)
@@ -208,15 +208,15 @@ def test_values_for_machines_are_not_localized(operator: Client, settings: Any) 
     Plan.objects.create(id=12345, name="Free", slug="free", default_for="authenticated")
     RatePolicy.objects.create(id=12345, user=user, endpoint=search, rates="12345/7s burst 23456")
     RatePolicy.objects.create(id=23456, plan_id=12345, rates="12345/7s")
-    policies, given = "/admin/django_ratequota/ratepolicy/", f"user={pk}&endpoint=search&method=GET&cost=12345"
+    policies, query = "/admin/django_ratequota/ratepolicy/", f"user={pk}&endpoint=search&method=GET&cost=12345"
     boost = {"rates": "99999/s", "until": "hour", "reason": "Test"}
     pages = {
         "list": operator.get(policies),
         "form": operator.get(f"{policies}12345/change/"),
         "reset": operator.get(f"{policies}12345/reset/"),
-        "explain": operator.get(f"{policies}explain/?{given}"),
-        "boost": operator.get(f"{policies}boost/?{given}&policy=23456"),
-        "sure": operator.post(f"{policies}boost/?{given}&policy=23456", boost),
+        "explain": operator.get(f"{policies}explain/?{query}"),
+        "boost": operator.get(f"{policies}boost/?{query}&policy=23456"),
+        "sure": operator.post(f"{policies}boost/?{query}&policy=23456", boost),
         "usage": operator.get(f"{policies}usage/?span=day&policy=12345"),
         "matrix": operator.get("/admin/django_ratequota/plan/matrix/"),
         "copy": operator.get("/admin/django_ratequota/plan/12345/copy/"),

@@ -24,7 +24,7 @@ LEGS = [set(name.split("-")) for name in TOX["tox"]["env_list"].split()]
 
 def factors(pattern: str) -> set[str]:
     """Return the parts of the legs' names that match."""
-    return {factor for one in LEGS for factor in one if re.fullmatch(pattern, factor)}
+    return {factor for factors in LEGS for factor in factors if re.fullmatch(pattern, factor)}
 
 
 @pytest.mark.parametrize(
@@ -43,19 +43,19 @@ def test_the_lowest_versions_have_a_leg() -> None:
     lowest = {name: rest.partition(",")[0] for name, _, rest in needed}
     lowest["python"] = PROJECT["project"]["requires-python"].removeprefix(">=")
     names = {"py": "python", "django": "django", "drf": "djangorestframework", "redispy": "redis"}
-    assert any({letters + lowest[name].replace(".", "") for letters, name in names.items()} <= one for one in LEGS)
+    assert any({letters + lowest[name].replace(".", "") for letters, name in names.items()} <= each for each in LEGS)
     for name in ("django-redis", "http-sf"):
         assert f"{name}=={lowest[name]}.*" in TOX["testenv"]["deps"]
 
 
 def test_every_kind_of_server_and_database_has_a_leg() -> None:
     assert factors(r"(redis|valkey)\d+") == set(leg.SERVERS)
-    assert all(len(one & set(leg.SERVERS)) == 1 for one in LEGS)
+    assert all(len(factors & set(leg.SERVERS)) == 1 for factors in LEGS)
     assert {"postgresql", "uuid", "drfnew"} <= factors("[a-z]+")
 
 
 def test_every_file_that_a_leg_runs_exists() -> None:
-    named = [name for one in LEGS for name in leg.tests_of(one) if not name.startswith("--deselect=")]
+    named = [name for factors in LEGS for name in leg.tests_of(factors) if not name.startswith("--deselect=")]
     assert {name for names in leg.PARTS.values() for name in names.split()} == {name[6:-3] for name in named}
     assert [name for name in named if not (ROOT / name).exists()] == []
     for file, name in (test.split("::") for test in leg.NUMBERED):

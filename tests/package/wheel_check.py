@@ -64,7 +64,7 @@ def main(built: str, listed: Path) -> None:
 
 
 def check_metadata(inside: set[str]) -> None:
-    """What an index shows and installers go by."""
+    """Check the metadata that an index shows and installers use."""
     about = importlib.metadata.metadata(NAME)
     classifiers = set(about.get_all("Classifier") or ())
     wanted = {f"Framework :: Django :: {version}" for version in ("5.2", "6.0", "6.1")}
