@@ -5,7 +5,7 @@ PORT ?= 8000
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test matrix browser soak bench lint format messages docs pages wheel clean
+.PHONY: help demo test quick matrix browser soak bench lint format messages docs pages wheel clean
 
 help: ## List the recipes
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,8 +20,11 @@ $(VENV)/.demo $(VENV)/.test $(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: pyproject.t
 demo: $(VENV)/.demo ## Serve the example project with an embedded Redis on port PORT (default 8000)
 	@exec $(BIN)/python manage.py demo --port $(PORT)
 
-test: $(VENV)/.test ## Run the whole test suite (ARGS="-k name" for a part of it)
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.test ## Run the whole test suite in parallel (ARGS="-k name" for a part of it, ARGS=--hypothesis-profile=thorough)
+	@$(BIN)/python -m pytest -n auto $(ARGS)
+
+quick: $(VENV)/.test ## Run the tests that take a minute: no processes, no servers that are killed or frozen
+	@$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
 
 $(VENV)-matrix/.matrix: pyproject.toml
 	@test -x $(VENV)-matrix/bin/python || $(PYTHON) -m venv $(VENV)-matrix

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .utils.lazy import lazy_exports
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -24,22 +26,14 @@ __all__ = [
     "check_request",
 ]
 
-_EXPORTS = {
-    "Bucket": "engine.types",
-    "BucketStatus": "engine.types",
-    "Decision": "engine.types",
-    "Limiter": "engine.limiter",
-    "Rate": "engine.rates",
-    "RateQuotaError": "exceptions",
-    "acheck_request": "enforcement.check",
-    "check_request": "enforcement.check",
-}
-
-
-def __getattr__(name: str) -> object:
-    # Looked up on first use: importing the package imports neither redis nor Django's models.
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
+# Importing the package imports neither redis nor Django's models.
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "enforcement.check": ("acheck_request", "check_request"),
+        "engine.rates": ("Rate",),
+        "engine.types": ("Bucket", "BucketStatus", "Decision"),
+        "exceptions": ("RateQuotaError",),
+        "runtime": ("Limiter",),
+    },
+)

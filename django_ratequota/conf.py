@@ -1,4 +1,7 @@
-"""The Django setting ``RATEQUOTA = {...}``: every key optional, read once, read anew when a test overrides it."""
+"""The Django setting ``RATEQUOTA``: read once, and read again when a test overrides it. All its keys are optional.
+
+``Settings`` is the table of the keys: meaning, default and validation of each.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from datetime import tzinfo
 from difflib import get_close_matches
 from inspect import iscoroutinefunction
 from ipaddress import ip_network
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
@@ -18,90 +21,208 @@ from django.utils.module_loading import import_string
 from .engine.keys import check_prefix
 from .exceptions import ConfigurationError, InvalidBucket
 from .utils.addresses import Network, unmap_network
-from .utils.locks import ForkSafeLock
 
-#: Functions that return identifiers, and are none themselves.
+#: Functions that return identifiers and are none themselves.
 _FACTORIES = tuple(
     f"django_ratequota.identifiers.{name}" for name in ("header_key", "jwt_claim", "login_field", "with_address")
 )
-#: What a policy may count per besides the names in IDENTIFIERS.
+#: What a policy may count per, besides the names in IDENTIFIERS.
 COUNTED_PER = ("caller", "ip", "plan", "everyone")
 ON_ERROR = ("allow", "deny", "local")
 #: Wire forms of the response headers; ``headers.FORMS`` has a function for each.
 HEADER_FORMS = ("ietf", "ietf-11", "x-ratelimit")
-#: A trusted proxy that talks through a Unix socket has no address.
+#: Names a trusted proxy on a Unix socket, which has no address.
 UNIX = "unix"
+
+#: Returns a value as ``Settings`` holds it; raises ``ConfigurationError``, whose text is the hint for the developer.
+_Validator = Callable[[Any], Any]
+
+
+def _instance(kind: type, name: str) -> _Validator:
+    def validate(value: object) -> Any:
+        if not isinstance(value, kind):
+            raise ConfigurationError(f"Write {name}.")
+        return value
+
+    return validate
+
+
+_string, _boolean = _instance(str, "a string"), _instance(bool, "True or False")
+
+
+def _choice(*allowed: str) -> _Validator:
+    def validate(value: object) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            raise ConfigurationError(f"Write one of {', '.join(allowed)}.")
+        return value
+
+    return validate
+
+
+def _number(least: float, most: float, *, whole: bool = False) -> _Validator:
+    kind, name = (int, "whole number") if whole else (int | float, "number")
+
+    def validate(value: Any) -> Any:
+        if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= most:
+            raise ConfigurationError(f"Write a {name} from {least} to {most}.")
+        return value
+
+    return validate
+
+
+def _strings(*allowed: str) -> _Validator:
+    def validate(value: object) -> tuple[str, ...]:
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise ConfigurationError("Write a list of strings.")
+        if allowed and not set(value) <= set(allowed):
+            raise ConfigurationError(f"Choose from {', '.join(allowed)}.")
+        return tuple(value)
+
+    return validate
+
+
+def _networks(value: object) -> tuple[str, ...]:
+    names: tuple[str, ...] = _strings()(value)
+    try:
+        _parse_networks(names)
+    except ValueError as error:
+        raise ConfigurationError(f"{error}; write networks such as 10.0.0.0/8, or 'unix'.") from error
+    return names
+
+
+def _parse_networks(names: tuple[str, ...]) -> tuple[Network, ...]:
+    return tuple(unmap_network(ip_network(name.strip())) for name in names if name != UNIX)
+
+
+def _function(signature: str) -> _Validator:
+    def validate(value: object) -> str:
+        if not isinstance(value, str):
+            raise ConfigurationError(f"Write the dotted path of {signature}.")
+        try:
+            function = import_string(value)
+        except Exception as error:  # a module may raise anything while it is imported
+            raise ConfigurationError(f"{error}; write the dotted path of {signature}.") from error
+        if not callable(function):
+            raise ConfigurationError(f"{value} is not callable; write the dotted path of {signature}.")
+        if iscoroutinefunction(function):  # each call returns another coroutine object
+            raise ConfigurationError(f"{value} is async; write the dotted path of {signature} that is not.")
+        return value
+
+    return validate
+
+
+def _identifiers(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError("Write {name: dotted path of (request) -> str | None}.")
+    reserved = (*COUNTED_PER, "user")
+    for name, path in value.items():
+        if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or name in reserved:
+            hint = f"use letters, digits and _, and none of {', '.join(reserved)}"
+            raise ConfigurationError(f"{name!r} cannot name an identifier: {hint}.")
+        _function("(request) -> str | None")(path)
+        if path in _FACTORIES:
+            hint = "call it in a module of yours, and write the dotted path of the function that it returns"
+            raise ConfigurationError(f"{path} returns an identifier: {hint}.")
+    return dict(value)
+
+
+def _plan_resolver(value: object) -> str:
+    return str(_function("(request) -> slug | None")(value)) if value else ""
+
+
+def _time_zone(value: object) -> str:
+    try:
+        zoneinfo.ZoneInfo(str(value))
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ConfigurationError("Write a zone of the IANA database, such as Europe/Berlin.") from error
+    return str(value)
+
+
+def _key(default: Any, validate: _Validator) -> Any:
+    kind = "default_factory" if callable(default) else "default"
+    return field(**{kind: default}, metadata={"validate": validate})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """``RATEQUOTA`` with its defaults. Field names are the keys in lower case."""
+    """``RATEQUOTA`` with its defaults; the comments become docs/reference/settings.md."""
 
-    #: CACHES alias of django-redis whose server and credentials are used, on connections of our own.
-    cache: str = "default"
-    #: redis://, rediss://, unix:// or redis+sentinel:// URL, instead of CACHE.
-    redis_url: str = ""
-    #: REDIS_URL is any node of a Redis Cluster.
-    cluster: bool = False
-    #: First part of every Redis key: 1 to 16 ASCII letters, digits or _ . : -
-    prefix: str = "rq"
+    #: Alias in `CACHES` (django-redis) whose server, credentials and TLS options are used, on connections of our own.
+    cache: str = _key("default", _string)
+    #: URL of the Redis to use instead of `CACHE`: `redis://`, `rediss://`, `unix://` or `redis+sentinel://`.
+    redis_url: str = _key("", _string)
+    #: `REDIS_URL` names any node of a Redis Cluster.
+    cluster: bool = _key(False, _boolean)
+    #: First part of every Redis key.
+    prefix: str = _key("rq", check_prefix)
     #: Seconds that a decision may wait for Redis, connecting included.
-    timeout: float = 0.1
-    #: Most connections to each Redis server: of a process for its threads, and of each event loop. Callers stand in
-    #: line for one. Fewer where the alias, or the URL, sets a smaller max_connections.
-    max_connections: int = 64
-    #: What a policy without its own on_error does while Redis gives no decision: allow, deny (503) or local.
-    on_error: str = "allow"
-    #: Consecutive failures after which Redis is left alone and probed by one request a second.
-    breaker_failures: int = 3
-    #: Processes among which on_error = local divides each limit.
-    local_share: int = 4
-    #: Seconds between looks for policy changes whose publication was lost.
-    poll_seconds: float = 30.0
-    #: Seconds that a request without any limit may rely on the last look at the revision; 0 = it always asks.
-    #: On a Cluster all requests rely on it, for 1 second where this is 0.
-    revision_max_age: float = 0.0
-    #: Seconds that a refusal may be repeated in this process without asking Redis again; 0 = it always asks.
-    deny_cache_seconds: float = 1.0
-    #: Seconds between this process's reports to Redis, which ``ratequota status`` shows; 0 = none.
-    report_seconds: float = 5.0
-    #: Seconds between the times that this process hands over what it counted, for the admin to show; 0 = it counts
-    #: nothing, and refusals have no id.
-    statistics_seconds: float = 1.0
-    #: Networks (CIDR) whose X-Forwarded-For is believed; "unix" = a proxy on a Unix socket.
-    trusted_proxies: tuple[str, ...] = ()
+    timeout: float = _key(0.1, _number(0.001, 60))
+    #: Most connections of a process to each Redis server: this many for its threads, and this many for each event
+    #: loop. Requests queue for a free one. A smaller `max_connections` of the alias or the URL takes precedence.
+    max_connections: int = _key(64, _number(1, 10_000, whole=True))
+    #: What a policy without its own `on_error` does while Redis gives no decision: allow, deny (503) or local (this
+    #: process counts on its own).
+    on_error: str = _key("allow", _choice(*ON_ERROR))
+    #: Consecutive failures that open the circuit breaker. While it is open, one request per second probes Redis, and
+    #: `on_error` decides all others.
+    breaker_failures: int = _key(3, _number(1, 1000, whole=True))
+    #: Number of processes that divide each limit under `on_error = local`: each admits 1 / `LOCAL_SHARE` of it.
+    local_share: int = _key(4, _number(1, 100_000, whole=True))
+    #: Seconds between two looks in the database for policy changes whose publication was lost.
+    poll_seconds: float = _key(30.0, _number(0, 86_400))
+    #: Seconds for which a request without any limit may rely on the last known revision of the policies; 0 = it asks
+    #: Redis each time. On a Cluster all requests rely on it, for 1 second if this is 0.
+    revision_max_age: float = _key(0.0, _number(0, 3600))
+    #: Seconds for which this process may repeat a refusal without asking Redis again; 0 = it always asks.
+    deny_cache_seconds: float = _key(1.0, _number(0, 60))
+    #: Seconds between this process's reports to Redis, which `ratequota status` shows; 0 = no reports.
+    report_seconds: float = _key(5.0, _number(0, 20))
+    #: Seconds between two transfers of this process's counts to Redis, for the admin to show; 0 = nothing is counted,
+    #: and refusals have no id.
+    statistics_seconds: float = _key(1.0, _number(0, 20))
+    #: Networks (CIDR) whose `X-Forwarded-For` is trusted; `unix` = a proxy on a Unix socket.
+    trusted_proxies: tuple[str, ...] = _key((), _networks)
     #: IPv6 addresses that share this many leading bits count as one client.
-    ipv6_prefix: int = 64
-    #: {name: dotted path of (request) -> str | None}: more kinds of subjects, such as tenant or api_key. None = the
-    #: caller has none; callers for whom the function raises share one counter.
-    identifiers: Mapping[str, str] = field(default_factory=dict)
-    #: Who the caller is: the first of these that answers.
-    caller: tuple[str, ...] = ("user", "ip")
-    #: Dotted path of (request) -> plan slug, instead of plan assignments; None, or an exception = the default plan.
-    plan_resolver: str = ""
-    #: The middleware enforces every view.
-    enforce_all: bool = False
-    #: The middleware counts requests that a view with a throttle refuses before its throttle is asked (a wrong key,
-    #: say) under the policies counted per ip, and refuses them before the view authenticates.
-    count_unchecked: bool = False
-    #: Response headers to send: ietf-11 (RateLimit and RateLimit-Policy as in the IETF's draft 11), ietf (the newest
-    #: known form of them, now ietf-11), x-ratelimit.
-    headers: tuple[str, ...] = ("ietf", "x-ratelimit")
-    #: Time zone of calendar days, weeks and months; "" = Django's TIME_ZONE.
-    time_zone_name: str = ""
-    #: Users whose own policies and plan are held in memory.
-    user_cache_size: int = 10_000
-    networks: tuple[Network, ...] = ()
+    ipv6_prefix: int = _key(64, _number(1, 128, whole=True))
+    #: More kinds of subjects, such as tenant or api_key, each with the function that reads it from a request. None =
+    #: the caller has none; all callers for whom the function raises share one counter.
+    identifiers: Mapping[str, str] = _key(dict, _identifiers)
+    #: Who the caller is: the first of these (user, ip, or a name in `IDENTIFIERS`) that the request has.
+    caller: tuple[str, ...] = _key(("user", "ip"), _strings())
+    #: Function that returns the slug of the caller's plan, instead of plan assignments. Where it returns None or
+    #: raises, the default plan applies.
+    plan_resolver: str = _key("", _plan_resolver)
+    #: The middleware enforces policies on every view.
+    enforce_all: bool = _key(False, _boolean)
+    #: The middleware counts requests that a view with a throttle refuses before its throttle is asked (because of a
+    #: wrong key, for example) under the policies counted per ip, and refuses them before the view authenticates.
+    count_unchecked: bool = _key(False, _boolean)
+    #: Response headers to send: ietf-11 (`RateLimit` and `RateLimit-Policy` as in draft 11 of the IETF), ietf (the
+    #: newest draft that is supported, now ietf-11), x-ratelimit.
+    headers: tuple[str, ...] = _key(("ietf", "x-ratelimit"), _strings(*HEADER_FORMS))
+    #: Time zone of calendar days, weeks and months; by default Django's `TIME_ZONE`.
+    time_zone_name: str = _key("", _time_zone)
+    #: Number of users whose own policies and plan are kept in memory.
+    user_cache_size: int = _key(10_000, _number(1, 10_000_000, whole=True))
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """The addresses in TRUSTED_PROXIES."""
+        return _parse_networks(self.trusted_proxies)
 
     @property
     def time_zone(self) -> tzinfo:
-        """The zone of calendar windows; raises ``ConfigurationError`` where Django's TIME_ZONE names none."""
+        """The zone of calendar windows; raises ``ConfigurationError`` where Django's TIME_ZONE is unknown."""
         name = self.time_zone_name or django_settings.TIME_ZONE
         try:
             return zoneinfo.ZoneInfo(name)
         except (zoneinfo.ZoneInfoNotFoundError, TypeError, ValueError, OSError) as error:
             problem = f"Django's TIME_ZONE {name!r} is no zone of the IANA database"
             raise ConfigurationError(f"{problem}; write RATEQUOTA['TIME_ZONE'] = 'Europe/Berlin'") from error
+
+
+#: Key of RATEQUOTA -> field of ``Settings``: its name in lower case, ``time_zone_name`` for TIME_ZONE.
+KEYS = {f.name.upper().removesuffix("_NAME"): f for f in fields(Settings)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,196 +232,57 @@ class Problem:
     key: str
     message: str
     hint: str
-    #: A warning leaves the key out; an error makes the setting unusable until it is mended.
+    #: Whether the key is only ignored (unknown keys); otherwise its value cannot be used, and its default applies.
     warning: bool = False
 
 
-_KEYS = {
-    ("TIME_ZONE" if f.name == "time_zone_name" else f.name.upper()): f.name
-    for f in fields(Settings)
-    if f.name != "networks"
-}
-
-
 def read(raw: object) -> tuple[Settings, list[Problem]]:
-    """The settings that ``raw`` asks for, and its problems; a key with a problem keeps its default."""
+    """Return the settings in ``raw`` and its problems; a key with a problem keeps its default."""
     problems: list[Problem] = []
     if not isinstance(raw, Mapping):
         return Settings(), [Problem("RATEQUOTA", f"RATEQUOTA is a {type(raw).__name__}.", "Write RATEQUOTA = {...}.")]
     values: dict[str, Any] = {}
     for key, value in raw.items():
-        name = _KEYS.get(key)
-        if name is None:
-            near = get_close_matches(str(key).upper(), _KEYS, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(sorted(_KEYS))}."
+        if key not in KEYS:
+            near = get_close_matches(str(key).upper(), KEYS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(sorted(KEYS))}."
             problems.append(Problem(str(key), f"RATEQUOTA has no key {key!r}; it is ignored.", hint, warning=True))
             continue
         try:
-            values |= _VALIDATORS[name](value)
+            values[KEYS[key].name] = KEYS[key].metadata["validate"](value)
         except (ConfigurationError, InvalidBucket) as error:
             # A URL holds a password, and may stand where an alias belongs.
-            shown = "" if name in ("cache", "redis_url") else f" = {value!r:.80}"
+            shown = "" if key in ("CACHE", "REDIS_URL") else f" = {value!r:.80}"
             problems.append(Problem(key, f"RATEQUOTA[{key!r}]{shown} cannot be used.", str(error)))
     settings = Settings(**values)
     known = {"user", "ip", *settings.identifiers}
     unknown = [name for name in settings.caller if name not in known]
     if unknown or not settings.caller:
-        what = f"names {unknown[0]!r}, which is no identifier" if unknown else "is empty, so all callers would be one"
+        what = f"names {unknown[0]!r}, which is no identifier" if unknown else "is empty: all callers would be one"
         hint = f"Name some of {', '.join(sorted(known))}."
         problems.append(Problem("CALLER", f"RATEQUOTA['CALLER'] {what}.", hint))
         settings = replace(settings, caller=Settings().caller)
     return settings, problems
 
 
-def _text(name: str, allowed: tuple[str, ...] = ()) -> Any:
-    def validate(value: object) -> dict[str, Any]:
-        if not isinstance(value, str) or (allowed and value not in allowed):
-            raise ConfigurationError(f"Write one of {', '.join(allowed)}." if allowed else "Write a string.")
-        return {name: value}
-
-    return validate
-
-
-def _number(name: str, least: float, most: float, kind: type = float) -> Any:
-    def validate(value: object) -> dict[str, Any]:
-        accepted = int if kind is int else (int, float)
-        if not isinstance(value, accepted) or isinstance(value, bool) or not least <= value <= most:
-            raise ConfigurationError(f"Write {'a whole' if kind is int else 'a'} number from {least} to {most}.")
-        return {name: value}
-
-    return validate
-
-
-def _names(name: str, allowed: tuple[str, ...] = ()) -> Any:
-    def validate(value: object) -> dict[str, Any]:
-        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise ConfigurationError("Write a list of strings.")
-        if allowed and not set(value) <= set(allowed):
-            raise ConfigurationError(f"Choose from {', '.join(allowed)}.")
-        return {name: tuple(value)}
-
-    return validate
-
-
-def _prefix(value: object) -> dict[str, Any]:
-    return {"prefix": check_prefix(value)}  # type: ignore[arg-type]  # it checks the type
-
-
-def _proxies(value: object) -> dict[str, Any]:
-    names = _names("trusted_proxies")(value)["trusted_proxies"]
-    try:
-        return {
-            "trusted_proxies": names,
-            "networks": tuple(unmap_network(ip_network(name.strip())) for name in names if name != UNIX),
-        }
-    except ValueError as error:
-        raise ConfigurationError(f"{error}; write networks such as 10.0.0.0/8, or 'unix'.") from error
-
-
-def _dotted(value: object, what: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigurationError(f"Write the dotted path of {what}.")
-    try:
-        found = import_string(value)
-    except Exception as error:  # a module may raise anything while it is imported
-        raise ConfigurationError(f"{error}; write the dotted path of {what}.") from error
-    if not callable(found):
-        raise ConfigurationError(f"{value} is not callable; write the dotted path of {what}.")
-    if iscoroutinefunction(found):  # what it returns is another object for each request
-        raise ConfigurationError(f"{value} is async; write the dotted path of {what} that is not.")
-    return value
-
-
-def _identifiers(value: object) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigurationError("Write {name: dotted path of (request) -> str | None}.")
-    for name, path in value.items():
-        if (
-            not isinstance(name, str)
-            or not name.isidentifier()
-            or not name.isascii()
-            or name in (*COUNTED_PER, "user")
-        ):
-            taken = ", ".join((*COUNTED_PER, "user"))
-            raise ConfigurationError(
-                f"{name!r} is no name for an identifier: use letters, digits and _, not {taken}."
-            )
-        _dotted(path, "(request) -> str | None")
-        if path in _FACTORIES:
-            text = (
-                "returns an identifier: call it in a module of yours, and write the dotted path of what it returns."
-            )
-            raise ConfigurationError(f"{path} {text}")
-    return {"identifiers": dict(value)}
-
-
-def _plan_resolver(value: object) -> dict[str, Any]:
-    return {"plan_resolver": _dotted(value, "(request) -> slug | None") if value else ""}
-
-
-def _flag(name: str) -> Any:
-    def validate(value: object) -> dict[str, Any]:
-        if not isinstance(value, bool):
-            raise ConfigurationError("Write True or False.")
-        return {name: value}
-
-    return validate
-
-
-def _time_zone(value: object) -> dict[str, Any]:
-    try:
-        zoneinfo.ZoneInfo(str(value))
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ConfigurationError("Write a zone of the IANA database, such as Europe/Berlin.") from error
-    return {"time_zone_name": str(value)}
-
-
-_VALIDATORS: dict[str, Any] = {
-    "cache": _text("cache"),
-    "redis_url": _text("redis_url"),
-    "cluster": _flag("cluster"),
-    "prefix": _prefix,
-    "breaker_failures": _number("breaker_failures", 1, 1000, int),
-    "local_share": _number("local_share", 1, 100_000, int),
-    "report_seconds": _number("report_seconds", 0, 20),
-    "statistics_seconds": _number("statistics_seconds", 0, 20),
-    "timeout": _number("timeout", 0.001, 60),
-    "max_connections": _number("max_connections", 1, 10_000, int),
-    "on_error": _text("on_error", ON_ERROR),
-    "poll_seconds": _number("poll_seconds", 0, 86_400),
-    "deny_cache_seconds": _number("deny_cache_seconds", 0, 60),
-    "revision_max_age": _number("revision_max_age", 0, 3600),
-    "trusted_proxies": _proxies,
-    "ipv6_prefix": _number("ipv6_prefix", 1, 128, int),
-    "identifiers": _identifiers,
-    "caller": _names("caller"),
-    "plan_resolver": _plan_resolver,
-    "enforce_all": _flag("enforce_all"),
-    "count_unchecked": _flag("count_unchecked"),
-    "headers": _names("headers", HEADER_FORMS),
-    "time_zone_name": _time_zone,
-    "user_cache_size": _number("user_cache_size", 1, 10_000_000, int),
-}
-
-
 class _LazySettings:
     """``settings.timeout`` and so on, read from Django on first use; ``reload`` forgets them."""
 
-    #: Grows with every reload, so that whatever was made from the settings can tell that it is out of date.
+    #: Grows with every reload, so that objects made from the settings can tell that they are out of date.
     generation = 0
-    _found: Settings | None = None
+    _loaded: Settings | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if self._found is None:
-            self._found = read(getattr(django_settings, "RATEQUOTA", {}))[0]
-            # As attributes of its own: every request reads a dozen, and comes here for none of them.
-            vars(self).update({one.name: getattr(self._found, one.name) for one in fields(Settings)})
-        return getattr(self._found, name)
+        if self._loaded is None:
+            self._loaded = read(getattr(django_settings, "RATEQUOTA", {}))[0]
+            # As attributes of its own, because every request reads a dozen: they then need no call to this method.
+            vars(self).update({f.name: getattr(self._loaded, f.name) for f in KEYS.values()})
+        return getattr(self._loaded, name)
 
     def reload(self) -> None:
-        self._found = None
-        for one in fields(Settings):
-            vars(self).pop(one.name, None)
+        self._loaded = None
+        for f in KEYS.values():
+            vars(self).pop(f.name, None)
         self.generation += 1
 
 
@@ -308,35 +290,9 @@ class _LazySettings:
 settings: Any = _LazySettings()
 
 
-def _forget(*, setting: str, **_: object) -> None:
+def _reload(*, setting: str, **_: object) -> None:
     if setting in ("RATEQUOTA", "TIME_ZONE", "CACHES"):
         settings.reload()
 
 
-setting_changed.connect(_forget, dispatch_uid="django_ratequota.conf")
-
-Made = TypeVar("Made")
-
-
-class OncePerSettings(Generic[Made]):
-    """Makes one object from the settings, however many threads ask at once, and another when they change."""
-
-    def __init__(self, make: Callable[[], Made]) -> None:
-        self._make = make
-        self._lock = ForkSafeLock()
-        self._made: tuple[int, Made] | None = None
-
-    def __call__(self) -> Made:
-        """The object; raises what making it raises."""
-        made = self._made
-        if made is not None and made[0] == settings.generation:
-            return made[1]
-        with self._lock:
-            made = self._made
-            if made is None or made[0] != settings.generation:
-                made = self._made = (settings.generation, self._make())
-            return made[1]
-
-    def forget(self) -> None:
-        """Make another the next time."""
-        self._made = None
+setting_changed.connect(_reload, dispatch_uid="django_ratequota.conf")

@@ -1,21 +1,157 @@
-"""This process's limiter, by the settings in force. Tests replace it here."""
+"""The objects that decide and record in this process, made by the settings in force.
+
+``process`` is the one seam: tests put other objects in its place.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .conf import OncePerSettings
+from django.dispatch import Signal
+
+from .conf import Settings, settings
+from .engine import limiter
 from .engine.limiter import Limiter
+from .engine.local import LocalLimiter
 from .exceptions import ConfigurationError, StoreError
+from .store import breaker
+from .store.base import Store
+from .store.factory import check_readable, safe_message, store_from_pool, store_from_url
+from .utils.locks import ForkSafeLock
 
-_made = OncePerSettings(Limiter)
-# A child has connections, a breaker and a histogram of its own.
-os.register_at_fork(after_in_child=_made.forget)
+if TYPE_CHECKING:
+    from .engine.types import Decision
+    from .policies.cache import PolicyCache
+
+#: Sent when a breaker opens or closes: ``state`` (open | closed), ``server`` (host:port), ``reason`` (of the
+#: failure that opened it) and ``seconds`` (how long it was open; 0 when it opens).
+store_state_changed = Signal()
+
+T = TypeVar("T")
+
+
+class OncePerSettings(Generic[T]):
+    """Makes one object from the settings, however many threads ask at once, and another when they change."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._lock = ForkSafeLock()
+        self._made: tuple[int, T] | None = None
+
+    def __call__(self) -> T:
+        """Return the object; raises whatever making it raises."""
+        made = self._made
+        if made is not None and made[0] == settings.generation:
+            return made[1]
+        with self._lock:
+            made = self._made
+            if made is None or made[0] != settings.generation:
+                made = self._made = (settings.generation, self._make())
+            return made[1]
+
+    def forget(self) -> None:
+        """Make another object the next time."""
+        self._made = None
+
+
+class Process:
+    """The objects that every request goes through, as attributes: reaching one costs no call.
+
+    ``policies``, ``record`` and ``observe`` belong to layers above this one, whose modules set them when imported.
+    """
+
+    #: The current policies; set by ``policies.cache``.
+    policies: PolicyCache
+    #: Records a decision for statistics and returns the id of a refusal; set by ``monitoring.collector``.
+    record: Callable[..., str]
+    #: Looks for buckets that a decision left nearly used up; set by ``monitoring.alerts``.
+    observe: Callable[[Decision], None]
+
+    def __init__(self) -> None:
+        #: Returns the limiter by the settings in force; raises ``ConfigurationError``.
+        self.limiter: OncePerSettings[Limiter] = OncePerSettings(Limiter)
+        #: Returns the limiter that decides under ``on_error = local`` while Redis does not answer.
+        self.local_limiter = OncePerSettings(lambda: LocalLimiter(settings.local_share))
+
+
+#: This process's own.
+process = Process()
+# A forked child needs connections, a breaker and a histogram of its own.
+os.register_at_fork(after_in_child=process.limiter.forget)
 
 
 def default_limiter() -> Limiter:
-    """This process's limiter by the settings; raises ``StoreError`` where these name no Redis."""
+    """Return this process's limiter by the settings; raises ``StoreError`` where these name no Redis."""
     try:
-        return _made()
+        return process.limiter()
     except ConfigurationError as error:
         raise StoreError("configuration", str(error)) from error
+
+
+def store_from_settings(settings: Settings) -> Store:
+    """Return the store at REDIS_URL, else at the CACHES alias CACHE; raises ``ConfigurationError``."""
+    timeout, failures, most = settings.timeout, settings.breaker_failures, settings.max_connections
+    if settings.redis_url:
+        return store_from_url(settings.redis_url, timeout, failures, settings.cluster, most)
+    if settings.cluster:
+        raise ConfigurationError(
+            "django-redis does not support a Cluster; with CLUSTER set RATEQUOTA['REDIS_URL'] to the URL of any node"
+        )
+    return store_from_pool(_alias_pool(settings.cache), timeout, failures, most)
+
+
+def _alias_pool(alias: str) -> Any:
+    """Return the connection pool of a django-redis alias in CACHES; raises ``ConfigurationError``."""
+    from django.core.cache import InvalidCacheBackendError, caches
+    from django.core.exceptions import ImproperlyConfigured
+    from django_redis.cache import RedisCache
+
+    # Other errors may quote a LOCATION, with its password.
+    known = (InvalidCacheBackendError, ImproperlyConfigured, ImportError)
+    if "://" in alias:
+        raise ConfigurationError("CACHE is the name of an alias in CACHES; a URL belongs to RATEQUOTA['REDIS_URL']")
+    try:
+        cache = caches[alias]
+    except Exception as error:  # whatever its backend raises, its settings are to blame
+        text = str(error) if isinstance(error, known) else type(error).__name__
+        raise ConfigurationError(f"CACHES has no alias {alias!r} that works: {text}") from None
+    if not isinstance(cache, RedisCache):
+        kind = type(cache)  # Django's own is called RedisCache as well
+        raise ConfigurationError(
+            f"CACHES[{alias!r}] is {kind.__module__}.{kind.__qualname__}, not django_redis.cache.RedisCache; "
+            "set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL']"
+        )
+    try:
+        urls = getattr(cache, "_server", None) or ()  # with commas between, or a list
+        for url in urls.split(",") if isinstance(urls, str) else urls:
+            if isinstance(url, str):
+                check_readable(url)
+        return cache.client.get_client(write=True).connection_pool
+    except ValueError as error:
+        raise ConfigurationError(f"CACHES[{alias!r}] cannot be used: LOCATION: {safe_message(error)}") from None
+    except Exception as error:
+        text = str(error) if isinstance(error, known) else type(error).__name__
+        raise ConfigurationError(f"CACHES[{alias!r}] cannot be used: {text}") from None
+
+
+def _limiter_defaults() -> dict[str, Any]:
+    return {
+        "store": store_from_settings(settings),
+        "prefix": settings.prefix,
+        "time_zone": settings.time_zone,
+        "revision_max_age": settings.revision_max_age,
+        "deny_cache_seconds": settings.deny_cache_seconds,
+    }
+
+
+def _send_store_state(state: str, server: str, reason: str, seconds: float) -> None:
+    store_state_changed.send_robust(
+        sender=breaker.Breaker, state=state, server=server, reason=reason, seconds=seconds
+    )
+
+
+# The engine and the store know no Django: here they get what they need of it.
+limiter.defaults = _limiter_defaults
+breaker.listeners.append(_send_store_state)

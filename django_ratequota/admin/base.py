@@ -1,4 +1,4 @@
-"""What the admin pages share: who is acting, how related objects are looked up, and what counts as active."""
+"""Base classes of the model admins: recorded changes with a reason, pages of their own, and autocomplete."""
 
 from __future__ import annotations
 
@@ -10,38 +10,30 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR
-from django.contrib.admin.widgets import AdminTextInputWidget, AutocompleteSelect, ForeignKeyRawIdWidget
+from django.contrib.admin.widgets import AdminTextInputWidget, ForeignKeyRawIdWidget
 from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
-from django.db import IntegrityError, models
-from django.db.models import Q, QuerySet
+from django.db import IntegrityError
 from django.http import HttpResponseRedirect
 from django.urls import reverse
-from django.utils import timezone
-from django.utils.formats import date_format
 from django.utils.http import urlencode
-from django.utils.text import Truncator
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
 from ..models import PolicyChange
-from ..policies.requests.identity import failed_kind
 from ..recording.publication import when_unpublished
 from ..recording.recorder import acting
-from ..recording.validators import visible
 from .deletion import deleted_objects
+from .pages import AdminPage
+from .widgets import SafeAutocomplete, UserField
 
 logger = logging.getLogger("django_ratequota")
 
-#: Characters of a free text that a cell shows; the whole is a click away.
-_SHOWN_CHARACTERS = 200
-#: The field of a form that says why it is saved. Models have a field ``reason``, which says why the object exists.
-WHY = "change_reason"
+#: The form field for the reason of a change. The models' own field ``reason`` is the reason why an object exists.
+REASON_FIELD = "change_reason"
 
 
 class ReasonField(forms.CharField):
-    """Why a change is made, for the history. It is no field of the object, so filling it in changes nothing there."""
+    """The reason of a change, for the history; it is not stored in the object."""
 
     def __init__(self, label: Any = None) -> None:
         super().__init__(
@@ -49,7 +41,7 @@ class ReasonField(forms.CharField):
             required=False,
             max_length=PolicyChange._meta.get_field("reason").max_length,
             widget=AdminTextInputWidget,
-            help_text=_("Kept in the history: a ticket, or who asked for it."),
+            help_text=_("Recorded in the history, such as a ticket number or who asked for the change."),
         )
 
     def has_changed(self, initial: Any, data: Any) -> bool:
@@ -57,141 +49,122 @@ class ReasonField(forms.CharField):
         return False
 
 
-class WhyForm(forms.Form):
-    """The reason of a save, for pages without a form for one object."""
+class ChangeReasonForm(forms.Form):
+    """The reason of a change, for pages that have no form of one object."""
 
     change_reason = ReasonField(_("Reason for this change"))
 
 
 class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A model admin whose changes are recorded as the logged-in operator's, each with the reason given for it."""
+    """A model admin with pages of its own, whose changes are recorded with the operator and their reason."""
+
+    #: The pages beside Django's own; each adds its URL, and what it shows on the change form.
+    pages: tuple[type[AdminPage], ...] = ()
+
+    def get_urls(self) -> list[Any]:
+        """Put the addresses of ``pages`` before Django's, whose last one matches every address."""
+        return [*(page(self).url_pattern() for page in self.pages), *super().get_urls()]
 
     def get_fields(self, request: Any, obj: Any = None) -> Any:
-        """The fields of the object; the reason has its own place, below them."""
-        return [name for name in super().get_fields(request, obj) if name != WHY]
+        """Return the fields of the object; the reason is rendered below them."""
+        return [name for name in super().get_fields(request, obj) if name != REASON_FIELD]
 
     def get_form(self, request: Any, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        """The form, with the reason of the change where the operator may save."""
+        """Return the form, with a field for the reason where the operator may save."""
         form: Any = super().get_form(request, obj, change, **kwargs)
-        if self._asks_why(request, obj):
-            form.base_fields[WHY] = ReasonField(_("Reason for this change"))  # the class was made for this request
+        if self._has_reason_field(request, obj):
+            form.base_fields[REASON_FIELD] = ReasonField(
+                _("Reason for this change")
+            )  # the class was made for this request
         return form
 
-    def _asks_why(self, request: Any, obj: Any) -> bool:
+    def _has_reason_field(self, request: Any, obj: Any) -> bool:
         if obj is not None:
             return self.has_change_permission(request, obj)
-        # The reason of a new policy or assignment is its own.
+        # A new policy or assignment is recorded with its own reason.
         return self.has_add_permission(request) and not any(f.name == "reason" for f in self.opts.concrete_fields)
 
     def render_change_form(
         self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
     ) -> Any:
-        """With the reason's field below all others."""
+        """Add the field for the reason, and the context of ``pages``."""
         form = context["adminform"].form
-        context["why"] = [form[WHY]] if WHY in form.fields else []
+        context["why"] = [form[REASON_FIELD]] if REASON_FIELD in form.fields else []
+        for page in self.pages:
+            context |= page(self).change_form_context(request, obj)
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     def get_changelist_instance(self, request: Any) -> Any:
-        """The list. A filter's value with a NUL is no value, and PostgreSQL takes none."""
-        values = [value for name, given in request.GET.lists() for value in given if name != SEARCH_VAR]
-        if any("\x00" in value for value in values):
+        """Return the list; a filter value with a NUL is refused, because PostgreSQL raises an error for it."""
+        if any("\x00" in value for name, values in request.GET.lists() for value in values if name != SEARCH_VAR):
             raise IncorrectLookupParameters
         return super().get_changelist_instance(request)
 
     def changeform_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """The add and change pages."""
-        return self._recorded(super().changeform_view, request, *args, **kwargs)
+        """Show the add or change page, and record what it saves."""
+        return self.run_recorded(super().changeform_view, request, *args, **kwargs)
 
     def delete_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """The delete page."""
-        return self._recorded(super().delete_view, request, *args, **kwargs)
+        """Show the delete page, and record the deletion."""
+        return self.run_recorded(super().delete_view, request, *args, **kwargs)
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
-        """The list, with its actions and edits in place."""
-        context = {"why": WhyForm(request.POST or None), **(extra_context or {})}
-        return self._recorded(super().changelist_view, request, context)
+        """Show the list, and record its actions and edits."""
+        context = {"why": ChangeReasonForm(request.POST or None), **(extra_context or {})}
+        return self.run_recorded(super().changelist_view, request, context)
 
     def get_deleted_objects(self, objs: Any, request: Any) -> Any:
-        """What the delete pages show; of the rows that go along, the first."""
+        """Return what the delete pages show, with only the first of the related rows."""
         return deleted_objects(objs, request, self.admin_site)
 
     def page_url(self, page: str, *args: Any, query: Mapping[str, str] | None = None) -> str:
-        """The address of one of the model's pages: changelist, add, change, or one of ours."""
+        """Return the address of a page of this model: changelist, add, change, or a ``name`` of ``pages``."""
         url = reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_{page}", args=args)
         return f"{url}?{urlencode(query)}" if query else url
 
-    def _recorded(self, view: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_recorded(self, view: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the view, and record its changes with the operator and the reason in the form.
+
+        When the database refuses the write, show a message instead.
+        """
+
         def warn() -> None:
             text = _(
-                "The change is saved, but Redis could not be reached: workers learn of it within %(seconds)s seconds "
-                "(POLL_SECONDS)."
+                "The change is saved, but Redis did not answer. Every worker applies it within "
+                "%(seconds)s seconds (POLL_SECONDS)."
             )
             params = {"seconds": f"{settings.poll_seconds:g}"}
             self.message_user(request, text % params, messages.WARNING, fail_silently=True)
 
         try:
-            reason = request.POST.get(WHY, "").replace("\x00", "").strip()
+            reason = request.POST.get(REASON_FIELD, "").replace("\x00", "").strip()
             with acting(request.user, reason), when_unpublished(warn):
                 return view(request, *args, **kwargs)
         except IntegrityError:
-            # Valid when it was looked at, refused when it was written.
+            # The forms were valid, but another request wrote first.
             logger.warning("an edit in the admin was refused by the database", exc_info=True)
             text = _(
-                "Nothing was saved: somebody else changed the same at that moment. Look at what is there now, then "
-                "edit again."
+                "Nothing was saved, because somebody else saved a conflicting change at that "
+                "moment. Check the current values, then edit again."
             )
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(request.get_full_path())
 
 
-class PatientSelect(AutocompleteSelect):
-    """An autocomplete that shows nothing for what can be no key, where the plain one fails the page."""
+class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
+    """A model admin or inline with autocomplete fields for the related objects that the operator may search.
 
-    @property
-    def media(self) -> forms.Media:
-        """With what gives the drawn field a name for screen readers."""
-        # Named together for their order: ours comes after what it mends.
-        return super().media + forms.Media(js=["admin/js/autocomplete.js", "django_ratequota/autocomplete.js"])
-
-    def optgroups(self, name: str, value: Any, attrs: Any = None) -> Any:
-        """The options of the values that may be keys."""
-        return super().optgroups(name, [one for one in value if self._may_be_key(one)], attrs)
-
-    def _may_be_key(self, value: Any) -> bool:
-        key = self.field.target_field
-        try:
-            key.run_validators(key.to_python(value))
-        except ValidationError:
-            return False
-        return True
-
-
-class UserField(forms.ModelChoiceField):  # type: ignore[type-arg]
-    """Tells of what can be no id, such as 7 where ids are UUIDs, as of an id that nobody has."""
-
-    def to_python(self, value: Any) -> Any:
-        """The user of this id."""
-        try:
-            return super().to_python(value)
-        except ValidationError as error:
-            message = self.error_messages["invalid_choice"]
-            raise ValidationError(message, code="invalid_choice", params={"value": value}) from error
-
-
-class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
-    """Looks related objects up by autocomplete where the operator may search them.
-
-    That depends on the project (its user model may be absent from the admin) and on the operator's permissions,
-    so it is decided request by request: ``autocomplete_fields`` would fail the system checks (admin.E039, E040).
+    Which these are depends on the project (its user model may not be in the admin) and on the operator's permissions,
+    so it is decided per request: ``autocomplete_fields`` would fail the system checks (admin.E039, E040).
     """
 
     @property
     def media(self) -> forms.Media:
-        """With what the autocompletes among the filters of a list need."""
-        return super().media + PatientSelect(None, self.admin_site).media
+        """Add the files of the autocompletes among the filters of a list."""
+        return super().media + SafeAutocomplete(None, self.admin_site).media
 
     def get_autocomplete_fields(self, request: Any) -> list[str]:
-        """The relations whose other side has an admin that can search, and that the operator may look at."""
+        """Return the foreign keys to models that the operator may view, with an admin that has a search."""
         return [
             field.name
             for field in self.model._meta.fields
@@ -199,20 +172,20 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
         ]
 
     def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
-        """A text field for the user's id where autocomplete cannot be had: a select would list every user."""
+        """Return the field; a text field for the user's id without autocomplete, as a select would list all users."""
         if db_field.name == "user":
             kwargs["form_class"] = UserField
         if db_field.name == "user" and "user" not in self.get_autocomplete_fields(request):
             kwargs["widget"] = ForeignKeyRawIdWidget(db_field.remote_field, self.admin_site)
             kwargs["error_messages"] = {
-                "invalid_choice": _("No user has the id %(value)s; write the id of an existing user.")
+                "invalid_choice": _("There is no user with the id %(value)s. Enter the id of an existing user.")
             }
         elif db_field.name in self.get_autocomplete_fields(request):
-            kwargs["widget"] = PatientSelect(db_field, self.admin_site, using=kwargs.get("using"))
+            kwargs["widget"] = SafeAutocomplete(db_field, self.admin_site, using=kwargs.get("using"))
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
     def may_search(self, model: Any, request: Any) -> bool:
-        """Whether an autocomplete finds the model's objects for the operator."""
+        """Return whether autocomplete works for the model and this operator."""
         if not self.admin_site.is_registered(model):
             return False
         other = self.admin_site.get_model_admin(model)
@@ -220,78 +193,7 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
 
 
 def user_search_fields(relation: str = "user") -> list[str]:
-    """Lookups that find what belongs to a user by the user's name or mail address."""
+    """Return the lookups that search by a related user's name or mail address."""
     model: Any = get_user_model()
-    wanted = [model.USERNAME_FIELD, getattr(model, "EMAIL_FIELD", "email")]
-    return [f"{relation}__{f.name}" for f in model._meta.concrete_fields if f.name in wanted and not f.is_relation]
-
-
-class ActiveFilter(admin.SimpleListFilter):
-    """Whether a dated row counts now, will count, or has ended."""
-
-    title = _("time")
-    parameter_name = "time"
-
-    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """The choices."""
-        choices = {"active": _("active now"), "future": _("not started"), "ended": _("ended"), "dated": _("ends")}
-        return list(choices.items())
-
-    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """The rows of the choice."""
-        now = timezone.now()
-        started = Q(starts_at__isnull=True) | Q(starts_at__lte=now)
-        open_ended = Q(ends_at__isnull=True) | Q(ends_at__gt=now)
-        condition = {
-            "active": started & open_ended,
-            "future": Q(starts_at__gt=now),
-            "ended": Q(ends_at__lte=now),
-            "dated": Q(ends_at__isnull=False),
-        }.get(self.value() or "")
-        return queryset if condition is None else queryset.filter(condition)
-
-
-def shown(text: Any) -> str:
-    """Text of unknown origin for a cell or a sentence: not endless, and unable to turn its neighbours around."""
-    return Truncator(visible(text)).chars(_SHOWN_CHARACTERS)
-
-
-def shown_subject(subject: str) -> str:
-    """``shown``, with words for the subject of callers whose identifier failed."""
-    kind = failed_kind(subject)
-    return gettext("%(kind)s unknown (its function failed)") % {"kind": shown(kind)} if kind else shown(subject)
-
-
-@admin.display(description=_("description"), ordering="description")
-def about(row: Any) -> str:
-    """The beginning of the row's description."""
-    return shown(row.description)
-
-
-def when(row: Any) -> str:
-    """The row's dates in a few words; "always" without any."""
-    dates = {"start": moment(row.starts_at), "end": moment(row.ends_at)}
-    if row.starts_at and row.ends_at:
-        return gettext("%(start)s to %(end)s") % dates
-    if row.starts_at:
-        return gettext("from %(start)s") % dates
-    return gettext("until %(end)s") % dates if row.ends_at else gettext("always")
-
-
-def moment(at: Any) -> str:
-    """A time as the operator's language writes it; "" for None."""
-    # Without time zones (USE_TZ = False) it is local time already.
-    local = timezone.localtime(at) if at and timezone.is_aware(at) else at
-    return date_format(local, "SHORT_DATETIME_FORMAT") if at else ""
-
-
-def is_active(row: Any) -> bool:
-    """Whether the row's dates include this moment."""
-    now = timezone.now()
-    return (row.starts_at is None or row.starts_at <= now) and (row.ends_at is None or row.ends_at > now)
-
-
-def named(model: type[models.Model], pk: Any) -> str:
-    """The object's name as of today, and its id; the id alone once it is deleted."""
-    found = model._base_manager.filter(pk=pk).first()
-    return gettext("%(object)s (id %(pk)s)") % {"object": gettext("deleted") if found is None else found, "pk": pk}
+    names = [model.USERNAME_FIELD, getattr(model, "EMAIL_FIELD", "email")]
+    return [f"{relation}__{f.name}" for f in model._meta.concrete_fields if f.name in names and not f.is_relation]

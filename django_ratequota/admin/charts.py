@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from zlib import crc32
 
-from django.utils.formats import number_format
 from django.utils.functional import cached_property
 from django.utils.translation import gettext
+
+from .formatting import number_text
 
 #: The drawing in units of its own, whatever its size on the page.
 _WIDTH, _HEIGHT = 720, 260
@@ -174,8 +175,8 @@ class Plot:
         sums = [sum(one.values[at] for one in self.series) for at in range(len(self.labels))]
         highest = max(range(len(sums)), key=sums.__getitem__)
         return gettext(
-            "Stacked bars from %(first)s to %(last)s; the highest, %(most)s, at %(when)s. "
-            "The table below has the numbers."
+            "Stacked bars from %(first)s to %(last)s. The highest is %(most)s at %(when)s. "
+            "The table below lists all values."
         ) % {
             "first": self.labels[0],
             "last": self.labels[-1],
@@ -243,7 +244,7 @@ def plot(
         unit=str(unit),
         line=line or (),
         line_name=str(line_name) if line else "",
-        empty=str(empty) or gettext("There is nothing to show."),
+        empty=str(empty) or gettext("No data."),
     )
 
 
@@ -265,9 +266,3 @@ def _roundness(labels: Sequence[str]) -> float:
 def _number(value: float) -> str:
     """For an SVG attribute: no comma in any language."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
-
-
-def number_text(value: float | None) -> str:
-    """A number as the operator's language writes it, with two decimals at most; None as 0."""
-    number = round(value or 0, 2)
-    return number_format(int(number) if number == int(number) else number, use_l10n=True, force_grouping=True)

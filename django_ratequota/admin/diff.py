@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from django.apps import apps
-from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
@@ -15,7 +14,8 @@ from django.utils.translation import gettext, ngettext
 
 from ..models import PolicyChange
 from ..recording.validators import visible
-from .base import moment, named
+from .formatting import moment
+from .names import deleted, object_name, object_names
 
 #: Fields that a cell of the list names, and characters of each value; the whole is a click away.
 _FIELDS = 2
@@ -83,7 +83,7 @@ def in_words(field: Any, value: Any) -> str:
 
 def _whole(field: Any, value: Any) -> str:
     if field is not None and field.is_relation and value not in (None, ""):
-        return visible(named(field.related_model, value))
+        return visible(object_name(field.related_model, value))
     return visible(in_words(field, value))
 
 
@@ -94,10 +94,7 @@ class Names:
         wanted: dict[Any, set[Any]] = {}
         for field, value in _related(changes):
             wanted.setdefault(field.related_model, set()).add(value)
-        self._found = {
-            model: {str(row.pk): str(row) for row in model._base_manager.filter(pk__in=_keys(model, values))}
-            for model, values in wanted.items()
-        }
+        self._found = {model: object_names(model, values) for model, values in wanted.items()}
 
     def summary(self, change: PolicyChange) -> str:
         """What changed, in a few words; "" for what was created or deleted, which its name tells."""
@@ -120,9 +117,9 @@ class Names:
     def _short(self, field: Any, value: Any) -> str:
         if field is not None and field.is_relation and value not in (None, ""):
             text = self._found.get(field.related_model, {}).get(str(value))
-            text = text or gettext("deleted (id %(pk)s)") % {"pk": value}
+            text = text or deleted(value)
         else:
-            text = in_words(field, value) or gettext("nothing")
+            text = in_words(field, value) or gettext("empty")
         return Truncator(visible(text)).chars(_CHARACTERS)
 
 
@@ -132,14 +129,3 @@ def _related(changes: Iterable[PolicyChange]) -> Iterator[tuple[Any, Any]]:
             for _name, field, *values in differences(change)[:_FIELDS]:
                 if field is not None and field.is_relation:
                     yield from ((field, value) for value in values if value not in (None, ""))
-
-
-def _keys(model: Any, values: Iterable[Any]) -> list[Any]:
-    """Those that can be primary keys of the model; a project may have changed its user model since."""
-    keys = []
-    for value in values:
-        try:
-            keys.append(model._meta.pk.to_python(value))
-        except ValidationError:
-            continue
-    return keys

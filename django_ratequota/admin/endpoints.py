@@ -18,10 +18,11 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Endpoint, RatePolicy
 from ..operations.advice import matched_routes
 from ..policies.requests.routes import known_routes, known_scopes
-from .base import RecordedAdmin, about, shown
-from .policies import PolicyInline, list_url
-from .preview import WarnsOfPolicies
-from .usage.labels import page_url
+from .base import RecordedAdmin
+from .formatting import about, shown
+from .pages import page_url
+from .policy_table import PolicyInline, list_url
+from .warnings import WarnsOnInlineSave
 
 #: More routes than this are counted, not listed, where an endpoint's page says what it matches.
 _SHOWN_ROUTES = 20
@@ -87,7 +88,7 @@ class LimitedFilter(admin.SimpleListFilter):
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
         """The choices."""
-        return [("some", _("has some")), ("none", _("has none"))]
+        return [("some", _("with policies")), ("none", _("without policies"))]
 
     def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """The rows of the choice."""
@@ -97,7 +98,7 @@ class LimitedFilter(admin.SimpleListFilter):
 
 
 @admin.register(Endpoint)
-class EndpointAdmin(WarnsOfPolicies, RecordedAdmin):
+class EndpointAdmin(WarnsOnInlineSave, RecordedAdmin):
     """Endpoints."""
 
     form = EndpointForm
@@ -152,13 +153,13 @@ class EndpointAdmin(WarnsOfPolicies, RecordedAdmin):
     def matches(self, endpoint: Endpoint) -> str:
         """What in this project's code the name and the routes match."""
         found = matched_routes(endpoint, known_routes())
-        lines = [gettext("Views name it as their scope.")] if endpoint.name in known_scopes() else []
+        lines = [gettext("Views use it as their scope.")] if endpoint.name in known_scopes() else []
         lines += [f"{route} ({name})" if name else route for route, name in found[:_SHOWN_ROUTES]]
         more = len(found) - _SHOWN_ROUTES
         if more > 0:
             lines.append(ngettext("and %d more route", "and %d more routes", more) % more)
         if not lines:
-            return gettext("Nothing: no view in the URLconf names it as its scope, and its routes match none.")
+            return gettext("Nothing: no view in the URLconf uses it as its scope, and its routes match no view.")
         return format_html(
             '<ul class="ratequota-matches">{}</ul>', format_html_join("", "<li>{}</li>", ([line] for line in lines))
         )
@@ -168,7 +169,7 @@ class EndpointAdmin(WarnsOfPolicies, RecordedAdmin):
         """The way to the overrides, which the table below leaves out."""
         url = page_url(self.admin_site.name, "ratepolicy_changelist", query={"endpoint__id__exact": endpoint.pk})
         count = self.policy_count(endpoint)
-        text = ngettext("%d policy, overrides included", "%d policies, overrides included", count) % count
+        text = ngettext("%d policy, including overrides", "%d policies, including overrides", count) % count
         return format_html('<a href="{}">{}</a>', url, text)
 
 

@@ -7,9 +7,13 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
+from django.db.models import Q, QuerySet
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from .base import PatientSelect, shown
+from .formatting import shown
+from .permissions import OVERRIDES
+from .widgets import SafeAutocomplete
 
 #: Most objects of a select; an operator who may not search them cannot choose the others.
 _MOST_CHOICES = 100
@@ -31,7 +35,7 @@ class RelatedFilter(admin.RelatedFieldListFilter):
             del params[name]  # the form was sent without a choice
         super().__init__(field, request, params, model, model_admin, field_path)
         searches = model_admin.may_search(field.related_model, request)
-        widget = PatientSelect(field, model_admin.admin_site) if searches else forms.Select()
+        widget = SafeAutocomplete(field, model_admin.admin_site) if searches else forms.Select()
         choice = field.formfield(widget=widget, required=False)
         if not searches:
             choice.choices = [("", "---------"), *self._used(request, model_admin)]
@@ -73,3 +77,62 @@ class RelatedFilter(admin.RelatedFieldListFilter):
         related = field.related_model._default_manager.filter(pk__in=used)
         rows = related.order_by(*self.field_admin_ordering(field, request, model_admin))[:_MOST_CHOICES]
         return [(row.pk, shown(row)) for row in rows]
+
+
+class ActiveFilter(admin.SimpleListFilter):
+    """Whether a dated row counts now, will count, or has ended."""
+
+    title = _("time")
+    parameter_name = "time"
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
+        """The choices."""
+        choices = {
+            "active": _("active now"),
+            "future": _("not started"),
+            "ended": _("ended"),
+            "dated": _("has an end"),
+        }
+        return list(choices.items())
+
+    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """The rows of the choice."""
+        now = timezone.now()
+        started = Q(starts_at__isnull=True) | Q(starts_at__lte=now)
+        open_ended = Q(ends_at__isnull=True) | Q(ends_at__gt=now)
+        condition = {
+            "active": started & open_ended,
+            "future": Q(starts_at__gt=now),
+            "ended": Q(ends_at__lte=now),
+            "dated": Q(ends_at__isnull=False),
+        }.get(self.value() or "")
+        return queryset if condition is None else queryset.filter(condition)
+
+
+class AudienceFilter(admin.SimpleListFilter):
+    """What kind of audience a policy has."""
+
+    title = _("audience")
+    parameter_name = "audience"
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
+        """The choices."""
+        choices = {"user": _("a user"), "subject": _("a subject"), "plan": _("a plan"), "everyone": _("everyone")}
+        return [*choices.items(), ("override", _("a user or a subject"))]
+
+    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """The rows of the choice."""
+        condition = {
+            "user": Q(user__isnull=False),
+            "subject": ~Q(subject=""),
+            "plan": Q(plan__isnull=False),
+            "everyone": Q(user__isnull=True, subject="", plan__isnull=True),
+            "override": OVERRIDES,
+        }.get(self.value() or "")
+        return queryset if condition is None else queryset.filter(condition)
+
+
+def is_active(row: Any) -> bool:
+    """Whether the row's dates include this moment."""
+    now = timezone.now()
+    return (row.starts_at is None or row.starts_at <= now) and (row.ends_at is None or row.ends_at > now)

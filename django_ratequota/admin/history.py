@@ -7,7 +7,6 @@ from typing import Any
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.urls import reverse
 from django.utils.html import format_html
@@ -15,9 +14,11 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange, RecordedModel
-from .base import Lookups, named, shown, user_search_fields
+from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .diff import Names, as_table, differences
 from .filters import RelatedFilter
+from .formatting import shown
+from .names import object_name
 from .restore import RestorePage
 
 #: What the page of a change shows.
@@ -52,14 +53,14 @@ class KindFilter(admin.SimpleListFilter):
 class TouchedFilter(admin.SimpleListFilter):
     """Whether a change touches one user only, or this one: the page of a change links here with a user's id."""
 
-    title = _("user touched")
+    title = _("affected user")
     parameter_name = "touched_user"
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
         """The choices: all users would be too many."""
-        choices: list[tuple[str, Any]] = [("one", _("one user only")), ("other", _("several, or none"))]
+        choices: list[tuple[str, Any]] = [("one", _("one user only")), ("other", _("several or none"))]
         chosen = self._user()
-        return [*choices, (chosen, _user_name(chosen))] if chosen else choices
+        return [*choices, (chosen, shown(object_name(get_user_model(), chosen)))] if chosen else choices
 
     def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """The rows of the choice."""
@@ -75,9 +76,10 @@ class TouchedFilter(admin.SimpleListFilter):
 
 
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(Lookups, RestorePage):
+class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
     """Who changed what, and when; nobody edits history."""
 
+    pages = (RestorePage,)
     list_display = ["at", "actor", "action", "kind", "object_text", "what_changed", "why"]
     list_filter = ["action", KindFilter, "at", ("actor", RelatedFilter), TouchedFilter]
     list_select_related = ["actor"]
@@ -128,14 +130,16 @@ class PolicyChangeAdmin(Lookups, RestorePage):
         """Why, where it was given."""
         return shown(change.reason) or str(self.get_empty_value_display())
 
-    @admin.display(description=_("user touched"))
+    @admin.display(description=_("affected user"))
     def user_touched(self, change: PolicyChange) -> str:
         """The only user whom the change concerns, by name; all changes of theirs are a click away."""
         if not change.touched_user:
             return self.get_empty_value_display()
         url = reverse(f"{self.admin_site.name}:django_ratequota_policychange_changelist")
         query = urlencode({"touched_user": change.touched_user})
-        return format_html('<a href="{}?{}">{}</a>', url, query, _user_name(change.touched_user))
+        return format_html(
+            '<a href="{}?{}">{}</a>', url, query, shown(object_name(get_user_model(), change.touched_user))
+        )
 
     @admin.display(description=_("difference"))
     def difference(self, change: PolicyChange) -> str:
@@ -147,13 +151,6 @@ class PolicyChangeAdmin(Lookups, RestorePage):
         return as_table(rows, (head, _("before"), _("after")), self.get_empty_value_display())
 
 
-def _user_name(pk: str) -> str:
-    try:
-        return shown(named(get_user_model(), pk))
-    except (ValueError, TypeError, ValidationError):  # no id of a user, whoever wrote it into the address
-        return shown(pk)
-
-
 def _kinds() -> dict[str, Any]:
     """What a change's ``model`` may say, in words."""
     kinds: dict[str, Any] = {
@@ -161,4 +158,4 @@ def _kinds() -> dict[str, Any]:
         for model in apps.get_app_config("django_ratequota").get_models()
         if issubclass(model, RecordedModel)
     }
-    return {**kinds, "counter": _("what was counted"), "*": _("everything")}
+    return {**kinds, "counter": _("counter"), "*": _("everything")}

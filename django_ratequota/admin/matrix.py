@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from django.core.exceptions import PermissionDenied
+from django import forms
 from django.core.paginator import Paginator
 from django.db.models import Count, Q
-from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 from django.utils.translation import gettext
@@ -24,7 +23,8 @@ from ..policies.facts import UNREADABLE, PolicyFacts
 from ..policies.precedence import strongest
 from ..policies.snapshot import Group
 from ..policies.unreadable import readable_facts
-from .base import RecordedAdmin, moment, shown, when
+from .formatting import dates, moment, shown
+from .pages import AdminPage
 from .permissions import OVERRIDES, may
 
 #: Endpoints on one page; 50 plans make 5,000 cells of them.
@@ -35,66 +35,62 @@ _WORDS = {UNLIMITED: _("unlimited"), BLOCKED: _("blocked")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InForce:
-    """One policy that counts in a cell."""
+    """A policy that applies in a cell."""
 
     rates: str
-    #: Whom it counts by, where that needs saying; else "".
+    #: Shown unless it is the cell's only policy and counted per caller; else "".
     counted_per: str
     #: Log mode and dates, in words.
     remarks: tuple[str, ...]
     inherited: bool
     blocked: bool
-    #: Its own page; for an inherited one the page that adds one of the cell's own. "" where neither is allowed.
+    #: Its page; of an inherited policy the page that adds one for this plan. "" where neither is allowed.
     link: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What a plan's callers are held to at an endpoint."""
+    """The limits of a plan's callers at an endpoint."""
 
-    #: Whose cell it is, for those who hear the page.
+    #: Plan and endpoint, for screen readers.
     label: str
     in_force: tuple[InForce, ...]
-    #: Policies of this cell that have not ended and do not count now; they are listed at ``others_link``.
+    #: Number of the cell's policies that have not ended but do not apply now; ``others_link`` lists them.
     others: int
     others_link: str
     #: The page that adds a policy counted per caller; "" where there is one, or adding is not allowed.
     add: str
 
 
-class MatrixPage(RecordedAdmin):
-    """Gives the plans' admin a page of all plans at all endpoints."""
+class MatrixPage(AdminPage):
+    """All plans at all endpoints; read-only, each cell links to the policy that sets it."""
 
-    def get_urls(self) -> list[Any]:
-        """With the matrix."""
-        view = self.admin_site.admin_view(self.matrix_view)
-        return [path("matrix/", view, name="django_ratequota_plan_matrix"), *super().get_urls()]
+    path = "matrix/"
+    name = "matrix"
+    media = forms.Media(css={"all": ["django_ratequota/matrix.css"]})
 
-    def matrix_view(self, request: Any) -> Any:
-        """The page; read-only, each cell a link to what changes it."""
-        if not may_see_matrix(request.user):
-            raise PermissionDenied
+    def has_permission(self, request: Any, obj: Any = None) -> bool:
+        """Return whether the operator may look at policies other than overrides."""
+        return any(may(request.user, verb, override=False) for verb in ("view", "change"))
+
+    def view(self, request: Any) -> Any:
+        """Show the plans as columns, and a page of endpoints as rows."""
         query = request.GET.get("q", "").replace("\x00", "").strip()
         endpoints = Endpoint.objects.filter(name__icontains=query) if query else Endpoint.objects.all()
         page = Paginator(endpoints, _PAGE).get_page(request.GET.get("p"))
         rows: list[Endpoint | None] = [None, *page.object_list]
         plans = list(Plan.objects.all())
         columns = [(None, gettext("everyone")), *((plan, shown(plan.name)) for plan in plans)]
-        cells = _Cells(self.admin_site, request.user, rows)
+        cells = _Cells(self.site, request.user, rows)
         overrides = _overrides(rows)
-        request.current_app = self.admin_site.name
         context = {
-            **self.admin_site.each_context(request),
-            "title": _("Rates in force, plan by plan"),
-            "original": gettext("Matrix"),  # the end of the breadcrumbs
-            "opts": self.opts,
-            "media": self.media,
-            "has_view_permission": self.has_view_permission(request),
+            "title": _("Rates in force by plan"),
+            "original": gettext("Matrix"),
             "query": query,
             "page": page,
             "pages": page.paginator.get_elided_page_range(page.number),
             "ellipsis": page.paginator.ELLIPSIS,
-            # Said once, not looked up for each of thousands of cells.
+            # Translated once for thousands of cells.
             "inherited": gettext("inherited from everyone"),
             "add_here": gettext("Add"),
             "may_edit": cells.changes or cells.adds,
@@ -102,14 +98,16 @@ class MatrixPage(RecordedAdmin):
                 {
                     "name": name,
                     "default_for": plan.get_default_for_display() if plan.default_for else "",
-                    "link": cells.url(Plan, "change", plan.pk) if self.has_view_permission(request, plan) else "",
+                    "link": cells.url(Plan, "change", plan.pk)
+                    if self.admin.has_view_permission(request, plan)
+                    else "",
                 }
                 for plan, name in columns
                 if plan
             ],
             "rows": [self._row(request, endpoint, columns, cells, overrides) for endpoint in rows],
         }
-        return TemplateResponse(request, "admin/django_ratequota/plan/matrix.html", context)
+        return self.render(request, "matrix.html", context)
 
     def _row(
         self,
@@ -126,7 +124,7 @@ class MatrixPage(RecordedAdmin):
             "link": self._endpoint_link(request, endpoint, cells),
             "overrides": overrides.get(_key(endpoint), (0, 0))[0],
             "blocks": overrides.get(_key(endpoint), (0, 0))[1],
-            "overrides_link": cells.listed({"audience": "override", "time": "active"}, endpoint),
+            "overrides_link": cells.list_url({"audience": "override", "time": "active"}, endpoint),
             "cells": [
                 cells.cell(endpoint, plan, cells.label % {"plan": plan_name, "endpoint": name})
                 for plan, plan_name in columns
@@ -134,7 +132,7 @@ class MatrixPage(RecordedAdmin):
         }
 
     def _endpoint_link(self, request: Any, endpoint: Endpoint | None, cells: _Cells) -> str:
-        site = self.admin_site
+        site = self.site
         if endpoint is None or not site.is_registered(Endpoint):
             return ""
         allowed = site.get_model_admin(Endpoint).has_view_permission(request)
@@ -142,7 +140,7 @@ class MatrixPage(RecordedAdmin):
 
 
 class _Cells:
-    """The policies of the page's rows, read in one query, and what may be done with them."""
+    """Makes the cells of the page's rows, from one query."""
 
     def __init__(self, site: Any, user: Any, rows: list[Endpoint | None]) -> None:
         self.site = site
@@ -151,12 +149,12 @@ class _Cells:
         self.sees = registered
         self.changes = registered and may(user, "change", override=False)
         self.adds = registered and may(user, "add", override=False)
-        # Translated once, not for each of thousands of cells.
+        # Translated once for thousands of cells.
         self.label = gettext("%(plan)s at %(endpoint)s")
         self._bases: dict[tuple[Any, str], str] = {}
-        #: endpoint id -> counted_per -> those that compete there.
+        #: endpoint id -> counted_per -> the policies that compete there.
         self.groups: dict[int | None, dict[str, Group]] = {}
-        #: (endpoint id, plan id) -> how many policies there are, those that do not count now included.
+        #: (endpoint id, plan id) -> number of policies that have not ended.
         self.own: Counter[tuple[int | None, int | None]] = Counter()
         self.remarks: dict[int, tuple[str, ...]] = {}
         own = _of(rows) & ~OVERRIDES & _not_ended()
@@ -170,7 +168,7 @@ class _Cells:
             self.groups[endpoint_id] = {per: Group(policies) for per, policies in groups.items()}
 
     def cell(self, endpoint: Endpoint | None, plan: Plan | None, label: str) -> Cell:
-        """What counts for the plan (None = everyone) at the endpoint (None = all)."""
+        """Return the cell of the plan (None = everyone) at the endpoint (None = all endpoints)."""
         winners: list[PolicyFacts] = []
         for _per, group in sorted(self.groups.get(_key(endpoint), {}).items()):
             winner = strongest([*(group.by_plan.get(plan.pk, ()) if plan else ()), *group.everyone], self.now_us)
@@ -179,26 +177,26 @@ class _Cells:
         own = self.own[_key(endpoint), plan.pk if plan else None]
         several = len(winners) > 1
         in_force = tuple(self._in_force(winner, endpoint, plan, several) for winner in winners)
-        others = own - sum(not one.inherited for one in in_force)
-        place = {"plan__id__exact": plan.pk} if plan else {"audience": "everyone"}
+        others = own - sum(not policy.inherited for policy in in_force)
+        audience = {"plan__id__exact": plan.pk} if plan else {"audience": "everyone"}
         return Cell(
             label=label,
             in_force=in_force,
             others=others,
-            others_link=self.listed(place, endpoint) if others else "",
+            others_link=self.list_url(audience, endpoint) if others else "",
             add="" if "caller" in (winner.counted_per for winner in winners) else self._add(endpoint, plan, "caller"),
         )
 
-    def listed(self, query: dict[str, Any], endpoint: Endpoint | None) -> str:
-        """The list of policies at the endpoint; "" where there is none."""
+    def list_url(self, query: dict[str, Any], endpoint: Endpoint | None) -> str:
+        """Return the address of the list of policies at the endpoint; "" where the site has none."""
         if not self.sees:
             return ""
-        where = {"endpoint__id__exact": endpoint.pk} if endpoint else {"endpoint__isnull": "True"}
-        return f"{self.url(RatePolicy, 'changelist')}?{urlencode({**query, **where})}"
+        filters = {"endpoint__id__exact": endpoint.pk} if endpoint else {"endpoint__isnull": "True"}
+        return f"{self.url(RatePolicy, 'changelist')}?{urlencode({**query, **filters})}"
 
     def url(self, model: Any, page: str, *args: Any) -> str:
-        """A page of the model's admin."""
-        # Reversing costs 20 µs, and there are thousands of cells.
+        """Return the address of a page of the model's admin."""
+        # reverse() takes 20 µs, and there are thousands of cells.
         base = self._bases.get((model, page))
         if base is None:
             name = f"{self.site.name}:{model._meta.app_label}_{model._meta.model_name}_{page}"
@@ -229,11 +227,6 @@ class _Cells:
         return f"{self.url(RatePolicy, 'add')}?{urlencode({**query, 'counted_per': counted_per})}"
 
 
-def may_see_matrix(user: Any) -> bool:
-    """Whether the user may look at the policies that are no overrides."""
-    return any(may(user, verb, override=False) for verb in ("view", "change"))
-
-
 def _key(endpoint: Endpoint | None) -> int | None:
     return None if endpoint is None else endpoint.pk
 
@@ -247,18 +240,18 @@ def _not_ended() -> Q:
 
 
 def _overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, tuple[int, int]]:
-    """(overrides, those that block) of each endpoint of the page in their dates, as the list that they link to."""
+    """Return endpoint id -> (number of overrides in their dates, number of these that block)."""
     now = timezone.now()
     started = Q(starts_at__isnull=True) | Q(starts_at__lte=now)
-    counted = RatePolicy.objects.filter(_of(rows) & OVERRIDES & started & _not_ended()).order_by()
+    overrides = RatePolicy.objects.filter(_of(rows) & OVERRIDES & started & _not_ended()).order_by()
     blocks = Count("pk", filter=Q(rates=BLOCKED, mode=RatePolicy.Mode.ENFORCE))
-    each = counted.values("endpoint").annotate(count=Count("pk"), blocks=blocks)
-    return {row["endpoint"]: (row["count"], row["blocks"]) for row in each}
+    counts = overrides.values("endpoint").annotate(count=Count("pk"), blocks=blocks)
+    return {row["endpoint"]: (row["count"], row["blocks"]) for row in counts}
 
 
 def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:
     if facts.rates == UNREADABLE:
-        yield gettext("cannot be read: on error decides")
+        yield gettext("cannot be read, “on error” applies")
     elif facts.unread is not None:
         yield gettext("in place of %(text)s, which cannot be read") % {"text": shown(facts.unread)}
     if policy.mode == RatePolicy.Mode.LOG:
@@ -266,4 +259,4 @@ def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:
     if policy.starts_at and not policy.ends_at:
         yield gettext("since %(start)s") % {"start": moment(policy.starts_at)}
     elif policy.ends_at:
-        yield when(policy)
+        yield dates(policy)

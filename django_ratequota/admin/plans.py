@@ -11,11 +11,11 @@ from django.db.models import Count, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Plan
-from .base import about, shown
-from .copy_plan import CopyPlan
+from .copy_plan import CopyPlanPage
+from .formatting import about, shown
 from .matrix import MatrixPage
-from .policies import PolicyInline
-from .preview import WarnsOfPolicies
+from .policy_table import PolicyInline
+from .warnings import WarnsOnInlineSave
 
 
 class PlanPolicyInline(PolicyInline):
@@ -26,9 +26,10 @@ class PlanPolicyInline(PolicyInline):
 
 
 @admin.register(Plan)
-class PlanAdmin(WarnsOfPolicies, CopyPlan, MatrixPage):
+class PlanAdmin(WarnsOnInlineSave):
     """Plans."""
 
+    pages = (MatrixPage, CopyPlanPage)
     list_display = ["plan_name", "slug", "default_for", "policy_count", about]
     list_filter = ["default_for"]
     ordering = ["name"]  # the model's, which a query that counts leaves out
@@ -39,7 +40,7 @@ class PlanAdmin(WarnsOfPolicies, CopyPlan, MatrixPage):
     inlines = [PlanPolicyInline]
 
     class Media:
-        css = {"all": ["django_ratequota/admin.css", "django_ratequota/matrix.css"]}
+        css = {"all": ["django_ratequota/admin.css"]}
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
         """With the number of policies."""

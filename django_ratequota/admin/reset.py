@@ -1,146 +1,171 @@
-"""Resets what was counted for overrides: an action of the list, and a page of each override, behind one question."""
+"""Resets what was counted for overrides: a page of each override, and an action of the list."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.utils import quote, unquote
-from django.core.exceptions import PermissionDenied
+from django.contrib.admin.utils import quote
 from django.db import transaction
-from django.http import Http404, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import path
+from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
 from ..models import PolicyChange, RatePolicy
-from ..operations import counters as usage
+from ..operations import counters
 from ..recording.databases import policy_alias
-from .base import ReasonField, RecordedAdmin, shown
-from .permissions import PolicyRights, is_override
+from .base import ReasonField
+from .formatting import shown
+from .pages import AdminPage
+from .permissions import is_override
 
-#: One question names each counter, and one call to Redis takes them all.
+#: The page names each counter, and one call to Redis reads them all.
 _MAX_COUNTERS = 200
 #: More policies than this are counted, not listed, where the page says which have no counter of their own.
 _SHOWN_WITHOUT = 20
 
 
 class ReasonForm(forms.Form):
-    """Why, for whoever reads the history."""
+    """The reason of a change, for the history."""
 
     reason = ReasonField()
 
 
-class ResetUsage(PolicyRights, RecordedAdmin):
-    """Lets those who hold ``reset_usage`` forget what the counters of overrides hold."""
+class CountersPage(AdminPage):
+    """Shows counters live and asks; changes them once the operator has confirmed."""
 
-    actions = ["reset_usage"]
+    media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
+    form_class: ClassVar[type[forms.Form]] = ReasonForm
+    title: ClassVar[Any] = _("Reset counters")
+    lead: ClassVar[Any] = _(
+        "These counters are reset to zero. The limits and the counters of other callers stay unchanged."
+    )
+    yes: ClassVar[Any] = _("Yes, reset them")
+    #: Heads of the two columns before the numbers.
+    heads: ClassVar[tuple[Any, Any]]
 
-    def get_urls(self) -> list[Any]:
-        """With the page of one override's reset."""
-        view = self.admin_site.admin_view(self.reset_view)
-        own = path("<path:object_id>/reset/", view, name="django_ratequota_ratepolicy_reset")
-        return [own, *super().get_urls()]
+    def has_permission(self, request: Any, obj: Any = None) -> bool:
+        """Return whether the operator may reset what was counted for the policy."""
+        return bool(self.admin.has_reset_permission(request, obj))
 
-    def render_change_form(
-        self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
+    def confirm(
+        self,
+        request: Any,
+        rows: Mapping[Bucket, tuple[str, str]],
+        change: Callable[[Any], None],
+        context: dict[str, Any],
     ) -> Any:
-        """With the way to the reset of an override, where the operator may."""
-        if obj is not None and is_override(obj) and self.has_reset_permission(request, obj):
-            context["reset_url"] = self.page_url("reset", quote(obj.pk))
-        return super().render_change_form(request, context, add, change, form_url, obj)
+        """Return the page that asks about the counters of ``rows`` (with the texts of their first two columns).
 
-    @admin.action(permissions=["reset"], description=_("Reset what was counted for the selected overrides"))
-    def reset_usage(self, request: Any, queryset: Any) -> Any:
-        """Ask, then reset; the list is shown again when done."""
-        return self._ask_or_reset(request, queryset, back=self.page_url("changelist"), action="reset_usage")
-
-    def reset_view(self, request: Any, object_id: str) -> Any:
-        """The same for one override: GET asks, POST resets."""
-        policy = self.get_object(request, unquote(object_id))
-        if not self.has_reset_permission(request, policy):
-            raise PermissionDenied
-        if policy is None:
-            raise Http404
-        back = self.page_url("change", quote(policy.pk))
-        answer = self._recorded(self._ask_or_reset, request, [policy], back=back)
-        return answer or HttpResponseRedirect(back)
-
-    def _ask_or_reset(self, request: Any, policies: Any, *, back: str, action: str = "") -> Any:
-        if action:
-            policies = policies.select_related("user", "plan", "endpoint")
-        counters, without = usage.own_counters(policies)
-        if len(counters) > _MAX_COUNTERS:
-            text = _("These are %(count)d counters; select fewer, so that they are at most %(most)d.")
-            self.message_user(request, text % {"count": len(counters), "most": _MAX_COUNTERS}, messages.ERROR)
-            return None
+        Once confirmed, call ``change`` with the form. Return None then, unless it has added an error to the form.
+        """
         confirmed = request.method == "POST" and "post" in request.POST
-        form = ReasonForm(request.POST if confirmed else None)
-        if confirmed and counters and form.is_valid():
-            self._reset(request, counters, form.cleaned_data["reason"])
-            return None
-        request.current_app = self.admin_site.name
+        form = self.form_class(request.POST if confirmed else None)
+        if confirmed and rows and form.is_valid():
+            change(form)
+            if not form.errors:
+                return None
+        statuses: dict[Bucket, BucketStatus] = {}
+        store_error = ""
+        try:
+            statuses = counters.peek(rows)
+        except StoreError as error:
+            store_error = error.reason
         context = {
-            **self.admin_site.each_context(request),
-            **_standing(counters),
-            "title": _("Reset what was counted"),
-            "original": gettext("Reset what was counted"),  # the end of the breadcrumbs
-            "opts": self.opts,
-            "media": self.media + form.media,
-            "has_view_permission": True,
+            "title": self.title,
+            "lead": self.lead,
+            "yes": self.yes,
+            "heads": self.heads,
+            "rows": [(*texts, bucket.rate, statuses.get(bucket)) for bucket, texts in rows.items()],
+            "store_error": store_error,
+            "form": form,
+            **context,
+        }
+        return self.render(request, "confirm_counters.html", context, form)
+
+
+class ResetPage(CountersPage):
+    """Resets the counters of one override; the action of the list uses it for many."""
+
+    path = "<path:object_id>/reset/"
+    name = "reset"
+    heads = (_("Who"), _("Endpoint"))
+
+    def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
+        """Return the page's address for an override that the operator may reset."""
+        offered = obj is not None and is_override(obj) and self.has_permission(request, obj)
+        return {"reset_url": self.url(obj)} if offered else {}
+
+    def view(self, request: Any, policy: RatePolicy) -> Any:
+        """GET asks, POST resets."""
+        back = self.admin.page_url("change", quote(policy.pk))
+        return self.ask_or_reset(request, [policy], back) or HttpResponseRedirect(back)
+
+    def ask_or_reset(self, request: Any, policies: Any, back: str, action: str = "") -> Any:
+        """Return the page that asks; None once the counters are reset, or with a message why they cannot be.
+
+        ``action`` is the name of the list's action that the page repeats when the operator confirms.
+        """
+        owners, without = counters.own_counters(policies)
+        if len(owners) > _MAX_COUNTERS:
+            text = _(
+                "The selected overrides have %(count)d counters, and at most %(most)d can be "
+                "reset at once. Select fewer."
+            )
+            words = {"count": len(owners), "most": _MAX_COUNTERS}
+            self.admin.message_user(request, text % words, messages.ERROR)
+            return None
+        rows = {
+            bucket: (shown(policy.audience), shown(bucket.scope) if bucket.scope else gettext("all endpoints"))
+            for bucket, policy in owners.items()
+        }
+        context = {
             "without": [(shown(policy), why) for policy, why in list(without.items())[:_SHOWN_WITHOUT]],
             "without_more": max(0, len(without) - _SHOWN_WITHOUT),
-            "form": form,
             "back": back,
             "action": action,
             "checkbox": ACTION_CHECKBOX_NAME,
-            "policies": list(dict.fromkeys(counters.values())),
+            "policies": list(dict.fromkeys(owners.values())),
         }
-        return TemplateResponse(request, "admin/django_ratequota/ratepolicy/reset_usage.html", context)
+        return self.confirm(request, rows, lambda form: self._reset(request, owners, form), context)
 
-    def _reset(self, request: Any, counters: dict[Bucket, RatePolicy], reason: str) -> None:
+    def _reset(self, request: Any, owners: Mapping[Bucket, RatePolicy], form: Any) -> None:
         done = 0
         try:
-            for policy in dict.fromkeys(counters.values()):
+            for policy in dict.fromkeys(owners.values()):
                 with transaction.atomic(using=policy_alias(PolicyChange)):
-                    before = usage.reset((b for b, owner in counters.items() if owner == policy), reason)
-                    self.log_change(request, policy, _logged(before))
+                    own = (bucket for bucket, owner in owners.items() if owner == policy)
+                    before = counters.reset(own, form.cleaned_data["reason"])
+                    self.admin.log_change(request, policy, _log_message(before))
                 done += len(before)
         except StoreError as error:
-            failed = _("Redis gave no answer (%(reason)s): %(done)d of %(all)d counters were reset. Try again later.")
-            counts = {"reason": error.reason, "done": done, "all": len(counters)}
-            self.message_user(request, failed % counts, messages.ERROR)
-            return
-        text = ngettext("%(count)d counter was reset.", "%(count)d counters were reset.", done)
-        self.message_user(request, text % {"count": done}, messages.SUCCESS)
+            failed = _("Redis did not answer (%(reason)s). %(done)d of %(all)d counters were reset. Try again later.")
+            words = {"reason": error.reason, "done": done, "all": len(owners)}
+            self.admin.message_user(request, failed % words, messages.ERROR)
+        else:
+            self.admin.message_user(request, reset_message(done), messages.SUCCESS)
 
 
-def _standing(counters: dict[Bucket, RatePolicy]) -> dict[str, Any]:
-    """The rows of the page, live; without numbers, and with the reason, while Redis gives no answer."""
-    statuses: dict[Bucket, BucketStatus] = {}
-    error = ""
-    try:
-        statuses = usage.peek(counters)
-    except StoreError as failure:
-        error = failure.reason
-    rows = [
-        {
-            "who": shown(policy.audience),
-            "endpoint": shown(bucket.scope) if bucket.scope else _("all endpoints"),
-            "rate": bucket.rate,
-            "status": statuses.get(bucket),
-        }
-        for bucket, policy in counters.items()
-    ]
-    return {"counters": rows, "store_error": error}
+@admin.action(permissions=["reset"], description=_("Reset the counters of the selected overrides"))
+def reset_usage(model_admin: Any, request: Any, queryset: Any) -> Any:
+    """Ask, then reset; the list is shown again afterwards."""
+    policies = queryset.select_related("user", "plan", "endpoint")
+    return ResetPage(model_admin).ask_or_reset(
+        request, policies, model_admin.page_url("changelist"), action="reset_usage"
+    )
 
 
-def _logged(before: tuple[BucketStatus, ...]) -> str:
-    """What the policy's own history says."""
-    counters = ", ".join(f"{shown(s.bucket.title)} ({s.used} / {s.limit})" for s in before)
-    return gettext("Reset what was counted: %(counters)s.") % {"counters": counters}
+def reset_message(count: int) -> str:
+    """Return how many counters were reset, in words."""
+    return ngettext("%(count)d counter was reset.", "%(count)d counters were reset.", count) % {"count": count}
+
+
+def _log_message(before: tuple[BucketStatus, ...]) -> str:
+    """Return the entry for the policy's own history."""
+    texts = ", ".join(f"{shown(s.bucket.title)} ({s.used} / {s.limit})" for s in before)
+    return gettext("Reset counters: %(counters)s.") % {"counters": texts}

@@ -1,4 +1,4 @@
-"""Restores a version that the history holds: a page of each change, which compares it with what is there now."""
+"""Restores a version from the history: a page of each change, which compares that version with today's object."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
-from django.contrib.admin.utils import quote, unquote
+from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
 from django.http import Http404, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import path, reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -23,102 +21,89 @@ from ..operations.restore import KINDS, Restoration, plan_restoration, problems,
 from ..recording.databases import policy_alias
 from ..recording.recorder import field_values
 from ..recording.validators import visible
-from .base import RecordedAdmin, moment, shown
 from .diff import as_table, fields_of
+from .formatting import moment, shown
+from .pages import AdminPage
 from .permissions import is_override, may
 from .reset import ReasonForm
 
-#: More of what was deleted along is counted, not listed; all of it is restored.
+#: Most objects deleted along that are listed; more are counted, and all are restored.
 _SHOWN_ALONG = 50
 
 
 class RestoreForm(ReasonForm):
-    """Why, and with what; and which state of the object the operator has looked at."""
+    """The reason, whether to restore what was deleted along, and a hash of the state that the operator compared."""
 
-    along = forms.BooleanField(required=False, label=_("Restore these along"), label_suffix="")
+    along = forms.BooleanField(required=False, label=_("Restore these as well"), label_suffix="")
     seen = forms.CharField(widget=forms.HiddenInput)
 
 
-class RestorePage(RecordedAdmin):
-    """Lets those who may edit an object bring it back to a version of its history."""
+class RestorePage(AdminPage):
+    """Compares an object with the version before or after a recorded change, and restores that version."""
 
-    def get_urls(self) -> list[Any]:
-        """With the page that restores the version after a change, or the one before it."""
-        view = self.admin_site.admin_view(self.restore_view)
-        own = path("<path:object_id>/restore/<str:version>/", view, name="django_ratequota_policychange_restore")
-        return [own, *super().get_urls()]
+    path = "<path:object_id>/restore/<str:version>/"
+    name = "restore"
 
-    def render_change_form(
-        self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
-    ) -> Any:
-        """With the ways to the versions that the operator may restore."""
-        if obj is not None:
-            texts = {"after": _("Restore this version"), "before": _("Restore the version before")}
-            context["restore_links"] = [
-                (self.page_url("restore", quote(obj.pk), version), texts[version])
+    def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
+        """Return the links to the versions that the operator may restore."""
+        texts = {"after": _("Restore this version"), "before": _("Restore the previous version")}
+        return {
+            "restore_links": [
+                (self.url(obj, version), texts[version])
                 for version in versions(obj)
                 if self._offered(request, obj, version)
             ]
-        return super().render_change_form(request, context, add, change, form_url, obj)
+        }
 
-    def restore_view(self, request: Any, object_id: str, version: Any) -> Any:
-        """GET compares and asks, POST restores."""
-        change = self.get_object(request, unquote(object_id))
-        if not self.has_view_permission(request, change):
-            raise PermissionDenied
-        if change is None or version not in versions(change):
+    def view(self, request: Any, change: PolicyChange, version: Any) -> Any:
+        """GET compares and asks, POST restores. The edit needs the permissions of the object's own page."""
+        if version not in versions(change):
             raise Http404
-        return self._recorded(self._ask_or_restore, request, change, version)
-
-    def _ask_or_restore(self, request: Any, change: PolicyChange, version: Any) -> Any:
         confirmed = request.method == "POST"
         form = RestoreForm(request.POST) if confirmed else None
         errors: list[str] = []
-        # Whoever edits the object in the meantime waits until it is restored, and is not overwritten unseen.
+        # The lock makes a concurrent edit wait: nothing is overwritten that the operator has not seen.
         with transaction.atomic(using=policy_alias(KINDS[change.model])):
             try:
                 restoration = plan_restoration(change, version, lock=confirmed)
             except ValidationError as error:
                 if not self._may_write(request, KINDS[change.model]):
                     raise PermissionDenied from error
-                return self._page_of(request, change, version, None, None, error.messages)
+                return self._page(request, change, version, None, None, error.messages)
             if not self._may(request, restoration):
                 raise PermissionDenied
             if form is not None and form.is_valid():
                 if form.cleaned_data["seen"] != restoration.seen:
-                    errors.append(gettext("It was edited meanwhile. Compare again, then restore."))
+                    errors.append(gettext("The object was edited in the meantime. Compare again, then restore."))
                 elif restoration.differing:
                     try:
                         with transaction.atomic(using=policy_alias(KINDS[change.model])):
                             return self._restore(request, restoration, form.cleaned_data)
                     except ValidationError as error:
                         errors += error.messages
-        # As things stand, another try would fail the same way.
-        stuck = problems(restoration) if restoration.differing else []
-        given = {"reason": form.data.get("reason", ""), "along": form.data.get("along")} if form else {}
-        asked = None if stuck else RestoreForm(initial={**given, "seen": restoration.seen})
-        errors += [one for one in stuck if one not in errors]
-        return self._page_of(request, change, version, restoration, asked, errors)
+        # These problems would fail another try, too.
+        remaining = problems(restoration) if restoration.differing else []
+        data = {"reason": form.data.get("reason", ""), "along": form.data.get("along")} if form else {}
+        new_form = None if remaining else RestoreForm(initial={**data, "seen": restoration.seen})
+        errors += [problem for problem in remaining if problem not in errors]
+        return self._page(request, change, version, restoration, new_form, errors)
 
-    def _restore(self, request: Any, restoration: Restoration, given: dict[str, Any]) -> HttpResponseRedirect:
-        along = given["along"] and self._may_along(request, restoration)
-        said = _said(restoration.change, restoration.version)
+    def _restore(self, request: Any, restoration: Restoration, data: dict[str, Any]) -> HttpResponseRedirect:
+        along = data["along"] and self._may_along(request, restoration)
+        message = _log_message(restoration.change, restoration.version)
         target = restoration.target
 
         def log(rows: Sequence[Any]) -> None:
             flag = CHANGE if target in rows and restoration.current is not None else ADDITION
-            LogEntry.objects.log_actions(request.user.pk, rows, flag, said)
+            LogEntry.objects.log_actions(request.user.pk, rows, flag, message)
 
-        restore(restoration, actor=request.user, reason=given["reason"] or said, along=along, written=log)
-        text = gettext("%(object)s is as it was.") % {"object": shown(target)}
-        self.message_user(request, text, messages.SUCCESS)
-        opts = target._meta
-        if self.admin_site.get_model_admin(type(target)).has_view_permission(request, target):
-            name = f"{self.admin_site.name}:{opts.app_label}_{opts.model_name}_change"
-            return HttpResponseRedirect(reverse(name, args=[quote(target.pk)]))
-        return HttpResponseRedirect(self.page_url("change", quote(restoration.change.pk)))
+        restore(restoration, actor=request.user, reason=data["reason"] or message, along=along, written=log)
+        text = gettext("%(object)s was restored.") % {"object": shown(target)}
+        self.admin.message_user(request, text, messages.SUCCESS)
+        link = self.object_url(request, type(target), target.pk, target)
+        return HttpResponseRedirect(link or self.admin.page_url("change", quote(restoration.change.pk)))
 
-    def _page_of(
+    def _page(
         self,
         request: Any,
         change: PolicyChange,
@@ -127,16 +112,11 @@ class RestorePage(RecordedAdmin):
         form: RestoreForm | None,
         errors: list[str],
     ) -> Any:
-        request.current_app = self.admin_site.name
         along = restoration.along if restoration else ()
         titles = {"before": _("Restore the version before %(date)s"), "after": _("Restore the version of %(date)s")}
         context = {
-            **self.admin_site.each_context(request),
             "title": titles[version] % {"date": moment(change.at)},
-            "original": gettext("Restore"),  # the end of the breadcrumbs
-            "opts": self.opts,
-            "media": self.media,
-            "has_view_permission": True,
+            "original": gettext("Restore"),
             "object_text": shown(change.object_text),
             "kind": KINDS[change.model]._meta.verbose_name,
             "object_id": change.object_id,
@@ -145,22 +125,22 @@ class RestorePage(RecordedAdmin):
             "readable": restoration is not None,
             "deleted": restoration is not None and restoration.current is None,
             "differs": bool(restoration and restoration.differing),
-            "difference": _difference(restoration, self.get_empty_value_display()) if restoration else "",
+            "difference": _difference(restoration, self.admin.get_empty_value_display()) if restoration else "",
             "along": [shown(text) for text in _texts(along[:_SHOWN_ALONG])],
             "along_more": max(0, len(along) - _SHOWN_ALONG),
             "may_along": restoration is not None and self._may_along(request, restoration),
-            "back": self.page_url("change", quote(change.pk)),
+            "back": self.admin.page_url("change", quote(change.pk)),
         }
-        return TemplateResponse(request, "admin/django_ratequota/policychange/restore.html", context)
+        return self.render(request, "restore.html", context)
 
     def _offered(self, request: Any, change: PolicyChange, version: Any) -> bool:
         try:
             return self._may(request, plan_restoration(change, version, along=False))
-        except ValidationError:  # its page says why
+        except ValidationError:  # the page shows why
             return self._may_write(request, KINDS[change.model])
 
     def _may(self, request: Any, restoration: Restoration) -> bool:
-        """Whether the operator may make this edit on the object's own page."""
+        """Return whether the operator may make this edit on the object's own page."""
         model = type(restoration.target)
         if not self._may_write(request, model, restoration.current):
             return False
@@ -170,7 +150,7 @@ class RestorePage(RecordedAdmin):
         return may(request.user, verb, override=is_override(restoration.target))
 
     def _may_along(self, request: Any, restoration: Restoration) -> bool:
-        for kind, override in {(one.model, one.override) for one in restoration.along}:
+        for kind, override in {(deletion.model, deletion.override) for deletion in restoration.along}:
             if not self._may_write(request, KINDS[kind]):
                 return False
             if KINDS[kind] is RatePolicy and not may(request.user, "add", override=override):
@@ -178,25 +158,25 @@ class RestorePage(RecordedAdmin):
         return True
 
     def _may_write(self, request: Any, model: Any, current: Any = None) -> bool:
-        """By the model's own admin: to change the object, or without one to add it."""
-        if not self.admin_site.is_registered(model):
+        """Return whether the model's own admin lets the operator change the object, or add one where it is None."""
+        if not self.site.is_registered(model):
             return False
-        admin = self.admin_site.get_model_admin(model)
+        admin = self.site.get_model_admin(model)
         if current is None:
             return bool(admin.has_add_permission(request))
         return bool(admin.has_change_permission(request, current))
 
 
-def _said(change: PolicyChange, version: str) -> str:
-    """What the history says of the restoration."""
+def _log_message(change: PolicyChange, version: str) -> str:
+    """Return the entry for the history."""
     before, after = gettext("restored version before %(date)s"), gettext("restored version of %(date)s")
     return (before if version == "before" else after) % {"date": moment(change.at)}
 
 
 def _texts(deletions: Sequence[Deletion]) -> list[str]:
-    """The deleted objects in words."""
-    found = PolicyChange.objects.in_bulk([one.pk for one in deletions])
-    return [found[one.pk].object_text for one in deletions if one.pk in found]
+    """Return the names of the deleted objects."""
+    found = PolicyChange.objects.in_bulk([deletion.pk for deletion in deletions])
+    return [found[deletion.pk].object_text for deletion in deletions if deletion.pk in found]
 
 
 def _difference(restoration: Restoration, empty: Any) -> str:

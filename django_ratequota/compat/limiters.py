@@ -12,10 +12,10 @@ from django.core.cache.backends.redis import RedisCache as DjangosRedisCache
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache
 
-from ..conf import OncePerSettings, settings
+from ..conf import settings
 from ..engine.limiter import Limiter
 from ..exceptions import ConfigurationError, StoreError
-from ..runtime import default_limiter
+from ..runtime import OncePerSettings, default_limiter
 
 Clock = Callable[[], int]
 

@@ -13,7 +13,7 @@ from ..compat import drf as compat
 from ..engine.rates import BLOCKED, Rate, show
 from ..exceptions import InvalidRate
 from ..models import Plan
-from ..policyfile import FORMATS
+from ..policyfile.writer import yaml_chunks
 from ..throttling import QuotaThrottle
 
 #: What the file is called in messages.
@@ -49,7 +49,7 @@ def file_of_settings() -> tuple[str, list[str]]:
         raise CommandError(f"REST_FRAMEWORK['{NAME}'] has no rate to import")
     document: dict[str, Any] = {"version": 1}
     document |= {name: entries for name, entries in found.sections().items() if entries}
-    return FORMATS["yaml"](document), found.notes
+    return "".join(yaml_chunks(document.items())), found.notes
 
 
 class _Found:

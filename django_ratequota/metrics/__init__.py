@@ -1,7 +1,7 @@
-"""What a process can tell a monitoring system: read when it is asked, so that requests pay nothing.
+"""The metrics of a process: read when they are scraped or exported, so that requests pay nothing.
 
-``prometheus.register()`` and ``opentelemetry.instrument()`` hand it over. No label names a caller: labels are names
-of endpoints, plans, servers and reasons, and ids of policies that are for many callers.
+``prometheus.register()`` and ``opentelemetry.instrument()`` export them. No label names a caller: labels are names of
+endpoints, plans, servers and reasons, and ids of policies that are for many callers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ..monitoring.health import health
 from ..policies.cache import policies
 from ..runtime import default_limiter
 from ..utils.histogram import BOUNDS, Histogram
-from .counts import tally
+from .tally import tally as decisions
 
-#: Values of a metric's labels, in their order, and the value.
+#: The values of a metric's labels, in their order, and its value.
 Sample = tuple[tuple[str, ...], float]
-#: Every fourth bound: 50 µs times two, and so on, are fine enough for a plot.
+#: Every fourth bound: 50 µs, 100 µs, 200 µs and so on are fine enough for a graph.
 BUCKETS = BOUNDS[3::4]
 PREFIX = "ratequota_"
 LATENCY_HELP = "How long decisions took, Redis included."
@@ -33,14 +33,14 @@ class Metric:
     name: str
     kind: Literal["counter", "gauge"]
     help: str
-    #: ``s``, or what is counted, as in ``{decision}``.
+    #: ``s``, or the counted thing in braces: ``{decision}``.
     unit: str
     read: Callable[[], Iterable[Sample]]
     labels: tuple[str, ...] = ()
 
 
 def latency() -> Histogram:
-    """How long this process's decisions took; an empty one where there is no usable setting."""
+    """Return how long this process's decisions took; empty where the settings name no Redis."""
     try:
         return default_limiter().latency
     except StoreError:
@@ -63,23 +63,23 @@ METRICS = (
     Metric(
         name="decisions",
         kind="counter",
-        help="Requests decided, by endpoint; one that belongs to several endpoints counts at each.",
+        help="Requests decided, by endpoint; a request of several endpoints counts at each.",
         unit="{decision}",
-        read=tally.by_endpoint,
+        read=decisions.by_endpoint,
         labels=("endpoint", "outcome"),
     ),
     Metric(
         name="policy_decisions",
         kind="counter",
-        help="Requests that a policy applied to; refused = by this one. All overrides together are one.",
+        help="Requests to which a policy applied; refused = by this policy. All overrides count as one policy.",
         unit="{decision}",
-        read=tally.by_policy,
+        read=decisions.by_policy,
         labels=("endpoint", "policy", "outcome"),
     ),
     Metric(
         name="degraded_decisions",
         kind="counter",
-        help="Decisions that on_error made, by why Redis or the database did not.",
+        help="Decisions made by on_error, by the reason why Redis or the database did not decide.",
         unit="{decision}",
         read=_degraded,
         labels=("reason",),
@@ -87,7 +87,7 @@ METRICS = (
     Metric(
         name="store_up",
         kind="gauge",
-        help="Whether the Redis server gives decisions; 0 = its breaker is open.",
+        help="Whether the Redis server is in use; 0 = its circuit breaker is open.",
         unit="1",
         read=_stores,
         labels=("server",),
@@ -95,28 +95,28 @@ METRICS = (
     Metric(
         name="policies_revision",
         kind="gauge",
-        help="The revision of the policies that this process judges by; 0 before its first request.",
+        help="The revision of the policies in use; 0 before the first request.",
         unit="1",
         read=lambda: [((), health().revision)],
     ),
     Metric(
         name="policies_age_seconds",
         kind="gauge",
-        help="Seconds since the policies were read; they are read when they change.",
+        help="Seconds since the policies were last read, which happens when they change.",
         unit="s",
         read=lambda: [((), health().policies_age)],
     ),
     Metric(
         name="policies_reloads",
         kind="counter",
-        help="How often policies were read from the database, all of them or those that changed.",
+        help="Reads of policies from the database: of all policies, or of changed ones.",
         unit="{reload}",
         read=lambda: [((), policies.reloads)],
     ),
     Metric(
         name="policies_reload_seconds",
         kind="counter",
-        help="Seconds that reading policies from the database took, together.",
+        help="Total seconds spent reading policies from the database.",
         unit="s",
         read=lambda: [((), policies.reload_seconds)],
     ),

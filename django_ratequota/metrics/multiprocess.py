@@ -1,39 +1,37 @@
 """Metrics in prometheus-client's multiprocess mode: written to its files, which any process can read for all.
 
-Only values that prometheus-client wrote itself are in these files, so a collector that is read when scraped would
-tell of one process. What the thread that hands counts to Redis adds up is written here right after, once a second.
+A collector that is read when scraped would show one process only, because prometheus-client writes just its own
+metrics to the files. So the thread that sends counts to Redis copies the values into such metrics, once a second.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import prometheus_client
 
-from ..monitoring import collector as collecting
+from ..monitoring.collector import listeners
 from . import BUCKETS, LATENCY_HELP, METRICS, PREFIX, latency
 
-#: How the gauges of all processes become one; revisions stay apart, by pid, to be compared.
+#: How prometheus-client combines the gauges of all processes; revisions stay apart, by pid, to be compared.
 _MODES: Mapping[str, Any] = {"store_up": "livemin", "policies_age_seconds": "livemax", "policies_revision": "liveall"}
 #: Bins of ``histogram.Histogram`` in a bucket.
 _BINS = 4
 
 
 class Writer:
-    """Writes what has changed since it last did."""
+    """Writes what has changed since the last call."""
 
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}
         for metric in METRICS:
-            name, labels = PREFIX + metric.name, metric.labels
-            if metric.kind == "counter":
-                self._families[metric.name] = prometheus_client.Counter(name, metric.help, labels, registry=None)
-            else:
-                self._families[metric.name] = prometheus_client.Gauge(
-                    name, metric.help, labels, registry=None, multiprocess_mode=_MODES[metric.name]
-                )
+            make: Any = prometheus_client.Counter
+            if metric.kind == "gauge":
+                make = partial(prometheus_client.Gauge, multiprocess_mode=_MODES[metric.name])
+            self._families[metric.name] = make(PREFIX + metric.name, metric.help, metric.labels, registry=None)
         self._latency: Any = prometheus_client.Histogram(
             f"{PREFIX}decision_seconds", LATENCY_HELP, buckets=BUCKETS, registry=None
         )
@@ -42,24 +40,24 @@ class Writer:
         self._total = 0.0
 
     def skip(self) -> None:
-        """Take what there is as written: a forked child's numbers begin with its parent's."""
+        """Mark the current values as written: a forked child's numbers begin with its parent's."""
         self._written = {
             (metric.name, labels): value for metric in METRICS for labels, value in metric.read() if _counts(metric)
         }
         durations = latency()
         self._bins, self._total = list(durations.counts), durations.total
 
-    def write(self, notes: object = None) -> None:
-        """Bring the files up to date."""
+    def write(self, records: object = None) -> None:
+        """Update the files."""
         for metric in METRICS:
             family = self._families[metric.name]
             for labels, value in metric.read():
-                one = family.labels(*labels) if labels else family
+                child = family.labels(*labels) if labels else family
                 if not _counts(metric):
-                    one.set(value)
+                    child.set(value)
                     continue
                 key = (metric.name, labels)
-                one.inc(max(0.0, value - self._written.get(key, 0.0)))
+                child.inc(max(0.0, value - self._written.get(key, 0.0)))
                 self._written[key] = value
         self._write_latency()
 
@@ -68,11 +66,11 @@ class Writer:
         counts, total = list(durations.counts), durations.total
         if total < self._total:  # the settings have changed, and with them the limiter
             self._bins, self._total = [], 0.0
-        for place, count in enumerate(counts):
-            grown = count - (self._bins[place] if self._bins else 0)
-            if grown:
-                # Observing each by itself would take as long as the decisions' own counting.
-                self._latency._buckets[place // _BINS].inc(grown)
+        for position, count in enumerate(counts):
+            added = count - (self._bins[position] if self._bins else 0)
+            if added:
+                # observe() once per decision would take as long as counting the decisions.
+                self._latency._buckets[position // _BINS].inc(added)
         self._latency._sum.inc(total - self._total)
         self._bins, self._total = counts, total
 
@@ -82,6 +80,6 @@ def _counts(metric: Any) -> bool:
 
 
 writer = Writer()
-# After the listener that adds up: it was there first.
-collecting.listeners.append(writer.write)
+# After the tally's listener, which metrics/__init__ has added already.
+listeners.append(writer.write)
 os.register_at_fork(after_in_child=writer.skip)

@@ -1,6 +1,7 @@
 """Metrics for OpenTelemetry (``pip install 'django-ratequota[opentelemetry]'``).
 
-``instrument()`` in an AppConfig's ``ready`` makes observable instruments, which the SDK reads before each export.
+Call ``instrument()`` in an AppConfig's ``ready``: it creates observable instruments, which the SDK reads before each
+export.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _providers: WeakSet[Any] = WeakSet()
 
 
 def instrument(meter_provider: Any = None) -> None:
-    """Make the instruments of a provider, by default the global one; once, however often it is called."""
+    """Create the instruments with a provider, by default the global one; once, however often it is called."""
     provider = meter_provider or otel.get_meter_provider()
     if provider in _providers:
         return
@@ -34,9 +35,9 @@ def instrument(meter_provider: Any = None) -> None:
     meter = provider.get_meter("django_ratequota", __version__)
     for metric in (*METRICS, *_LATENCY):
         counts = metric.kind == "counter"
-        make = meter.create_observable_counter if counts else meter.create_observable_gauge
+        create = meter.create_observable_counter if counts else meter.create_observable_gauge
         name = _PREFIX + metric.name.removesuffix("_seconds")
-        make(name, callbacks=[_reader(metric)], unit=metric.unit, description=metric.help)
+        create(name, callbacks=[_reader(metric)], unit=metric.unit, description=metric.help)
 
 
 def _reader(metric: Metric) -> Callable[[Any], Iterable[Any]]:
@@ -54,12 +55,12 @@ def _quantiles() -> list[tuple[tuple[str, ...], float]]:
     return [(labels, value) for labels, value in found if value is not None]
 
 
-# No observable instrument is a histogram, and recording each decision would be paid by requests.
+# No histogram: OpenTelemetry has no observable one, and recording each decision would cost requests.
 _LATENCY = (
     Metric(
         name="decision_duration",
         kind="gauge",
-        help="Seconds that this share of the last minute's decisions did not exceed, Redis included.",
+        help="Duration of the last minute's decisions in seconds, Redis included.",
         unit="s",
         read=_quantiles,
         labels=("quantile",),
@@ -67,14 +68,14 @@ _LATENCY = (
     Metric(
         name="decision_duration_sum",
         kind="counter",
-        help="Seconds that decisions took, together.",
+        help="Total seconds of all decisions.",
         unit="s",
         read=lambda: [((), latency().total)],
     ),
     Metric(
         name="decision_duration_count",
         kind="counter",
-        help="Decisions whose duration is in the sum.",
+        help="Number of decisions in the sum.",
         unit="{decision}",
         read=lambda: [((), sum(latency().counts))],
     ),

@@ -1,7 +1,7 @@
 """Metrics for Prometheus, by prometheus-client (``pip install 'django-ratequota[prometheus]'``).
 
-``register()`` in an AppConfig's ``ready`` adds them to the registry that the project exposes already; ``view``
-exposes them, and nothing else, at a URL.
+Call ``register()`` in an AppConfig's ``ready`` to add them to the registry that the project exposes already; or add
+``view`` to the URLconf, which exposes nothing else.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ else:
     core = require("prometheus_client.core", "prometheus")
     multiprocess = require("prometheus_client.multiprocess", "prometheus")
 
-#: Whether processes share what they count, by files in a directory.
+#: Whether processes share their counts, by files in a directory.
 _SHARED = "PROMETHEUS_MULTIPROC_DIR" in os.environ
 if _SHARED:
-    from . import multiprocess as _  # noqa: F401 - it writes from now on
+    from . import multiprocess as _  # noqa: F401 - its listener writes from now on
 
 
 class RateQuotaCollector:
     """Reads this process's metrics when it is scraped."""
 
     def describe(self) -> list[Any]:
-        """Nothing: registering asks neither for settings nor for Redis."""
+        """Return nothing: registering reads neither settings nor Redis."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Every metric as it stands."""
+        """Return every metric with its current values."""
         families = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
         for metric in METRICS:
             family = families[metric.kind](PREFIX + metric.name, metric.help, labels=metric.labels)
@@ -67,7 +67,7 @@ _registries: WeakSet[Any] = WeakSet()
 def register(registry: Any = None) -> None:
     """Add the metrics to a registry, by default prometheus-client's own; once, however often it is called.
 
-    In multiprocess mode they are in its files all the same.
+    In multiprocess mode this does nothing: they are in the files.
     """
     registry = registry or prometheus_client.REGISTRY
     if registry not in _registries and not _SHARED:
@@ -76,9 +76,9 @@ def register(registry: Any = None) -> None:
 
 
 def view(request: HttpRequest) -> HttpResponse:
-    """This process's metrics, in the text format; in multiprocess mode all that the files hold, of every process.
+    """Return this process's metrics in the text format; in multiprocess mode, all metrics in the files.
 
-    Whoever can reach it can read it: let the scraper only.
+    It asks for no authentication: let only the scraper reach it.
     """
     registry = prometheus_client.CollectorRegistry()
     if _SHARED:
@@ -89,5 +89,5 @@ def view(request: HttpRequest) -> HttpResponse:
     )
 
 
-# ENFORCE_ALL leaves it alone: scrapes go on when quotas are used up.
+# Not limited by ENFORCE_ALL: scrapes go on when quotas are used up.
 setattr(view, SCOPE_ATTRIBUTE, "")

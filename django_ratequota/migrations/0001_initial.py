@@ -100,7 +100,7 @@ class Migration(migrations.Migration):
                 ('model', models.CharField(help_text='Kind of object that changed; * = any.', max_length=50, verbose_name='model')),
                 ('object_id', models.CharField(blank=True, help_text='Primary key of the object.', max_length=64, verbose_name='object id')),
                 ('object_text', models.CharField(blank=True, help_text='The object in words.', max_length=300, verbose_name='object')),
-                ('touched_user', models.CharField(blank=True, help_text='Primary key of the user, when the change touches one user only.', max_length=255, verbose_name='user touched')),
+                ('touched_user', models.CharField(blank=True, help_text='Primary key of the user, when the change touches one user only.', max_length=255, verbose_name='affected user')),
                 ('action', models.CharField(choices=[('create', 'created'), ('update', 'changed'), ('delete', 'deleted'), ('publish', 'published'), ('reset', 'reset'), ('grant', 'granted')], help_text='What happened to it.', max_length=10, verbose_name='action')),
                 ('reason', models.CharField(blank=True, help_text='The reason, if one was entered.', max_length=200, verbose_name='reason')),
                 ('before', models.JSONField(help_text='The fields before the change.', null=True, verbose_name='before')),

@@ -29,7 +29,7 @@ class PolicyChange(models.Model):
     object_id = models.CharField(_("object id"), max_length=64, blank=True, help_text=_("Primary key of the object."))
     object_text = models.CharField(_("object"), max_length=300, blank=True, help_text=_("The object in words."))
     touched_user = models.CharField(
-        _("user touched"),
+        _("affected user"),
         max_length=255,
         blank=True,
         help_text=_("Primary key of the user, when the change touches one user only."),

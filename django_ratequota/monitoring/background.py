@@ -1,4 +1,4 @@
-"""Work that a process does beside its requests: one daemon thread each, started by the first request."""
+"""Periodic work beside a process's requests: daemon threads, started by the first request."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from ..utils.locks import ForkSafeLock
 
 logger = logging.getLogger("django_ratequota")
 
-
-#: From a thread that could not be started to the next try.
+#: Seconds until a thread that could not be started is tried again.
 _RETRY_SECONDS = 60.0
 
 
 class Background:
-    """Calls ``work`` again and again, in this process and by the settings in force."""
+    """Calls ``work`` periodically on a thread of this process, by the settings in force."""
 
     def __init__(self, name: str, seconds: Callable[[], float], work: Callable[[], object]) -> None:
-        """``seconds`` says how long to wait in between; 0 = never work. ``work`` may raise ``StoreError``."""
+        """``seconds()`` returns the pause between two calls; 0 = never call. ``work`` may raise ``StoreError``."""
         self._name, self._seconds, self._work = name, seconds, work
-        #: The generation of the settings that a thread works by; -1 = no thread.
+        #: The generation of the settings that the thread was started by; -1 = no thread.
         self._generation = -1
-        #: When to try again to start a thread (monotonic seconds); 0 = the last one was started.
+        #: When to try to start a thread again (monotonic seconds); 0 = the last try succeeded.
         self._retry_at = 0.0
         #: Reason of the last failure of the work; "" after a success.
         self._failing = ""
@@ -38,10 +37,7 @@ class Background:
         _all.add(self)
 
     def keep(self) -> None:
-        """See to it that a thread works, where the settings want one; never raises.
-
-        A thread that cannot be started is tried again a minute later.
-        """
+        """Start the thread unless it runs; never raises, and tries a failed start again a minute later."""
         if self._generation == settings.generation or time.monotonic() < self._retry_at:
             return
         with self._lock:
@@ -55,28 +51,28 @@ class Background:
 
     def _start(self, generation: int, seconds: float) -> None:
         try:
-            threading.Thread(target=self._go_on, args=[generation, seconds], name=self._name, daemon=True).start()
+            threading.Thread(target=self._run, args=[generation, seconds], name=self._name, daemon=True).start()
             self._retry_at = 0.0
         except RuntimeError as error:  # the system or the container has no thread left
             if not self._retry_at:
-                text = "%s could not be started, and is tried again every %.0f s: %s"
+                text = "%s could not be started; trying again every %.0f s: %s"
                 logger.error(text, self._name, _RETRY_SECONDS, error)
             self._generation, self._retry_at = -1, time.monotonic() + _RETRY_SECONDS
 
-    def _go_on(self, generation: int, seconds: float) -> None:
+    def _run(self, generation: int, seconds: float) -> None:
         while self._generation == generation == settings.generation:
             try:
                 self._work()
                 self._failing = ""
             except StoreError as error:
-                # No breaker logs an error reply of a server that lives: once until it works again.
+                # Breakers do not log error replies: log each reason once until the work succeeds.
                 logs = error.answered and error.reason != self._failing
                 logger.log(logging.ERROR if logs else logging.DEBUG, "%s failed: %s", self._name, error)
                 self._failing = error.reason
             except Exception:
-                # What a thread does not outlive, nobody would notice missing.
+                # Log and go on: an exception would end the thread, and nobody would notice.
                 logger.exception("%s failed", self._name)
-            # As after a request: receivers of signals may have asked the database.
+            # As after a request, because receivers of signals may use the database.
             close_old_connections()
             time.sleep(seconds)
 
@@ -84,10 +80,10 @@ class Background:
 _all: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
-def _start_anew() -> None:
-    # A fork takes no threads along.
+def _restart() -> None:
+    # A forked child has no threads but the one that forked.
     for background in _all:
         background._generation, background._retry_at = -1, 0.0
 
 
-os.register_at_fork(after_in_child=_start_anew)
+os.register_at_fork(after_in_child=_restart)

@@ -1,4 +1,4 @@
-"""How this process's decisions do, and what it reports to Redis about itself for ``ratequota status``."""
+"""The health of this process, and the reports of all processes in Redis, for ``ratequota status``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..exceptions import ANSWERS, StoreError
 from ..policies.cache import policies
 from ..runtime import default_limiter
 from ..store.base import reading, run_script
-from ..utils.histogram import BOUNDS, Histogram, merged, quantile
+from ..utils.histogram import BOUNDS, merged, quantile
 from ..utils.locks import ForkSafeLock
 from ..utils.problems import forget as forget_problems
 from ..utils.problems import recent, remember
@@ -30,55 +30,55 @@ from .background import Background
 
 logger = logging.getLogger("django_ratequota")
 
-#: Seconds that a report is worth reading; those of processes that ended go after it.
+#: Seconds that Redis keeps a report; those of ended processes disappear after it.
 REPORT_TTL = 60
-#: 2020, in seconds: what is older is a counter of revisions, no time.
+#: 2020, as Unix time: a smaller revision is a counter and no time.
 _PLAUSIBLE = 1_577_836_800
 _DAY = 86_400
-#: Seconds by which a worker's clock may be ahead of Redis', and an edit may take to be seen (Redis Cluster).
+#: Seconds by which a worker's clock may be ahead of Redis', plus those until it sees an edit (Redis Cluster).
 _SLACK = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """One process at one moment."""
+    """The state of one process at one moment."""
 
     #: host:pid
     process: str
     #: Unix time (s).
     at: float
-    #: The revision of the policies it judges by, and their age in seconds; 0 before the first request.
+    #: The revision of the policies in use, and their age in seconds; 0 before the first request.
     revision: int
     policies_age: float
     #: Decisions that ``on_error`` made, by reason, since the process began.
     degraded: dict[str, int]
     #: Servers whose breaker is open: name -> label of the failure that opened it.
     down: dict[str, str]
-    #: Errors of the last minute that no breaker shows, as the server answers: reason -> message of the last one.
+    #: Errors of the last minute that open no breaker, because the server replies: reason -> latest message.
     errors: dict[str, str] = field(default_factory=dict)
-    #: Decisions of the last minute by duration: one count for each of ``histogram.BOUNDS``, and those above.
+    #: Decisions of the last minute by duration: one count per bound of ``histogram.BOUNDS``, and one above these.
     latency: list[int] = field(repr=False)
-    #: Seconds since its last decision asked of Redis; None before the first.
+    #: Seconds since its last decision by Redis; None before the first.
     idle: float | None = None
 
     @property
     def decisions(self) -> int:
-        """Decisions asked of Redis in the last minute."""
+        """Decisions by Redis in the last minute."""
         return sum(self.latency)
 
     def latency_quantile(self, share: float) -> float | None:
-        """Seconds that ``share`` (0.99, say) of the last minute's decisions did not exceed; None without any."""
+        """Return the seconds that ``share`` (0.99) of the last minute's decisions stayed within; None without any."""
         return quantile(self.latency, share)
 
 
 _degraded: Counter[str] = Counter()
-#: Reasons that open no breaker: the server answers, or was never asked.
+#: Reasons that open no breaker: the server replied, or no command was sent.
 NO_BREAKER = ANSWERS | {"configuration", "clock", "database", "uncovered", "rates"}
 _lock = ForkSafeLock()
 
 
 def note_degraded(reason: str, error: Exception) -> None:
-    """Count a decision that ``on_error`` made; log reasons that open no breaker, each once a minute."""
+    """Count a decision made by ``on_error``; log reasons that open no breaker, each once a minute."""
     with _lock:
         _degraded[reason] += 1
     logs = reason in NO_BREAKER and remember(reason, str(error))
@@ -89,7 +89,7 @@ def note_degraded(reason: str, error: Exception) -> None:
 
 
 def health() -> Health:
-    """How this process does now. Asks nothing of Redis and never fails."""
+    """Return this process's state now. Sends nothing to Redis and never fails."""
     try:
         limiter: Limiter | None = default_limiter()
     except StoreError:
@@ -109,13 +109,8 @@ def health() -> Health:
     )
 
 
-def latency() -> Histogram:
-    """The durations of this process's decisions since it began; raises ``StoreError`` without a usable setting."""
-    return default_limiter().latency
-
-
 def report() -> int:
-    """Tell Redis how this process does; returns how many processes have told it lately. Raises ``StoreError``."""
+    """Write this process's health to Redis; returns how many processes have done so lately. Raises ``StoreError``."""
     limiter, mine = default_limiter(), health()
     keys = [workers_key(limiter.prefix), workers_key(limiter.prefix, mine.process)]
     steps = run_script(REPORT, keys, (mine.process, json.dumps(asdict(mine)), REPORT_TTL))
@@ -124,14 +119,14 @@ def report() -> int:
 
 @reading()
 def reports() -> list[Health]:
-    """What every process reported last, by name; raises ``StoreError``."""
+    """Return the last report of every process, by name; raises ``StoreError``."""
     limiter = default_limiter()
     names: list[Any] = limiter.store.execute(("ZRANGE", workers_key(limiter.prefix), 0, -1))
     if not names:
         return []
     keys = [workers_key(limiter.prefix, name.decode()) for name in names]
     found = map(_read, limiter.store.execute(("MGET", *keys)))
-    return sorted((one for one in found if one is not None), key=lambda one: one.process)
+    return sorted((worker for worker in found if worker is not None), key=lambda worker: worker.process)
 
 
 def published_at(revision: int) -> datetime | None:
@@ -141,15 +136,15 @@ def published_at(revision: int) -> datetime | None:
 
 
 def state_of(worker: Health, revision: int) -> str:
-    """live, idle, behind, fresh or silent.
+    """Return live, idle, behind, fresh or silent.
 
-    An idle one has decided nothing since the revision was published, so it judges nothing by its older one.
+    An idle worker has an older revision, but has decided nothing since ``revision`` was published.
     """
     if time.time() - worker.at > 10 + 3 * settings.report_seconds:
         return "silent"
     if not worker.revision:
         return "fresh"
-    # A newer one than Redis has was published before Redis lost it; the next decision brings it back.
+    # A newer revision than Redis': Redis lost data, and the next decision stores the revision again.
     if worker.revision >= revision:
         return "live"
     return "behind" if _decided_since(worker, published_at(revision)) else "idle"
@@ -164,7 +159,7 @@ def _decided_since(worker: Health, published: datetime | None) -> bool:
 
 
 def _read(report: Any) -> Health | None:
-    """The report; None for what is gone, or was written by another version while one takes the other's place."""
+    """Return the report; None when it is gone, or was written by another version during a deployment."""
     try:
         read = Health(**json.loads(report))
         return read if len(read.latency) == len(BOUNDS) + 1 else None
@@ -181,14 +176,14 @@ _reporting = Background("ratequota-report", lambda: settings.report_seconds, lam
 
 
 def keep_reporting() -> None:
-    """See to it that a thread reports every REPORT_SECONDS, in this process and by these settings."""
+    """Start the thread that reports every REPORT_SECONDS, unless it runs in this process by these settings."""
     _reporting.keep()
 
 
-def _forget() -> None:
-    # What the parent counted is the parent's.
+def _clear() -> None:
+    # The counts are the parent's.
     _degraded.clear()
     forget_problems()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_clear)

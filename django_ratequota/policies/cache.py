@@ -18,6 +18,7 @@ from django.db import Error as DatabaseError
 from ..conf import settings
 from ..recording.databases import in_transaction, reading_policies
 from ..recording.publication import publication_pending
+from ..runtime import process
 from ..utils.locks import ForkSafeLock
 from .change_feed import FEW, ChangeCursor
 from .facts import UserEntry
@@ -205,4 +206,4 @@ class PolicyCache:
 
 
 #: The policies of this process.
-policies = PolicyCache()
+policies = process.policies = PolicyCache()

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 
 from django.utils.translation import gettext as _
 
-from ..conf import OncePerSettings, settings
+from ..conf import settings
 from ..engine.rates import BLOCKED
+from ..runtime import OncePerSettings
 from .facts import PolicyFacts
 
 _EVERYONE, _PLAN, _ADDRESS, _IDENTIFIER, _USER = range(5)

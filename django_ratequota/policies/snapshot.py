@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Any, NamedTuple, TypeVar
 
 from ..utils.bounded_cache import BoundedCache
-from ..utils.chunked_mapping import Parted
+from ..utils.chunked_mapping import ChunkedMapping
 from .facts import EndpointFacts, PlanFacts, PolicyFacts
 
 #: Most entries of each kind in a ``Memo``, about 1 kB each.
@@ -42,12 +42,12 @@ class Group:
 
     def __init__(self, policies: Iterable[PolicyFacts]) -> None:
         #: All policies of the group, including those that are off.
-        self.by_id: Parted[int, PolicyFacts] = Parted({})
-        self.by_subject: Parted[str, list[PolicyFacts]] = Parted({})
+        self.by_id: ChunkedMapping[int, PolicyFacts] = ChunkedMapping({})
+        self.by_subject: ChunkedMapping[str, list[PolicyFacts]] = ChunkedMapping({})
         #: (address length in bits, host bits) -> network number -> policies
-        self.by_network: dict[tuple[int, int], Parted[int, list[PolicyFacts]]] = {}
+        self.by_network: dict[tuple[int, int], ChunkedMapping[int, list[PolicyFacts]]] = {}
         #: Plan id -> policies; None -> the policies for everyone.
-        self.by_plan: Parted[int | None, list[PolicyFacts]] = Parted({})
+        self.by_plan: ChunkedMapping[int | None, list[PolicyFacts]] = ChunkedMapping({})
         #: Kind of subject -> number of its subjects in ``by_subject``.
         self.kinds: Counter[str] = Counter()
         self._fill(frozenset(), {policy.id: policy for policy in policies})
@@ -87,7 +87,7 @@ class Group:
 
     def _replace(self, index: Any, rivals: dict[Any, list[PolicyFacts]], removed: Set[int]) -> None:
         indexes: dict[Any, Any] = {_SUBJECTS: self.by_subject, _PLANS: self.by_plan, **self.by_network}
-        known = indexes.get(index, Parted({}))
+        known = indexes.get(index, ChunkedMapping({}))
         if known:
             for key, own in rivals.items():
                 own[:0] = [policy for policy in known.get(key, ()) if policy.id not in removed]

@@ -1,13 +1,14 @@
-"""Policies as code: what the database says as a file (``export``), and a file's word made so (``bring``).
+"""Policies as code: export the database as a file, and import a file.
 
-``text`` reads and writes YAML and JSON, ``sections`` says what a file holds, ``reading`` and ``values`` judge
-one, ``changes`` brings the database to it.
+``document`` reads YAML and JSON, ``writer`` writes them, ``schema`` lists the fields of a file, ``export`` reads the
+database, ``parser`` and ``validator`` read a file, ``diff`` compares the two, ``apply`` imports.
 """
 
 from __future__ import annotations
 
-from .apply import Comparison, bring
+from .apply import apply_file
+from .diff import Diff
 from .document import MAX_BYTES, decode
-from .schema import FORMATS, export, pieces
+from .export import FORMATS, export_chunks
 
-__all__ = ["FORMATS", "MAX_BYTES", "Comparison", "bring", "decode", "export", "pieces"]
+__all__ = ["FORMATS", "MAX_BYTES", "Diff", "apply_file", "decode", "export_chunks"]

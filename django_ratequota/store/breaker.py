@@ -1,9 +1,9 @@
-"""Circuit breaker: a server that failed a few times in a row is left alone, and tried by one request a second.
+"""Circuit breaker: a server that failed a few times in a row gets only one request a second, the probe.
 
-Only what the server did counts: no timeout does during which it answered something else.
+A timeout counts as a failure only when the server replied to nothing else meanwhile.
 
-Each process has one for each server that it decides by (with Sentinel, one for the service). It does not back
-off any further: a probe costs one request its timeout at most, and a server that is back should be used at once.
+Each process has one breaker for each server that it decides by (with Sentinel, one for the service). Probes do not
+become rarer: one costs one request its timeout at most, and a server that is back should be used at once.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import logging
 import time
 from collections.abc import Callable
 
-from django.dispatch import Signal
-
 from ..exceptions import OutOfTime, StoreError, StoreLeftAlone
 from ..utils.locks import ForkSafeLock
 
 logger = logging.getLogger("django_ratequota")
 
-#: Sent when a breaker opens or closes: ``state`` (open | closed), ``server`` (host:port), ``reason`` (of the
-#: failure that opened it) and ``seconds`` (how long it was open; 0 when it opens).
-store_state_changed = Signal()
+#: Called when a breaker opens or closes, with ``state`` (open | closed), ``server`` (host:port), ``reason`` (of the
+#: failure that opened it) and ``seconds`` (how long it was open; 0 when it opens). Must not raise.
+listeners: list[Callable[[str, str, str, float], object]] = []
 
 #: Seconds from a failure to the next probe.
 PROBE_SECONDS = 1.0
@@ -35,17 +33,17 @@ class Breaker:
         server: str,
         failures: int,
         clock: Callable[[], float] = time.monotonic,
-        spare_at: Callable[[], float] = lambda: 0.0,
+        surplus_at: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``spare_at`` says when a connection last came about too late for its decision, by ``clock`` (seconds)."""
+        """``surplus_at`` returns when a connection was last established too late for its decision, by ``clock``."""
         #: host:port, for logs.
         self.server = server
-        self._spare_at = spare_at
+        self._surplus_at = surplus_at
         self.open = False
-        #: Label of the last failure; "" while all is well.
+        #: Reason of the last failure; "" after a success.
         self.reason = ""
         self._clock = clock
-        self._most = failures
+        self._max_failures = failures
         self._failures = 0
         self._opened_at = self._tried_at = 0.0
         self._lock = ForkSafeLock()
@@ -57,31 +55,31 @@ class Breaker:
 
     @property
     def failing(self) -> bool:
-        """Whether the last answer was a failure."""
+        """Whether the last use of the server failed."""
         return self._failures > 0
 
-    def passage(self, always: bool = False) -> Passage:
-        """Wraps one use of the server and learns from how it ends; raises ``StoreLeftAlone`` while open.
+    def guard(self, always: bool = False) -> _Guard:
+        """Return a context for one use of the server, which counts its outcome; raises ``StoreLeftAlone`` while open.
 
-        ``always`` lets what an operator asked for through.
+        With ``always`` an open breaker lets the use through.
         """
-        return Passage(self, always)
+        return _Guard(self, always)
 
     def take_probe(self) -> None:
-        """Go ahead as the probe, or raise ``StoreLeftAlone`` as it is not time for one."""
+        """Go ahead as the probe, or raise ``StoreLeftAlone`` when none is due."""
         with self._lock:
             now = self._clock()
             if not self.open:
                 return
-            if now >= self._tried_at + PROBE_SECONDS or self._spare_at() > self._tried_at:
-                # A lease: should this probe be cancelled, the next may go after as long.
+            if now >= self._tried_at + PROBE_SECONDS or self._surplus_at() > self._tried_at:
+                # A lease: should this probe be cancelled, the next is due after as long.
                 self._tried_at = now
                 return
-            reason = self.reason  # a probe that succeeds meanwhile clears it
-        raise StoreLeftAlone(reason, f"{self.server} failed ({reason}) and is left alone until it is probed")
+            reason = self.reason  # read under the lock: a probe that succeeds meanwhile clears it
+        raise StoreLeftAlone(reason, f"{self.server} failed ({reason}) and is not used until a probe succeeds")
 
     def succeeded(self) -> None:
-        """Close it: the server gave an answer."""
+        """Close it: the server replied."""
         if not self._failures:
             return
         with self._lock:
@@ -89,33 +87,32 @@ class Breaker:
             self.open, self.reason, self._failures = False, "", 0
         if closes:
             logger.warning("Redis at %s gives decisions again, after %.1f s", self.server, seconds)
-            self._tell("closed", reason, seconds)
+            self._notify("closed", reason, seconds)
 
     def failed(self, error: StoreError) -> None:
-        """Count a failure, and open it after enough of them."""
+        """Count a failure, and open it after ``failures`` of them."""
         with self._lock:
             now = self._clock()
             self._failures += 1
             self._tried_at = now
-            opens = not self.open and self._failures >= self._most
+            opens = not self.open and self._failures >= self._max_failures
             self.reason = error.reason
             if opens:
                 self.open, self._opened_at = True, now
         if opens:
             text = "Redis at %s gives no decisions (%s), each policy's on_error decides: %s"
             logger.error(text, self.server, error.reason, error)
-            self._tell("open", error.reason, 0.0)
+            self._notify("open", error.reason, 0.0)
 
-    def _tell(self, state: str, reason: str, seconds: float) -> None:
-        store_state_changed.send_robust(
-            sender=Breaker, state=state, server=self.server, reason=reason, seconds=seconds
-        )
+    def _notify(self, state: str, reason: str, seconds: float) -> None:
+        for listener in listeners:
+            listener(state, self.server, reason, seconds)
 
 
-class Passage:
+class _Guard:
     """One use of a server, as a context."""
 
-    # A class of its own, as every decision goes through it: ``contextmanager`` costs three times as much.
+    # A class of its own, as every decision enters it: ``contextmanager`` costs three times as much.
     __slots__ = ("_always", "_breaker")
 
     def __init__(self, breaker: Breaker, always: bool) -> None:

@@ -1,4 +1,4 @@
-"""What is sent to Redis: commands, and those that run a script."""
+"""Commands as they are sent to Redis, and the command that runs a script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script: its source, its SHA1 (the name EVALSHA knows it by) and where each line comes from."""
+    """A Lua script: its source, its SHA1 (by which EVALSHA calls it) and the origin of each line."""
 
     source: str
     sha: str
@@ -18,7 +18,7 @@ class Script:
     lines: tuple[tuple[str, int], ...]
 
     def locate(self, message: str) -> str:
-        """The server's error message with ``user_script:LINE`` turned into file and line."""
+        """Return the server's error message with ``user_script:LINE`` replaced by file and line."""
 
         def place(match: re.Match[str]) -> str:
             line = int(match[1])
@@ -27,32 +27,40 @@ class Script:
         return re.sub(r"user_script:(\d+)", place, message)
 
 
-#: Its name and its arguments, as they go to Redis.
+#: A command's name and its arguments.
 Command = tuple[Any, ...]
 
 
 class ScriptCall(Command):
-    """The command that runs a script by its SHA1; one that is sent again is packed once."""
+    """The command that runs a script by its SHA1; ``pack`` encodes it once, however often it is sent."""
 
     script: Script
-    #: As it goes over the wire, once it has.
+    #: The encoded command; None until it is first sent.
     packed: Any = None
-    #: The part of what is left of a decision's time that it may take; a Cluster heeds it.
+    #: The share of a decision's remaining time that it may take; only a Cluster's store applies it.
     share: float = 1.0
 
     def __new__(cls, script: Script, keys: Sequence[str], args: Iterable[object]) -> ScriptCall:
-        """``keys`` and ``args`` are what the script finds in KEYS and ARGV."""
-        run = super().__new__(cls, ("EVALSHA", script.sha, len(keys), *keys, *args))
-        run.script = script
-        return run
+        """``keys`` and ``args`` are the script's KEYS and ARGV."""
+        call = super().__new__(cls, ("EVALSHA", script.sha, len(keys), *keys, *args))
+        call.script = script
+        return call
 
     def within(self, share: float) -> ScriptCall:
         """Return the same command with this ``share``."""
-        run = tuple.__new__(ScriptCall, self)
-        run.script, run.share = self.script, share
-        return run
+        call = tuple.__new__(ScriptCall, self)
+        call.script, call.share = self.script, share
+        return call
 
     @property
     def text(self) -> Command:
-        """The command that loads the script and runs it in one go: in between, it could be flushed again."""
+        """The command that loads and runs the script at once: between two commands it could be flushed again."""
         return ("EVAL", self.script.source, *self[2:])
+
+
+def pack(connection: Any, command: Command) -> Any:
+    """Return the command as it is encoded on the wire."""
+    if not isinstance(command, ScriptCall):
+        return connection.pack_command(*command)
+    command.packed = command.packed or connection.pack_command(*command)
+    return command.packed

@@ -1,9 +1,8 @@
-"""This process's connections to one server, for its threads.
+"""The connection pool of this process's threads to one server.
 
-Connections are made beside the decisions that need them, by a thread of their own, a few at a time, and up to a
-number. So one that misses its decision's deadline serves the next, and many cold callers do not time each other out:
-they stand in line, and are served in order. A connection whose reply did not arrive whole is dropped, and so is one
-that nobody has used for a while.
+A thread of its own makes connections, beside the decisions that need them. So a connection that misses its
+decision's deadline serves the next one, and many callers at a cold start do not time each other out: they wait in a
+queue and are served in order. A connection whose reply did not arrive whole is closed, and so is an idle one.
 """
 
 from __future__ import annotations
@@ -17,26 +16,27 @@ from typing import Any
 
 import redis
 
+from .activity import ServerActivity
 from .budget import Budget
-from .commands import Command, ScriptCall
+from .commands import Command, ScriptCall, pack
 from .handshake import CONNECT_SECONDS, Handshake
-from .pool import IDLE_SECONDS, MAX_CONNECTIONS, Attempts, Liveness, packed, unused
-from .sockets import spend
+from .pool_size import IDLE_SECONDS, MAX_CONNECTIONS, PoolSize, pop_unused
+from .sockets import set_thread_budget
 
 
-class _Place:
-    """A thread's place in line for a connection."""
+class _Waiter:
+    """A thread that waits in the queue for a connection."""
 
-    __slots__ = ("_turn", "found")
+    __slots__ = ("_turn", "result")
 
     def __init__(self) -> None:
-        #: (connection, since when it is idle), or why there is none; None while it waits.
-        self.found: tuple[Any, float] | Exception | None = None
+        #: (connection, idle since), or the error of its connect; None while the thread waits.
+        self.result: tuple[Any, float] | Exception | None = None
         self._turn = threading.Lock()
         self._turn.acquire()
 
-    def give(self, found: tuple[Any, float] | Exception) -> None:
-        self.found = found
+    def set(self, result: tuple[Any, float] | Exception) -> None:
+        self.result = result
         self._turn.release()
 
     def wait(self, seconds: float) -> bool:
@@ -44,30 +44,30 @@ class _Place:
 
 
 class Connections:
-    """Those of this process's threads."""
+    """The connections of this process's threads."""
 
-    def __init__(self, handshake: Handshake, liveness: Liveness, most: int = MAX_CONNECTIONS) -> None:
-        self._handshake, self._liveness, self._most = handshake, liveness, most
-        self.leave()
+    def __init__(self, handshake: Handshake, activity: ServerActivity, limit: int = MAX_CONNECTIONS) -> None:
+        self._handshake, self._activity, self._limit = handshake, activity, limit
+        self.reset()
         _all.add(self)
 
-    def leave(self) -> None:
-        """Forget everything, which another process uses."""
-        #: (connection, since when it is idle), the longest idle first.
+    def reset(self) -> None:
+        """Start empty after a fork: the parent process uses the connections."""
+        #: (connection, idle since), the longest idle first.
         self._idle: deque[tuple[Any, float]] = deque()
-        self._attempts = Attempts(self._most)
-        #: Callers in line, in order.
-        self._line: OrderedDict[_Place, None] = OrderedDict()
+        self._size = PoolSize(self._limit)
+        #: Callers that wait for a connection, in order.
+        self._queue: OrderedDict[_Waiter, None] = OrderedDict()
         self._lock = threading.Lock()
-        #: When unused connections are closed next, and the time from which a caller who gives one back looks at what
-        #: there is to do: at once while others are in line.
-        self._close_at = self._look_at = 0.0
+        #: When idle connections are next closed, and from when on a caller that releases a connection does the
+        #: upkeep: at once while others wait in the queue.
+        self._close_at = self._upkeep_at = 0.0
 
     def send(self, command: Command, budget: Budget, asking: bool) -> Any:
         """Send one command once and return its reply, within ``budget``; raises what redis-py raises."""
-        connection, since = self._take(budget)
-        budget.at_hand, asked = budget.left, time.monotonic()
-        spend(budget)
+        connection, idle_since = self._take(budget)
+        budget.left_at_send, sent_at = budget.left, time.monotonic()
+        set_thread_budget(budget)
         try:
             try:
                 reply = self._exchange(connection, command, asking)
@@ -76,139 +76,139 @@ class Connections:
                     raise
                 reply = self._exchange(connection, command.text, asking)  # nothing ran
         except redis.exceptions.ResponseError:
-            self._give_back(connection, asked)
+            self._release(connection, sent_at)
             raise
         except BaseException as error:
             if isinstance(error, Exception):
-                self._liveness.lost(since)
+                self._activity.distrust(idle_since)
             self._drop(connection)
             raise
-        self._give_back(connection, asked)
+        self._release(connection, sent_at)
         return reply
 
     def _exchange(self, connection: Any, command: Command, asking: bool) -> Any:
         if asking:  # holds for the one command that follows
             connection.send_packed_command(connection.pack_command("ASKING"))
             connection.read_response()
-        connection.send_packed_command(packed(connection, command), check_health=False)
+        connection.send_packed_command(pack(connection, command), check_health=False)
         return connection.read_response()
 
     def _take(self, budget: Budget) -> tuple[Any, float]:
-        """A connection that is ready to send, and since when it has been idle."""
+        """Return a connection that is ready to send, and since when it has been idle."""
         while True:
             try:
-                connection, since = self._idle.pop()
+                connection, idle_since = self._idle.pop()
             except IndexError:
-                connection, since = self._await_one(budget)
+                connection, idle_since = self._wait_for_one(budget)
             usable = False
             try:
-                usable = since > self._liveness.lost_at and not connection.is_stale()
+                usable = idle_since > self._activity.stale_since and not connection.is_stale()
             except (redis.exceptions.RedisError, OSError):
                 pass
             finally:
                 if not usable:
                     self._drop(connection)
             if usable:
-                return connection, since
+                return connection, idle_since
 
-    def _await_one(self, budget: Budget) -> tuple[Any, float]:
-        """Stand in line for a connection, and see to it that enough are made; raises why none could be."""
-        place = _Place()
+    def _wait_for_one(self, budget: Budget) -> tuple[Any, float]:
+        """Wait in the queue for a connection, beginning connects meanwhile; raises the error of a connect."""
+        waiter = _Waiter()
         with self._lock:
-            self._line[place] = None
-            self._look_at = 0.0  # before the look at what is idle: none is given back unseen in between
-            self._hand_over()
+            self._queue[waiter] = None
+            self._upkeep_at = 0.0  # before looking at idle ones, so that no release in between goes unseen
+            self._serve_queue()
         try:
-            while place.found is None:
-                self._make(budget)
-                budget.wait_in_line(place.wait, self._liveness)
+            while waiter.result is None:
+                self._connect_if_needed(budget)
+                budget.wait_in_queue(waiter.wait, self._activity)
         except BaseException:
             with self._lock:
-                self._line.pop(place, None)
-                if isinstance(place.found, tuple):  # meanwhile
-                    self._idle.append(place.found)
-                    self._hand_over()
+                self._queue.pop(waiter, None)
+                if isinstance(waiter.result, tuple):  # it came meanwhile
+                    self._idle.append(waiter.result)
+                    self._serve_queue()
             raise
-        if isinstance(place.found, Exception):
-            raise place.found.with_traceback(None)
+        if isinstance(waiter.result, Exception):
+            raise waiter.result.with_traceback(None)
         budget.connected()
-        return place.found
+        return waiter.result
 
-    def _hand_over(self) -> None:
-        """Give what is idle to those in line; with the lock."""
-        while self._line:
+    def _serve_queue(self) -> None:
+        """Hand idle connections to the waiting callers; the lock must be held."""
+        while self._queue:
             try:
-                found = self._idle.pop()
+                idle = self._idle.pop()
             except IndexError:
                 break
-            self._line.popitem(last=False)[0].give(found)
-        if not self._line:
-            self._look_at = self._close_at
+            self._queue.popitem(last=False)[0].set(idle)
+        if not self._queue:
+            self._upkeep_at = self._close_at
 
-    def _make(self, budget: Budget) -> None:
+    def _connect_if_needed(self, budget: Budget) -> None:
         with self._lock:
-            begun = self._attempts.begin(len(self._line))
-        if begun is not None and not self._start(begun):
-            self._attempt(begun, max(budget.left, 0.001))
-            budget.left -= time.monotonic() - begun
+            began_at = self._size.begin_connect(len(self._queue))
+        if began_at is not None and not self._start_thread(began_at):
+            self._connect(began_at, max(budget.left, 0.001))
+            budget.left -= time.monotonic() - began_at
 
-    def _start(self, begun: float) -> bool:
-        """Make a connection in a thread; returns False where the process has no more threads, or ends."""
+    def _start_thread(self, began_at: float) -> bool:
+        """Connect in a thread; returns False where the process can start no more threads, or ends."""
         try:
-            threading.Thread(target=self._attempt, args=(begun,), name="ratequota-connect", daemon=True).start()
+            threading.Thread(target=self._connect, args=(began_at,), name="ratequota-connect", daemon=True).start()
         except RuntimeError:
             return False
         return True
 
-    def _attempt(self, begun: float | None, seconds: float = CONNECT_SECONDS) -> None:
-        """Make a connection, and go on while callers wait for more."""
-        attempts = self._attempts
-        while begun is not None:
+    def _connect(self, began_at: float | None, seconds: float = CONNECT_SECONDS) -> None:
+        """Make a connection, and more while callers wait for them."""
+        size = self._size
+        while began_at is not None:
             try:
                 connection = self._handshake.connect(seconds)
             except BaseException as error:
                 failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
                 with self._lock:
-                    hopeless = attempts.failed(begun)
-                    while hopeless and self._line:
-                        self._line.popitem(last=False)[0].give(failure)
+                    hopeless = size.connect_failed(began_at)
+                    while hopeless and self._queue:
+                        self._queue.popitem(last=False)[0].set(failure)
                 return
             with self._lock:
-                attempts.succeeded(begun)
-                self._liveness.connected(begun, spare=not self._line)
-                self._idle.append((connection, begun))
-                self._hand_over()
-                begun = attempts.begin(len(self._line))
+                size.connected(began_at)
+                self._activity.connected(began_at, surplus=not self._queue)
+                self._idle.append((connection, began_at))
+                self._serve_queue()
+                began_at = size.begin_connect(len(self._queue))
 
-    def _give_back(self, connection: Any, asked: float) -> None:
-        now = self._liveness.answered(asked)
+    def _release(self, connection: Any, sent_at: float) -> None:
+        now = self._activity.replied(sent_at)
         self._idle.append((connection, now))
-        if now > self._look_at:
-            self._look(now)
+        if now > self._upkeep_at:
+            self._upkeep(now)
 
-    def _look(self, now: float) -> None:
-        """Serve the line, and close what nobody uses."""
+    def _upkeep(self, now: float) -> None:
+        """Serve the queue, and close idle connections when that is due."""
         with self._lock:
             due = now > self._close_at
             if due:
                 self._close_at = now + IDLE_SECONDS
-            self._hand_over()
-        for unneeded in unused(self._idle) if due else ():
-            self._drop(unneeded)
+            self._serve_queue()
+        for connection in pop_unused(self._idle) if due else ():
+            self._drop(connection)
 
     def _drop(self, connection: Any) -> None:
         try:
             connection.disconnect()
         finally:
             with self._lock:
-                self._attempts.open -= 1
-                begun = self._attempts.begin(len(self._line))
-            if begun is not None and not self._start(begun):
+                self._size.open -= 1
+                began_at = self._size.begin_connect(len(self._queue))
+            if began_at is not None and not self._start_thread(began_at):
                 with self._lock:
-                    self._attempts.left(begun)
+                    self._size.connect_cancelled(began_at)
 
     def close(self) -> None:
-        """Drop what is idle."""
+        """Close all idle connections."""
         while True:
             try:
                 connection, _ = self._idle.pop()
@@ -220,9 +220,9 @@ class Connections:
 _all: weakref.WeakSet[Connections] = weakref.WeakSet()
 
 
-def _leave_to_parent() -> None:
+def _reset_in_child() -> None:
     for connections in _all:
-        connections.leave()
+        connections.reset()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_reset_in_child)

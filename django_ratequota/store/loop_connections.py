@@ -1,4 +1,4 @@
-"""This process's connections to one server, for the tasks of one event loop: ``connections``, awaited."""
+"""The connection pool of one event loop's tasks to one server: ``connections``, awaited."""
 
 from __future__ import annotations
 
@@ -10,44 +10,45 @@ from typing import Any
 
 import redis
 
+from .activity import ServerActivity
 from .budget import Budget, BudgetTimeout
-from .commands import Command, ScriptCall
+from .commands import Command, ScriptCall, pack
 from .handshake import Handshake
-from .pool import IDLE_SECONDS, KEPT, MAX_CONNECTIONS, PAUSE_SECONDS, Attempts, Liveness, packed, unused
+from .pool_size import IDLE_SECONDS, MAX_CONNECTIONS, MIN_IDLE, RETRY_SECONDS, PoolSize, pop_unused
 
-#: As redis-py calls it since 8.
+#: redis-py 8 renamed ``can_read_destructive``.
 _CAN_READ = hasattr(redis.asyncio.Connection, "can_read")
 
 
 class LoopConnections:
-    """Those of one event loop's tasks; closed and forgotten when it shuts its asynchronous generators down."""
+    """The connections of one event loop's tasks; closed when the loop shuts its asynchronous generators down."""
 
     def __init__(
         self,
         handshake: Handshake,
-        liveness: Liveness,
-        forget: Callable[[], object],
-        most: int = MAX_CONNECTIONS,
+        activity: ServerActivity,
+        on_close: Callable[[], object],
+        limit: int = MAX_CONNECTIONS,
     ) -> None:
-        """``forget`` is called at the end."""
-        self._handshake, self._liveness, self._forget = handshake, liveness, forget
+        """``on_close`` is called when the loop ends."""
+        self._handshake, self._activity, self._on_close = handshake, activity, on_close
         self._idle: deque[tuple[Any, float]] = deque()
-        self._attempts = Attempts(most)
-        #: Callers in line for a connection, in order.
-        self._line: OrderedDict[asyncio.Future[tuple[Any, float]], None] = OrderedDict()
+        self._size = PoolSize(limit)
+        #: Callers that wait for a connection, in order.
+        self._queue: OrderedDict[asyncio.Future[tuple[Any, float]], None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Closes unused connections later; None while there are few.
+        #: Closes idle connections later; None while there are few.
         self._closing: asyncio.TimerHandle | None = None
-        #: To be begun in the loop; closing it, as the loop does at its end, closes all connections.
+        #: To be started in the loop; its ``aclose``, which the loop calls at its end, closes all connections.
         self.closer = self._close_with_loop()
 
     async def send(self, command: Command, budget: Budget, asking: bool) -> Any:
         """Send one command once and return its reply, within ``budget``; raises what redis-py raises."""
-        since = 0.0
+        idle_since = 0.0
         try:
             async with BudgetTimeout(budget):
-                connection, since = await self._take(budget)
-                budget.at_hand, asked = budget.left, time.monotonic()
+                connection, idle_since = await self._take(budget)
+                budget.left_at_send, sent_at = budget.left, time.monotonic()
                 try:
                     try:
                         reply = await self._exchange(connection, command, asking)
@@ -56,32 +57,32 @@ class LoopConnections:
                             raise
                         reply = await self._exchange(connection, command.text, asking)  # nothing ran
                 except redis.exceptions.ResponseError:
-                    self._give_back(connection, asked)
+                    self._release(connection, sent_at)
                     raise
                 except BaseException:
                     await self._drop(connection)
                     raise
-                self._give_back(connection, asked)
+                self._release(connection, sent_at)
                 return reply
         except redis.exceptions.ResponseError:
             raise
         except Exception:
-            self._liveness.lost(since)
+            self._activity.distrust(idle_since)
             raise
 
     async def _exchange(self, connection: Any, command: Command, asking: bool) -> Any:
         if asking:  # holds for the one command that follows
             await connection.send_packed_command(connection.pack_command("ASKING"))
             await connection.read_response()
-        await connection.send_packed_command(packed(connection, command), check_health=False)
+        await connection.send_packed_command(pack(connection, command), check_health=False)
         return await connection.read_response()
 
     async def _take(self, budget: Budget) -> tuple[Any, float]:
         while True:
-            connection, since = self._idle.pop() if self._idle else await self._await_one(budget)
+            connection, idle_since = self._idle.pop() if self._idle else await self._wait_for_one(budget)
             usable = False
             try:
-                usable = since > self._liveness.lost_at and not (
+                usable = idle_since > self._activity.stale_since and not (
                     await (connection.can_read() if _CAN_READ else connection.can_read_destructive())
                 )
             except (redis.exceptions.RedisError, OSError):
@@ -90,86 +91,86 @@ class LoopConnections:
                 if not usable:
                     await self._drop(connection)
             if usable:
-                return connection, since
+                return connection, idle_since
 
-    async def _await_one(self, budget: Budget) -> tuple[Any, float]:
-        future: asyncio.Future[tuple[Any, float]] = asyncio.get_running_loop().create_future()
-        self._line[future] = None
-        self._make()
-        budget.answers = self._liveness
+    async def _wait_for_one(self, budget: Budget) -> tuple[Any, float]:
+        waiter: asyncio.Future[tuple[Any, float]] = asyncio.get_running_loop().create_future()
+        self._queue[waiter] = None
+        self._connect_if_needed()
+        budget.queued_for = self._activity
         try:
-            found = await future
+            taken = await waiter
         except asyncio.CancelledError:
-            self._line.pop(future, None)
-            if not future.cancelled() and future.exception() is None:
-                self._put(*future.result())
+            self._queue.pop(waiter, None)
+            if not waiter.cancelled() and waiter.exception() is None:
+                self._put(*waiter.result())
             raise
         else:
             budget.connected()
-            return found
+            return taken
         finally:
-            budget.answers = None
+            budget.queued_for = None
 
-    def _make(self) -> None:
-        begun = self._attempts.begin(len(self._line))
-        if begun is not None:
-            self._start(self._attempt(begun))
+    def _connect_if_needed(self) -> None:
+        began_at = self._size.begin_connect(len(self._queue))
+        if began_at is not None:
+            self._start_task(self._connect(began_at))
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _attempt(self, begun: float) -> None:
-        attempts = self._attempts
+    async def _connect(self, began_at: float) -> None:
+        size = self._size
         try:
             connection = await self._handshake.aconnect()
         except BaseException as error:
-            hopeless = attempts.failed(begun)
+            hopeless = size.connect_failed(began_at)
             if not isinstance(error, Exception):
                 raise
-            while hopeless and self._line:
-                future, _ = self._line.popitem(last=False)
-                if not future.done():
-                    future.set_exception(error)
-            if self._line:  # served by those that are open, and perhaps by another
-                await asyncio.sleep(PAUSE_SECONDS)
-                self._make()
+            while hopeless and self._queue:
+                waiter, _ = self._queue.popitem(last=False)
+                if not waiter.done():
+                    waiter.set_exception(error)
+            if self._queue:  # the open connections serve them, and perhaps another one
+                await asyncio.sleep(RETRY_SECONDS)
+                self._connect_if_needed()
             return
-        attempts.succeeded(begun)
-        self._liveness.connected(begun, spare=not self._line)
-        self._put(connection, begun)
+        size.connected(began_at)
+        self._activity.connected(began_at, surplus=not self._queue)
+        self._put(connection, began_at)
         self._close_later()
-        # One in its place, and one more: their number may double.
-        self._make()
-        self._make()
+        # A successor, and one more: the pool may double.
+        self._connect_if_needed()
+        self._connect_if_needed()
 
-    def _give_back(self, connection: Any, asked: float) -> None:
-        self._put(connection, self._liveness.answered(asked))
+    def _release(self, connection: Any, sent_at: float) -> None:
+        self._put(connection, self._activity.replied(sent_at))
 
-    def _put(self, connection: Any, since: float) -> None:
-        while self._line:
-            future, _ = self._line.popitem(last=False)
-            if not future.done():
-                future.set_result((connection, since))
+    def _put(self, connection: Any, idle_since: float) -> None:
+        while self._queue:
+            waiter, _ = self._queue.popitem(last=False)
+            if not waiter.done():
+                waiter.set_result((connection, idle_since))
                 return
-        self._idle.append((connection, since))
+        self._idle.append((connection, idle_since))
 
     async def _drop(self, connection: Any) -> None:
         try:
             await connection.disconnect(nowait=True)
         finally:
-            self._attempts.open -= 1
-            self._make()
+            self._size.open -= 1
+            self._connect_if_needed()
 
     def _close_later(self) -> None:
-        if self._closing is None and self._attempts.open > KEPT:
+        if self._closing is None and self._size.open > MIN_IDLE:
             later = asyncio.get_running_loop().call_later
-            self._closing = later(IDLE_SECONDS, lambda: self._start(self._close_unused()))
+            self._closing = later(IDLE_SECONDS, lambda: self._start_task(self._close_unused()))
 
     async def _close_unused(self) -> None:
         self._closing = None
-        for connection in unused(self._idle):
+        for connection in pop_unused(self._idle):
             await self._drop(connection)
         self._close_later()
 
@@ -177,7 +178,7 @@ class LoopConnections:
         try:
             yield
         finally:
-            self._forget()
+            self._on_close()
             if self._closing is not None:
                 self._closing.cancel()
             for task in self._tasks:

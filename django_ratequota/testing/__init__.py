@@ -1,11 +1,13 @@
-"""Helpers for the tests of projects that use django-ratequota: policies of a test's own, a clock, assertions.
+"""Helpers for the tests of projects that use django-ratequota: policies for one test, a clock, assertions.
 
-Under pytest they come as fixtures too, see ``plugin``. Importing this imports neither Django nor Redis.
+``plugin`` has them as pytest fixtures. Importing this package imports neither Django nor Redis.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from ..utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from .assertions import assert_allowed, assert_limited, remaining
@@ -26,23 +28,14 @@ __all__ = [
     "unlimited",
 ]
 
-_EXPORTS = {
-    "Clock": "clock",
-    "Policy": "policies",
-    "assert_allowed": "assertions",
-    "assert_limited": "assertions",
-    "embedded_server": "server",
-    "isolated": "overrides",
-    "override_policies": "overrides",
-    "remaining": "assertions",
-    "unlimited": "overrides",
-}
-
-
-def __getattr__(name: str) -> object:
-    # Looked up on first use: settings import embedded_server before Django is there.
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
+# Settings call embedded_server before Django is configured.
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "assertions": ("assert_allowed", "assert_limited", "remaining"),
+        "clock": ("Clock",),
+        "overrides": ("isolated", "override_policies", "unlimited"),
+        "policies": ("Policy",),
+        "server": ("embedded_server",),
+    },
+)

@@ -1,8 +1,7 @@
 """What decides during a part of a test: policies, a clock and counters of its own.
 
-The names that every decision goes through are replaced on first use, by what looks for a scene and, finding none,
-does what was there before: ``runtime._made`` and ``on_error._local`` (the limiters in Redis and in this process),
-``note`` and ``watch`` of ``enforcement``, and ``policies`` of the modules that decide by them.
+A ``Scene`` has the attributes of ``runtime.process``. When the first scene is entered, each of these becomes an
+object that dispatches to the scene in force, and outside of scenes to the object that it replaced.
 """
 
 from __future__ import annotations
@@ -11,87 +10,84 @@ import os
 import secrets
 from collections.abc import Iterable
 from contextvars import ContextVar
+from copy import copy
 from datetime import UTC, datetime
 from typing import Any
 
-from .. import runtime
-from ..conf import OncePerSettings, settings
-from ..enforcement import check as enforcement
-from ..enforcement import on_error as fallback
-from ..enforcement import unchecked
+from ..conf import settings
 from ..engine.keys import bucket_key, revision_key
 from ..engine.limiter import Limiter
 from ..engine.local import LocalLimiter
 from ..engine.types import Bucket, Decision
 from ..exceptions import StoreError
-from ..monitoring.alerts import crossed, quota_threshold, told_us
+from ..monitoring.alerts import levels_reached, quota_threshold, sent_for_us
 from ..monitoring.collector import Collector
-from ..operations import caller_limits as standing
-from ..operations import explain as explaining
 from ..policies.cache import PolicyCache
+from ..runtime import OncePerSettings, process, store_from_settings
 from ..store.base import Store
-from ..store.factory import store_of_settings
 from .clock import Clock
 from .policies import FixedPolicies
 
-#: Keys of one command; far more than a test has.
-_TOGETHER = 500
-#: Seconds that a decision may take.
-_PATIENCE = 5.0
+#: Most keys deleted by one command.
+_MAX_KEYS = 500
+#: Seconds that a decision may take, at least: the machine that tests may be busy.
+_MIN_TIMEOUT = 5.0
 
 
 class Scene:
-    """Policies, clock and counters; in force from ``enter`` to ``leave``."""
+    """Policies, a clock and counters, in force from ``enter`` to ``leave``."""
 
     def __init__(self, policies: PolicyCache | FixedPolicies, clock: Clock | None) -> None:
-        #: What the engine takes for the time.
+        #: The engine's clock.
         self.clock = clock or Clock()
         self.policies = policies
-        # No thread hands over what is counted here.
+        # No thread sends its counts to Redis.
         self._collector = Collector()
         self._name = secrets.token_hex(5)
         self._limiters: list[SceneLimiter] = []
-        # Others where a test overrides the settings meanwhile.
+        # One for each settings that the test overrides.
         self.limiter = OncePerSettings(self._make_limiter)
-        self.local = OncePerSettings(lambda: LocalLimiter(settings.local_share, clock=lambda: self.clock() / 10**6))
-        #: (counter, level) -> until when ``quota_threshold`` was sent for it (µs).
-        self._told: dict[tuple[object, ...], int] = {}
+        self.local_limiter = OncePerSettings(
+            lambda: LocalLimiter(settings.local_share, clock=lambda: self.clock() / 10**6)
+        )
+        #: (counter, level) -> time (µs) until which ``quota_threshold`` is not sent again.
+        self._sent_until: dict[tuple[object, ...], int] = {}
 
     def reset(self) -> None:
-        """Forget all that was counted."""
-        for one in self._limiters:
-            one.forget_keys()
-        self.local.forget()
-        self._told.clear()
+        """Forget everything that was counted."""
+        for limiter in self._limiters:
+            limiter.forget_keys()
+        self.local_limiter.forget()
+        self._sent_until.clear()
 
     @property
     def entered(self) -> bool:
-        """Whether this context has entered it."""
+        """Whether this context has entered the scene."""
         return self in _own.get()
 
-    def note(self, context: Any, route: str | None, *decided: Any) -> str:
-        """Note a decision; returns the id of a refusal, as in production, "" without one."""
-        return self._collector.note(context, route or "", *decided) if settings.statistics_seconds else ""
+    def record(self, context: Any, route: str | None, *decided: Any) -> str:
+        """Record a decision and return the id of a refusal, as in production; "" without one."""
+        return self._collector.record(context, route or "", *decided) if settings.statistics_seconds else ""
 
-    def watch(self, decision: Decision) -> None:
-        """Send ``quota_threshold``: at once, as a test does not wait."""
+    def observe(self, decision: Decision) -> None:
+        """Send ``quota_threshold`` at once: a test does not wait for a thread."""
         for status in decision.statuses if not decision.degraded else ():
-            for level in crossed(status):
+            for level in levels_reached(status):
                 key = (*status.bucket.counter, level)
-                if self._told.get(key, 0) <= decision.at_us:
-                    self._told[key] = decision.at_us + told_us(status)
+                if self._sent_until.get(key, 0) <= decision.at_us:
+                    self._sent_until[key] = decision.at_us + sent_for_us(status)
                     at = datetime.fromtimestamp(decision.at_us / 10**6, UTC)
                     quota_threshold.send_robust(sender=None, level=level, status=status, at=at, suppressed=0)
 
     def enter(self, all_threads: bool) -> None:
-        """Be in force in this context, or in all threads of the process."""
+        """Put it in force in this context, or in all threads of the process."""
         _install()
         _own.set((*_own.get(), self))
         if all_threads:
             _shared.append(self)
 
     def leave(self) -> None:
-        """Be in force no more, and leave nothing in Redis."""
+        """Put it out of force, and delete its keys in Redis."""
         _own.set(tuple(scene for scene in _own.get() if scene is not self))
         if self in _shared:
             _shared.remove(self)
@@ -104,93 +100,87 @@ class Scene:
 
 
 class SceneLimiter(Limiter):
-    """The default limiter's server, with keys that no other scene, process or test run has."""
+    """A limiter on the settings' server, with keys that no other scene, process or test run has."""
 
     def __init__(self, clock: Clock, name: str, *, fixed: bool) -> None:
-        # It begins with the project's prefix, which an ACL may demand. 16 characters are the most.
+        # An ACL may demand that keys begin with the project's prefix. 16 characters are the most.
         super().__init__(clock=clock, prefix=f"{settings.prefix[:5]}:{name}", deny_cache_seconds=0)
-        self.store = _store()  # on connections that are open already
+        self.store = _store()  # shared, so that scenes open no connections
         self._fixed = fixed
         self._buckets: set[Bucket] = set()
-        # Whether Redis may hold a key of ours.
-        self._asked = False
-        if fixed:  # nothing can be published: requests without limits need no Redis
-            self._look_seconds = float("inf")
+        # Whether Redis may hold one of its keys.
+        self._used = False
+        if fixed:  # nothing can be published, so requests without limits need no Redis
+            self._revision_max_age = float("inf")
 
     def publish(self) -> int:
-        """Tell those outside the scene too: what is committed in a test is committed."""
-        self._asked = True
-        _limiters.real().publish()
+        """Publish outside of the scene too: a commit in a test is a commit."""
+        self._used = True
+        _outside.limiter().publish()
         return super().publish()
 
     def _begin(self, mode: str, buckets: Iterable[Bucket], *args: Any) -> Any:
         buckets = tuple(buckets)
         self._buckets.update(buckets)
-        self._asked = self._asked or bool(buckets) or not self._fixed
+        self._used = self._used or bool(buckets) or not self._fixed
         return super()._begin(mode, buckets, *args)
 
     def forget_keys(self) -> None:
-        """Delete all that was counted; what Redis does not delete now goes when its time is over."""
+        """Delete its keys; if Redis fails, they expire by themselves."""
         keys = [*{bucket_key(self.prefix, bucket) for bucket in self._buckets}, revision_key(self.prefix)]
-        asked, self._asked, self._buckets = self._asked, False, set()
-        size = 1 if self.store.clustered else _TOGETHER
+        used, self._used, self._buckets = self._used, False, set()
+        size = 1 if self.store.clustered else _MAX_KEYS
         try:
-            for start in range(0, len(keys) if asked else 0, size):
+            for start in range(0, len(keys) if used else 0, size):
                 self.store.execute(("DEL", *keys[start : start + size]))
         except StoreError:
             pass
 
 
-#: The scenes entered in this context, the last one counts; async code and the threads of asgiref inherit them.
+#: The scenes entered in this context; the last one is in force. Async code and the threads of asgiref inherit them.
 _own: ContextVar[tuple[Scene, ...]] = ContextVar("ratequota_scenes", default=())
-#: Those in force where this context has none.
+#: The scenes of all threads, in force in contexts that have entered none.
 _shared: list[Scene] = []
 
 
 def current_scene() -> Scene | None:
-    """The scene in force; None outside of any."""
+    """Return the scene in force; None outside of scenes."""
     own = _own.get()
     return own[-1] if own else _shared[-1] if _shared else None
 
 
-class _Staged:
-    """In place of a name: what the scene has under ``name``, without one the real thing."""
+class _PerScene:
+    """An attribute of ``process``: the scene's own, or outside of scenes the process's own."""
 
-    def __init__(self, name: str, real: Any) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self.real = real
 
     def __call__(self, *args: Any) -> Any:
-        return self._found()(*args)
+        return self._find()(*args)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._found(), name)
+        return getattr(self._find(), name)
 
-    def _found(self) -> Any:
-        scene = current_scene()
-        return getattr(scene, self._name) if scene else self.real
+    def _find(self) -> Any:
+        return getattr(current_scene() or _outside, self._name)
 
 
-_limiters = _Staged("limiter", vars(runtime)["_made"])
+#: What decides outside of scenes.
+_outside = copy(process)
+
+
+def _install() -> None:
+    for name, own in vars(process).items():
+        if not isinstance(own, _PerScene):
+            setattr(process, name, _PerScene(name))
 
 
 def _make_store() -> Store:
-    """The settings' server, with more patience than requests have: a machine that tests may be busy."""
-    store = store_of_settings(settings)
-    store.timeout = max(store.timeout, _PATIENCE)
+    """Connect to the settings' server, with a longer timeout."""
+    store = store_from_settings(settings)
+    store.timeout = max(store.timeout, _MIN_TIMEOUT)
     return store
 
 
 _store = OncePerSettings(_make_store)
 os.register_at_fork(after_in_child=_store.forget)
-
-
-def _install() -> None:
-    if vars(runtime)["_made"] is _limiters:
-        return
-    vars(runtime)["_made"] = _limiters
-    vars(fallback)["_local"] = _Staged("local", vars(fallback)["_local"])
-    for name in ("policies", "note", "watch"):
-        vars(enforcement)[name] = _Staged(name, vars(enforcement)[name])
-    for module in (explaining, standing, unchecked):
-        vars(module)["policies"] = vars(enforcement)["policies"]

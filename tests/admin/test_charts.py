@@ -137,7 +137,7 @@ def test_it_is_an_image_with_a_name_and_a_description() -> None:
     (desc,) = svg.iter("desc")
     assert desc.get("id") == svg.get("aria-describedby")
     assert "from t0 to t2" in (desc.text or "")
-    assert "the highest, 7, at t1" in (desc.text or "")
+    assert "The highest is 7 at t1" in (desc.text or "")
 
 
 def test_the_line_goes_in_steps_and_stops_where_it_has_no_value() -> None:
@@ -186,7 +186,7 @@ def test_two_plots_share_no_id() -> None:
 @pytest.mark.parametrize("shown", [of(), of(0, 0, 0), plot(title="Requests", labels=["a"], series=[])])
 def test_without_numbers_there_is_a_sentence(shown: Plot) -> None:
     text = draw(shown)
-    assert "There is nothing to show." in text
+    assert "No data." in text
     assert "<svg" not in text
     assert "<table" not in text
 

@@ -26,8 +26,8 @@ from django_ratequota.engine.types import Decision
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import collector as collecting
-from django_ratequota.monitoring import statistics
-from django_ratequota.monitoring.statistics import Refusal, RefusedBucket
+from django_ratequota.monitoring import refusals
+from django_ratequota.monitoring.refusals import Refusal, RefusedBucket
 from django_ratequota.operations.explain_query import ExplainQuery
 from tests.support.operators import a_customer, client_of
 
@@ -37,12 +37,12 @@ LIST = "/admin/django_ratequota/ratepolicy/"
 PAGE = f"{LIST}explain/"
 DOWN = "redis://127.0.0.1:1/0"
 IDENTIFIERS = {"tenant": "tests.project.views.api_key"}
-FIND_REFUSAL, REFUSALS = statistics.find_refusal, statistics.refusals
+FIND_REFUSAL, REFUSALS = refusals.find_refusal, refusals.refusals
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
 
 
 class Kept:
-    """The refusals that are kept: what ``statistics`` answers in these tests."""
+    """The refusals that are kept: what the readers return in these tests."""
 
     def __init__(self) -> None:
         self.refusals: list[Refusal] = []
@@ -64,8 +64,8 @@ class Kept:
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
     kept = Kept()
-    monkeypatch.setattr(statistics, "find_refusal", kept.find)
-    monkeypatch.setattr(statistics, "refusals", kept.latest)
+    monkeypatch.setattr(refusals, "find_refusal", kept.find)
+    monkeypatch.setattr(refusals, "refusals", kept.latest)
     return kept
 
 
@@ -106,7 +106,7 @@ def counters(text: str) -> list[str]:
 
 def candidates(text: str) -> list[list[str]]:
     """The table of policies, cell by cell."""
-    (table,) = re.findall(r"Policies that were looked at</h3>.*?<tbody>(.*?)</tbody>", text)
+    (table,) = re.findall(r"Policies considered</h3>.*?<tbody>(.*?)</tbody>", text)
     rows = re.findall(r"<tr.*?</tr>", table)
     return [
         [re.sub("<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row)] for row in rows
@@ -149,7 +149,7 @@ def refused(user: User, **fields: Any) -> Refusal:
 # --- What applies to a caller. ---
 
 
-def test_winners_losers_and_live_counters(operator: Client, alice: User) -> None:
+def test_the_page_shows_winners_losers_and_live_counters(operator: Client, alice: User) -> None:
     for _ in range(3):
         assert ask(alice, scope="search").allowed
     text = look(operator, user=alice.pk, endpoint="search")
@@ -162,8 +162,8 @@ def test_winners_losers_and_live_counters(operator: Client, alice: User) -> None
     ]
     assert f'<a href="{LIST}{override.pk}/change/">{override.pk}</a>' in text
     cards = counters(text)
-    assert cards[0].startswith(f"all/day user:{alice.pk} (alice) 3 of 1000 used, 997 left. Full again at ")
-    assert cards[1].startswith(f"search/min user:{alice.pk} (alice) 3 of 10 used, 7 left. Full again at ")
+    assert cards[0].startswith(f"all/day user:{alice.pk} (alice) 3 of 1000 used, 997 left. Fully available at ")
+    assert cards[1].startswith(f"search/min user:{alice.pk} (alice) 3 of 10 used, 7 left. Fully available at ")
     assert re.search(r"\d\d:\d\d:\d\d \(in 1[5-8] s\)\.", cards[1])
     assert cards[2].startswith("search/month per everyone everyone 3 of 10000 used, 9997 left.")
     assert 'width="30" height="8"' in text
@@ -171,7 +171,7 @@ def test_winners_losers_and_live_counters(operator: Client, alice: User) -> None
     assert re.search(r'<a href="/admin/django_ratequota/plan/\d+/change/">Free</a> \(assigned\)', text)
 
 
-def test_looking_consumes_nothing(operator: Client, alice: User, redis_client: redis.Redis) -> None:
+def test_explaining_consumes_nothing(operator: Client, alice: User, redis_client: redis.Redis) -> None:
     for _ in range(11):
         ask(alice, scope="search")
 
@@ -184,7 +184,7 @@ def test_looking_consumes_nothing(operator: Client, alice: User, redis_client: r
     assert state() == before
 
 
-def test_what_the_next_request_would_get(operator: Client, alice: User) -> None:
+def test_the_verdict_on_the_next_request(operator: Client, alice: User) -> None:
     for _ in range(10):
         ask(alice, scope="search")
     text = look(operator, user=alice.pk, endpoint="search")
@@ -194,7 +194,7 @@ def test_what_the_next_request_would_get(operator: Client, alice: User) -> None:
     assert "ratequota-over" in text
     text = look(operator, user=alice.pk, endpoint="search", cost=11)
     assert "of 11 units, would be refused by search/min, and waiting does not help." in text
-    assert "Never has room for this cost." in text
+    assert "The cost is more than this limit can ever admit." in text
     RatePolicy.objects.filter(user=alice).update(rates="blocked")
     text = look(operator, user=alice.pk, endpoint="search")
     assert "would be refused by all/blocked, and waiting does not help." in text
@@ -202,29 +202,29 @@ def test_what_the_next_request_would_get(operator: Client, alice: User) -> None:
     assert "10 of 10 used, 0 left." in text
 
 
-def test_log_only_and_unlimited_are_told(operator: Client, alice: User) -> None:
+def test_log_only_and_unlimited_policies_are_marked(operator: Client, alice: User) -> None:
     RatePolicy.objects.filter(user=alice).update(rates="unlimited")
     RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(mode="log")
     cards = counters(look(operator, user=alice.pk, endpoint="search"))
     assert cards[0].startswith("all endpoints Unlimited: nothing is counted.")
-    assert cards[1].startswith(f"search/min user:{alice.pk} (alice) log only 0 of 10 used, 10 left. Full.")
+    assert cards[1].startswith(f"search/min user:{alice.pk} (alice) log only 0 of 10 used, 10 left. Fully available.")
 
 
 @pytest.mark.parametrize(
     ("who", "source"),
     [("assigned", "Free</a> (assigned)"), ("user", "(the default for logged-in users"), ("ip", "none: no plan is")],
 )
-def test_where_the_plan_comes_from(operator: Client, alice: User, who: str, source: str) -> None:
+def test_the_source_of_the_plan_is_shown(operator: Client, alice: User, who: str, source: str) -> None:
     Plan.objects.create(name="Basic", slug="basic", default_for="authenticated")
     bob = User.objects.create(username="bob")
     query = {"assigned": {"user": alice.pk}, "user": {"user": bob.pk}, "ip": {"ip": "203.0.113.7"}}[who]
     assert source in look(operator, **query)
 
 
-def test_the_plan_that_a_resolver_would_say(operator: Client, alice: User, settings: Any) -> None:
+def test_the_plan_of_a_plan_resolver_is_entered_in_the_form(operator: Client, alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
     Plan.objects.create(name="Pro", slug="pro")
-    assert "Say what PLAN_RESOLVER would answer for this caller." in look(operator, user=alice.pk)
+    assert "Choose the plan that PLAN_RESOLVER would return for this caller." in look(operator, user=alice.pk)
     assert "Pro</a> (from PLAN_RESOLVER)" in look(operator, user=alice.pk, plan="pro")
     assert "PLAN_RESOLVER returned no plan, and there is no default" in look(operator, user=alice.pk, plan="(none)")
     assert "gold is not one of the choices." in look(operator, user=alice.pk, plan="gold")
@@ -246,7 +246,7 @@ def test_a_route_is_found_by_its_url_name(operator: Client) -> None:
         assert "items/min per ip" in look(operator, ip="203.0.113.7", path=path)
 
 
-def test_a_view_that_names_its_scope_says_it(operator: Client, alice: User) -> None:
+def test_the_scope_of_a_view_is_found_by_its_path(operator: Client, alice: User) -> None:
     assert f"search/min user:{alice.pk} (alice)" in counters(look(operator, user=alice.pk, path="/decorated/"))[1]
 
 
@@ -260,13 +260,13 @@ def test_a_view_that_names_its_scope_says_it(operator: Client, alice: User) -> N
         ("unknown", "ip:unknown"),
     ],
 )
-def test_an_anonymous_caller(operator: Client, address: str, subject: str) -> None:
+def test_an_anonymous_caller_is_explained_by_address(operator: Client, address: str, subject: str) -> None:
     RatePolicy.objects.create(rates="5/min")
     (card,) = counters(look(operator, ip=address))
     assert card.startswith(f"all/min {subject} 0 of 5 used")
 
 
-def test_another_identifier(operator: Client, settings: Any) -> None:
+def test_a_caller_is_explained_by_an_identifier(operator: Client, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     RatePolicy.objects.create(rates="5/min", counted_per="tenant")
     assert counters(look(operator, kind="tenant", value="acme"))[0].startswith(
@@ -274,7 +274,7 @@ def test_another_identifier(operator: Client, settings: Any) -> None:
     )
 
 
-def test_a_refusal_by_an_identifier_asks_about_its_value(
+def test_a_refusal_by_an_identifier_fills_in_its_value(
     operator: Client, alice: User, settings: Any, kept: Kept
 ) -> None:
     """A customer locked out by their login's pair: the page said they would be admitted, and had nothing to reset."""
@@ -285,7 +285,9 @@ def test_a_refusal_by_an_identifier_asks_about_its_value(
     kept.refusals = [refused(alice, buckets=others)]
     cards = counters(look(operator, id="ABCDE12345"))
     assert any(card.startswith("all/min per tenant tenant:acme 0 of 5") for card in cards), cards
-    assert ExplainQuery.of(refused(alice, buckets=(replace(own, subject="tenant:"),))).identifiers == {"tenant": ""}
+    assert ExplainQuery.from_refusal(refused(alice, buckets=(replace(own, subject="tenant:"),))).identifiers == {
+        "tenant": ""
+    }
 
 
 @pytest.mark.parametrize(
@@ -298,7 +300,7 @@ def test_a_refusal_by_an_identifier_asks_about_its_value(
         ("tenant:a:b", "ip:unknown"),
     ],
 )
-def test_other_pages_name_callers_as_counters_do(operator: Client, settings: Any, caller: str, subject: str) -> None:
+def test_links_name_callers_as_counters_do(operator: Client, settings: Any, caller: str, subject: str) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     bob = User.objects.create(username="bob")
     search = Endpoint.objects.create(name="search")
@@ -313,10 +315,10 @@ def test_other_pages_name_callers_as_counters_do(operator: Client, settings: Any
 @pytest.mark.parametrize(
     ("query", "error"),
     [
-        ({"method": "GET"}, "Say who asks: a user, an IP address or another identifier."),
-        ({"user": "4711"}, "There is no such user; choose one, or write the id of one."),
-        ({"user": "alice"}, "There is no such user; choose one, or write the id of one."),
-        ({"user": "9" * 40}, "There is no such user; choose one, or write the id of one."),
+        ({"method": "GET"}, "Enter a caller: a user, an IP address or another identifier."),
+        ({"user": "4711"}, "There is no such user. Choose one, or enter a user's id."),
+        ({"user": "alice"}, "There is no such user. Choose one, or enter a user's id."),
+        ({"user": "9" * 40}, "There is no such user. Choose one, or enter a user's id."),
         ({"ip": "300.1.1.1"}, "'300.1.1.1' does not appear to be an IPv4 or IPv6 address; write an address such as"),
         ({"ip": "203.0.113.0/24"}, "203.0.113.0/24 is many clients; write the address of one."),
         ({"ip": "1/2/3"}, "write an address such as"),
@@ -327,8 +329,8 @@ def test_other_pages_name_callers_as_counters_do(operator: Client, settings: Any
         ({"ip": "::1", "method": "BREW"}, "BREW is not one of the available choices."),
         ({"ip": "::1", "cost": "-1"}, "Ensure this value is greater than or equal to 0."),
         ({"ip": "::1", "cost": "1e9"}, "Enter a whole number."),
-        ({"kind": "tenant"}, "An identifier is a name and a value: give both."),
-        ({"value": "acme"}, "An identifier is a name and a value: give both."),
+        ({"kind": "tenant"}, "Enter both the identifier and its value."),
+        ({"value": "acme"}, "Enter both the identifier and its value."),
         ({"kind": "planet", "value": "acme"}, "planet is not one of the choices."),
         ({"caller": "planet:mars"}, "planet is not one of the choices."),
         ({"caller": "user:x"}, "There is no such user"),
@@ -338,7 +340,7 @@ def test_other_pages_name_callers_as_counters_do(operator: Client, settings: Any
         ({"ip": "::1", "endpoint": HOSTILE}, "is not one of the choices."),
     ],
 )
-def test_bad_input_is_told_what_to_write(
+def test_invalid_input_is_explained_beside_its_field(
     operator: Client, alice: User, settings: Any, query: dict[str, str], error: str
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
@@ -350,7 +352,7 @@ def test_bad_input_is_told_what_to_write(
     assert "What applies now" not in text
 
 
-def test_without_a_question_there_is_only_the_form(operator: Client) -> None:
+def test_an_empty_query_shows_only_the_form(operator: Client) -> None:
     text = look(operator)
     assert 'name="path"' in text
     assert "errornote" not in text
@@ -370,7 +372,7 @@ def test_without_a_question_there_is_only_the_form(operator: Client) -> None:
         ((), 403, 0, False, False),
     ],
 )
-def test_each_operator_sees_what_they_should(
+def test_operators_see_what_their_permissions_allow(
     alice: User, permissions: tuple[str, ...] | None, status: int, rows: int, boost: bool, reset: bool
 ) -> None:
     client = staff(permissions)
@@ -380,10 +382,10 @@ def test_each_operator_sees_what_they_should(
     if status == 200:
         text = look(client, user=alice.pk, endpoint="search")
         assert len(candidates(text)) == rows
-        assert ("1 more lost that you may not look at." in text) is (rows == 3)
+        assert ("1 more policy did not apply. You do not have permission to view it." in text) is (rows == 3)
         assert ("100/min" in [row[5] for row in candidates(text)]) is (rows == 4)
         assert (f"{LIST}boost/?" in text) is boost
-        assert ("So it is neither boosted nor reset for one caller." in text) is (boost or reset)
+        assert ("It cannot be boosted or reset for one caller." in text) is (boost or reset)
         assert (f'formaction="{LIST}reset-counters/"' in text) is reset
         assert (f'formaction="{LIST}grant/"' in text) is reset
         assert re.findall(r'name="bucket" value="(.*?)"', text) == (["all/day", "search/min"] if reset else [])
@@ -396,7 +398,7 @@ def test_anonymous_visitors_are_sent_to_the_login() -> None:
     assert Client().get(PAGE)["Location"].startswith("/admin/login/")
 
 
-def test_the_user_is_searched_by_those_who_may_and_named_by_id_else(alice: User) -> None:
+def test_the_user_is_searched_or_entered_by_id(alice: User) -> None:
     operator = staff(None)
     text = look(operator, user=alice.pk)
     assert "admin-autocomplete" in text
@@ -407,7 +409,7 @@ def test_the_user_is_searched_by_those_who_may_and_named_by_id_else(alice: User)
     assert f'name="user" value="{alice.pk}"' in text
 
 
-def test_as_many_queries_for_many_policies_as_for_few(operator: Client, alice: User) -> None:
+def test_query_counts_do_not_grow_with_the_policies(operator: Client, alice: User) -> None:
     search = Endpoint.objects.get()
 
     def count() -> int:
@@ -431,13 +433,13 @@ def test_as_many_queries_for_many_policies_as_for_few(operator: Client, alice: U
     assert count() == few
 
 
-def test_thousands_of_tenants_do_not_make_an_endless_page(operator: Client, alice: User) -> None:
+def test_thousands_of_candidates_are_cut_short(operator: Client, alice: User) -> None:
     rows = [RatePolicy(subject=f"ip:10.0.{n // 250}.{n % 250}", rates="5/s") for n in range(300)]
     RatePolicy.objects.bulk_create(rows)
     text = look(operator, user=alice.pk, endpoint="search")
     assert len(candidates(text)) == 200
     assert sum(row[1].startswith("wins") for row in candidates(text)) == 3
-    assert "104 more lost." in text
+    assert "104 more policies did not apply." in text
 
 
 def test_hostile_names_are_harmless(operator: Client, settings: Any) -> None:
@@ -456,11 +458,11 @@ def test_hostile_names_are_harmless(operator: Client, settings: Any) -> None:
     assert "x" * 300 not in shown
 
 
-def test_a_list_offers_the_page(operator: Client) -> None:
+def test_lists_link_to_the_page(operator: Client) -> None:
     assert f'<li><a href="{PAGE}">Explain</a></li>' in operator.get(LIST).content.decode()
 
 
-def test_an_override_leads_to_its_caller(operator: Client, alice: User) -> None:
+def test_an_override_links_to_its_caller(operator: Client, alice: User) -> None:
     search = Endpoint.objects.get()
     tenant = RatePolicy.objects.create(subject="ip:203.0.113.7", endpoint=search, rates="1/s")
     for policy, query in (
@@ -487,31 +489,31 @@ def test_nothing_is_inline(operator: Client, alice: User) -> None:
 @pytest.mark.parametrize(
     ("on_error", "verdict"), [("allow", "would be admitted."), ("deny", "would be refused by search/min.")]
 )
-def test_redis_down_still_tells_who_wins(
+def test_winners_are_shown_while_redis_is_down(
     operator: Client, alice: User, kept: Kept, settings: Any, on_error: str, verdict: str
 ) -> None:
     RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(on_error=on_error)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
     kept.down = True
     text = look(operator, user=alice.pk, endpoint="search")
-    assert "Redis gives no answer (connection): how much is used cannot be shown" in text
+    assert "Redis did not answer (connection). Usage cannot be shown" in text
     assert len(candidates(text)) == 4
-    assert "Nobody knows how it stands while Redis gives no answer." in text
+    assert "Usage unknown, because Redis did not answer." in text
     assert "ratequota-bar" not in text
     assert f"The next request, of 1 unit, {verdict}" in text
-    assert "Redis gives no answer (connection): what was decided cannot be looked up now." in look(
-        operator, id="ABCDE12345"
-    )
+    assert "Redis did not answer (connection). The refusal cannot be looked up." in look(operator, id="ABCDE12345")
     assert operator.get(f"{LIST}?q=ABCDE12345").status_code == 200
 
 
 # --- Refusals. ---
 
 
-def test_an_id_shows_what_was_decided_and_what_applies_now(operator: Client, alice: User, kept: Kept) -> None:
+def test_the_id_of_a_refusal_shows_the_decision_and_what_applies_now(
+    operator: Client, alice: User, kept: Kept
+) -> None:
     kept.refusals = [refused(alice)]
     text = look(operator, id="abcde12345")
-    assert "What was decided: ABCDE12345" in text
+    assert "Refusal ABCDE12345" in text
     assert re.search(r"Refused by search/min, 11/20/2026 10:30:15\. It happened 17 times in that minute\.", text)
     for part in (
         f"<dd>user:{alice.pk} (alice)</dd>",
@@ -522,7 +524,7 @@ def test_an_id_shows_what_was_decided_and_what_applies_now(operator: Client, ali
         assert part in text
     then, *now = counters(text)
     assert then.startswith(
-        f"search/min user:{alice.pk} (alice) 10 of 10 used, 0 left. Refused. Room again at 11/20/2026 10:"
+        f"search/min user:{alice.pk} (alice) 10 of 10 used, 0 left. Refused. Available again at 11/20/2026 10:"
     )
     assert "The same request now" in text
     assert now[1].startswith(f"search/min user:{alice.pk} (alice) 0 of 10 used")
@@ -542,7 +544,7 @@ def test_an_id_shows_what_was_decided_and_what_applies_now(operator: Client, ali
         ({"caller": "ip:203.0.113.7", "scope": "gone", "route": ""}, "ip:203.0.113.7"),
     ],
 )
-def test_whoever_was_refused_is_asked_about(
+def test_the_form_is_filled_in_with_the_refused_caller(
     operator: Client, alice: User, kept: Kept, settings: Any, fields: dict[str, Any], subject: str
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
@@ -553,19 +555,23 @@ def test_whoever_was_refused_is_asked_about(
     assert counters(text)[0].startswith(f"all/min {subject} 0 of 77 used")
 
 
-def test_a_refusal_of_what_is_gone_is_still_told(operator: Client, alice: User, kept: Kept) -> None:
+def test_a_refusal_is_shown_after_its_caller_plan_and_policy_are_deleted(
+    operator: Client, alice: User, kept: Kept
+) -> None:
     gone = refused(alice, caller="user:4711", plan_id=4711, route="/gone/", scope="gone", method="BREW")
     kept.refusals = [gone]
     RatePolicy.objects.all().delete()
     text = look(operator, id="ABCDE12345")
-    assert "What was decided: ABCDE12345" in text
+    assert "Refusal ABCDE12345" in text
     assert "There is no such user" in text
     assert "No route matches '/gone/'" in text
 
 
-def test_an_id_that_is_not_kept_is_told(operator: Client, kept: Kept) -> None:
-    assert "No refusal with the id ABCDE12345 is kept. They are kept for 48 hours" in look(operator, id="ABCDE12345")
-    assert "No refusal with the id nonsense! is kept." in look(operator, id="nonsense!")
+def test_an_unknown_refusal_id_is_reported(operator: Client, kept: Kept) -> None:
+    assert "There is no refusal with the id ABCDE12345. Refusals are kept for 48 hours" in look(
+        operator, id="ABCDE12345"
+    )
+    assert "There is no refusal with the id nonsense!." in look(operator, id="nonsense!")
     assert kept.asked == ["ABCDE12345"]
     page = operator.get(f"{PAGE}?{urlencode({'id': HOSTILE})}").content.decode()
     assert "<script>alert" not in page
@@ -615,16 +621,16 @@ def test_the_callers_latest_refusals_are_listed(operator: Client, alice: User, k
 
 
 @pytest.mark.parametrize(("query", "told"), [("abcde12345", True), ("abcde1234", False), ("zzzzz99999", False)])
-def test_a_search_for_an_id_is_told_where_it_leads(
+def test_searching_a_refusal_id_links_to_the_page(
     operator: Client, alice: User, kept: Kept, query: str, told: bool
 ) -> None:
     kept.refusals = [refused(alice)]
     text = operator.get(f"{LIST}?q={query}").content.decode()
-    assert (f'ABCDE12345 is the id of a refusal: <a href="{PAGE}?id=ABCDE12345">' in text) is told
+    assert (f'ABCDE12345 is the id of a refusal. <a href="{PAGE}?id=ABCDE12345">' in text) is told
     assert len(kept.asked) == (len(query) == 10)
 
 
-def test_the_command_tells_the_same(alice: User, kept: Kept) -> None:
+def test_the_command_shows_the_same(alice: User, kept: Kept) -> None:
     kept.refusals = [refused(alice)]
     out = io.StringIO()
     call_command("ratequota", "explain", "--id", "abcde12345", stdout=out)
@@ -635,14 +641,14 @@ def test_the_command_tells_the_same(alice: User, kept: Kept) -> None:
     assert f"search/min of user:{alice.pk}: 0 of 10 left, refused" in text
     assert "plan         Free (assigned)" in text
     assert f"search/min of user:{alice.pk}: 10 of 10 left" in text
-    with pytest.raises(CommandError, match="No refusal 'ZZZZZ99999' is kept; they are kept for 48 hours"):
+    with pytest.raises(CommandError, match="No refusal 'ZZZZZ99999' is recorded; refusals are kept for 48 hours"):
         call_command("ratequota", "explain", "--id", "ZZZZZ99999", stdout=out)
 
 
-def test_a_refusal_without_redis_says_so(operator: Client, alice: User, kept: Kept) -> None:
+def test_a_refusal_id_without_redis_is_reported(operator: Client, alice: User, kept: Kept) -> None:
     kept.refusals = [refused(alice, error="timeout", buckets=())]
     text = look(operator, id="abcde12345")
-    assert "Redis gave no decision then (timeout), so the policies' “on error” decided." in text
+    assert "Redis gave no decision (timeout), so the policies' “on error” decided." in text
 
 
 @pytest.mark.parametrize("blocked", [False, True])
@@ -650,8 +656,8 @@ def test_from_a_refused_response_to_what_was_decided(
     operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch, settings: Any, blocked: bool
 ) -> None:
     """End to end: the id of a real response finds a real refusal."""
-    monkeypatch.setattr(statistics, "find_refusal", FIND_REFUSAL)
-    monkeypatch.setattr(statistics, "refusals", REFUSALS)
+    monkeypatch.setattr(refusals, "find_refusal", FIND_REFUSAL)
+    monkeypatch.setattr(refusals, "refusals", REFUSALS)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
     RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(rates="2/hour")
@@ -664,7 +670,7 @@ def test_from_a_refused_response_to_what_was_decided(
     collecting.collector.flush()
     refusal_id = answers[-1].json()["refusal_id"]
     text = look(operator, id=refusal_id.upper())
-    assert f"What was decided: {refusal_id}" in text
+    assert f"Refusal {refusal_id}" in text
     assert f"It happened {5 if blocked else 3} times in that minute." in text
     for part in (f"user:{alice.pk} (alice)", "ip:2001:db8::/64", "/decorated/", "search", "GET", "Free"):
         assert f"<dd>{part}</dd>" in text
@@ -672,7 +678,9 @@ def test_from_a_refused_response_to_what_was_decided(
         assert "Refused by all/blocked, " in text
     else:
         then = next(card for card in counters(text) if "Refused." in card)
-        assert then.startswith(f"search/hour user:{alice.pk} (alice) 2 of 2 used, 0 left. Refused. Room again at ")
+        assert then.startswith(
+            f"search/hour user:{alice.pk} (alice) 2 of 2 used, 0 left. Refused. Available again at "
+        )
     assert "errornote" not in text
     assert re.search(rf"of 1 unit, would be refused by {'all/blocked' if blocked else 'search/hour'}, ", text)
     assert f'<a href="{PAGE}?id={refusal_id}">' in look(operator, user=alice.pk)
@@ -689,11 +697,11 @@ def test_from_a_refused_response_to_what_was_decided(
     ("read", "field"),
     [
         (lambda: ExplainQuery(ip="nonsense").caller(), "ip"),
-        (lambda: ExplainQuery(ip="::1", endpoint="gone").place(), "endpoint"),
-        (lambda: ExplainQuery(ip="::1", path="/gone/").place(), "path"),
+        (lambda: ExplainQuery(ip="::1", endpoint="gone").request_arguments(), "endpoint"),
+        (lambda: ExplainQuery(ip="::1", path="/gone/").request_arguments(), "path"),
     ],
 )
-def test_a_question_names_the_field_that_cannot_be_read(read: Callable[[], Any], field: str) -> None:
+def test_unreadable_queries_name_the_field(read: Callable[[], Any], field: str) -> None:
     with pytest.raises(ValidationError) as caught:
         read()
     assert list(caught.value.message_dict) == [field]

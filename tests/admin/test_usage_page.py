@@ -21,15 +21,19 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_ratequota import check_request
-from django_ratequota.admin.usage import counts as figures
+from django_ratequota.admin.usage.counts import Selection
 from django_ratequota.admin.usage.export import cell
 from django_ratequota.admin.usage.workers import published_at, servers, state_of
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import collector as collecting
-from django_ratequota.monitoring import health, statistics
-from django_ratequota.monitoring.collector import OUTCOMES, collector
+from django_ratequota.monitoring import health
+from django_ratequota.monitoring import refusals as recorded_refusals
+from django_ratequota.monitoring import timeline as timelines
+from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.health import Health
-from django_ratequota.monitoring.statistics import Counts, Refusal, RefusedBucket, Timeline, Top
+from django_ratequota.monitoring.packing import OUTCOMES
+from django_ratequota.monitoring.refusals import Refusal, RefusedBucket
+from django_ratequota.monitoring.timeline import Counts, Timeline, TopCaller
 from django_ratequota.runtime import default_limiter
 from django_ratequota.utils.histogram import BOUNDS
 from tests.admin.test_permissions import client_of
@@ -46,18 +50,18 @@ BEHIND = 60 * 10**6
 
 
 class Scene:
-    """What ``statistics`` would tell, made up."""
+    """Made-up counts and refusals instead of those recorded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.total: list[Counts] = [Counts(8, 2, 1), Counts(0, 0, 0)]
         self.endpoints: dict[int, Counts] = {}
         self.policies: dict[int, Counts] = {}
-        self.tops: list[Top] = []
+        self.tops: list[TopCaller] = []
         self.refused: list[Refusal] = []
         self.asked: list[Any] = []
-        monkeypatch.setattr(statistics, "timeline", self.timeline)
-        monkeypatch.setattr(statistics, "top_callers", self.top_callers)
-        monkeypatch.setattr(statistics, "refusals", lambda most=50, caller="": tuple(self.refused[:most]))
+        monkeypatch.setattr(timelines, "timeline", self.timeline)
+        monkeypatch.setattr(timelines, "top_callers", self.top_callers)
+        monkeypatch.setattr(recorded_refusals, "refusals", lambda most=50, caller="": tuple(self.refused[:most]))
 
     def timeline(self, span: Any) -> Timeline:
         self.asked.append(span)
@@ -70,7 +74,7 @@ class Scene:
             policies={pk: (counts, zero) for pk, counts in self.policies.items()},
         )
 
-    def top_callers(self, span: Any, **kwargs: Any) -> dict[str, tuple[Top, ...]]:
+    def top_callers(self, span: Any, **kwargs: Any) -> dict[str, tuple[TopCaller, ...]]:
         self.asked.append((span, kwargs))
         tops = {by: [top for top in self.tops if getattr(top.counts, by)] for by in OUTCOMES}
         return {by: tuple(sorted(found, key=lambda top: -getattr(top.counts, by))) for by, found in tops.items()}
@@ -193,10 +197,10 @@ def test_requests_are_drawn_and_summed(operator: Client, scene: Scene) -> None:
 def test_without_requests_it_says_so(operator: Client, scene: Scene) -> None:
     scene.total = [Counts(), Counts()]
     text = text_of(operator.get(PAGE))
-    assert "No request was counted in this time." in text
+    assert "No requests were counted in this time." in text
     assert "ratequota-plot-drawing" not in text
-    assert "No policy applied to a request in this time." in text
-    assert "No refusal is kept." in text
+    assert "No policy applied to any request in this time." in text
+    assert "No refusals are recorded." in text
 
 
 @pytest.mark.parametrize("span", ["hour", "day", "week"])
@@ -210,7 +214,7 @@ def test_the_span_is_chosen(operator: Client, scene: Scene, span: str) -> None:
 
 def test_an_endpoint_is_chosen(operator: Client, scene: Scene, search: Endpoint) -> None:
     scene.endpoints = {search.pk: Counts(3, 1, 0), 0: Counts(5, 1, 1)}
-    scene.tops = [Top(caller="ip:203.0.113.7", counts=Counts(3, 1, 0))]
+    scene.tops = [TopCaller(caller="ip:203.0.113.7", counts=Counts(3, 1, 0))]
     page = operator.get(PAGE, {"endpoint": search.pk})
     assert "Live usage: last hour, endpoint search" in text_of(page)
     assert page.context["totals"][0]["number"] == "4"
@@ -233,12 +237,12 @@ def test_a_policy_is_chosen(operator: Client, scene: Scene, search: Endpoint) ->
 def test_of_a_policys_callers_nothing_is_told_that_is_not_counted(operator: Client, scene: Scene) -> None:
     """Each was said to have been admitted 0 times, and refused in 100 % of its requests."""
     policy = RatePolicy.objects.create(rates="5/min")
-    scene.tops = [Top(caller="ip:203.0.113.7", counts=Counts(0, 2, 1))]
+    scene.tops = [TopCaller(caller="ip:203.0.113.7", counts=Counts(0, 2, 1))]
     callers = section(operator.get(PAGE, {"policy": policy.pk}), "callers")
-    assert "What it admitted is not counted by caller." in callers
+    assert "requests are counted by caller only where it refused them" in callers
     assert re.findall("<h3>(.*?)</h3>", callers) == [
         "Most requests refused",
-        "Most requests that log mode would refuse",
+        "Most requests that log mode would have refused",
     ]
     assert re.findall('<th scope="col">(.*?)</th>', callers) == ["Caller", "Would be refused", "Refused"] * 2
     assert rows(callers) == [["ip:203.0.113.7", "1", "2"]] * 2
@@ -251,8 +255,9 @@ def test_of_a_policys_callers_nothing_is_told_that_is_not_counted(operator: Clie
 def test_both_are_the_policys(operator: Client, scene: Scene, search: Endpoint) -> None:
     policy = RatePolicy.objects.create(rates="5/min")
     page = operator.get(PAGE, {"policy": policy.pk, "endpoint": search.pk})
-    assert told(page) == ["Requests are counted by endpoint and by policy, not by both: these are the policy's."]
-    assert page.context["chosen"] == figures.Chosen(policy_id=policy.pk)
+    assert len(told(page)) == 1
+    assert told(page)[0].startswith("The endpoint was ignored: requests are counted by endpoint or by policy")
+    assert page.context["selection"] == Selection(policy_id=policy.pk)
 
 
 @pytest.mark.parametrize(
@@ -275,9 +280,9 @@ def test_what_makes_no_sense_is_left_out_and_told(
 ) -> None:
     page = operator.get(path, {**query, "what": "nothing"}, follow=True)
     assert f"{next(iter(query))}=" in told(page)[0]
-    assert "says nothing here, and is left out." in told(page)[0]
+    assert "was ignored: unknown value." in told(page)[0]
     assert len(told(page)[0]) < 200
-    assert page.context["chosen"] == figures.Chosen()
+    assert page.context["selection"] == Selection()
     assert "<script>alert" not in text_of(page)
 
 
@@ -340,11 +345,11 @@ def test_many_are_counted_not_listed(operator: Client, scene: Scene) -> None:
 def test_callers_are_named_and_lead_to_explain(operator: Client, scene: Scene) -> None:
     alice = User.objects.create(username="alice")
     scene.tops = [
-        Top(caller=f"user:{alice.pk}", counts=Counts(90, 10, 0)),
-        Top(caller="ip:2001:db8::/64", counts=Counts(5, 0, 5)),
-        Top(caller="tenant:a&b", counts=Counts(1, 1, 0)),
-        Top(caller="user:10000000000000000000000", counts=Counts(1, 0, 0)),
-        Top(caller="", counts=Counts(1, 0, 0)),
+        TopCaller(caller=f"user:{alice.pk}", counts=Counts(90, 10, 0)),
+        TopCaller(caller="ip:2001:db8::/64", counts=Counts(5, 0, 5)),
+        TopCaller(caller="tenant:a&b", counts=Counts(1, 1, 0)),
+        TopCaller(caller="user:10000000000000000000000", counts=Counts(1, 0, 0)),
+        TopCaller(caller="", counts=Counts(1, 0, 0)),
     ]
     found = section(operator.get(PAGE), "callers")
     most, refused, would = re.split("<h3>", found)[1:]
@@ -369,7 +374,7 @@ def test_refusals_tell_who_what_and_by_which_policy(operator: Client, scene: Sce
     first, second = rows(found)
     assert first[:5] == ["refused001", "11/21/2026 12:00:00", "3", "user alice", "GET search"]
     assert first[5] == "search/mineveryone × search: 5/mindeleted (id 12345)"
-    assert second[4:] == ["GET /search/", "on_error, for Redis gave no decision (timeout)"]
+    assert second[4:] == ["GET /search/", "on_error, because Redis gave no decision (timeout)"]
     assert 'explain/?id=refused001"' in found
     assert f'href="{LIST}{policy.pk}/change/"' in found
     assert "50/min" not in found
@@ -426,7 +431,7 @@ def test_evictions_are_a_warning() -> None:
         ([0], "is live on 1 of 1 worker since", []),
         ([0, -BEHIND], "is live on 1 of 2 workers since", ["1 worker is behind"]),
         ([-BEHIND, -2 * BEHIND], "is live on 0 of 2 workers.", ["2 workers are behind"]),
-        ([0, None], "is live on 1 of 2 workers since", ["1 worker has read no policies yet"]),
+        ([0, None], "is live on 1 of 2 workers since", ["1 worker has loaded no policies yet"]),
         ([1, 0], "is live on 2 of 2 workers since", []),
     ],
 )
@@ -459,7 +464,7 @@ def test_the_proof(
 
 @pytest.mark.parametrize(
     ("idle", "state"),
-    [(None, "no decision since"), (120.0, "no decision since"), (58.0, "no decision since"), (30.0, "behind")],
+    [(None, "idle"), (120.0, "idle"), (58.0, "idle"), (30.0, "behind")],
 )
 def test_a_worker_that_decided_nothing_since_is_not_behind(
     operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch, idle: float | None, state: str
@@ -472,7 +477,7 @@ def test_a_worker_that_decided_nothing_since_is_not_behind(
     )
     text = section(operator.get(PAGE), "proof")
     assert sorted(row[1] for row in rows(text)) == sorted([state, "up to date"])
-    note = "1 worker has decided nothing since: it reads the newest policies before its next decision."
+    note = "1 worker is idle: it has made no decision since, and loads the newest policies before its next one."
     assert (note in text) is (state != "behind")
     assert ("ratequota-usage-complete" in text) is (state != "behind")
     assert ("ratequota-usage-complaint" in text) is (state == "behind")
@@ -504,8 +509,8 @@ def test_a_worker_that_falls_silent_is_told(operator: Client, scene: Scene, monk
     monkeypatch.setattr(health, "reports", lambda: found)
     text = section(operator.get(PAGE), "proof")
     assert "is live on 1 of 2 workers" in text
-    assert "1 worker is silent: it ended, hangs, or does not reach Redis." in text
-    assert rows(text)[0][:2] == ["web-2:7", "silent"], "trouble comes first"
+    assert "1 worker does not report: it has ended, hangs, or cannot reach Redis." in text
+    assert rows(text)[0][:2] == ["web-2:7", "not reporting"], "trouble comes first"
     assert rows(text)[0][3] == "45 s ago"
 
 
@@ -528,9 +533,9 @@ def test_an_open_breaker_and_decisions_without_redis_are_told(
     ]
     numbers = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section(page, "store")))
     assert numbers["Decisions in the last minute"] == "2,000"
-    assert numbers["Half of them took at most"] == f"{BOUNDS[10] * 1000:.2f} ms"
-    assert numbers["99 % of them took at most"] == f"{BOUNDS[10] * 1000:.2f} ms"
-    assert numbers["Decided without Redis since the workers began"] == "timeout 10, oom 1"
+    assert numbers["Median duration"] == f"{BOUNDS[10] * 1000:.2f} ms"
+    assert numbers["99th percentile of the duration"] == f"{BOUNDS[10] * 1000:.2f} ms"
+    assert numbers["Decided without Redis since the workers started"] == "timeout 10, oom 1"
 
 
 def test_errors_that_no_breaker_shows(operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -549,13 +554,13 @@ def test_errors_that_no_breaker_shows(operator: Client, scene: Scene, monkeypatc
         "closed",
     ]
     text = section(page, "store")
-    told = "In the last minute on_error decided requests at"
+    told = "In the last minute, on_error decided requests on"
     assert f"{told} 2 workers (wrongtype): WRONGTYPE &lt;Operation&gt;</p>" in text
     assert f"{told} 1 worker (response): at driver.lua:7</p>" in text
 
 
 def test_without_reports_there_is_no_proof(operator: Client, scene: Scene, settings: Any) -> None:
-    assert "Workers do not report: REPORT_SECONDS is 0." in section(operator.get(PAGE), "proof")
+    assert "Workers do not report, because REPORT_SECONDS is 0." in section(operator.get(PAGE), "proof")
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 5}
     assert "No worker has reported in the last minute." in section(operator.get(PAGE), "proof")
 
@@ -574,7 +579,7 @@ def test_the_number_of_a_revision_is_a_time_only_where_it_can_be() -> None:
 
 def test_the_last_change_is_told(operator: Client, scene: Scene, search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="5/min")
-    assert re.search(r"The last change, [\d/: ]+: .*everyone × search: 5/min", section(operator.get(PAGE), "proof"))
+    assert re.search(r"Last change, [\d/: ]+: .*everyone × search: 5/min", section(operator.get(PAGE), "proof"))
 
 
 # --- CSV. ---
@@ -596,7 +601,10 @@ def test_exports(operator: Client, scene: Scene, search: Endpoint) -> None:
     scene.total = [Counts(1500, 500, 100), Counts()]
     scene.endpoints = {search.pk: Counts(3, 1, 2), 0: Counts(9, 0, 0)}
     scene.policies = {policy.pk: Counts(3, 1, 0)}
-    scene.tops = [Top(caller=f"user:{alice.pk}", counts=Counts(3, 1, 0)), Top(caller="@b:c", counts=Counts(9, 0, 0))]
+    scene.tops = [
+        TopCaller(caller=f"user:{alice.pk}", counts=Counts(3, 1, 0)),
+        TopCaller(caller="@b:c", counts=Counts(9, 0, 0)),
+    ]
     scene.refused = [refusal(1, caller="-1+1:x", violated=("search/min", "all/day"))]
     counts = ["admitted", "of these would be refused", "refused"]
     assert exported(operator, "timeline") == [
@@ -664,7 +672,7 @@ def test_no_spreadsheet_finds_a_formula_in_a_name(
     operator: Client, scene: Scene, caller: str, dialect: Any, quoting: Any
 ) -> None:
     """A German Excel splits at semicolons, which nothing quoted: ``=cmd|'/C calc'!A0`` was a cell of its own."""
-    scene.tops = [Top(caller=f"tenant:{caller}", counts=Counts(3, 1, 0))]
+    scene.tops = [TopCaller(caller=f"tenant:{caller}", counts=Counts(3, 1, 0))]
     scene.refused = [refusal(1, caller=caller, scope=caller, route=caller, violated=(caller, caller))]
     for what in ("callers", "refusals"):
         text = b"".join(operator.get(CSV, {"what": what})).decode()
@@ -682,7 +690,7 @@ def test_other_cells_stay_as_they_are(value: Any) -> None:
 def test_an_unknown_export_leads_back(operator: Client, scene: Scene) -> None:
     page = operator.get(CSV, {"what": HOSTILE, "span": "day"}, follow=True)
     assert page.redirect_chain == [(f"{PAGE}?span=day", 302)]
-    assert "choose one of timeline, endpoints, policies, callers, refusals." in told(page)[0]
+    assert "Choose one of: timeline, endpoints, policies, callers, refusals." in told(page)[0]
     assert "<script>alert" not in text_of(page)
 
 
@@ -719,9 +727,9 @@ def test_whoever_sees_overrides_only_sees_no_other_policy(scene: Scene) -> None:
     assert page.context["totals"][0]["number"] == "10"
     assert [row[0] for row in exported(granter, "policies")[1:]] == [str(override.pk)]
     page = granter.get(PAGE, {"policy": policy.pk})
-    assert "says nothing here" in told(page)[0]
-    assert page.context["chosen"].policy_id is None
-    assert granter.get(PAGE, {"policy": override.pk}).context["chosen"].policy_id == override.pk
+    assert "was ignored: unknown value" in told(page)[0]
+    assert page.context["selection"].policy_id is None
+    assert granter.get(PAGE, {"policy": override.pk}).context["selection"].policy_id == override.pk
 
 
 def test_endpoints_lead_nowhere_for_those_who_may_not_see_them(scene: Scene, search: Endpoint) -> None:
@@ -743,7 +751,10 @@ def test_hostile_names_are_harmless(operator: Client, scene: Scene) -> None:
     policy = RatePolicy.objects.create(user=user, endpoint=hostile, rates="5/min", reason=HOSTILE[:200])
     scene.endpoints = {hostile.pk: Counts(1, 1, 1)}
     scene.policies = {policy.pk: Counts(1, 1, 1)}
-    scene.tops = [Top(caller=f"user:{user.pk}", counts=Counts(1, 1, 1)), Top(caller=HOSTILE, counts=Counts(1, 1, 1))]
+    scene.tops = [
+        TopCaller(caller=f"user:{user.pk}", counts=Counts(1, 1, 1)),
+        TopCaller(caller=HOSTILE, counts=Counts(1, 1, 1)),
+    ]
     scene.refused = [
         refusal(1, caller=HOSTILE, scope=HOSTILE, method=HOSTILE, violated=(HOSTILE,), buckets=(bucket(policy.pk),)),
         refusal(2, caller=f"tenant:{HOSTILE}", error=HOSTILE),
@@ -778,7 +789,7 @@ def test_the_page_costs_as_many_queries_and_commands_for_many_as_for_few(
             endpoint = Endpoint.objects.create(name=f"e{number}")
             policy = RatePolicy.objects.create(user=user, endpoint=endpoint, rates="5/s")
             scene.endpoints[endpoint.pk] = scene.policies[policy.pk] = Counts(9, 1, 1)
-            scene.tops.append(Top(caller=f"user:{user.pk}", counts=Counts(9, 1, 1)))
+            scene.tops.append(TopCaller(caller=f"user:{user.pk}", counts=Counts(9, 1, 1)))
             scene.refused.append(refusal(number, caller=f"user:{user.pk}", buckets=(bucket(policy.pk),)))
 
     granter = client_of("granter")
@@ -798,15 +809,15 @@ def test_redis_down_is_told_part_by_part(operator: Client, settings: Any, query:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
     text = text_of(operator.get(PAGE, query))
     sentences = [
-        "what was counted cannot be shown now",
-        "which revision is live cannot be told now",
-        "it is down, or out of reach from here",
-        "the busiest callers cannot be shown now",
-        "refusals cannot be shown now",
+        "The counts cannot be shown",
+        "Which revision is live is unknown",
+        "It is down, or cannot be reached from here",
+        "The busiest callers cannot be shown",
+        "Refusals cannot be shown",
     ]
     for sentence in sentences:
-        assert re.search(rf"Redis gives no answer \(connection\): {sentence}", text), sentence
-    assert "The last change" in text
+        assert re.search(rf"Redis did not answer \(connection\)\. {sentence}", text), sentence
+    assert "Last change" in text
     assert re.search(r'<option value="\d+">search</option>', text)
     assert len(rows(text)) == 1, "this worker, as it knows itself"
 
@@ -816,7 +827,7 @@ def test_nothing_is_exported_while_redis_is_down(operator: Client, settings: Any
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
     page = operator.get(CSV, {"what": what, "span": "day"}, follow=True)
     assert page.redirect_chain == [(f"{PAGE}?span=day", 302)]
-    assert told(page) == ["Redis gives no answer (connection): there is nothing to export now."]
+    assert told(page) == ["Redis did not answer (connection). Nothing was exported. Try again later."]
 
 
 # --- With real decisions. ---
@@ -827,9 +838,9 @@ def counting(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis
     """Decisions are noted, and handed over when the test says so."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    collector.forget()
+    collector.clear()
     yield
-    collector.forget()
+    collector.clear()
 
 
 @pytest.mark.usefixtures("counting")
@@ -866,7 +877,7 @@ def test_what_is_decided_is_shown(operator: Client, search: Endpoint) -> None:
     limit.save()
     page = operator.get(PAGE)
     assert "is live on 0 of 1 worker." in section(page, "proof")
-    assert rows(section(page, "proof"))[0][1] == "no decision since"
+    assert rows(section(page, "proof"))[0][1] == "idle"
     check_request(request, scope="search")
     health.report()
     assert "is live on 1 of 1 worker since" in section(operator.get(PAGE), "proof")

@@ -76,13 +76,13 @@ def scene(live_server: Any, fresh_policies: None, monkeypatch: pytest.MonkeyPatc
     What is counted is flushed when a test says so, not in the background once a second.
     """
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    monkeypatch.setattr(collecting, "_USAGE_SECONDS", 0.0)  # else the first flush may be too early for them
-    collecting.collector.forget()
+    monkeypatch.setattr(collecting, "_CHUNK_SECONDS", 0.0)  # else the first flush may be too early for them
+    collecting.collector.clear()
     scene = Scene()
     if traffic:
         scene.traffic()
     yield scene
-    collecting.collector.forget()
+    collecting.collector.clear()
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def test_what_is_decided_is_drawn_and_counted(desk: Desks, scene: Scene) -> None
     own = desk()
     decide(own)
     page = own.open(PAGES["live usage"].path(scene))
-    expect(page.get_by_role("img", name="Requests by the quarter of an hour")).to_be_visible()
+    expect(page.get_by_role("img", name="Requests per 15 minutes")).to_be_visible()
     assert page.locator(".ratequota-plot-drawing .ratequota-plot-admitted").count() == 1
     # What log mode would refuse and what was refused have patterns, which the policy of contents must let through.
     (fill,) = {
@@ -45,7 +45,7 @@ def test_what_is_decided_is_drawn_and_counted(desk: Desks, scene: Scene) -> None
     }
     assert fill
     assert page.locator(fill.removeprefix("url(").removesuffix(")")).count() == 1
-    page.get_by_text("The numbers as a table").click()
+    page.get_by_text("Show as a table").click()
     table = page.locator(".ratequota-plot-data table")
     expect(table).to_be_visible()
     assert table.locator("tbody tr").count() == 96
@@ -61,7 +61,7 @@ def test_the_page_leads_on(desk: Desks, scene: Scene) -> None:
     page.get_by_role("link", name="Live usage").click()
     page.get_by_label("Endpoint", exact=True).select_option("reports")
     page.get_by_role("button", name="Show").click()
-    expect(page.get_by_text("No request was counted in this time.").first).to_be_visible()
+    expect(page.get_by_text("No requests were counted in this time.").first).to_be_visible()
     page.get_by_label("Endpoint", exact=True).select_option("search")
     page.get_by_role("button", name="Show").click()
     expect(page.get_by_role("heading", name="Live usage: last hour, endpoint search")).to_be_visible()
@@ -95,9 +95,9 @@ def test_the_page_asks_again_while_it_is_told_to(desk: Desks, scene: Scene) -> N
     box.check()
     assert page.url.endswith("?span=day&refresh=1")
     decide(own)
-    expect(page.get_by_text("No request was counted in this time.").first).to_be_visible()
+    expect(page.get_by_text("No requests were counted in this time.").first).to_be_visible()
     page.clock.run_for(10_000)
-    expect(page.get_by_role("img", name="Requests by the quarter of an hour")).to_be_visible()
+    expect(page.get_by_role("img", name="Requests per 15 minutes")).to_be_visible()
     expect(box).to_be_checked()
     box.uncheck()
     assert page.url.endswith("?span=day")

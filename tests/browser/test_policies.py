@@ -101,9 +101,9 @@ def test_a_plan_of_many_policies_is_edited_and_leads_to_the_others(desk: Desks, 
     assert scene.pro.policies.filter(rates="8/min").count() == 1
     assert scene.pro.policies.filter(endpoint__name__startswith="new-").count() == 20
     assert PolicyChange.objects.filter(reason="Ticket 4712").count() == 21
-    expect(page.get_by_text("These are 100 of 142 policies.")).to_be_visible()
+    expect(page.get_by_text("Showing 100 of 142 policies.")).to_be_visible()
     own.look(once=True)
-    page.get_by_role("link", name="The others are in the list of policies.").click()
+    page.get_by_role("link", name="See all of them in the list of policies.").click()
     expect(page.locator("#changelist-form")).to_contain_text("142 rate policies")
     expect(page.get_by_role("combobox", name=re.compile("^plan .*Pro$"))).to_be_visible()
 
@@ -189,7 +189,7 @@ def test_a_click_adds_a_route(desk: Desks, scene: Scene) -> None:
     expect(routes).to_have_value("first\n/plain/")
     expect(routes).to_be_focused()
     page.get_by_role("button", name="Save and continue editing").click()
-    expect(page.locator(".field-matches li")).to_contain_text(["Views name it as their scope.", "/plain/ (plain)"])
+    expect(page.locator(".field-matches li")).to_contain_text(["Views use it as their scope.", "/plain/ (plain)"])
 
 
 def test_an_unknown_scope_is_a_click_from_its_endpoint(desk: Desks, scene: Scene) -> None:

@@ -20,7 +20,7 @@ from django.test import override_settings
 from django.utils.functional import SimpleLazyObject
 from rest_framework.request import Request
 
-from django_ratequota import Decision, Limiter, acheck_request, check_request, conf, headers, runtime
+from django_ratequota import Decision, Limiter, acheck_request, check_request, conf, headers
 from django_ratequota.enforcement import steps
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
@@ -31,7 +31,7 @@ from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies import cache as snapshot
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.requests.identity import DescribedCaller
-from django_ratequota.runtime import default_limiter
+from django_ratequota.runtime import default_limiter, process
 from django_ratequota.signals import request_refused
 from django_ratequota.testing import Policy, override_policies
 from tests.conftest import Check, Clock, Get
@@ -384,7 +384,7 @@ class TestEdits:
             check_request(request_from())
         assert commands == ["EVALSHA", "EVALSHA"]
 
-    def test_a_decision_names_the_revision_it_was_judged_by(self, check: Check) -> None:
+    def test_a_decision_carries_the_revision_of_its_policies(self, check: Check) -> None:
         RatePolicy.objects.create(rates="10/hour")
         revision = default_limiter().publish()
         assert check(request_from()).revision == revision == default_limiter().stored_revision()
@@ -583,7 +583,7 @@ class TestUsers:
         decision = check(request_from(Service()))
         assert [status.bucket.subject for status in decision.statuses] == ["user:billing-service"]
 
-    def test_the_user_is_whoever_the_request_says(self, check: Check, alice: User) -> None:
+    def test_the_user_is_the_requests_user(self, check: Check, alice: User) -> None:
         async def auser() -> AnonymousUser:
             return AnonymousUser()
 
@@ -637,7 +637,7 @@ class TestDatabaseDown:
             decision = check(request_from())
         assert (decision.allowed, decision.error) == (on_error == "allow", "database")
 
-    def test_later_the_last_policies_go_on(self, check: Check, alice: User, caplog: Any) -> None:
+    def test_later_the_last_known_policies_stay_in_force(self, check: Check, alice: User, caplog: Any) -> None:
         policy = RatePolicy.objects.create(rates="10/hour")
         check(request_from(alice))
         policy.rates = "20/hour"
@@ -798,7 +798,7 @@ class TestWhatARequestDoesOnce:
     """Each of these was done two or three times."""
 
     def test_the_limiter_and_pending_changes_are_looked_up(self, alice: User, monkeypatch: Any) -> None:
-        made, pending = runtime._made, snapshot.publication_pending
+        made, pending = process.limiter, snapshot.publication_pending
         looked: list[str] = []
 
         def look_up(name: str, found: Any) -> Any:
@@ -807,7 +807,7 @@ class TestWhatARequestDoesOnce:
 
         RatePolicy.objects.create(rates="100/hour")
         check_request(request_from(alice))
-        monkeypatch.setattr(runtime, "_made", lambda: look_up("limiter", made))
+        monkeypatch.setattr(process, "limiter", lambda: look_up("limiter", made))
         monkeypatch.setattr(snapshot, "publication_pending", lambda: look_up("pending", pending))
         check_request(request_from(alice))
         assert sorted(looked) == ["limiter", "pending"]

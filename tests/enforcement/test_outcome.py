@@ -24,11 +24,11 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratequota import check_request
-from django_ratequota.checks import check_outcome
+from django_ratequota.checks.database import check_outcome
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
 from django_ratequota.monitoring.health import health
-from django_ratequota.policyfile import export
+from django_ratequota.policyfile import export_chunks
 from django_ratequota.testing import Policy, override_policies, remaining
 from tests.project.views import request_from
 
@@ -394,14 +394,14 @@ class TestStored:
     def test_files_hold_it(self, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
         Endpoint.objects.create(name="login", charged_statuses="401, 5xx")
         Endpoint.objects.create(name="search")
-        text = export()
+        text = "".join(export_chunks())
         assert text.count("charged_statuses") == 1
         Endpoint.objects.all().delete()
         file = tmp_path / "ratequota.yaml"
         file.write_text(text.replace("401, 5xx", "5XX 401"))
         call_command("ratequota", "import", str(file))
         assert Endpoint.objects.get(name="login").charged_statuses == "401, 5xx"
-        assert export() == text
+        assert "".join(export_chunks()) == text
         file.write_text(text.replace("401, 5xx", "nothing"))
         with pytest.raises(CommandError, match="nothing was changed"):
             call_command("ratequota", "import", str(file))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
@@ -19,12 +19,11 @@ from django_ratequota.engine.local import LocalLimiter
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from django_ratequota.engine.types import charges_of
 from tests.conftest import NOON_US, Clock
+from tests.support.properties import examples
 
 SECOND = 10**6
 METERS = sorted(BURST_ALGORITHMS)
-EXAMPLES = settings(
-    max_examples=60, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-)
+EXAMPLES = examples(60)
 
 
 def bucket(rate: str, subject: str = "user:1", **more: Any) -> Bucket:

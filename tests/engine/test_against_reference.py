@@ -1,12 +1,11 @@
 """Random walks through the engine, each answer compared with exact models (``models.py``): no step may differ.
 
-The walks are the same in every run. ``RATEQUOTA_TEST_EXPLORE=20`` walks twenty times as many, at random.
+The walks are the same in every run. ``--hypothesis-profile=explore`` walks twenty times as many, at random.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
@@ -22,9 +21,9 @@ from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.rates import BURST_ALGORITHMS
 from tests.conftest import NOON_US, Clock
+from tests.support.properties import examples
 from tests.support.reference_models import MODELS, Charged, Model, Outcome, judge
 
-EXPLORE = int(os.environ.get("RATEQUOTA_TEST_EXPLORE", "0"))
 SECOND, DAY = 10**6, 86_400 * 10**6
 
 #: What a counter is: one of the algorithms, or a fixed window of the calendar.
@@ -51,7 +50,7 @@ class Walk(RuleBasedStateMachine):
     client: redis.Redis
     clock: Clock
     limiter: Limiter
-    #: Whether the clock goes back too; then nothing is refunded, as no formula says which entries that leaves.
+    #: Whether the clock goes back too; then nothing is refunded, as no formula predicts the entries left.
     rewinds = False
 
     @initialize(
@@ -99,7 +98,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(pick=COUNTERS, cost=COSTS, pause=PAUSES)
     def fill(self, pick: int, cost: Cost, pause: Pause) -> None:
-        """Charge to the brim or beyond, then see the next one refused."""
+        """Charge up to the limit or beyond; the next check is refused."""
         self.ask("charge", [pick], "capacity", pause)
         self.ask("check", [pick], cost)
 
@@ -120,7 +119,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.charged and not self.rewinds)
     @rule(which=st.integers(0, 9), cost=COSTS, pause=PAUSES)
     def give_back(self, which: int, cost: Cost, pause: Pause) -> None:
-        """A decision gives back what of its own charge is still counted; by the rate that it was judged by."""
+        """A decision refunds what of its own charge is still counted, by the rate of its check."""
         decision, picks = self.charged.pop(which % len(self.charged))
         found = [(self.models[pick], status) for pick, status in zip(picks, decision.statuses, strict=True)]
         self.clock.now_us += pause[0] * decision.statuses[0].bucket.rate.period_us // 100 + pause[1]
@@ -177,7 +176,7 @@ class Walk(RuleBasedStateMachine):
         logged: frozenset[int] = frozenset(),
         patience_us: int = 0,
     ) -> None:
-        """Let time pass, then ask the engine and the models, and compare."""
+        """Let time pass, then compare the limiter's decision with the models'."""
         picks = list(dict.fromkeys(pick % len(self.kinds) for pick in picks))
         first = self.buckets[picks[0]].rate
         pause_us = pause[0] * first.period_us // 100 + pause[1]
@@ -231,7 +230,7 @@ class Walk(RuleBasedStateMachine):
         self.targets = [entry for entry in self.targets[-30:] if entry[0] > now]
 
     def outlive(self, buckets: list[Bucket], models: list[Model], written: list[bool]) -> None:
-        """Check the TTLs of what was written, then take them off: keys expire by the real time, not by this clock."""
+        """Check the TTLs of the written keys, then remove them: keys expire by real time, not by this clock."""
         pipeline = self.client.pipeline(transaction=False)
         for bucket in buckets:
             key = bucket_key("rqtest", bucket)
@@ -264,12 +263,5 @@ def test_every_step_of_a_random_walk_equals_the_exact_models(
     FixtureWalk.rewinds = rewinds
     run_state_machine_as_test(
         FixtureWalk,
-        settings=settings(
-            max_examples=(80 if rewinds else 150) * max(1, EXPLORE),
-            stateful_step_count=50,
-            derandomize=not EXPLORE,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
+        settings=settings(examples(80 if rewinds else 150), stateful_step_count=50),
     )

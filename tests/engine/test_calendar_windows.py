@@ -1,4 +1,4 @@
-"""Calendar windows across time zones, and that they follow Redis' clock whatever the application's says."""
+"""Calendar windows across time zones; they follow Redis' clock, never the application's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import pytz
 import redis
 import time_machine
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
@@ -21,6 +21,7 @@ from django_ratequota.engine.protocol import CheckCommand
 from django_ratequota.exceptions import InvalidBucket, StoreError
 from django_ratequota.utils.sansio import drive
 from tests.conftest import Clock
+from tests.support.properties import examples
 
 HOUR = 3600 * 10**6
 UNITS = ("day", "week", "month")
@@ -78,7 +79,7 @@ ZONES = (
 
 @pytest.mark.parametrize("unit", UNITS)
 @given(zone=st.sampled_from(ZONES), second=st.integers(0, 2_300_000_000))
-@settings(max_examples=300, derandomize=True, database=None, deadline=None)
+@examples(300)
 def test_every_instant_since_1970_lies_in_its_window(unit: Any, zone: str, second: int) -> None:
     now = second * 10**6 + 999_999
     start, finish = calendar_window(unit, now, ZoneInfo(zone))
@@ -146,7 +147,7 @@ def test_windows_follow_the_calendar(limiter: Limiter, clock: Clock, unit: str) 
 
 
 def test_on_the_first_of_the_month_its_counters_stay_apart(limiter: Limiter, clock: Clock) -> None:
-    """A day, a week and a month that begin together shared a key that was named by the window's start."""
+    """A day, a week and a month that begin together shared one key when keys had the window's start in them."""
     clock.now_us = us("2025-12-01")
     day, week, month = (
         Bucket("user:1", Rate.parse(f"{limit}/{unit} fixed_window"))
@@ -183,10 +184,10 @@ def counted(limiter: Limiter, buckets: list[Bucket], verb: str = "check") -> tup
 
 
 @pytest.mark.parametrize("off", [timedelta(days=-400), timedelta(days=-40), timedelta(days=40)], ids=str)
-def test_an_application_whose_clock_is_wrong_counts_in_the_true_window(
+def test_a_wrong_application_clock_still_counts_in_the_right_window(
     redis_client: redis.Redis, off: timedelta
 ) -> None:
-    """Two hosts whose clocks differ minted capacity; one more question puts each right for as long as it runs."""
+    """Two hosts with different clocks minted capacity; one more command corrects each of them for good."""
     zone = noon_zone(redis_client)
     asked = [Bucket("user:1", Rate.parse(f"10/{unit} fixed_window")) for unit in UNITS]
     right = Limiter(client=redis_client, prefix="rqtest", time_zone=zone, timeout=5)
@@ -202,8 +203,8 @@ def test_an_application_whose_clock_is_wrong_counts_in_the_true_window(
     assert (first_commands, second_commands) == (2, 1)
 
 
-def test_what_is_sent_is_of_the_window_that_the_time_is_in() -> None:
-    """The store's clock may be set back, too: what was sent last would be of a month to come."""
+def test_the_command_has_the_bounds_of_the_current_window() -> None:
+    """The store's clock may be set back too: the last command would be for a future month."""
     prepared = CheckCommand("rqtest", UTC, (Bucket("user:1", Rate.parse("10/month")),))
     for month, days in ((2, 28), (1, 31), (2, 28), (3, 31)):
         begins = us(f"2025-{month:02}-01 00:00")
@@ -275,7 +276,7 @@ def test_zones_that_work(zone: Any, same: Any) -> None:
 
 
 def test_a_zone_of_pytz_has_its_days(redis_client: redis.Redis, clock: Clock) -> None:
-    """Days began 53 minutes late in winter; in the time between, no decision was made at all."""
+    """Days began 53 minutes late in winter, and during those minutes nothing was decided."""
     clock.now_us = us("2025-07-03 00:03", "Europe/Berlin")
     zone = pytz.timezone("Europe/Berlin")
     limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", time_zone=zone, timeout=5)

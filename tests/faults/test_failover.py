@@ -15,7 +15,7 @@ from redis.sentinel import Sentinel
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.exceptions import ConfigurationError, StoreError
-from django_ratequota.store.factory import store_of_url
+from django_ratequota.store.factory import store_from_url
 from django_ratequota.store.sentinel import SentinelStore
 
 from . import poll
@@ -69,7 +69,7 @@ def decides(ask: Ask, limiter: Limiter) -> bool:
 def test_roles_are_swapped_with_the_connections_kept(
     pair: Pair, proxies: Callable[[Node], Proxy], closing: Callable[[Limiter], Limiter], ask: Ask
 ) -> None:
-    """A pool kept sending to the demoted master for ever: it answered READONLY to each."""
+    """A pool kept sending to the demoted master, which replied READONLY for ever."""
     proxy = proxies(pair.primary)
     with proxy.client() as client:
         limiter = closing(Limiter(client=client, prefix="rqtest", timeout=1))
@@ -146,7 +146,7 @@ def by_url(sentinels: Sentinels) -> Limiter:
 def test_sentinel_fails_over_under_load(
     sentinels: Sentinels, closing: Callable[[Limiter], Limiter], limiter_by: Callable[[Sentinels], Limiter]
 ) -> None:
-    """Threads and tasks go on asking while the master dies; the rest of the limit is admitted by the new one."""
+    """Threads and tasks keep checking while the master dies; the new one admits the rest of the limit."""
     limiter = closing(limiter_by(sentinels))
     first, second = sentinels.primary, sentinels.replica
     failing, over = threading.Event(), threading.Event()
@@ -230,14 +230,14 @@ def test_a_lost_reply_counts_once_under_sentinel(
     ask: Ask,
     algorithm: str,
 ) -> None:
-    """redis-py's Sentinel connections keep a connection whose reply was lost; its clients ask again."""
+    """redis-py's Sentinel connections keep a connection whose reply was lost; its clients send again."""
     primary = sentinels.primary
     proxy = proxies(primary)
     limiter = closing(by_url(sentinels))
     store = limiter.store
     assert isinstance(store, SentinelStore)
-    settle = store._settle_on
-    monkeypatch.setattr(store, "_settle_on", lambda host, port: settle(proxy.host, proxy.port))
+    settle = store._use_master
+    monkeypatch.setattr(store, "_use_master", lambda host, port: settle(proxy.host, proxy.port))
     bucket = Bucket("user:2", Rate.parse(f"100/3650day {algorithm}"))
 
     def hit() -> Decision:
@@ -265,7 +265,7 @@ def test_a_lost_reply_counts_once_under_sentinel(
 )
 def test_bad_sentinel_urls(url: str) -> None:
     with pytest.raises(ConfigurationError, match="REDIS_URL cannot be used"):
-        store_of_url(url, 1)
+        store_from_url(url, 1)
 
 
 def test_sentinels_and_masters_have_credentials_of_their_own(nodes: Callable[..., Node], stack: ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""Connections are bounded: callers beyond that stand in line, in order, and no count of them drifts."""
+"""Connections are bounded: more callers wait in a queue, in order, and no counter drifts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ import pytest
 import redis
 
 from django_ratequota.exceptions import StoreError
-from django_ratequota.store import connections, loop_connections
-from django_ratequota.store import pool as attempts_module
+from django_ratequota.store import connections, loop_connections, pool_size
 from django_ratequota.store.budget import Budget
-from django_ratequota.store.pool import KEPT, unused
+from django_ratequota.store.pool_size import MIN_IDLE, pop_unused
 from django_ratequota.store.server import Server
 
 from . import Address, poll
@@ -46,9 +45,9 @@ def server_of() -> Iterator[Make]:
 
 
 def settled(pool: Any, most: int) -> bool:
-    """Whether nobody waits, nothing is being made, and each open connection is idle."""
-    assert 0 <= pool._attempts.open <= most
-    return not pool._line and not pool._attempts._begun and pool._attempts.open == len(pool._idle)
+    """Whether no caller waits, no connect is under way, and each open connection is idle."""
+    assert 0 <= pool._size.open <= most
+    return not pool._queue and not pool._size.connecting and pool._size.open == len(pool._idle)
 
 
 class Threads:
@@ -77,7 +76,7 @@ class Tasks:
         self.server = server
 
     async def __aenter__(self) -> Tasks:
-        self.pool: Any = await self.server._of_this_loop()
+        self.pool: Any = await self.server._connections_of_loop()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -95,21 +94,21 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 
 def connected(node: Node) -> int:
-    """How many connections the server has, the one that asks aside."""
+    """The number of the server's connections, without the one that counts them."""
     with node.client(single_connection_client=True) as client:
         return len(client.client_list()) - 1
 
 
 @BOTH
 def test_there_are_never_more_than_the_bound(node: Node, server_of: Make, kind: Any) -> None:
-    """Each caller of a burst had a connection made for it."""
+    """A connection was opened for each caller of a burst."""
 
     async def run() -> None:
         with Wire(node) as wire:
             wire.hold()
             async with kind(server_of(wire, 5)) as callers:
                 asking = [callers.ask("PING") for _ in range(40)]
-                await until(lambda: wire.asked == 5 and len(callers.pool._line) == 35, "five ask, the others wait")
+                await until(lambda: wire.asked == 5 and len(callers.pool._queue) == 35, "five ask, the others wait")
                 assert connected(node) == 5
                 wire.release()
                 assert await asyncio.gather(*asking) == [b"PONG"] * 40
@@ -128,7 +127,7 @@ def test_callers_are_served_in_order(node: Node, server_of: Make, kind: Any) -> 
                 asking = []
                 for number in range(20):
                     asking.append(callers.ask("RPUSH", "order", number))
-                    await until(lambda: wire.asked + len(callers.pool._line) == len(asking), "it stands in line")
+                    await until(lambda: wire.asked + len(callers.pool._queue) == len(asking), "it waits in the queue")
                 wire.release()
                 assert await asyncio.gather(*asking) == list(range(1, 21))
         assert [int(one) for one in node.command("LRANGE", "order", 0, -1)] == list(range(20))
@@ -137,7 +136,7 @@ def test_callers_are_served_in_order(node: Node, server_of: Make, kind: Any) -> 
 
 
 @BOTH
-def test_a_caller_who_gives_up_leaves_the_line(node: Node, server_of: Make, kind: Any) -> None:
+def test_a_caller_that_times_out_leaves_the_queue(node: Node, server_of: Make, kind: Any) -> None:
     async def run() -> None:
         with Wire(node) as wire:
             wire.hold()
@@ -146,9 +145,9 @@ def test_a_caller_who_gives_up_leaves_the_line(node: Node, server_of: Make, kind
                 await until(lambda: wire.asked, "one has the connection")
                 with pytest.raises(StoreError):
                     await callers.ask("PING", seconds=0.02)
-                assert not callers.pool._line
+                assert not callers.pool._queue
                 last = callers.ask("PING")
-                await until(lambda: callers.pool._line, "another stands in line")
+                await until(lambda: callers.pool._queue, "another waits in the queue")
                 wire.release()
                 assert await asyncio.gather(first, last) == [b"PONG"] * 2
                 await until(lambda: settled(callers.pool, 1), "all is idle")
@@ -156,9 +155,9 @@ def test_a_caller_who_gives_up_leaves_the_line(node: Node, server_of: Make, kind
     asyncio.run(run())
 
 
-def test_a_connection_for_a_caller_who_gives_up_at_that_moment_is_the_next_one_s(node: Node, server_of: Make) -> None:
+def test_a_connection_for_a_caller_that_gives_up_meanwhile_goes_to_the_next_one(node: Node, server_of: Make) -> None:
     class AtThatMoment(Budget):
-        def wait_in_line(self, ready: Callable[[float], object], answers: Any) -> None:
+        def wait_in_queue(self, ready: Callable[[float], object], answers: Any) -> None:
             waiting.set()
             assert ready(30), "a connection is handed over"
             raise KeyboardInterrupt
@@ -169,24 +168,24 @@ def test_a_connection_for_a_caller_who_gives_up_at_that_moment_is_the_next_one_s
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(pool.send, ("PING",), AtThatMoment(PATIENT), False)
         assert waiting.wait(30)
-        pool._give_back(connection, since)
+        pool._release(connection, since)
         assert isinstance(asking.exception(), KeyboardInterrupt)
     assert server.send(("PING",), Budget(PATIENT)) == b"PONG"
     assert settled(pool, 1)
 
 
 @BOTH
-def test_a_connection_that_ends_makes_room_for_who_waits(node: Node, server_of: Make, kind: Any) -> None:
-    """At once: a thread looks for itself once in an eighth of its time, which is longer here than the test waits."""
+def test_a_closed_connection_is_replaced_for_a_waiting_caller(node: Node, server_of: Make, kind: Any) -> None:
+    """At once: a waiting thread looks itself only every eighth of its time, which is longer than this test waits."""
 
     async def run() -> None:
         with node.client(single_connection_client=True) as admin:
             admin.execute_command("CLIENT", "PAUSE", 600_000, "WRITE")
             async with kind(server_of(node, 1)) as callers:
                 first = callers.ask("SET", "key", 1, seconds=3600)
-                await until(lambda: callers.pool._attempts.open and not callers.pool._idle, "it has the connection")
+                await until(lambda: callers.pool._size.open and not callers.pool._idle, "it has the connection")
                 second = callers.ask("SET", "key", 2, seconds=3600)
-                await until(lambda: callers.pool._line, "another stands in line")
+                await until(lambda: callers.pool._queue, "another waits in the queue")
                 admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
                 admin.execute_command("CLIENT", "UNPAUSE")
                 with pytest.raises(StoreError):
@@ -197,10 +196,10 @@ def test_a_connection_that_ends_makes_room_for_who_waits(node: Node, server_of: 
 
 
 @BOTH
-def test_a_server_that_is_full_is_asked_on_the_connections_that_are_open(
+def test_a_full_server_is_used_through_the_open_connections(
     nodes: Callable[..., Node], server_of: Make, kind: Any
 ) -> None:
-    """``maxclients``: whoever could not connect failed, however well the others were served."""
+    """``maxclients``: callers that could not connect failed, although others were served."""
     node = nodes("maxclients 3")
 
     async def run() -> None:
@@ -211,8 +210,8 @@ def test_a_server_that_is_full_is_asked_on_the_connections_that_are_open(
 
 
 @BOTH
-def test_what_a_burst_left_is_closed(node: Node, server_of: Make, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """714 connections of each process stayed for ever."""
+def test_idle_connections_are_closed(node: Node, server_of: Make, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """714 connections of each process stayed open for ever."""
 
     async def run() -> None:
         with Wire(node) as wire:
@@ -222,17 +221,17 @@ def test_what_a_burst_left_is_closed(node: Node, server_of: Make, kind: Any, mon
                 await until(lambda: wire.asked == 30, "thirty ask")
                 wire.release()
                 await asyncio.gather(*asking)
-                assert callers.pool._attempts.open == 30, "those that were used a moment ago stay"
+                assert callers.pool._size.open == 30, "recently used ones stay"
                 with monkeypatch.context() as patch:
-                    for module in (attempts_module, connections, loop_connections):
+                    for module in (pool_size, connections, loop_connections):
                         patch.setattr(module, "IDLE_SECONDS", 0.0)
-                    callers.pool._close_at = callers.pool._look_at = 0.0
+                    callers.pool._close_at = callers.pool._upkeep_at = 0.0
                     if kind is Tasks:
                         callers.pool._closing.cancel()
                         callers.pool._closing = None
                         callers.pool._close_later()
                     await callers.ask("PING")
-                    await until(lambda: connected(node) == KEPT, "few are left")
+                    await until(lambda: connected(node) == MIN_IDLE, "few are left")
                 with node.client(single_connection_client=True) as client:
                     before = client.info("stats")["total_connections_received"]
                     for _ in range(20):
@@ -247,17 +246,17 @@ def test_what_a_burst_left_is_closed(node: Node, server_of: Make, kind: Any, mon
     ("seconds_idle", "closed"),
     [
         ([], 0),
-        ([60] * KEPT, 0),
-        ([60] * (KEPT + 3), 3),
-        ([60, 60, *[1] * KEPT], 2),
+        ([60] * MIN_IDLE, 0),
+        ([60] * (MIN_IDLE + 3), 3),
+        ([60, 60, *[1] * MIN_IDLE], 2),
         ([60, 60, *[1] * 40], 2),
         ([9.9] * 40, 0),
     ],
 )
-def test_unused(seconds_idle: list[float], closed: int) -> None:
+def test_pop_unused(seconds_idle: list[float], closed: int) -> None:
     now = time.monotonic()
     idle = deque((number, now - seconds) for number, seconds in enumerate(seconds_idle))
-    assert list(unused(idle)) == list(range(closed))
+    assert list(pop_unused(idle)) == list(range(closed))
     assert len(idle) == len(seconds_idle) - closed
 
 
@@ -265,12 +264,12 @@ def test_a_forked_child_has_its_own_bound(node: Node, server_of: Make) -> None:
     server = server_of(node, 1)
     assert server.send(("PING",), Budget(PATIENT)) == b"PONG"
     idle = server._connections._idle
-    server._connections.leave()  # as after a fork
+    server._connections.reset()  # as after a fork
     assert server.send(("PING",), Budget(PATIENT)) == b"PONG"
     idle[0][0].disconnect()
 
 
-# --- Whatever happens, in whatever order. ---
+# --- Any event, in any order. ---
 
 CALLERS, TIMES, MOST = 24, 60, 5
 
@@ -278,7 +277,7 @@ CALLERS, TIMES, MOST = 24, 60, 5
 @BOTH
 @pytest.mark.parametrize("seed", range(3))
 def test_no_count_drifts(node: Node, server_of: Make, kind: Any, seed: int) -> None:
-    """Callers who give up or are cancelled at any moment, connections that end, a server that is full."""
+    """Callers that time out or are cancelled at any moment, closed connections, a full server."""
     rng, outcomes = Random(seed), set()
 
     async def one(callers: Any) -> None:
@@ -319,6 +318,6 @@ def test_no_count_drifts(node: Node, server_of: Make, kind: Any, seed: int) -> N
                 answers = await asyncio.gather(*(callers.ask("PING") for _ in range(CALLERS)))
                 assert answers == [b"PONG"] * CALLERS
                 await until(lambda: settled(callers.pool, MOST), "all is idle")
-                await until(lambda: len(admin.client_list()) - 1 <= callers.pool._attempts.open, "none is lost")
+                await until(lambda: len(admin.client_list()) - 1 <= callers.pool._size.open, "none is lost")
 
     asyncio.run(run())

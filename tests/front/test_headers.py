@@ -9,7 +9,7 @@ from typing import Any
 
 import http_sf
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, BucketStatus, Decision, Limiter, Rate
@@ -18,6 +18,7 @@ from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from django_ratequota.headers import FORMS, add_headers, decision_headers, retry_after_seconds
 from tests.conftest import NOON_US, Clock
 from tests.project.views import request_from
+from tests.support.properties import examples
 
 SECOND = 10**6
 DOCS = Path(__file__).parents[2] / "docs"
@@ -117,7 +118,7 @@ def test_retry_after_is_the_longest_wait_and_nothing_when_one_bucket_never_passe
         max_size=6,
     )
 )
-@settings(max_examples=200, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(200)
 def test_every_header_can_be_read_back_and_no_t_is_later_than_retry_after(drawn: list[Any]) -> None:
     statuses = tuple(
         standing(
@@ -241,7 +242,7 @@ def test_after_t_there_is_more_quota_and_not_before(limiter: Limiter, clock: Clo
         assert (limiter.peek(asked).statuses[0].remaining > 5) == more
 
 
-def test_a_full_limit_says_no_t(limiter: Limiter) -> None:
+def test_a_full_limit_has_no_t(limiter: Limiter) -> None:
     assert decision_headers(limiter.peek([Bucket("user:1", Rate.parse("60/min"))]))["RateLimit"] == '"all/min";r=60'
 
 

@@ -23,16 +23,17 @@ from django.db.models import Count, F, Q
 from django.db.models.signals import pre_delete
 from django.test import Client
 from hypothesis import example, given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.operations.cascades import deleted_along
 from django_ratequota.operations.restore import plan_restoration, restore
-from django_ratequota.policyfile import bring
-from django_ratequota.policyfile.document import Node, _Dumper, read, write_yaml
+from django_ratequota.policyfile import apply_file
+from django_ratequota.policyfile.document import Node, read
+from django_ratequota.policyfile.writer import _Dumper, yaml_chunks
 from django_ratequota.recording.recorder import BATCH
 from tests.support.operators import client_of
+from tests.support.properties import examples
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -426,7 +427,7 @@ def test_one_of_many_that_does_not_fit_is_named_and_stops_all() -> None:
     key = gone.pk
     gone.delete()
     last = newest()
-    with pytest.raises(Exception, match=f"u{BATCH + 4}: Free cannot be restored along: The user with the id {key}"):
+    with pytest.raises(Exception, match=f"u{BATCH + 4}: Free cannot be restored with it: The user with the id {key}"):
         restore(plan_restoration(deletion(), "before"), actor=None, reason="", along=True)
     assert not Plan.objects.exists()
     assert newest() == last
@@ -469,9 +470,9 @@ def test_an_import_creates_changes_and_deletes_in_batches() -> None:
         text = "version: 1\npolicies:\n" + "\n".join(entries)
         last = newest()
         with statements() as asked:
-            assert len(bring(text.replace("RATES", "1/s")).created) == count
-            assert len(bring(text.replace("RATES", "2/s")).changed) == count
-            assert len(bring("version: 1\npolicies: []", prune=True).deleted) == count
+            assert len(apply_file(text.replace("RATES", "1/s")).created) == count
+            assert len(apply_file(text.replace("RATES", "2/s")).changed) == count
+            assert len(apply_file("version: 1\npolicies: []", prune=True).deleted) == count
         actions = PolicyChange.objects.filter(pk__gt=last).order_by().values_list("action").annotate(Count("pk"))
         assert dict(actions) == {"create": count, "update": count, "delete": count}
         return asked
@@ -497,10 +498,10 @@ def test_entries_are_not_kept_as_nodes() -> None:
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "no", "x y"]), st.one_of(st.text(max_size=12), st.integers()))))
-@hypothesis_settings(max_examples=200, derandomize=True, database=None, deadline=None)
+@examples(200)
 @example(
     [{"a": text} for text in ("tenant:acme", "a:", "a: b", "Yes", "nULL", "x" * 200, "a\nb", "on", "10/s, 1/min")]
 )
 def test_entries_are_written_as_pyyaml_writes_them(rows: list[dict[str, Any]]) -> None:
     whole = yaml.dump({"rows": rows}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize)
-    assert write_yaml({"rows": rows}) == whole
+    assert "".join(yaml_chunks([("rows", rows)])) == whole

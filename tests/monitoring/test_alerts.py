@@ -32,9 +32,9 @@ class Told(list[Any]):
 def by_hand(monkeypatch: Any, redis_client: redis.Redis) -> Iterator[None]:
     """What is noted is told when the test says so."""
     monkeypatch.setattr(alerts._background, "keep", lambda: None)
-    alerts._forget()
+    alerts._clear()
     yield
-    alerts._forget()
+    alerts._clear()
 
 
 @pytest.fixture
@@ -47,62 +47,64 @@ def told() -> Iterator[Told]:
 
 def spend(limiter: Limiter, bucket: Bucket, times: int, cost: int = 1) -> None:
     for _ in range(times):
-        alerts.watch(limiter.check([bucket], cost))
+        alerts.observe(limiter.check([bucket], cost))
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window_log", "sliding_window_counter", "gcra"])
 def test_at_80_and_at_100_percent_once(limiter: Limiter, told: Told, algorithm: str) -> None:
     bucket = Bucket("user:1", Rate.parse(f"10/day {algorithm}"))
     spend(limiter, bucket, 7)
-    alerts.tell()
+    alerts.send()
     assert told == []
     spend(limiter, bucket, 1)
-    alerts.tell()
+    alerts.send()
     assert told == [(80, "user:1", 8)]
     spend(limiter, bucket, 10)
-    alerts.tell()
+    alerts.send()
     assert told == [(80, "user:1", 8), (100, "user:1", 10)]
 
 
-def test_a_jump_tells_both(limiter: Limiter, told: Told) -> None:
+def test_a_request_that_crosses_both_levels_sends_both_signals(limiter: Limiter, told: Told) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("10/day")), 1, cost=10)
-    alerts.tell()
+    alerts.send()
     assert told == [(80, "user:1", 10), (100, "user:1", 10)]
 
 
 def test_a_refusal_is_100_percent_whatever_is_left(limiter: Limiter, told: Told) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("10/day")), 2, cost=6)
-    alerts.tell()
+    alerts.send()
     assert [level for level, _, _ in told] == [80, 100]
 
 
-def test_a_cost_that_never_fits_says_nothing_about_what_is_used(limiter: Limiter, told: Told) -> None:
+def test_a_cost_above_the_capacity_reaches_no_level(limiter: Limiter, told: Told) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("10/day")), 1, cost=11)
-    alerts.tell()
+    alerts.send()
     assert told == []
 
 
 def test_each_subject_by_itself_and_log_mode_too(limiter: Limiter, told: Told) -> None:
     for number, mode in ((1, "enforce"), (2, "log")):
         spend(limiter, Bucket(f"user:{number}", Rate.parse("5/day"), mode=mode), 4)
-    alerts.tell()
+    alerts.send()
     assert told == [(80, "user:1", 4), (80, "user:2", 4)]
 
 
-def test_the_next_window_tells_anew(limiter: Limiter, told: Told, clock: Clock, redis_client: redis.Redis) -> None:
+def test_the_next_window_sends_the_signals_again(
+    limiter: Limiter, told: Told, clock: Clock, redis_client: redis.Redis
+) -> None:
     bucket = Bucket("user:1", Rate.parse("5/min fixed_window"))
     for _ in range(2):
         spend(limiter, bucket, 5)
-        alerts.tell()
+        alerts.send()
         clock.advance(60)
         # Redis' own clock, by which this goes in real time, stands still here.
-        for key in redis_client.scan_iter("rqtest:{statistics}:told:*"):
+        for key in redis_client.scan_iter("rqtest:{statistics}:alert:*"):
             assert 0 < redis_client.pttl(key) <= 60_000
             redis_client.delete(key)
     assert [level for level, _, _ in told] == [80, 100, 80, 100]
 
 
-def test_a_client_that_goes_on_at_the_limit_is_told_once_a_period(
+def test_a_client_at_its_limit_triggers_one_signal_per_period(
     limiter: Limiter, told: Told, clock: Clock, redis_client: redis.Redis
 ) -> None:
     """A token bucket has no window: its level swings around 80 % all the time."""
@@ -111,45 +113,45 @@ def test_a_client_that_goes_on_at_the_limit_is_told_once_a_period(
     for _ in range(50):
         clock.advance(1)
         spend(limiter, bucket, 1)
-    alerts.tell()
+    alerts.send()
     assert told == [(80, "user:1", 48)]
 
 
 def test_other_processes_stay_silent(limiter: Limiter, told: Told) -> None:
     bucket = Bucket("user:1", Rate.parse("10/day"))
     spend(limiter, bucket, 8)
-    alerts.tell()
-    alerts._forget()  # another process, which knows of nothing
+    alerts.send()
+    alerts._clear()  # another process, which knows of nothing
     spend(limiter, bucket, 1)
-    alerts.tell()
+    alerts.send()
     assert told == [(80, "user:1", 8)]
 
 
-def test_without_listeners_nothing_is_noted(limiter: Limiter) -> None:
+def test_without_receivers_nothing_is_queued(limiter: Limiter) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("2/day")), 3)
-    assert not alerts._waiting
-    assert not alerts._told
+    assert not alerts._queue
+    assert not alerts._sent_until
 
 
 def test_memory_is_bounded(limiter: Limiter, told: Told, monkeypatch: Any) -> None:
-    monkeypatch.setattr(alerts, "_MAX_OF_ONE", 5)
-    monkeypatch.setattr(alerts, "_MAX_TOLD", 3)
+    monkeypatch.setattr(alerts, "_MAX_OF_LIMIT", 5)
+    monkeypatch.setattr(alerts, "_MAX_SENT", 3)
     for number in range(10):
         spend(limiter, Bucket(f"user:{number}", Rate.parse("1/day")), 1)
-    assert ([len(own) for own in alerts._waiting.values()], len(alerts._told)) == ([5], 3)
+    assert ([len(own) for own in alerts._queue.values()], len(alerts._sent_until)) == ([5], 3)
     assert alerts._suppressed == alerts._unlogged == {"all/day": 15}
-    monkeypatch.setattr(alerts, "_MAX_WAITING", 7)
+    monkeypatch.setattr(alerts, "_MAX_QUEUED", 7)
     for number in range(30):
         spend(limiter, Bucket("user:1", Rate.parse("1/day"), policy_id=number, scope=f"s{number}"), 1)
     # A limit has one crossing wait beyond the bound, up to twice the bound in all; names are counted up to it.
-    assert sum(map(len, alerts._waiting.values())) == 14
+    assert sum(map(len, alerts._queue.values())) == 14
     assert len(alerts._suppressed) == 7
 
 
-def test_where_redis_cannot_say_it_is_told_all_the_same(limiter: Limiter, told: Told, settings: Any) -> None:
+def test_without_redis_the_signal_is_sent_anyway(limiter: Limiter, told: Told, settings: Any) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("5/day")), 4)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
-    alerts.tell()
+    alerts.send()
     assert told == [(80, "user:1", 4)]
 
 
@@ -160,7 +162,7 @@ def test_a_receiver_that_fails_stops_no_other(limiter: Limiter, told: Told, capl
     quota_threshold.connect(fail)
     try:
         spend(limiter, Bucket("user:1", Rate.parse("1/day")), 1)
-        alerts.tell()
+        alerts.send()
     finally:
         quota_threshold.disconnect(fail)
     assert len(told) == 2
@@ -198,7 +200,7 @@ def test_the_receiver_in_the_docs(limiter: Limiter, caplog: Any) -> None:
     exec(snippet, defined)
     try:
         spend(limiter, Bucket("user:1", Rate.parse("5/day"), scope="search"), 4)
-        alerts.tell()
+        alerts.send()
     finally:
-        quota_threshold.disconnect(defined["tell"])
+        quota_threshold.disconnect(defined["notify_sales"])
     assert caplog.messages == ["user:1 used 80 % of search/day"]

@@ -20,7 +20,7 @@ import redis
 from django.core.management import call_command
 
 from django_ratequota import Bucket, Rate, check_request
-from django_ratequota.engine import limiter
+from django_ratequota.engine import decision_steps
 from django_ratequota.engine import protocol as prepared
 from django_ratequota.engine.keys import workers_key
 from django_ratequota.exceptions import ConfigurationError, StoreError
@@ -33,7 +33,6 @@ from django_ratequota.monitoring.health import (
     Health,
     health,
     keep_reporting,
-    latency,
     note_degraded,
     report,
     reports,
@@ -75,7 +74,7 @@ def ask(times: int = 1) -> None:
 
 
 @pytest.mark.usefixtures("fresh_policies")
-def test_a_new_process_has_nothing_to_tell() -> None:
+def test_a_new_process_has_an_empty_health() -> None:
     mine = health()
     assert mine.process == module._process()
     assert mine.at == pytest.approx(time.time(), abs=60)
@@ -94,7 +93,7 @@ def test_a_process_is_named_by_host_and_number(monkeypatch: Any) -> None:
 def test_decisions_are_timed() -> None:
     ask(5)
     mine = health()
-    assert mine.decisions == sum(latency().counts) == 5
+    assert mine.decisions == sum(default_limiter().latency.counts) == 5
     median, slowest = mine.latency_quantile(0.5), mine.latency_quantile(1)
     assert median is not None
     assert slowest is not None
@@ -103,7 +102,7 @@ def test_decisions_are_timed() -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
-def test_the_policies_it_judges_by_have_a_revision_and_an_age() -> None:
+def test_health_has_the_revision_and_age_of_the_policies() -> None:
     RatePolicy.objects.create(rates="5/min")
     check_request(request_from())
     mine = health()
@@ -115,19 +114,19 @@ def test_the_policies_it_judges_by_have_a_revision_and_an_age() -> None:
     "raw",
     [{"CACHE": "local"}, {"CACHE": "nowhere"}, {"REDIS_URL": "http://127.0.0.1/"}],
 )
-def test_without_a_usable_setting_it_knows_itself_all_the_same(settings: Any, raw: dict[str, Any]) -> None:
+def test_without_a_usable_setting_health_still_works(settings: Any, raw: dict[str, Any]) -> None:
     settings.RATEQUOTA = raw
     ask(2)
     mine = health()
     assert (mine.degraded, mine.down, mine.decisions) == ({"configuration": 2}, {}, 0)
     assert len(mine.latency) == len(BOUNDS) + 1
-    for raising in (latency, report, reports):
+    for raising in (report, reports):
         with pytest.raises(StoreError) as caught:
             raising()
         assert isinstance(caught.value.__cause__, ConfigurationError)
 
 
-def test_with_redis_down_it_says_which_server_and_why(settings: Any) -> None:
+def test_with_redis_down_health_names_server_and_reason(settings: Any) -> None:
     settings.RATEQUOTA = {**CLOSED, "BREAKER_FAILURES": 2}
     ask()
     assert (health().down, health().degraded) == ({}, {"connection": 1})
@@ -163,7 +162,9 @@ def at(monkeypatch: Any) -> Callable[[float], None]:
 
 
 @pytest.mark.parametrize("reason", ["configuration", "wrongtype", "noscript", "response", "clock", "database"])
-def test_what_no_breaker_tells_is_logged_once_a_minute(at: Callable[[float], None], caplog: Any, reason: str) -> None:
+def test_errors_that_open_no_breaker_are_logged_once_a_minute(
+    at: Callable[[float], None], caplog: Any, reason: str
+) -> None:
     seen = []
     for now in (100, 100, 159.9, 160, 161, 219.9, 220, 10_000):
         at(now)
@@ -197,7 +198,7 @@ def test_an_error_of_the_script_is_seen_everywhere(
     """All was green: a closed breaker, a server that is up, and every request admitted."""
     RatePolicy.objects.create(rates="1/hour sliding_window_log", counted_per="everyone")
     monkeypatch.setattr(prepared, "DECIDE", broken_script())
-    monkeypatch.setattr(limiter, "prepare", prepared.CheckCommand)
+    monkeypatch.setattr(decision_steps, "prepare", prepared.CheckCommand)
     assert [check_request(request_from()).error for _ in range(5)] == ["response"] * 5
     [message] = health().errors.values()
     assert "sliding_window_log.lua:" in message
@@ -228,7 +229,7 @@ def test_each_reason_has_a_minute_of_its_own(at: Callable[[float], None], caplog
 
 
 @pytest.mark.parametrize("reason", ["timeout", "connection", "oom", "readonly"])
-def test_what_a_breaker_or_others_tell_is_only_counted(caplog: Any, reason: str) -> None:
+def test_failures_logged_by_the_breaker_are_only_counted(caplog: Any, reason: str) -> None:
     note_degraded(reason, StoreError(reason, "as it says"))
     assert caplog.records == []
     assert health().degraded == {reason: 1}
@@ -247,7 +248,7 @@ def test_no_count_of_a_thread_is_lost(caplog: Any) -> None:
 # --- Reports. ---
 
 
-def test_nobody_has_reported(redis_client: redis.Redis) -> None:
+def test_without_reports_the_list_is_empty(redis_client: redis.Redis) -> None:
     assert reports() == []
 
 
@@ -433,7 +434,7 @@ class Gate:
         self._lock.release()
 
 
-def test_one_is_started_however_many_threads_ask(noted: Noted, settings: Any, monkeypatch: Any) -> None:
+def test_many_threads_start_one_background_thread(noted: Noted, settings: Any, monkeypatch: Any) -> None:
     names: list[str] = []
 
     class Counting(threading.Thread):
@@ -473,7 +474,7 @@ def test_a_thread_that_cannot_be_started_fails_no_request_and_is_tried_again(
     assert sorted(tried) == ["ratequota-report"] * 2 + ["ratequota-statistics"] * 2
     messages = sorted(record.getMessage() for record in caplog.records)
     assert messages == [
-        f"{name} could not be started, and is tried again every 60 s: can't start new thread"
+        f"{name} could not be started; trying again every 60 s: can't start new thread"
         for name in ("ratequota-report", "ratequota-statistics")
     ]
     clock.now = 219.9
@@ -519,7 +520,7 @@ def test_an_error_of_the_server_s_is_logged_until_it_works_again(
         noted.wait()
 
 
-def test_with_redis_down_it_goes_on_quietly(noted: Noted, settings: Any, caplog: Any) -> None:
+def test_with_redis_down_background_work_continues(noted: Noted, settings: Any, caplog: Any) -> None:
     settings.RATEQUOTA = CLOSED
     often(settings)
     keep_reporting()

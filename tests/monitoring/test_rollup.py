@@ -15,10 +15,11 @@ import time_machine
 from django.core.management import CommandError, call_command
 
 from django_ratequota.models import UsageCount
-from django_ratequota.monitoring.collector import DAY, HOUR, collector
-from django_ratequota.monitoring.records import Note
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.packing import DAY, HOUR
+from django_ratequota.monitoring.records import DecisionRecord
 from django_ratequota.monitoring.rollup import RolledUp, roll_up
-from django_ratequota.monitoring.statistics import timeline
+from django_ratequota.monitoring.timeline import timeline
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_client")]
 
@@ -36,9 +37,11 @@ def count(now: int) -> Callable[..., None]:
     def run(hours_ago: int, times: int, **more: Any) -> None:
         with time_machine.travel(now, tick=False):
             values = {"endpoint_ids": (), "policy_ids": (), "allowed": True, "against": (), **more}
-            note = Note(second=now - hours_ago * HOUR, caller="user:1", ip="", plan_id=None, cost=1, **values)
-            collector.forget()
-            collector._noted.extend([note] * times)
+            record = DecisionRecord(
+                second=now - hours_ago * HOUR, caller="user:1", ip="", plan_id=None, cost=1, **values
+            )
+            collector.clear()
+            collector._pending.extend([record] * times)
             collector.flush()
 
     return run
@@ -177,15 +180,15 @@ def run(*args: str) -> str:
 def test_the_command(count: Callable[..., None], now: int) -> None:
     count(3, 5)
     with time_machine.travel(now, tick=False):
-        assert run() == "2 hourly and 2 daily rows written, 0 old ones deleted\n"
+        assert run() == "2 hourly and 2 daily rows written, 0 old rows deleted\n"
         assert (
-            run("--keep-hours", "0", "--keep-days", "0") == "0 hourly and 0 daily rows written, 4 old ones deleted\n"
+            run("--keep-hours", "0", "--keep-days", "0") == "0 hourly and 0 daily rows written, 4 old rows deleted\n"
         )
 
 
 def test_the_command_without_redis(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
-    with pytest.raises(CommandError, match="Redis gives no answer"):
+    with pytest.raises(CommandError, match="Redis did not answer"):
         run()
 
 

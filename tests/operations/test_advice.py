@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate
@@ -26,6 +26,7 @@ from django_ratequota.operations.redundancy import binds_first
 from django_ratequota.operations.replay import replay
 from django_ratequota.policies.facts import EndpointFacts, PolicyFacts
 from tests.conftest import NOON_US, Clock
+from tests.support.properties import examples
 
 DAY = 86_400 * 10**6
 _ids = itertools.count(1)
@@ -181,12 +182,6 @@ RATES = st.builds(
     st.sampled_from(ALGORITHMS),
     st.none() | st.integers(1, 30),
 )
-COMMON: dict[str, Any] = {
-    "deadline": None,
-    "derandomize": True,
-    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much, HealthCheck.too_slow],
-}
-
 
 #: A Monday's midnight, where windows of all lengths begin.
 MONDAY_US = 1_762_128_000 * 10**6
@@ -203,7 +198,7 @@ def tightest(stricter: Rate, algorithm: str, period: Any) -> Rate | None:
     return None
 
 
-@settings(max_examples=400, **COMMON)
+@examples(400)
 @given(
     limit=st.integers(1, 4),
     burst=st.none() | st.integers(1, 6),
@@ -238,7 +233,7 @@ def judged(redis_client: redis.Redis) -> Iterator[tuple[Limiter, Clock]]:
     limiter.store.close()
 
 
-@settings(max_examples=300, **COMMON)
+@examples(300)
 @given(
     stricter=RATES,
     rate=RATES,
@@ -280,7 +275,7 @@ def test_what_always_binds_first_does_so_whatever_is_charged_and_refunded(
         ("100/min, 10000/hour", ["“10000/hour” never refuses anything: “100/min” always refuses first"]),
         ("10000/hour, 100/min", ["“10000/hour” never refuses"]),
         ("100/min, 100/min leaky_bucket", ["“100/min leaky_bucket” never refuses"]),
-        ("100/day fixed_window, 4000/month", ["(As long as no code charges"]),
+        ("100/day fixed_window, 4000/month", ["(Unless code charges"]),
         ("unlimited", []),
         ("blocked", []),
         ("10/min burst 1000", ["same bucket as 1,000 units in 1.7 h"]),

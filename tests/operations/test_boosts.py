@@ -24,9 +24,9 @@ from django.utils import timezone
 from django_ratequota.engine.rates import ALGORITHMS, MAX_UNITS, Rate, parse_rates
 from django_ratequota.engine.types import Bucket
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.monitoring import statistics
+from django_ratequota.monitoring import refusals
 from django_ratequota.operations import boosts as boosting
-from django_ratequota.operations.boosts import doubled, outlook, proposed, why_no_boost, window_end
+from django_ratequota.operations.boosts import doubled, outlook, propose_boost, why_no_boost, window_end
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.change_feed import ChangeCursor
 from django_ratequota.policies.facts import to_us
@@ -40,8 +40,8 @@ BOOST, GRANT, RESET = f"{LIST}boost/", f"{LIST}grant/", f"{LIST}reset-counters/"
 
 @pytest.fixture(autouse=True)
 def no_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "find_refusal", lambda refusal_id: None)
-    monkeypatch.setattr(statistics, "refusals", lambda most=50, caller="": ())
+    monkeypatch.setattr(refusals, "find_refusal", lambda refusal_id: None)
+    monkeypatch.setattr(refusals, "refusals", lambda most=50, caller="": ())
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_boost_asks_twice_and_binds_the_next_request(operator: Client, alice: 
         ({"reason": ""}, "This field is required."),
         ({"reason": "x" * 201}, "at most 200 characters"),
         ({"until": "ever"}, "ever is not one of the available choices."),
-        ({"until": "date"}, "Say until when, or choose one of the times above."),
+        ({"until": "date"}, "Enter an end date, or choose one of the times above."),
         ({"until": "date", "ends_at_0": "2020-01-01", "ends_at_1": "00:00"}, "The end must lie after the start."),
         ({"until": "date", "ends_at_0": "soon", "ends_at_1": "00:00"}, "Enter a valid date."),
     ],
@@ -220,7 +220,7 @@ def test_replacing_an_override_is_warned_of(operator: Client, alice: User) -> No
     usual = RatePolicy.objects.create(user=alice, endpoint=endpoint, rates="15/hour")
     given = {"rates": "40/hour", "until": "hour", "reason": "R"}
     page = text_of(operator.post(boost_url(alice, usual), given))
-    assert f"It takes the place of the override 15/hour (policy {usual.pk}) while it lasts." in page
+    assert f"Until it ends, it replaces the override 15/hour (policy {usual.pk})." in page
     assert asks(page)["Afterwards"] == f"15/hour (policy {usual.pk})"
 
 
@@ -229,7 +229,7 @@ def test_what_takes_over_before_the_end_is_warned_of(operator: Client, alice: Us
         user=alice, endpoint=Endpoint.objects.get(), rates="3/hour", starts_at=timezone.now() + timedelta(minutes=30)
     )
     page = text_of(operator.post(boost_url(alice), {"rates": "40/hour", "until": "hour", "reason": "R"}))
-    assert f"Policy {later.pk}, 3/hour, takes over at " in page
+    assert f"Policy {later.pk} (3/hour) replaces it at " in page
     assert asks(page)["Afterwards"] == f"3/hour (policy {later.pk})"
     later.delete()
     page = text_of(operator.post(boost_url(alice), {"rates": "40/hour", "until": "hour", "reason": "R"}))
@@ -242,7 +242,7 @@ def test_a_boost_starts_no_earlier_than_the_override_that_it_replaces(alice: Use
     usual = RatePolicy.objects.create(user=alice, endpoint=Endpoint.objects.get(), rates="15/hour", starts_at=half)
     explanation = ExplainQuery(user_id=str(alice.pk), endpoint="search").explain()
     explanation.context.now_us = to_us(half) + 1
-    boost = proposed(explanation, usual)
+    boost = propose_boost(explanation, usual)
     boost.ends_at = half + timedelta(hours=1)
     seen = outlook(explanation.context, boost)
     assert (seen.now and seen.now.id, seen.overtaken, seen.after and seen.after.id) == (usual.pk, None, usual.pk)
@@ -272,7 +272,7 @@ def test_a_boost_is_for_whomever_is_counted(
     text = look(operator, **asked)
     (link,) = re.findall(rf'href="({BOOST}[^"]*)"', text)
     page = text_of(operator.post(link, {"rates": "10/hour", "until": "hour", "reason": "R"}))
-    assert "ratequota-warnings" not in page or "It takes the place of" in page
+    assert "ratequota-warnings" not in page or "it replaces the override" in page
     assert operator.post(link, {**hidden(page), "post": "yes"}).status_code == 302
     boost = RatePolicy.objects.exclude(pk=winner.pk).get()
     assert (boost.subject, boost.user) == (audience, None)
@@ -293,7 +293,7 @@ def test_a_users_own_policy_per_address_is_boosted_for_the_user(operator: Client
     [
         ({"counted_per": "everyone"}, {"ip": "::1"}, "Everyone is counted together here. A boost for one caller"),
         ({"counted_per": "plan"}, {"ip": "::1"}, "Everyone on the plan is counted together here. A boost for one"),
-        ({}, {"ip": "unknown"}, "All callers whose address cannot be told are counted together here."),
+        ({}, {"ip": "unknown"}, "All callers without a known address are counted together here."),
         ({"rates": "unlimited"}, {"ip": "::1"}, "It is unlimited already."),
         ({"mode": "log"}, {"ip": "::1"}, "It refuses nobody: it only logs."),
         ({"rates": "blocked", "subject": "ip:::/16"}, {"ip": "::1"}, "It blocks a user or a subject, and no other"),
@@ -313,7 +313,7 @@ def test_why_no_boost_is_offered(
     Plan.objects.create(name="Free", slug="free", default_for="anonymous")
     winner = RatePolicy.objects.create(**{"rates": "5/hour", **policy})
     text = look(operator, **asked)
-    assert f"No boost: {why}" in text or f"{why.partition('.')[0]}. So it is neither boosted nor reset" in text
+    assert f"No boost: {why}" in text or f"{why.partition('.')[0]}. It cannot be boosted or reset" in text
     assert f'href="{BOOST}' not in text
     page = operator.get(f"{BOOST}?{urlencode({**asked, 'policy': winner.pk})}", follow=True)
     assert why in unescape(page.content.decode())
@@ -335,7 +335,9 @@ def test_a_blocked_caller_is_let_in_for_a_while(operator: Client, alice: User) -
 def test_a_policy_that_is_not_in_force_is_not_boosted(operator: Client, alice: User, policy: str) -> None:
     page = operator.get(f"{BOOST}?{query(alice, policy=policy)}", follow=True)
     assert page.redirect_chain[0][0] == f"{PAGE}?{query(alice)}"
-    assert "That policy is not in force for this request (any more): choose again." in unescape(page.content.decode())
+    assert "That policy does not apply to this request, or no longer does. Choose again." in unescape(
+        page.content.decode()
+    )
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -369,7 +371,7 @@ def test_windows_end_where_the_engine_ends_them(alice: User) -> None:
     ):
         bucket = Bucket("user:1", Rate.parse(rate))
         decision = limiter.check([bucket])
-        engine = boosting.instant(decision.at_us + decision.statuses[0].reset_after_us)
+        engine = boosting.to_datetime(decision.at_us + decision.statuses[0].reset_after_us)
         assert window_end(bucket, decision.at_us) == engine
     assert window_end(Bucket("user:1", Rate.parse("5/hour")), limiter.now_us) is None
 
@@ -377,7 +379,7 @@ def test_windows_end_where_the_engine_ends_them(alice: User) -> None:
 def test_the_outlook_agrees_with_what_then_happens(alice: User) -> None:
     question = ExplainQuery(user_id=str(alice.pk), endpoint="search")
     explanation = question.explain()
-    boost = proposed(explanation, sold())
+    boost = propose_boost(explanation, sold())
     boost.ends_at = timezone.now() + timedelta(hours=1)
     seen = outlook(explanation.context, boost)
     assert (seen.now, seen.after) == (seen.after, seen.now)
@@ -474,7 +476,7 @@ def test_the_chosen_counters_are_reset(operator: Client, alice: User) -> None:
 def test_what_is_shared_or_unknown_is_not_touched(operator: Client, alice: User, page: str, bucket: str) -> None:
     ask(alice, scope="search")
     answer = operator.post(f"{page}?{query(alice, bucket=bucket)}", {"post": "yes", "units": "1"}, follow=True)
-    assert "Choose one of the caller's own counters, or more." in unescape(answer.content.decode())
+    assert "Select at least one of the caller's own counters." in unescape(answer.content.decode())
     assert left(alice)["search/month per everyone"] == 999
     assert not PolicyChange.objects.filter(model="counter").exists()
 
@@ -557,10 +559,13 @@ def test_redis_down_is_told_and_nothing_is_written(operator: Client, alice: User
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
     for page in (GRANT, RESET):
         url = f"{page}?{query(alice, bucket='search/hour')}"
-        assert "Redis gives no answer (connection): what was counted cannot be shown" in text_of(operator.get(url))
+        assert "Redis did not answer (connection). The counters cannot be shown" in text_of(operator.get(url))
         answer = operator.post(url, {"post": "yes", "units": "1"}, follow=True)
         assert answer.status_code == 200
-        assert "Redis gave no answer (connection): look at what was done" in answer.content.decode()
+        assert (
+            "Redis did not answer (connection). Some counters may have been changed already"
+            in answer.content.decode()
+        )
     assert not PolicyChange.objects.filter(model="counter").exists()
     assert not LogEntry.objects.exists()
     # A boost is written to the database; it counts once Redis answers.

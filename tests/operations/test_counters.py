@@ -1,4 +1,4 @@
-"""Resetting what was counted: which counters are an override's own, what is asked first, and what is written down."""
+"""Resetting counter: which counters are an override's own, what is asked first, and what is written down."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from django_ratequota import check_request
 from django_ratequota.admin.reset import _MAX_COUNTERS
-from django_ratequota.engine import limiter
+from django_ratequota.engine import decision_steps
 from django_ratequota.engine import protocol as prepared
 from django_ratequota.engine.types import Decision
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
@@ -70,9 +70,9 @@ def selected(*policies: RatePolicy, **fields: str) -> dict[str, Any]:
 def rows(page: Any) -> list[list[str]]:
     """The counters that the page asks about."""
     found = re.findall(
-        r"<tr>\s*<th scope=\"row\">(.*?)</th>((?:\s*<td>.*?</td>)+)\s*</tr>", page.content.decode(), re.S
+        r"<tr>\s*<th scope=\"row\">(.*?)</th>((?:\s*<td[^>]*>.*?</td>)+)\s*</tr>", page.content.decode(), re.S
     )
-    return [[who, *re.findall("<td>(.*?)</td>", cells, re.S)] for who, cells in found]
+    return [[who, *re.findall("<td[^>]*>(.*?)</td>", cells, re.S)] for who, cells in found]
 
 
 # --- Which counters are an override's own. ---
@@ -180,8 +180,8 @@ def test_the_list_asks_and_resets_nothing(operator: Client, alice: User) -> None
         ["user alice", "search", "3", "6 of 9", "9/day"],
     ]
     text = page.content.decode()
-    assert "plan Free × all endpoints: 100/hour<br>It is no override" in text
-    assert "everyone × all endpoints: 100/hour<br>It is no override" in text
+    assert "plan Free × all endpoints: 100/hour<br>It is not an override" in text
+    assert "everyone × all endpoints: 100/hour<br>It is not an override" in text
     assert "ip:203.0.113.0/24 × all endpoints: 100/hour<br>It is for a network" in text
     assert re.findall(r'name="_selected_action" value="(\d+)"', text) == [str(override.pk)]
     assert left(ask(alice, scope="search"))[-2:] == [1, 5]
@@ -266,7 +266,7 @@ def test_nothing_to_reset_offers_no_button(operator: Client) -> None:
     for page in (operator.get(f"{LIST}{policy.pk}/reset/"), operator.post(LIST, selected(policy, post="yes"))):
         assert page.status_code == 200
         assert 'type="submit"' not in re.sub(r'<form id="logout.*?</form>', "", page.content.decode(), flags=re.S)
-        assert "Take me back" in page.content.decode()
+        assert "Back" in page.content.decode()
     assert not PolicyChange.objects.filter(action="reset").exists()
 
 
@@ -274,7 +274,7 @@ def test_so_many_are_reset_at_once_and_no_more(operator: Client) -> None:
     for number in range(_MAX_COUNTERS + 1):
         RatePolicy.objects.create(subject=f"ip:10.0.{number // 256}.{number % 256}", counted_per="ip", rates="5/s")
     page = operator.post(LIST, selected(*RatePolicy.objects.all()), follow=True)
-    assert f"These are {_MAX_COUNTERS + 1} counters; select fewer" in page.content.decode()
+    assert f"The selected overrides have {_MAX_COUNTERS + 1} counters" in page.content.decode()
     page = operator.post(LIST, selected(*RatePolicy.objects.all()[1:]))
     assert len(rows(page)) == _MAX_COUNTERS
 
@@ -283,7 +283,7 @@ def test_so_many_are_left_out_by_name_and_no_more(operator: Client) -> None:
     for number in range(25):
         RatePolicy.objects.create(plan=Plan.objects.create(name=f"p{number}", slug=f"p{number}"), rates="5/s")
     text = operator.post(LIST, selected(*RatePolicy.objects.all())).content.decode()
-    assert text.count("It is no override") == 20
+    assert text.count("It is not an override") == 20
     assert "and 5 more" in text
 
 
@@ -346,7 +346,7 @@ def test_history_shows_what_was_reset(operator: Client, alice: User) -> None:
     assert '<th scope="row">all/hour</th><td>1 used, 4 left</td><td>0 used, 5 left</td>' in page
     assert f"alice (id {alice.pk})" in page
     own = operator.get(f"{LIST}{override.pk}/history/").content.decode()
-    assert "Reset what was counted: all/hour (1 / 5)." in own
+    assert "Reset counters: all/hour (1 / 5)." in own
 
 
 def test_history_names_counters_that_nobody_had_used(operator: Client, alice: User) -> None:
@@ -393,12 +393,12 @@ def test_redis_down_is_told_and_nothing_is_written(operator: Client, alice: User
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
     for page in (operator.get(f"{LIST}{override.pk}/reset/"), operator.post(LIST, selected(override))):
         assert page.status_code == 200
-        assert "Redis gives no answer (connection)" in page.content.decode()
+        assert "Redis did not answer (connection)" in page.content.decode()
         assert rows(page) == [["user alice", "all endpoints", "?", "?", "5/hour"]]
     for path, form in ((f"{override.pk}/reset/", {"post": "yes"}), ("", selected(override, post="yes"))):
         page = operator.post(LIST + path, form, follow=True)
         assert page.status_code == 200
-        assert "Redis gave no answer (connection): 0 of 1 counters were reset." in page.content.decode()
+        assert "Redis did not answer (connection). 0 of 1 counters were reset." in page.content.decode()
     assert not PolicyChange.objects.filter(action="reset").exists()
     assert not LogEntry.objects.exists()
 
@@ -413,9 +413,9 @@ def test_what_was_reset_before_a_failure_is_written_down(
     ask(alice)
     with monkeypatch.context() as broken:
         broken.setattr(prepared, "DECIDE", broken_script())
-        broken.setattr(limiter, "prepare", prepared.CheckCommand)
+        broken.setattr(decision_steps, "prepare", prepared.CheckCommand)
         page = operator.post(LIST, selected(first, second, post="yes"), follow=True)
-    assert "Redis gave no answer (response): 1 of 2 counters were reset." in page.content.decode()
+    assert "Redis did not answer (response). 1 of 2 counters were reset." in page.content.decode()
     assert [entry.object_text for entry in PolicyChange.objects.filter(action="reset")] == ["user alice"]
     assert [entry.object_id for entry in LogEntry.objects.all()] == [str(first.pk)]
     assert left(ask(alice)) == [4]

@@ -16,23 +16,24 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate, check_request
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS, parse_rates
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.monitoring import attempts as attempts_module
 from django_ratequota.monitoring import collector as collecting
-from django_ratequota.monitoring import statistics
-from django_ratequota.monitoring.records import UNTOLD_PLAN
-from django_ratequota.monitoring.statistics import Attempts, Usage
+from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
+from django_ratequota.monitoring.records import UNKNOWN_PLAN
 from django_ratequota.operations import impact
 from django_ratequota.operations.impact import Impact, estimate, never_refused, sentences, spread
-from django_ratequota.operations.impact_audience import Concerned, NotEstimable
+from django_ratequota.operations.impact_audience import NotEstimable, RecordedAudience
 from django_ratequota.operations.replay import replay
 from tests.conftest import Clock
 from tests.project.views import request_from
+from tests.support.properties import examples
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_client")]
 
@@ -50,8 +51,10 @@ def record(second: int = START, caller: str = "user:1", **fields: Any) -> Attemp
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def records(*attempts: Attempts, share: float = 1.0) -> None:
-        usage = Usage(attempts=attempts, share=share, since=datetime.fromtimestamp(START, UTC) if attempts else None)
-        monkeypatch.setattr(statistics, "usage", lambda hours=24: usage)
+        usage = RecordedAttempts(
+            attempts=attempts, share=share, since=datetime.fromtimestamp(START, UTC) if attempts else None
+        )
+        monkeypatch.setattr(attempts_module, "recorded_attempts", lambda hours=24: usage)
 
     records()
     return records
@@ -125,14 +128,9 @@ SUBJECTS: dict[str, Callable[[Attempts], str | None]] = {
     "plan": lambda one: one.plan_id and f"plan:{one.plan_id}",
     "everyone": lambda one: "everyone",
 }
-COMMON: dict[str, Any] = {
-    "deadline": None,
-    "derandomize": True,
-    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-}
 
 
-@settings(max_examples=120, **COMMON)
+@examples(120)
 @given(
     rates=RATES, records=RECORDS, counted_per=st.sampled_from(list(SUBJECTS)), endpoint=st.sampled_from([None, 1, 2])
 )
@@ -161,7 +159,7 @@ def _named(rate: Rate) -> str:
     return plain if rate.period == "month" or rate.algorithm in plain else f"{plain} {rate.algorithm}"
 
 
-@settings(max_examples=300, **COMMON)
+@examples(300)
 @given(
     algorithm=st.sampled_from(ALGORITHMS),
     period=st.sampled_from([1, 2, 3]),
@@ -244,9 +242,9 @@ def test_whom_a_policy_concerns(recorded: Any, fields: dict[str, Any], concerned
 @pytest.mark.parametrize(
     ("fields", "caller", "share", "why"),
     [
-        ({"counted_per": "tenant"}, ["user", "ip"], 1.0, "do not tell every caller's tenant"),
-        ({"subject": "tenant:acme"}, ["user", "tenant", "ip"], 1.0, "do not tell every tenant"),
-        ({"user_id": 1}, ["tenant", "user", "ip"], 1.0, "do not tell every user"),
+        ({"counted_per": "tenant"}, ["user", "ip"], 1.0, "do not hold every caller's tenant"),
+        ({"subject": "tenant:acme"}, ["user", "tenant", "ip"], 1.0, "do not hold every tenant"),
+        ({"user_id": 1}, ["tenant", "user", "ip"], 1.0, "do not hold every user"),
         ({"subject": "ip:2001:db8::1"}, ["user", "ip"], 1.0, "only the first 64 bits"),
         ({"counted_per": "everyone"}, ["user", "ip"], 0.5, "counters are shared"),
         ({"counted_per": "plan"}, ["user", "ip"], 0.5, "counters are shared"),
@@ -269,7 +267,7 @@ def test_what_the_records_do_not_tell_is_not_estimated(
 @pytest.mark.parametrize("asks", ["plan", "counted per plan", "rival"])
 def test_callers_whose_plan_nobody_asked_for_are_not_estimated(recorded: Any, asks: str) -> None:
     """They were recorded on the plan of anonymous callers, and counted as these."""
-    recorded(record(plan_id=UNTOLD_PLAN))
+    recorded(record(plan_id=UNKNOWN_PLAN))
     plan = Plan.objects.create(name="Pro", slug="pro")
     policy = RatePolicy(rates="1/s", plan=plan if asks == "plan" else None)
     assert estimate(RatePolicy(rates="1/s")).clients == 1
@@ -277,7 +275,7 @@ def test_callers_whose_plan_nobody_asked_for_are_not_estimated(recorded: Any, as
         policy.counted_per = "plan"
     if asks == "rival":
         RatePolicy.objects.create(plan=plan, rates="5/s")
-    with pytest.raises(NotEstimable, match="do not tell every caller's plan"):
+    with pytest.raises(NotEstimable, match="do not hold every caller's plan"):
         estimate(policy)
 
 
@@ -321,8 +319,8 @@ def test_callers_with_a_more_specific_policy_are_left_out(recorded: Any, own: st
     }[own]
     policy.rates = "blocked"
     found = estimate(policy)
-    assert (found.clients, found.refused_clients, found.others_clients) == (clients, clients, others)
-    assert found.untold_policies == untold
+    assert (found.clients, found.refused_clients, found.left_out_clients) == (clients, clients, others)
+    assert found.unknown_policies == untold
 
 
 @pytest.mark.parametrize("mode", ["enforce", "log"])
@@ -333,13 +331,13 @@ def test_who_is_blocked_is_left_out_and_whom_a_block_concerns_is_not(recorded: A
     recorded(record(caller=f"user:{alice.pk}", admitted=3), record(caller="ip:203.0.113.7", admitted=2))
     block = RatePolicy(subject="ip:203.0.113.0/24", rates="blocked", mode=mode)
     found = estimate(block)
-    assert (found.clients, found.refused_requests, found.others_clients) == (2, 5, 0)
+    assert (found.clients, found.refused_requests, found.left_out_clients) == (2, 5, 0)
     block.save()
     found = estimate(own)
     expected = (0, 1) if mode == "enforce" else (1, 0)
-    assert (found.clients, found.others_clients) == expected
+    assert (found.clients, found.left_out_clients) == expected
     gate = estimate(RatePolicy(rates="blocked"))
-    assert (gate.clients, gate.others_clients) == (0, 2)
+    assert (gate.clients, gate.left_out_clients) == (0, 2)
 
 
 def calls_of(work: Callable[[], Any]) -> int:
@@ -376,27 +374,27 @@ def test_rivals_that_share_no_caller_cost_no_caller_anything(recorded: Any) -> N
     )
     found = estimate(network)
     # .9, and the upper half.
-    assert (found.clients, found.others_clients, found.untold_policies) == (127, 129, 0)
+    assert (found.clients, found.left_out_clients, found.unknown_policies) == (127, 129, 0)
     assert calls_of(lambda: estimate(network, seconds=60)) - alone < 100 * 256
     network.rates = "blocked"
     found = estimate(network)
-    assert (found.clients, found.others_clients, found.untold_policies) == (256, 0, 0), "a block comes first"
+    assert (found.clients, found.left_out_clients, found.unknown_policies) == (256, 0, 0), "a block comes first"
     other = estimate(RatePolicy(user=users[1], rates="1/day"))
-    assert (other.clients, other.others_clients, other.untold_policies) == (0, 0, 0)
+    assert (other.clients, other.left_out_clients, other.unknown_policies) == (0, 0, 0)
 
 
 def test_the_search_for_callers_stops_at_the_budget(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what is known by then. The clock here is advanced by how long each look at a caller takes."""
     now = 0.0
     monkeypatch.setattr(impact, "time", SimpleNamespace(monotonic=lambda: now))
-    among = Concerned.among
+    select = RecordedAudience.select
 
     def slow(self: Any, records: Any) -> Any:
         nonlocal now
         now += 0.125
-        return among(self, records)
+        return select(self, records)
 
-    monkeypatch.setattr(Concerned, "among", slow)
+    monkeypatch.setattr(RecordedAudience, "select", slow)
     recorded(*(record(caller=f"user:{number}", admitted=3) for number in range(100)))
     found = estimate(RatePolicy(rates="1/min"), seconds=2.0)
     assert (found.clients, found.refused_requests, found.share) == (17, 34, 0.17)
@@ -410,7 +408,7 @@ def test_a_policy_that_loses_to_its_twin_concerns_nobody(recorded: Any) -> None:
     RatePolicy.objects.create(rates="5/s", starts_at=timezone.now() - timedelta(days=1))
     recorded(record())
     found = estimate(RatePolicy(rates="1/s"))
-    assert (found.clients, found.others_clients) == (0, 1)
+    assert (found.clients, found.left_out_clients) == (0, 1)
     assert "no request was recorded" in sentences(found)[0]
     assert "Left out: 1 client " in sentences(found)[1]
 
@@ -483,15 +481,15 @@ def test_the_sentences_say_it() -> None:
         refused_requests=1200,
         really_refused_clients=1,
         really_refused_requests=1,
-        others_clients=2,
-        untold_policies=1,
+        left_out_clients=2,
+        unknown_policies=1,
     )
     assert sentences(found) == [
         "In the last 24 h this would have refused 37 of 4,210 clients, 1.2 % of 100,000 requests.",
-        "Of the same requests < 0.1 % were really refused, by whatever policies, to 1 client.",
+        "Of the same requests < 0.1 % were really refused, by any policy, to 1 client.",
         "This is an estimate from 25 % of the callers.",
-        "Left out: 2 clients for whom another policy comes first.",
-        "Not considered: 1 policy that comes first, as the records do not tell whom it is for.",
+        "Left out: 2 clients for whom another policy takes precedence.",
+        "Ignored: 1 policy that takes precedence for callers that the records do not identify.",
     ]
 
 
@@ -513,8 +511,8 @@ def test_what_was_really_asked_for(settings: Any, monkeypatch: pytest.MonkeyPatc
     """From requests to the estimate, by what was collected of them."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    monkeypatch.setattr(collecting, "_USAGE_SECONDS", 0.0)
-    collecting.collector.forget()
+    monkeypatch.setattr(collecting, "_CHUNK_SECONDS", 0.0)
+    collecting.collector.clear()
     endpoint = Endpoint.objects.create(name="search")
     for last, times in ((7, 5), (8, 3), (9, 4)):
         for _ in range(times):

@@ -221,7 +221,7 @@ def test_later_edits_are_overwritten_where_they_differ_and_shown_first(operator:
 def test_what_is_as_it_was_needs_no_restoring(operator: Client, free: Plan) -> None:
     change = last()
     page = text(operator.get(url(change, "after")))
-    assert "It is as it was then" in page
+    assert "the object already matches this version" in page
     assert "Yes, restore it" not in page
     seen = plan_restoration(change, "after").seen
     assert operator.post(url(change, "after"), {"seen": seen}).status_code == 200
@@ -235,7 +235,7 @@ def test_an_edit_between_the_question_and_the_answer_is_not_overwritten(operator
     seen = plan_restoration(change, "before").seen
     Plan.objects.filter(pk=free.pk).update(description="third")
     page = text(operator.post(url(change, "before"), {"seen": seen, "reason": "Ticket 4711"}))
-    assert "It was edited meanwhile" in page
+    assert "The object was edited in the meantime" in page
     assert 'value="Ticket 4711"' in page
     assert "third" in page
     free.refresh_from_db()
@@ -268,8 +268,8 @@ def deleted_plan(free: Plan) -> Plan:
 def test_what_was_deleted_along_stays_deleted_unless_asked_for(operator: Client, deleted_plan: Plan) -> None:
     change = last("delete", model="plan")
     page = text(operator.get(url(change, "before")))
-    assert "It is created again under its old id" in page
-    listed = re.search(r"Deleted along with it</h2>\s*<ul>(.*?)</ul>", page, re.S)
+    assert "It will be created again with its old id" in page
+    listed = re.search(r"Deleted together with it</h2>\s*<ul>(.*?)</ul>", page, re.S)
     assert listed is not None
     assert sorted(re.findall(r"<bdi>(.*?)</bdi>", listed[1])) == [
         "alice: Free",
@@ -324,7 +324,7 @@ def test_one_that_does_not_fit_any_more_stops_all(operator: Client, deleted_plan
     newest = last().pk
     page = text(confirm(operator, change, "before", along="on"))
     assert "Nothing was restored." in page
-    assert re.search(r"search: 2/s cannot be restored along: The endpoint with the id \d+ is deleted", page)
+    assert re.search(r"search: 2/s cannot be restored with it: The endpoint with the id \d+ is deleted", page)
     assert not Plan.objects.exists()
     assert last().pk == newest
     assert not LogEntry.objects.exists()
@@ -419,7 +419,7 @@ def test_a_name_taken_meanwhile_and_a_second_default_are_refused_in_words(operat
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"colour": "red"}, "it has fields that there are no more (colour)"),
+        ({"colour": "red"}, "This version has fields that no longer exist (colour)"),
         ({"rates": "10/fortnight"}, "cannot be read any more"),
         ({"counted_per": "tenant"}, "Nothing is counted per &#x27;tenant&#x27;"),
         ({"algorithm": "abacus"}, "is not a valid choice"),
@@ -475,7 +475,7 @@ def test_a_twin_that_appears_while_restoring_costs_no_error_page(operator: Clien
     finally:
         pre_save.disconnect(rival, sender=RatePolicy)
     assert (done.status_code, done.headers["Location"]) == (302, url(change, "before"))
-    assert "Nothing was saved: somebody else changed the same" in text(operator.get(url(change, "before")))
+    assert "Nothing was saved, because somebody else saved" in text(operator.get(url(change, "before")))
     assert not RatePolicy.objects.exists()
     assert last() == change
     assert not LogEntry.objects.exists()
@@ -578,7 +578,9 @@ def test_who_may_restore_what(free: Plan, permissions: tuple[str, ...] | None, t
 def test_what_was_deleted_along_is_for_those_who_may_add_it(deleted_plan: Plan) -> None:
     client = client_of("view_policychange", "add_plan", "add_ratepolicy")
     change = last("delete", model="plan")
-    assert "They are not yours to restore" in text(client.get(url(change, "before"))), "there is an assignment"
+    assert "You do not have permission to restore these" in text(client.get(url(change, "before"))), (
+        "there is an assignment"
+    )
     done = confirm(client, change, "before", along="on")
     # The plan's own page is not theirs to see.
     assert (done.status_code, done.headers["Location"]) == (302, f"{HISTORY}/{change.pk}/change/")
@@ -594,7 +596,7 @@ def test_overrides_come_back_with_their_endpoint_by_those_who_may_grant_them(gra
     Endpoint.objects.all().delete()
     client = client_of("view_policychange", "add_endpoint", "add_ratepolicy", *(["grant_override"] if grants else []))
     change = last("delete", model="endpoint")
-    assert ("They are not yours to restore" in text(client.get(url(change, "before")))) is not grants
+    assert ("You do not have permission to restore these" in text(client.get(url(change, "before")))) is not grants
     assert confirm(client, change, "before", along="on").status_code == 302
     assert Endpoint.objects.exists()
     assert RatePolicy.objects.count() == (2 if grants else 0)
@@ -627,7 +629,7 @@ def test_the_list_says_what_changed_in_a_few_words(operator: Client, free: Plan)
             "counted per: caller → ip; mode: log only → off; and 2 more fields",
         ),
         ({"reason": "y" * 100}, f"reason: x → {'y' * 39}…"),
-        ({"reason": ""}, f"reason: {'y' * 39}… → nothing"),
+        ({"reason": ""}, f"reason: {'y' * 39}… → empty"),
     ]
     for fields, _words in edits:
         RatePolicy.objects.filter(pk=policy.pk).update(**fields)

@@ -8,13 +8,14 @@ from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota.policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
 from django_ratequota.policies.matching import match_endpoints, match_policies
 from django_ratequota.policies.snapshot import Group
 from tests.policies.test_resolver import picture
+from tests.support.properties import examples
 
 
 def endpoint(number: int, routes: str = "", methods: str = "", cost: int = 1) -> EndpointFacts:
@@ -30,7 +31,7 @@ def policy(number: int, **fields: Any) -> PolicyFacts:
 
 
 @given(st.text("*ab/[", max_size=8), st.text("ab/[\n", max_size=8))
-@settings(max_examples=2000, derandomize=True, database=None, deadline=None)
+@examples(2000)
 def test_globs_say_what_regular_expressions_would(pattern: str, text: str) -> None:
     expected = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL).fullmatch(text) is not None
     snapshot = picture([EndpointFacts(id=1, name="x", routes=(pattern,), methods=frozenset(), cost=1)])
@@ -49,7 +50,7 @@ def test_globs_say_what_regular_expressions_would(pattern: str, text: str) -> No
         max_size=30,
     )
 )
-@settings(max_examples=200, derandomize=True, database=None, deadline=None)
+@examples(200)
 def test_endpoints_are_the_same_as_without_remembering(asked: list[tuple[Any, Any, Any, str]]) -> None:
     endpoints = [
         endpoint(1, "/a/*"),

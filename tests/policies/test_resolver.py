@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Rate, check_request
@@ -27,6 +27,7 @@ from django_ratequota.policies.requests.identity import Caller, DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, Resolution, plan_of, resolve, resolve_uncached
 from django_ratequota.policies.snapshot import Group, Snapshot
 from tests.project.views import request_from
+from tests.support.properties import examples
 
 # Ahead of the real clock, by which policies that ended long ago are not even loaded.
 NOW = datetime(2100, 3, 1, 12, tzinfo=UTC)
@@ -744,9 +745,9 @@ def questions(draw: st.DrawFn) -> list[EvaluationContext]:
 
 
 @given(questions())
-@settings(max_examples=1000, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-def test_remembering_changes_no_answer(context: list[EvaluationContext]) -> None:
-    for question in (*context, *context[::-1]):
+@examples(1000)
+def test_remembering_changes_no_answer(contexts: list[EvaluationContext]) -> None:
+    for question in (*contexts, *contexts[::-1]):
         # A copy of the picture remembers nothing.
         anew = resolve_uncached(replace(question, snapshot=replace(question.snapshot)))
         remembered = resolve(question)

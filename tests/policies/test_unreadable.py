@@ -13,7 +13,7 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 
 from django_ratequota import Decision
-from django_ratequota.checks import check_rates
+from django_ratequota.checks.database import check_rates
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.cache import policies

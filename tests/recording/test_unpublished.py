@@ -16,7 +16,7 @@ from tests.admin.test_explain import DOWN
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
-AWAY = "The change is saved, but Redis could not be reached: workers learn of it within 7 seconds (POLL_SECONDS)."
+AWAY = "The change is saved, but Redis did not answer. Every worker applies it within 7 seconds (POLL_SECONDS)."
 
 EDITS: dict[str, Callable[[RatePolicy], tuple[str, dict[str, Any]]]] = {
     "add": lambda policy: ("plan/add/", plan_form(Plan(name="Pro", slug="pro"), {"rates": "9/s"})),

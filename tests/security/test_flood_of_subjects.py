@@ -16,7 +16,7 @@ from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring import alerts
 from django_ratequota.monitoring import collector as collecting
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.statistics import find_refusal
+from django_ratequota.monitoring.refusals import find_refusal
 from django_ratequota.signals import quota_threshold
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -33,12 +33,12 @@ class Told(list[Any]):
 def told(monkeypatch: Any) -> Iterator[Told]:
     """What receivers get; crossings are sent when the test says so."""
     monkeypatch.setattr(alerts._background, "keep", lambda: None)
-    alerts._forget()
+    alerts._clear()
     told = Told()
     quota_threshold.connect(told)
     yield told
     quota_threshold.disconnect(told)
-    alerts._forget()
+    alerts._clear()
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def noted(settings: Any, monkeypatch: Any) -> Iterator[None]:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1.0}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
     monkeypatch.setattr(collecting, "MINUTE", int(time.time()))
-    collector.forget()
+    collector.clear()
     yield
-    collector.forget()
+    collector.clear()
 
 
 @pytest.fixture
@@ -80,12 +80,12 @@ def lines(caplog: Any) -> list[str]:
 def test_a_flood_of_subjects_sends_ten_signals_a_second(told: Told, search: Endpoint, caplog: Any) -> None:
     RatePolicy.objects.create(endpoint=search, counted_per="ip", rates="1/day")
     flood()
-    alerts.tell()
+    alerts.send()
     assert len(told) == 10
     assert told[0] == ("search/day per ip", "ip:10.0.0.0", 700)
-    while alerts._waiting:
+    while alerts._queue:
         sent = len(told)
-        alerts.tell()
+        alerts.send()
         assert len(told) <= sent + 10
     # Each subject crosses 80 % and 100 %; what was not sent is counted, for receivers and in one line of the log.
     assert len(told) == 100
@@ -95,16 +95,16 @@ def test_a_flood_of_subjects_sends_ten_signals_a_second(told: Told, search: Endp
     ]
 
 
-def test_what_was_left_out_is_counted_once_a_minute(
+def test_dropped_crossings_are_logged_once_a_minute(
     told: Told, search: Endpoint, caplog: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(alerts, "_AGAIN_US", 3600 * 10**6)  # however slow this machine is
+    monkeypatch.setattr(alerts, "_RETRY_US", 3600 * 10**6)  # however slow this machine is
     RatePolicy.objects.create(endpoint=search, counted_per="ip", rates="1/day")
     flood()
     flood()  # the same subjects, now refused
-    alerts.tell()
+    alerts.send()
     flood()
-    alerts.tell()
+    alerts.send()
     assert len(lines(caplog)) == 1
     assert told[0][2] == 700
 
@@ -113,7 +113,7 @@ def test_one_noisy_policy_hides_no_other(told: Told, search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, counted_per="ip", rates="1/day")
     RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates=f"{SUBJECTS}/day")
     flood()
-    alerts.tell()
+    alerts.send()
     limits = Counter(title for title, _, _ in told)
     # The shared bucket stood at 80 % after 320 requests, when crossings of single addresses filled their share.
     assert limits == {"search/day per ip": 8, "search/day per everyone": 2}
@@ -155,7 +155,7 @@ def test_callers_without_an_address_share_one_network(search: Endpoint) -> None:
 
 
 @pytest.mark.usefixtures("noted")
-def test_a_network_that_goes_on_for_long_pushes_its_own_refusals_out(
+def test_a_busy_network_evicts_its_own_refusals_first(
     search: Endpoint, monkeypatch: Any, redis_client: redis.Redis
 ) -> None:
     monkeypatch.setattr(collecting, "MAX_KEPT_REFUSALS", 50)
@@ -166,7 +166,7 @@ def test_a_network_that_goes_on_for_long_pushes_its_own_refusals_out(
         given = [refusal_id(address) for address in networks(100)[minute * 20 :][:30]]
         assert all(given)
         collector.flush()
-        collector.forget()  # the next minute
+        collector.clear()  # the next minute
     assert find_refusal(victim) is not None
     kept = {name: redis_client.zcard(statistics_key("rqtest", name)) for name in ("refused_at", "refused_more")}
     assert kept["refused_at"] == 50

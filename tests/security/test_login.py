@@ -21,7 +21,7 @@ from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rest_framework.authtoken.serializers import AuthTokenSerializer
 from rest_framework.parsers import JSONParser
@@ -32,6 +32,7 @@ from django_ratequota.decorators import ratequota
 from django_ratequota.identifiers import login_field, login_name, login_pair
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.policies.requests import login_names
+from tests.support.properties import examples
 
 NAME, PASSWORD = "finchley", "the right one"
 LIMIT = 20
@@ -273,7 +274,7 @@ def test_forms_with_files_and_repeated_fields() -> None:
 @example("\u0345\u0301a")
 @example("İ")
 @example("½" * 150)
-@settings(max_examples=300, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(300)
 def test_what_django_s_form_takes_for_one_name_counts_as_one(text: str) -> None:
     seen = unicodedata.normalize("NFKC", text.strip())
     assert login_names.normalize(text) == login_names.normalize(seen)

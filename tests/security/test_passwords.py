@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from django_ratequota import check_request, conf
-from django_ratequota.checks import check_exposed, check_settings, check_store
+from django_ratequota.checks.settings import check_settings
+from django_ratequota.checks.store import check_exposed, check_store
 from django_ratequota.exceptions import ConfigurationError
 from django_ratequota.models import RatePolicy
-from django_ratequota.store.factory import store_of_settings, store_of_url
+from django_ratequota.runtime import store_from_settings
+from django_ratequota.store.factory import store_from_url
 from tests.project.views import request_from
 
 #: What URLs, percent-encoding and lists of URLs are made of, and what text is made of.
@@ -66,7 +68,7 @@ def everything_said(settings: Any, caplog: Any, ratequota: dict[str, Any], locat
     messages = [message for check in (check_settings, check_store, check_exposed) for message in check()]
     texts = [f"{message.msg} {message.hint}" for message in messages]
     try:
-        store_of_settings(conf.settings).close()
+        store_from_settings(conf.settings).close()
     except ConfigurationError as error:
         shown = traceback.TracebackException.from_exception(error, lookup_lines=False)
         while shown is not None:  # without lines of source code, which hold no values
@@ -76,7 +78,7 @@ def everything_said(settings: Any, caplog: Any, ratequota: dict[str, Any], locat
 
 
 @pytest.mark.parametrize("form", URLS)
-def test_no_part_of_a_password_is_said(settings: Any, caplog: Any, form: str) -> None:
+def test_no_part_of_a_password_is_logged(settings: Any, caplog: Any, form: str) -> None:
     nowhere = "redis://127.0.0.1:1/0"
     leaks = []
     for (first, last), special in product(PARTS, SPECIAL):
@@ -140,7 +142,7 @@ def test_what_is_no_number_is_not_database_0(settings: Any, url: str) -> None:
     with pytest.raises(
         ConfigurationError, match="REDIS_URL cannot be used: its host, port or number of the database"
     ):
-        store_of_url(url, 1)
+        store_from_url(url, 1)
     if "sentinel" in url:
         return
     settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}}
@@ -169,7 +171,7 @@ def test_what_is_no_number_is_not_database_0(settings: Any, url: str) -> None:
     ],
 )
 def test_urls_that_are_right_stay_right(settings: Any, url: str) -> None:
-    store_of_url(url, 1).close()
+    store_from_url(url, 1).close()
     settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}}
     settings.RATEQUOTA = {}
     assert "django_ratequota.E002" not in [message.id for message in check_store()]

@@ -9,7 +9,6 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,18 +28,21 @@ from django_ratequota.decorators import ratequota
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import ConfigurationError, StoreError
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.health import report
-from django_ratequota.monitoring.records import Note
-from django_ratequota.monitoring.statistics import refusals, timeline, top_callers, usage
+from django_ratequota.monitoring.records import DecisionRecord
+from django_ratequota.monitoring.refusals import refusals
+from django_ratequota.monitoring.timeline import timeline, top_callers
 from django_ratequota.runtime import default_limiter
-from django_ratequota.store.factory import store_of_url
+from django_ratequota.store.factory import store_from_url
 from tests.conftest import Clock
 from tests.faults.cluster import Cluster
 from tests.faults.servers import Node
 from tests.project import views
+from tests.support.snippets import ROOT, snippet
 
-DOCS = (Path(__file__).parent.parent.parent / "docs" / "security.md").read_text()
+DOCS = (ROOT / "docs/security.md").read_text()
 database = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 
@@ -102,11 +104,11 @@ def use_every_verb(server: Node) -> None:
         assert limiter.publish() == limiter.stored_revision()
     finally:
         limiter.store.close()
-    note = Note(int(time.time()), "user:1", "", None, (), 1, (), False, ())
-    collector._noted.append(note)
-    collector._note_refusal(note, "", "", "GET", Decision(allowed=False))
+    note = DecisionRecord(int(time.time()), "user:1", "", None, (), 1, (), False, ())
+    collector._pending.append(note)
+    collector._record_refusal(note, "", "", "GET", Decision(allowed=False))
     collector.flush()
-    for read in (lambda: timeline("hour"), lambda: top_callers("day"), usage, lambda: refusals(1)):
+    for read in (lambda: timeline("hour"), lambda: top_callers("day"), recorded_attempts, lambda: refusals(1)):
         read()
     out = io.StringIO()
     report()
@@ -175,7 +177,7 @@ def test_the_documented_user_may_do_nothing_else(server: Node, own: redis.Redis,
     assert own.get("session:1") == b"secret"
 
 
-def test_nobody_gets_in_by_another_password(server: Node, own: redis.Redis) -> None:
+def test_another_password_does_not_log_in(server: Node, own: redis.Redis) -> None:
     with (
         server.client(username="ratequota", password="other") as client,
         pytest.raises(redis.exceptions.AuthenticationError),
@@ -214,7 +216,7 @@ def test_sentinels_need_one_command() -> None:
         watcher.command("ACL", "SETUSER", "watcher", "reset", "on", ">watching", line[1])
         query = "sentinel_username=watcher&sentinel_password=watching"
         url = f"redis+sentinel://ratequota:PASSWORD@{watcher.host}:{watcher.port}/ratequota?{query}"
-        store = store_of_url(url, 5)
+        store = store_from_url(url, 5)
         assert store.execute(("TIME",))
         store.close()
 
@@ -226,10 +228,10 @@ def test_sentinels_need_one_command() -> None:
     "url",
     ["redis://:hush/hush@host:6379/0", "redis+sentinel://:hush/hush@host:26379/ratequota/0", "redis://u:hush/1@h"],
 )
-def test_a_password_that_breaks_the_url_is_not_told(url: str) -> None:
+def test_a_password_that_breaks_the_url_is_not_logged(url: str) -> None:
     """urlsplit takes the first part of such a password for a port, and quotes it."""
     with pytest.raises(ConfigurationError) as caught:
-        store_of_url(url, 1)
+        store_from_url(url, 1)
     error: BaseException | None = caught.value
     assert "hush" not in str(error)
     assert error is not None
@@ -437,10 +439,9 @@ def test_no_name_turns_the_text_beside_it_around(hostile: dict[str, Any]) -> Non
 
 @pytest.fixture
 def login(settings: Any) -> None:
-    """The identifiers and policies of the page's own advice."""
-    snippets = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", DOCS, re.DOTALL))
+    """The identifiers of the login how-to, and the policies that the security page advises."""
     found: dict[str, Any] = {}
-    exec(snippets["settings"], found)
+    exec(snippet(ROOT / "docs/howto/login.md", "settings.py"), found)
     settings.RATEQUOTA = {**settings.RATEQUOTA, **found["RATEQUOTA"]}
     endpoint = Endpoint.objects.create(name="login", methods="POST")
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", DOCS, re.MULTILINE)

@@ -31,7 +31,7 @@ from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.monitoring import alerts
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.records import Note
+from django_ratequota.monitoring.records import DecisionRecord
 from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
 from django_ratequota.signals import request_refused
 from django_ratequota.throttling import QuotaThrottle
@@ -228,7 +228,7 @@ def statuses(get: Get, path: str, times: int, **options: Any) -> list[int]:
     ],
 )
 @pytest.mark.parametrize("everywhere", [False, True], ids=["", "ENFORCE_ALL"])
-def test_guesses_are_answered_as_often_as_the_policy_says(
+def test_guesses_are_limited_by_the_policy(
     get: Get, settings: Any, account: Endpoint, path: str, headers: Any, status: int, everywhere: bool
 ) -> None:
     """All of them were answered 401, and none was counted."""
@@ -380,7 +380,7 @@ def test_a_policy_may_change_while_the_view_authenticates(
     assert free(alice) == {"raised": [39, 59], "lowered": [4, 59], "deleted": [59]}[edit]
 
 
-def test_a_limit_in_log_mode_refuses_nobody(get: Get, account: Endpoint, alice: User) -> None:
+def test_a_limit_in_log_mode_refuses_no_request(get: Get, account: Endpoint, alice: User) -> None:
     RatePolicy.objects.create(counted_per="ip", rates="2/hour", mode="log")
     RatePolicy.objects.create(counted_per="ip", rates="7/hour", endpoint=account)
     assert statuses(get, "/account/", 4, headers=WRONG) == [401] * 4
@@ -462,7 +462,7 @@ def test_policies_per_caller_are_left_to_the_view(get: Get, account: Endpoint, a
 # --- One request, to whoever looks on. ---
 
 
-def test_each_request_is_noted_and_told_once(
+def test_each_request_is_recorded_once_and_signals_once(
     get: Get, settings: Any, account: Endpoint, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts._background, "keep", lambda: None)  # else a thread tells what waits
@@ -476,12 +476,12 @@ def test_each_request_is_noted_and_told_once(
 
     request_refused.connect(receive)
     alerts.quota_threshold.connect(receive)
-    collector.forget()
-    alerts._forget()
+    collector.clear()
+    alerts._clear()
     try:
         seen = [statuses(get, "/account/", times, headers=key) for times, key in ((1, RIGHT), (2, WRONG), (1, RIGHT))]
         assert seen == [[200], [401, 401], [429]]
-        noted = [Note._make(one) for one in collector._noted]
+        noted = [DecisionRecord._make(one) for one in collector._pending]
         assert [(one.caller, one.allowed) for one in noted] == [
             ("user:1", True),
             ("ip:127.0.0.1", True),
@@ -489,15 +489,15 @@ def test_each_request_is_noted_and_told_once(
             ("ip:127.0.0.1", False),
         ]
         assert len(refused) == 1
-        assert sorted(one.level for limit in alerts._waiting.values() for one in limit) == [80, 100]
+        assert sorted(one.level for limit in alerts._queue.values() for one in limit) == [80, 100]
     finally:
-        collector.forget()
-        alerts._forget()
+        collector.clear()
+        alerts._clear()
         request_refused.disconnect(receive)
         alerts.quota_threshold.disconnect(receive)
 
 
-def test_answers_say_how_many_guesses_are_left(get: Get, account: Endpoint) -> None:
+def test_responses_show_how_many_guesses_are_left(get: Get, account: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="2/hour")
     answers = [get("/account/", headers=WRONG) for _ in range(3)]
     assert [answer["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "0"]

@@ -16,11 +16,11 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 from django_ratequota import check_request
-from django_ratequota.admin.base import shown_subject
-from django_ratequota.admin.explain.form import answers
+from django_ratequota.admin.explain.form import form_data
+from django_ratequota.admin.formatting import shown_subject
 from django_ratequota.admin.usage.labels import explain_url
 from django_ratequota.admin.usage.workers import errors
-from django_ratequota.checks import check_plans
+from django_ratequota.checks.database import check_plans
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.health import health
@@ -85,7 +85,7 @@ def test_a_number_for_a_name_is_no_way_around_the_limit_per_name(settings: Any, 
     assert record.message == f"{__name__}.posted_name failed: AttributeError: 'int' object has no attribute 'strip'"
     assert record.exc_info is not None
     [shown] = errors([health()])
-    assert shown == f"In the last minute at 1 worker: {record.message}", "on_error had no part in it"
+    assert shown == f"In the last minute, on 1 worker: {record.message}", "on_error had no part in it"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_each_function_has_a_line_a_minute(per_tenant: None, at: Any, caplog: An
 # --- What operators see. ---
 
 
-def test_operators_are_told_who_that_is(per_tenant: None) -> None:
+def test_operators_see_who_unknown_callers_are(per_tenant: None) -> None:
     RatePolicy.objects.create(counted_per="tenant", rates="5/hour")
     assert check_request(request_from(tenant=RuntimeError())).allowed
     question = ExplainQuery.about("tenant:")
@@ -238,7 +238,7 @@ def test_operators_are_told_who_that_is(per_tenant: None) -> None:
     call_command("ratequota", "explain", "--identifier", "tenant=", stdout=out)
     assert "all/hour per tenant of tenant unknown (its function failed): 4 of 5 left" in out.getvalue()
     assert explain_url("admin", "tenant:") == ""
-    asked = answers(ExplainQuery.about("tenant:", "ip:203.0.113.7"))
+    asked = form_data(ExplainQuery.about("tenant:", "ip:203.0.113.7"))
     assert (asked.get("ip"), "kind" in asked, "value" in asked) == ("203.0.113.7", False, False)
     assert why_shared("tenant", "tenant:").startswith("All callers for whom the function of tenant raises")
     assert reset_caller(caller, scope=None) == (), "it is everybody's"

@@ -1,6 +1,6 @@
-"""The Redis that the tests talk to: RATEQUOTA_TEST_REDIS_URL, else an embedded server of this run's own.
+"""The Redis of the tests: the one at RATEQUOTA_TEST_REDIS_URL, or an embedded server for this run.
 
-RATEQUOTA_TEST_SERVER, the path of a redis-server or valkey-server, is run wherever the suite starts a server.
+RATEQUOTA_TEST_SERVER is the path of a redis-server or valkey-server to run wherever the suite starts a server.
 """
 
 from __future__ import annotations
@@ -25,5 +25,7 @@ if os.environ.get(_STARTED_BY, _worker) != _worker:
 if VARIABLE not in os.environ:
     os.environ[_STARTED_BY] = _worker
 
+#: Whether the server is the user's, for all workers alike.
+IS_SHARED = _STARTED_BY not in os.environ
 #: Return the server's URL; start the embedded one on first use.
 url = embedded_server

@@ -1,4 +1,4 @@
-"""The form that asks about one caller and one request: what Explain shows, and what its actions act upon."""
+"""The form that asks about one caller and one request, for the Explain page and the pages that it leads to."""
 
 from __future__ import annotations
 
@@ -11,45 +11,46 @@ from django.utils.translation import gettext_lazy as _
 
 from ...conf import settings
 from ...engine.rates import MAX_UNITS
-from ...models import METHODS, Endpoint, Plan
+from ...models import METHODS, Endpoint, Plan, RatePolicy
+from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
 from ...policies.requests.identity import FAILED
 
-#: What PLAN_RESOLVER may answer besides a slug; no slug has brackets.
+#: Chosen where PLAN_RESOLVER returns None; no slug has brackets.
 _NO_PLAN = "(none)"
 
 
 class ExplainForm(forms.Form):
-    """Who, where and how much; once valid, ``question`` asks it.
+    """A caller and a request; once valid, ``query`` holds them.
 
-    Bound to a query string, so that links can be shared.
+    It is bound to the query string, so that links can be shared.
     """
 
     ip = forms.CharField(
-        label=_("IP address"), required=False, widget=AdminTextInputWidget, help_text=_("Such as 203.0.113.7.")
+        label=_("IP address"), required=False, widget=AdminTextInputWidget, help_text=_("For example 203.0.113.7.")
     )
     kind = forms.ChoiceField(
-        label=_("Identifier"), required=False, help_text=_("A name from RATEQUOTA['IDENTIFIERS'] …")
+        label=_("Identifier"), required=False, help_text=_("A name from RATEQUOTA['IDENTIFIERS'].")
     )
     # Blanks belong to the value: it is compared as it is.
     value = forms.CharField(
-        label=_("Its value"),
+        label=_("Identifier value"),
         required=False,
         strip=False,
         widget=AdminTextInputWidget,
-        help_text=_("… and what it is for this caller, such as acme."),
+        help_text=_("The identifier's value for this caller, for example acme."),
     )
     plan = forms.ChoiceField(
         label=_("Plan"),
         required=False,
-        help_text=_("PLAN_RESOLVER says the plan, and it needs a request: say its answer here."),
+        help_text=_("PLAN_RESOLVER cannot run without a request. Choose the plan that it would return."),
     )
-    endpoint = forms.ChoiceField(label=_("Endpoint"), required=False, help_text=_("What the code names …"))
+    endpoint = forms.ChoiceField(label=_("Endpoint"), required=False, help_text=_("The scope that the code names."))
     path = forms.CharField(
         label=_("Path"),
         required=False,
         widget=AdminTextInputWidget,
-        help_text=_("… or what is requested: /api/reports/7/, or a route as endpoints list it."),
+        help_text=_("The requested path, such as /api/reports/7/, or a route as listed for endpoints."),
     )
     method = forms.ChoiceField(
         label=_("Method"), required=False, choices=[(name, name) for name in (*METHODS, "HEAD")]
@@ -60,17 +61,17 @@ class ExplainForm(forms.Form):
         min_value=0,
         max_value=MAX_UNITS,
         widget=AdminIntegerFieldWidget,
-        help_text=_("Units; empty = what the endpoint says."),
+        help_text=_("Units; empty = the endpoint's cost."),
     )
 
     def __init__(self, data: Any, *, user: forms.ModelChoiceField[Any]) -> None:
-        """``user`` is the field that finds users, as the operator may."""
+        """Take ``user``, the field that finds users: which depends on the operator's permissions."""
         super().__init__(data)
         user.required, user.label, user.help_text = False, _("User"), _("Empty = an anonymous caller.")
-        user.error_messages["invalid_choice"] = _("There is no such user; choose one, or write the id of one.")
+        user.error_messages["invalid_choice"] = _("There is no such user. Choose one, or enter a user's id.")
         self.fields = {"user": user, **self.fields}
         names = Endpoint.objects.values_list("name", flat=True)
-        self._choose("endpoint", names, _("none named"))
+        self._choose("endpoint", names, _("none"))
         if settings.identifiers:
             self._choose("kind", settings.identifiers, "—")
         else:
@@ -87,52 +88,72 @@ class ExplainForm(forms.Form):
         field.error_messages["invalid_choice"] = _("%(value)s is not one of the choices.")
 
     def clean(self) -> dict[str, Any]:
-        """Reads caller and place; what cannot be read is told beside its field."""
-        given = self.cleaned_data
-        kind, value = given.get("kind"), given.get("value")
+        """Build ``query``; what of it cannot be read becomes an error of the form."""
+        data = self.cleaned_data
+        kind, value = data.get("kind"), data.get("value")
         if bool(kind) != bool(value) and not {"kind", "value"} & self.errors.keys():
-            self.add_error("value" if kind else "kind", _("An identifier is a name and a value: give both."))
-        if not self.errors and not (given["user"] or given["ip"] or value):
-            raise ValidationError(_("Say who asks: a user, an IP address or another identifier."))
-        if "plan" in self.fields and not given.get("plan") and "plan" not in self.errors:
-            self.add_error("plan", _("Say what PLAN_RESOLVER would answer for this caller."))
-        user, slug = given.get("user"), given.get("plan")
-        self.question = ExplainQuery(
+            self.add_error("value" if kind else "kind", _("Enter both the identifier and its value."))
+        if not self.errors and not (data["user"] or data["ip"] or value):
+            raise ValidationError(_("Enter a caller: a user, an IP address or another identifier."))
+        if "plan" in self.fields and not data.get("plan") and "plan" not in self.errors:
+            self.add_error("plan", _("Choose the plan that PLAN_RESOLVER would return for this caller."))
+        user, slug = data.get("user"), data.get("plan")
+        self.query = ExplainQuery(
             user_id=None if user is None else str(user.pk),
-            ip=given.get("ip", ""),
+            ip=data.get("ip", ""),
             identifiers={kind: value} if kind and value else {},
             plan_slug=None if slug in (None, "", _NO_PLAN) else slug,
-            endpoint=given.get("endpoint", ""),
-            path=given.get("path", ""),
-            method=given.get("method") or "GET",
-            cost=given.get("cost"),
+            endpoint=data.get("endpoint", ""),
+            path=data.get("path", ""),
+            method=data.get("method") or "GET",
+            cost=data.get("cost"),
         )
-        for read in (self.question.caller, self.question.place):
+        for read in (self.query.caller, self.query.request_arguments):
             try:
                 read()
             except ValidationError as error:
                 self.add_error(None, error)
-        return given
+        return data
 
-    def given(self) -> dict[str, str]:
-        """What was asked, field by field: the query string of links back here."""
+    def explain(self) -> Explanation | None:
+        """Return the answer; None where the form is empty or has errors."""
+        return self.query.explain() if self.is_bound and self.is_valid() else None
+
+    def params(self) -> dict[str, str]:
+        """Return the filled-in fields, as the query string of a link back here."""
+        if not self.is_bound:
+            return {}
         return {name: str(self.data[name]) for name in self.fields if self.data.get(name)}
 
 
-def answers(question: ExplainQuery) -> dict[str, str]:
-    """What the form would be filled in with to ask this."""
-    kind, value = next(iter(question.identifiers.items()), ("", ""))
+def explain_form(model_admin: Any, request: Any, data: Any) -> ExplainForm:
+    """Return the form for ``data``, unbound where that is empty; it finds the users that the operator may see."""
+    user = model_admin.formfield_for_foreignkey(RatePolicy._meta.get_field("user"), request)
+    return ExplainForm(data or None, user=user)
+
+
+def read_query(model_admin: Any, request: Any) -> tuple[dict[str, str], Explanation | None]:
+    """Return the query string of Explain (for a link back there), and its answer; None where it has errors."""
+    form = explain_form(model_admin, request, request.GET)
+    explanation = form.explain()
+    refusal_id = request.GET.get("id")
+    return {**form.params(), **({"id": refusal_id} if refusal_id else {})}, explanation
+
+
+def form_data(query: ExplainQuery) -> dict[str, str]:
+    """Return the fields that make the form ask ``query``."""
+    kind, value = next(iter(query.identifiers.items()), ("", ""))
     if value == FAILED and kind in settings.identifiers:
         kind = ""  # the form wants a value: what is known of them is their address
-    given = {
-        "user": question.user_id or "",
-        "ip": question.ip,
+    fields = {
+        "user": query.user_id or "",
+        "ip": query.ip,
         "kind": kind,
         "value": value,
-        "plan": (question.plan_slug or _NO_PLAN) if settings.plan_resolver else "",
-        "endpoint": question.endpoint,
-        "path": question.path,
-        "method": question.method,
-        "cost": "" if question.cost is None else str(question.cost),
+        "plan": (query.plan_slug or _NO_PLAN) if settings.plan_resolver else "",
+        "endpoint": query.endpoint,
+        "path": query.path,
+        "method": query.method,
+        "cost": "" if query.cost is None else str(query.cost),
     }
-    return {name: text for name, text in given.items() if text}
+    return {name: text for name, text in fields.items() if text}

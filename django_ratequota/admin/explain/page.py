@@ -1,151 +1,89 @@
-"""What applies to a caller and why, how their counters stand, and what was decided when they were refused."""
+"""Which limits apply to a caller and why, how much of them is used, and what was decided when they were refused."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from django.core.exceptions import PermissionDenied
-from django.http import HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django import forms
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ...engine.types import Bucket, BucketStatus
 from ...exceptions import StoreError
 from ...models import Plan, RatePolicy
-from ...monitoring import statistics
+from ...monitoring.refusals import Refusal
 from ...operations.boosts import why_no_boost
-from ...operations.counters import peek
+from ...operations.counters import peek, why_shared
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
 from ...policies.explain import Candidate
-from ..base import Lookups, shown
+from ..formatting import clock_and_wait, shown
+from ..names import described_callers
+from ..pages import AdminPage
 from ..permissions import is_override, may
-from .counters import counter, named_callers, verdict
-from .form import ExplainForm, answers
-from .refusals import Refusals, find
+from .form import ExplainForm, explain_form, form_data
+from .refusals import find_refusal, latest_refusals, refusal_details
 
-_TEMPLATES = "admin/django_ratequota/ratepolicy"
-#: Winners are listed, and others up to so many: thousands of tenants may have an override of their own.
+#: All winners are listed, and other candidates up to this many rows: thousands of tenants may have overrides.
 _MAX_CANDIDATES = 200
 
 
-class Explain(Lookups, Refusals):
-    """A page that asks who and where, and answers; whoever may look at policies may open it. It consumes nothing."""
+class ExplainPage(AdminPage):
+    """Asks for a caller and a request in the query string, and explains; it consumes nothing."""
 
-    class Media:
-        css = {"all": ["django_ratequota/explain.css"]}
+    path = "explain/"
+    name = "explain"
+    media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
 
-    def get_urls(self) -> list[Any]:
-        """With the page."""
-        view = self.admin_site.admin_view(self.explain_view)
-        own = path("explain/", view, name="django_ratequota_ratepolicy_explain")
-        return [own, *super().get_urls()]
+    def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
+        """Return the link from an override to the limits of its caller."""
+        if obj is None or not is_override(obj):
+            return {}
+        params = {"caller": obj.subject if obj.user_id is None else f"user:{obj.user_id}"}
+        if obj.endpoint:
+            params["endpoint"] = obj.endpoint.name
+        return {"explain_url": self.url(query=params)}
 
-    def render_change_form(
-        self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
-    ) -> Any:
-        """With the way from an override to its caller."""
-        if obj is not None and is_override(obj):
-            caller = obj.subject if obj.user_id is None else f"user:{obj.user_id}"
-            context["explain_url"] = self.page_url(
-                "explain", query={"caller": caller, **({"endpoint": obj.endpoint.name} if obj.endpoint else {})}
-            )
-        return super().render_change_form(request, context, add, change, form_url, obj)
-
-    def explain_view(self, request: Any) -> Any:
-        """Everything is in the query string, so that the page can be shared and bookmarked."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        wanted = request.GET.get("id", "").strip()
-        refusal, store_error = find(wanted)
-        form = self._form(request, _data(request.GET, refusal))
-        explanation = form.question.explain() if form.is_bound and form.is_valid() else None
-        given = form.given() if form.is_bound else {}
+    def view(self, request: Any) -> Any:
+        """Show the form, what applies now, and refusals."""
+        refusal_id = request.GET.get("id", "").strip()
+        refusal, store_error = find_refusal(refusal_id)
+        form = explain_form(self.admin, request, _form_data(request.GET, refusal))
+        explanation = form.explain()
+        params = form.params()
         if refusal is not None:
-            given["id"] = refusal.id
+            params["id"] = refusal.id
+        caller = "" if explanation is None else explanation.context.caller.subject("caller", None) or ""
         context = {
             "title": _("Explain"),
             "form": form,
-            "wanted": shown(wanted),
-            "here": self.page_url("explain"),
-            "lost": bool(wanted) and refusal is None and not store_error,
-            "refusal": refusal and self._told(request, refusal),
-            "refusals": self._refusals(explanation, given) if not form.errors else [],
-            "given": given,
+            "wanted": shown(refusal_id),
+            "here": self.url(),
+            "lost": bool(refusal_id) and refusal is None and not store_error,
+            "refusal": refusal and refusal_details(self.admin, request, refusal),
+            "refusals": [] if form.errors else latest_refusals(self.admin, caller, but=params.get("id", "")),
+            "given": params,
             "store_error": store_error,
         }
         if explanation is not None:
-            context |= self._answer(request, explanation, given)
-        return self._show(request, "explain.html", context, form)
+            context |= self._answer(request, explanation, params)
+        return self.render(request, "explain.html", context, form)
 
-    def _form(self, request: Any, data: Any) -> ExplainForm:
-        user: Any = self.formfield_for_foreignkey(RatePolicy._meta.get_field("user"), request)
-        return ExplainForm(data or None, user=user)
-
-    def _show(self, request: Any, template: str, context: dict[str, Any], *forms: Any) -> TemplateResponse:
-        request.current_app = self.admin_site.name
-        media = self.media
-        for form in forms:
-            media += form.media
-        context = {
-            **self.admin_site.each_context(request),
-            "original": str(context["title"]),  # the end of the breadcrumbs; unfold wants no lazy text here
-            "opts": self.opts,
-            "media": media,
-            "has_view_permission": True,
-            **context,
-        }
-        return TemplateResponse(request, f"{_TEMPLATES}/{template}", context)
-
-    def _answer(self, request: Any, explanation: Explanation, given: dict[str, str]) -> dict[str, Any]:
-        """What the page says of the caller: plan, counters, candidates."""
+    def _answer(self, request: Any, explanation: Explanation, params: dict[str, str]) -> dict[str, Any]:
+        """Return the caller's plan, counters and candidates."""
         decision, plan = explanation.decision, explanation.plan
-        statuses = _live(explanation)
         left_out = len(explanation.candidates) - _MAX_CANDIDATES
         listed = _listed(explanation.candidates)
-        policies = RatePolicy.objects.select_related("user", "plan", "endpoint").in_bulk(
-            [candidate.policy.id for candidate in listed]
-        )
-        seen = {pk for pk, policy in policies.items() if self.has_view_permission(request, policy)}
-        rows = [
-            self._candidate(candidate, policies.get(candidate.policy.id), candidate.policy.id in seen)
-            for candidate in listed
-            # What an operator may not look at is told where it is in force, and nowhere else.
-            if candidate.won or candidate.policy.id in seen
-        ]
+        rows = self._candidates(request, listed)
         boosts = may(request.user, "add", override=True)
-        names = named_callers([bucket.subject for bucket in explanation.resolution.buckets])
-        counters = []
-        for candidate in explanation.candidates:
-            why = why_no_boost(explanation, candidate.policy) if candidate.won and boosts else ""
-            link = (
-                self.page_url("boost", query={**given, "policy": str(candidate.policy.id)})
-                if boosts and not why
-                else ""
-            )
-            for bucket in candidate.buckets:
-                row = counter(bucket, statuses.get(bucket), decision.at_us, names)
-                counters.append({**row, "policy": candidate.policy.id, "boost": link, "why_no_boost": why})
-            if candidate.won and not candidate.buckets:
-                name = next((row["endpoint"] for row in rows if row["id"] == candidate.policy.id), "")
-                counters.append(
-                    {
-                        "title": name,
-                        "word": candidate.policy.text,
-                        "policy": candidate.policy.id,
-                        "boost": link,
-                        "why_no_boost": why,
-                        "logs": candidate.policy.mode == "log",
-                    }
-                )
-        counters += [counter(bucket, statuses.get(bucket), decision.at_us, names) for bucket in explanation.built_in]
-        resets = self.has_reset_permission(request)
+        resets = self.admin.has_reset_permission(request)
+        counters = self._counters(explanation, {row["id"]: row["endpoint"] for row in rows}, params, boosts)
         return {
             "answered": True,
-            "plan": plan and {"name": shown(plan.name), "link": self._link(request, Plan, plan.id)},
+            "plan": plan and {"name": shown(plan.name), "link": self.object_url(request, Plan, plan.id)},
             "plan_source": explanation.plan_source,
-            "verdict": verdict(explanation),
+            "verdict": _verdict(explanation),
             "admitted": decision.allowed,
             "degraded": decision.error,
             "counters": counters,
@@ -155,19 +93,52 @@ class Explain(Lookups, Refusals):
             "unseen": len(listed) - len(rows),
             "left_out": max(0, left_out),
             "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
-            or [
-                _("%(name)s (a limit that is built in)") % {"name": shown(bucket.scope)}
-                for bucket in explanation.built_in
-            ],
-            "grant_url": self.page_url("grant"),
-            "reset_url": self.page_url("reset_counters"),
+            or [_("%(name)s (built-in limit)") % {"name": shown(bucket.scope)} for bucket in explanation.built_in],
+            "grant_url": self.admin.page_url("grant"),
+            "reset_url": self.admin.page_url("reset_counters"),
         }
+
+    def _counters(
+        self, explanation: Explanation, endpoints: dict[int, str], params: dict[str, str], boosts: bool
+    ) -> list[dict[str, Any]]:
+        """Return the counters of the policies that won, and one row for each that is blocked or unlimited.
+
+        ``endpoints`` names the endpoint by the policy's id. With ``boosts``, rows lead to a boost or say why not.
+        """
+        statuses, at_us = _live(explanation), explanation.decision.at_us
+        names = described_callers([bucket.subject for bucket in explanation.resolution.buckets])
+        counters: list[dict[str, Any]] = []
+        for candidate in explanation.candidates:
+            policy = candidate.policy
+            why_not = why_no_boost(explanation, policy) if candidate.won and boosts else ""
+            link = (
+                self.admin.page_url("boost", query={**params, "policy": str(policy.id)})
+                if boosts and not why_not
+                else ""
+            )
+            common = {"policy": policy.id, "boost": link, "why_no_boost": why_not}
+            counters += [{**_counter(b, statuses.get(b), at_us, names), **common} for b in candidate.buckets]
+            if candidate.won and not candidate.buckets:
+                title = endpoints.get(policy.id, "")
+                counters.append({"title": title, "word": policy.text, "logs": policy.mode == "log", **common})
+        return counters + [_counter(b, statuses.get(b), at_us, names) for b in explanation.built_in]
+
+    def _candidates(self, request: Any, listed: list[Candidate]) -> list[dict[str, Any]]:
+        """Return the rows of the candidates; those that the operator may not see only where they won."""
+        ids = [candidate.policy.id for candidate in listed]
+        policies = RatePolicy.objects.select_related("user", "plan", "endpoint").in_bulk(ids)
+        seen = {pk for pk, policy in policies.items() if self.admin.has_view_permission(request, policy)}
+        return [
+            self._candidate(candidate, policies.get(candidate.policy.id), candidate.policy.id in seen)
+            for candidate in listed
+            if candidate.won or candidate.policy.id in seen
+        ]
 
     def _candidate(self, candidate: Candidate, row: RatePolicy | None, seen: bool) -> dict[str, Any]:
         policy = candidate.policy
         return {
             "id": policy.id,
-            "link": self.page_url("change", policy.id) if seen else "",
+            "link": self.admin.page_url("change", policy.id) if seen else "",
             # None = deleted since the snapshot was taken.
             "audience": shown(row.audience) if row else "—",
             "endpoint": shown(row.endpoint.name) if row and row.endpoint else _("all endpoints"),
@@ -178,36 +149,25 @@ class Explain(Lookups, Refusals):
             "reason": shown(candidate.reason),
         }
 
-    def _link(self, request: Any, model: Any, pk: Any) -> str:
-        """The object's own page, where the operator may open it; else ""."""
-        if not self.admin_site.is_registered(model):
-            return ""
-        other = self.admin_site.get_model_admin(model)
-        name = f"{self.admin_site.name}:{model._meta.app_label}_{model._meta.model_name}_change"
-        return reverse(name, args=[pk]) if other.has_view_permission(request) else ""
 
-    def _back(self, given: dict[str, str]) -> HttpResponseRedirect:
-        return HttpResponseRedirect(self.page_url("explain", query=given))
-
-
-def _data(given: Any, refusal: statistics.Refusal | None) -> Any:
-    """What fills in the form: its own fields; or, on the way from other pages, ``caller`` as counters name them."""
-    if "caller" in given:
-        # Which plan it is on, where PLAN_RESOLVER says so, only the operator may know.
-        about = {name: text for name, text in answers(ExplainQuery.about(given["caller"])).items() if name != "plan"}
-        return {**about, **{name: text for name, text in given.items() if text}}
-    if "user" in given or ExplainForm.base_fields.keys() & given.keys():
-        return given
-    return refusal and answers(ExplainQuery.of(refusal))
+def _form_data(params: Any, refusal: Refusal | None) -> Any:
+    """Return the form's data: its own fields, those of ``caller`` in links from other pages, or the refusal's."""
+    if "caller" in params:
+        # The plan stays empty where PLAN_RESOLVER sets it: only the operator may know it.
+        data = {k: text for k, text in form_data(ExplainQuery.for_caller(params["caller"])).items() if k != "plan"}
+        return {**data, **{name: text for name, text in params.items() if text}}
+    if "user" in params or ExplainForm.base_fields.keys() & params.keys():
+        return params
+    return refusal and form_data(ExplainQuery.from_refusal(refusal))
 
 
 def _live(explanation: Explanation) -> dict[Bucket, BucketStatus]:
-    """How the counters stand; none where Redis gives no answer."""
+    """Return how the counters stand; nothing where Redis gives no answer."""
     decision = explanation.decision
     if decision.degraded:
         return {}
     if decision.blocked_by:
-        # A blocked caller's other counters were not asked for.
+        # The check of a blocked caller reads no counters.
         try:
             return peek(explanation.resolution.buckets)
         except StoreError:
@@ -216,7 +176,7 @@ def _live(explanation: Explanation) -> dict[Bucket, BucketStatus]:
 
 
 def _listed(candidates: tuple[Candidate, ...]) -> list[Candidate]:
-    """All winners, and the first of the others, in their order."""
+    """Return all winners and the first of the others, in their order."""
     room = _MAX_CANDIDATES - sum(candidate.won for candidate in candidates)
     listed = []
     for candidate in candidates:
@@ -224,3 +184,37 @@ def _listed(candidates: tuple[Candidate, ...]) -> list[Candidate]:
             listed.append(candidate)
         room -= not candidate.won
     return listed
+
+
+def _counter(bucket: Bucket, status: BucketStatus | None, at_us: int, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return one counter for the template; ``status`` None = unknown. ``names`` comes from ``described_callers``."""
+    row: dict[str, Any] = {
+        "id": bucket.title,
+        "title": shown(bucket.title),
+        "subject": names[bucket.subject],
+        "rate": str(bucket.rate),
+        "logs": bucket.mode == "log",
+        "why_shared": why_shared(bucket.counted_per, bucket.subject),
+        "status": status,
+    }
+    if status is not None:
+        row["percent"] = max(1 if status.used else 0, 100 * status.used // status.limit)
+        row["full"] = clock_and_wait(at_us, status.reset_after_us) if status.reset_after_us else None
+        row["room"] = clock_and_wait(at_us, status.retry_after_us) if status.retry_after_us else None
+        row["never"] = status.retry_after_us is None
+    return row
+
+
+def _verdict(explanation: Explanation) -> str:
+    """Return in words whether the next request would be admitted, and else when to try again."""
+    decision, cost = explanation.decision, explanation.resolution.cost
+    units = ngettext("The next request, of %(count)d unit,", "The next request, of %(count)d units,", cost)
+    words = {"request": units % {"count": cost}, "by": shown(", ".join(decision.violated))}
+    if decision.allowed:
+        return gettext("%(request)s would be admitted.") % words
+    if decision.retry_after_us is None:
+        return gettext("%(request)s would be refused by %(by)s, and waiting does not help.") % words
+    if decision.degraded:
+        return gettext("%(request)s would be refused by %(by)s.") % words
+    words["until"] = clock_and_wait(decision.at_us, decision.retry_after_us)
+    return gettext("%(request)s would be refused by %(by)s, until %(until)s.") % words

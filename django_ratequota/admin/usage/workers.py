@@ -1,49 +1,72 @@
-"""How the store and the workers do, and the proof that the newest policies are live on all of them."""
+"""The workers' and servers' parts of the Live usage page: whether every worker applies the newest policies."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from django.template.defaultfilters import filesizeformat
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ...conf import settings
 from ...monitoring.health import NO_BREAKER, Health, published_at, state_of
-from ...store.info import server_version
+from ...store.server import server_version
 from ...utils.histogram import merged, quantile
-from ..base import shown
-from ..charts import number_text
-from .counts import stamp
+from ..formatting import milliseconds, moment, number_text, shown, uptime
 
 _STATES = {
     "live": _("up to date"),
-    "idle": _("no decision since"),
+    "idle": _("idle"),
     "behind": _("behind"),
-    "fresh": _("no policies read yet"),
-    "silent": _("silent"),
+    "fresh": _("no policies loaded yet"),
+    "silent": _("not reporting"),
 }
-#: States in which a worker judges nothing by older policies.
-_SOUND = frozenset({"live", "idle"})
-#: Workers of the table; what is more is counted.
-_SHOWN = 50
+#: States in which no worker decides by older policies.
+_UP_TO_DATE = frozenset({"live", "idle"})
+_IDLE: Any = ngettext_lazy(
+    "%(count)d worker is idle: it has made no decision since, and loads the newest policies before its next one.",
+    "%(count)d workers are idle: they have made no decision since, and load the newest policies before their "
+    "next one.",
+    "count",
+)
+_WARNINGS: dict[str, Any] = {
+    "behind": ngettext_lazy(
+        "%(count)d worker is behind: it has since decided by older policies. Check its log.",
+        "%(count)d workers are behind: they have since decided by older policies. Check their logs.",
+        "count",
+    ),
+    "fresh": ngettext_lazy(
+        "%(count)d worker has loaded no policies yet. It loads them before its first decision.",
+        "%(count)d workers have loaded no policies yet. They load them before their first decision.",
+        "count",
+    ),
+    "silent": ngettext_lazy(
+        "%(count)d worker does not report: it has ended, hangs, or cannot reach Redis.",
+        "%(count)d workers do not report: they have ended, hang, or cannot reach Redis.",
+        "count",
+    ),
+}
+#: Workers listed; the others are counted.
+_MOST_LISTED = 50
 
 
 def propagation(revision: int, workers: Sequence[Health]) -> dict[str, Any]:
-    """What the page says about the revision and each worker."""
+    """Return the page's context about the stored revision and the workers; those in trouble come first."""
     states = [state_of(worker, revision) for worker in workers]
-    # Those in trouble first.
-    order = sorted(range(len(workers)), key=lambda at: (states[at] in _SOUND, workers[at].process))
-    rows = [_row(workers[at], states[at]) for at in order[:_SHOWN]]
+    counts = Counter(states)
+    order = sorted(range(len(workers)), key=lambda at: (states[at] in _UP_TO_DATE, workers[at].process))
+    rows = [_row(workers[at], states[at]) for at in order[:_MOST_LISTED]]
     return {
         "proof": _proof(revision, workers, states),
-        "idle": _idle(states.count("idle")) if revision else "",
-        "complaints": _complaints(Counter(states)) if revision else [],
-        "complete": "live" in states and _SOUND.issuperset(states),
+        "idle": _IDLE % {"count": counts["idle"]} if revision and counts["idle"] else "",
+        "complaints": [text % {"count": counts[state]} for state, text in _WARNINGS.items() if counts[state]]
+        if revision
+        else [],
+        "complete": "live" in states and _UP_TO_DATE.issuperset(states),
         "workers": rows,
         "workers_more": len(workers) - len(rows),
     }
@@ -52,7 +75,7 @@ def propagation(revision: int, workers: Sequence[Health]) -> dict[str, Any]:
 def _proof(revision: int, workers: Sequence[Health], states: Sequence[str]) -> str:
     if not workers:
         if not settings.report_seconds:
-            return gettext("Workers do not report: REPORT_SECONDS is 0.")
+            return gettext("Workers do not report, because REPORT_SECONDS is 0.")
         return gettext("No worker has reported in the last minute.")
     if not revision:
         return gettext("No revision has been published yet.")
@@ -60,7 +83,7 @@ def _proof(revision: int, workers: Sequence[Health], states: Sequence[str]) -> s
     published = gettext("%(revision)d (published %(when)s)") if at else "%(revision)d"
     live = [worker for worker, state in zip(workers, states, strict=True) if state == "live"]
     words = {
-        "revision": published % {"revision": revision, "when": stamp(at) if at else ""},
+        "revision": published % {"revision": revision, "when": moment(at, seconds=True)},
         "live": len(live),
         "all": len(workers),
     }
@@ -71,55 +94,14 @@ def _proof(revision: int, workers: Sequence[Health], states: Sequence[str]) -> s
             len(workers),
         )
         return text % words
-    # Since each of them has had it; no earlier than it was published, whatever their clocks say.
+    # The last worker's load, but no earlier than the publication: the workers' clocks may differ.
     since = datetime.fromtimestamp(max(worker.at - worker.policies_age for worker in live), UTC)
     text = ngettext(
         "Revision %(revision)s is live on %(live)d of %(all)d worker since %(since)s.",
         "Revision %(revision)s is live on %(live)d of %(all)d workers since %(since)s.",
         len(workers),
     )
-    return text % {**words, "since": stamp(max(since, at or since))}
-
-
-def _idle(count: int) -> str:
-    text = ngettext(
-        "%(count)d worker has decided nothing since: it reads the newest policies before its next decision.",
-        "%(count)d workers have decided nothing since: each reads the newest policies before its next decision.",
-        count,
-    )
-    return text % {"count": count} if count else ""
-
-
-def _complaints(states: Counter[str]) -> list[str]:
-    said = []
-    if count := states["behind"]:
-        said.append(
-            ngettext(
-                "%(count)d worker is behind: it has decided by older policies since. Its log says why.",
-                "%(count)d workers are behind: they have decided by older policies since. Their logs say why.",
-                count,
-            )
-            % {"count": count}
-        )
-    if count := states["fresh"]:
-        said.append(
-            ngettext(
-                "%(count)d worker has read no policies yet: it does before its first decision.",
-                "%(count)d workers have read no policies yet: each does before its first decision.",
-                count,
-            )
-            % {"count": count}
-        )
-    if count := states["silent"]:
-        said.append(
-            ngettext(
-                "%(count)d worker is silent: it ended, hangs, or does not reach Redis.",
-                "%(count)d workers are silent: they ended, hang, or do not reach Redis.",
-                count,
-            )
-            % {"count": count}
-        )
-    return said
+    return text % {**words, "since": moment(max(since, at or since), seconds=True)}
 
 
 def _row(worker: Health, state: str) -> dict[str, Any]:
@@ -144,7 +126,7 @@ def _breaker(worker: Health) -> str:
 
 
 def errors(workers: Sequence[Health]) -> list[str]:
-    """A sentence for each kind of error that no breaker shows, with the message of one worker."""
+    """Return a sentence for each kind of error that opens no breaker, with the message of one worker."""
     counts = Counter(reason for worker in workers for reason in worker.errors)
     messages = {reason: message for worker in workers for reason, message in worker.errors.items()}
     return [
@@ -156,69 +138,55 @@ def errors(workers: Sequence[Health]) -> list[str]:
 def _error_text(reason: str, count: int) -> str:
     if reason not in NO_BREAKER:
         return ngettext(
-            "In the last minute at %(count)d worker: %(message)s",
-            "In the last minute at %(count)d workers: %(message)s",
+            "In the last minute, on %(count)d worker: %(message)s",
+            "In the last minute, on %(count)d workers: %(message)s",
             count,
         )
     return ngettext(
-        "In the last minute on_error decided requests at %(count)d worker (%(reason)s): %(message)s",
-        "In the last minute on_error decided requests at %(count)d workers (%(reason)s): %(message)s",
+        "In the last minute, on_error decided requests on %(count)d worker (%(reason)s): %(message)s",
+        "In the last minute, on_error decided requests on %(count)d workers (%(reason)s): %(message)s",
         count,
     )
 
 
 def latency(workers: Sequence[Health]) -> dict[str, Any]:
-    """Decisions of the last minute, all workers together, and those that Redis did not give."""
+    """Return the number and duration of the last minute's decisions, and the decisions made without Redis."""
     counts = merged(worker.latency for worker in workers)
     degraded: Counter[str] = Counter()
     for worker in workers:
         degraded.update(worker.degraded)
     return {
         "decisions": number_text(sum(counts)),
-        "p50": _duration(quantile(counts, 0.5)),
-        "p99": _duration(quantile(counts, 0.99)),
+        "p50": milliseconds(quantile(counts, 0.5)),
+        "p99": milliseconds(quantile(counts, 0.99)),
         "degraded": [(shown(reason), number_text(count)) for reason, count in degraded.most_common()],
     }
 
 
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    if seconds == float("inf"):
-        return gettext("more than 10 s")
-    return gettext("%(number)s ms") % {"number": number_text(seconds * 1000)}
-
-
-def servers(infos: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
-    """A row for each server, by what it says of itself."""
+def servers(infos: Mapping[str, dict[str, str]]) -> list[dict[str, Any]]:
+    """Return a row for each Redis server, from its INFO."""
     return [_server(name, info) for name, info in infos.items()]
 
 
 def _server(name: str, info: dict[str, str]) -> dict[str, Any]:
     product, version = server_version(info)
-    # Not every server tells all of it.
-    limit, used, up = (_whole(info.get(key)) for key in ("maxmemory", "used_memory", "uptime_in_seconds"))
-    policy, evicted = info.get("maxmemory_policy", ""), _whole(info.get("evicted_keys"))
+    # Managed servers leave some of these out.
+    limit, used, up = (_integer(info.get(key)) for key in ("maxmemory", "used_memory", "uptime_in_seconds"))
+    evicted = _integer(info.get("evicted_keys"))
     return {
         "name": shown(name),
         "version": shown(f"{product} {version}"),
-        "up": "–" if up is None else _uptime(up),
+        "up": "–" if up is None else uptime(up),
         "memory": "–" if used is None else filesizeformat(used),
         "limit": filesizeformat(limit) if limit else gettext("no limit"),
-        "policy": shown(policy) or "–",
+        "policy": shown(info.get("maxmemory_policy", "")) or "–",
         "evicted": "–" if evicted is None else number_text(evicted),
         "loses": bool(evicted),
     }
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     try:
         return int(value)
     except (TypeError, ValueError):
         return None
-
-
-def _uptime(seconds: int) -> str:
-    days, rest = divmod(seconds, 86_400)
-    clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
-    return ngettext("%(days)d day, %(clock)s", "%(days)d days, %(clock)s", days) % {"days": days, "clock": clock}

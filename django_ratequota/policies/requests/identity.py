@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 
-from ...conf import UNIX, OncePerSettings, settings
+from ...conf import UNIX, settings
 from ...engine.keys import short
+from ...runtime import OncePerSettings
 from ...utils.addresses import Address, Network, unmap
 from ...utils.problems import note_problem
 

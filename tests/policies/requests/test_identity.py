@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.test import Client, RequestFactory
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import check_request
@@ -16,6 +16,7 @@ from django_ratequota.models import Plan, PlanAssignment, RatePolicy
 from django_ratequota.policies.requests import identity
 from django_ratequota.policies.requests.identity import Caller, DescribedCaller, client_address, client_text
 from tests.project.views import request_from
+from tests.support.properties import examples
 
 PROXIES = (ip_network("10.0.0.0/8"), ip_network("2001:db8:ffff::/48"))
 CLIENT = "198.51.100.1"
@@ -85,7 +86,7 @@ def test_a_trusted_unix_socket_is_a_proxy(remote: str, forwarded: str, expected:
 
 
 @given(st.text())
-@settings(max_examples=200, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(200)
 def test_what_a_client_writes_never_decides_its_address(written: str) -> None:
     assert client_address("10.0.0.1", f"{written}, {CLIENT}", PROXIES) == ip_address(CLIENT)
     assert client_address(CLIENT, written, PROXIES) == ip_address(CLIENT)

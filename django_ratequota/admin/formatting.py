@@ -1,0 +1,111 @@
+"""Text, times and numbers as the admin's pages write them, in the operator's language and time zone."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+from django.contrib import admin
+from django.utils import timezone
+from django.utils.formats import date_format, number_format, time_format
+from django.utils.text import Truncator
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from ..policies.requests.identity import failed_kind
+from ..recording.validators import visible
+
+#: Characters of a free text that a cell shows; the whole is a click away.
+_SHOWN_CHARACTERS = 200
+
+
+def shown(text: Any) -> str:
+    """Cut text of unknown origin to a cell's length, and disarm characters that would reverse the text around it."""
+    return Truncator(visible(text)).chars(_SHOWN_CHARACTERS)
+
+
+def shown_subject(subject: str) -> str:
+    """``shown``, with words for the subject of callers whose identifier failed."""
+    kind = failed_kind(subject)
+    return gettext("%(kind)s unknown (its function failed)") % {"kind": shown(kind)} if kind else shown(subject)
+
+
+@admin.display(description=_("description"), ordering="description")
+def about(row: Any) -> str:
+    """The list column with the beginning of a row's description."""
+    return shown(row.description)
+
+
+def moment(at: datetime | None, *, seconds: bool = False) -> str:
+    """Date and time, to the minute or to the second; "" for None."""
+    if at is None:
+        return ""
+    # Without time zones (USE_TZ = False) it is local time already.
+    local = timezone.localtime(at) if timezone.is_aware(at) else at
+    if seconds:
+        return f"{date_format(local, 'SHORT_DATE_FORMAT')} {time_format(local, 'H:i:s')}"
+    return date_format(local, "SHORT_DATETIME_FORMAT")
+
+
+def clock(at: float) -> str:
+    """Local time to the second of a Unix time in seconds, with the date unless it is today's."""
+    local = timezone.localtime(datetime.fromtimestamp(at, tz=UTC))
+    if local.date() == timezone.localtime(datetime.now(UTC)).date():
+        return time_format(local, "H:i:s")
+    return moment(local, seconds=True)
+
+
+def clock_and_wait(at_us: int, wait_us: int) -> str:
+    """``14:05:12 (in 42 s)``: the time ``wait_us`` after the Unix time ``at_us``, both in microseconds."""
+    words = {"time": clock((at_us + wait_us) / 10**6), "span": duration(wait_us / 10**6)}
+    return gettext("%(time)s (in %(span)s)") % words
+
+
+def dates(row: Any) -> str:
+    """A row's ``starts_at`` and ``ends_at`` in a few words; "always" without any."""
+    words = {"start": moment(row.starts_at), "end": moment(row.ends_at)}
+    if row.starts_at and row.ends_at:
+        return gettext("%(start)s to %(end)s") % words
+    if row.starts_at:
+        return gettext("from %(start)s") % words
+    return gettext("until %(end)s") % words if row.ends_at else gettext("always")
+
+
+def duration(seconds: float) -> str:
+    """A length of time, rounded up to whole seconds, minutes, hours or days."""
+    for size, most, text in ((1, 120, gettext("%d s")), (60, 120, gettext("%d min")), (3600, 48, gettext("%d h"))):
+        count = math.ceil(seconds / size)
+        if count < most:
+            return text % count
+    days = math.ceil(seconds / 86_400)
+    return ngettext("%d day", "%d days", days) % days
+
+
+def uptime(seconds: int) -> str:
+    """``3 days, 04:05:06``."""
+    days, rest = divmod(seconds, 86_400)
+    time = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
+    return ngettext("%(days)d day, %(clock)s", "%(days)d days, %(clock)s", days) % {"days": days, "clock": time}
+
+
+def milliseconds(seconds: float | None) -> str:
+    """``1.2 ms``; a dash for None, "more than 10 s" for infinity."""
+    if seconds is None:
+        return "–"
+    if seconds == float("inf"):
+        return gettext("more than 10 s")
+    return gettext("%(number)s ms") % {"number": number_text(seconds * 1000)}
+
+
+def number_text(value: float | None) -> str:
+    """A number with two decimals at most; None as 0."""
+    number = round(value or 0, 2)
+    return number_format(int(number) if number == int(number) else number, use_l10n=True, force_grouping=True)
+
+
+def percent(part: int, whole: int) -> str:
+    """``12.3 %``; "" where ``whole`` is 0."""
+    if not whole:
+        return ""
+    return gettext("%(share)s %%") % {"share": number_format(100 * part / whole, decimal_pos=1)}

@@ -1,0 +1,69 @@
+"""Today's names of what is recorded by id: related objects, and callers such as ``user:42``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.utils.translation import gettext
+
+from .formatting import shown, shown_subject
+
+
+def object_names(model: type[models.Model], ids: Iterable[Any]) -> dict[str, str]:
+    """Return id as text -> name of the model's objects, in one query.
+
+    Deleted objects, and ids that the model cannot have (a project may have changed its user model), are left out.
+    """
+    keys = {key for key in (_primary_key(model, pk) for pk in ids) if key is not None}
+    return {str(row.pk): str(row) for row in model._base_manager.filter(pk__in=keys)} if keys else {}
+
+
+def object_name(model: type[models.Model], pk: Any) -> str:
+    """The object's name and id; the id alone where the model cannot have it."""
+    if _primary_key(model, pk) is None:
+        return str(pk)
+    name = object_names(model, [pk]).get(str(pk))
+    return deleted(pk) if name is None else gettext("%(object)s (id %(pk)s)") % {"object": name, "pk": pk}
+
+
+def deleted(pk: Any) -> str:
+    """What stands for the name of a deleted object."""
+    return gettext("deleted (id %(pk)s)") % {"pk": pk}
+
+
+def usernames(callers: Iterable[str]) -> dict[str, str]:
+    """Return caller -> user name of the callers that are users, in one query."""
+    ids = {caller: caller.removeprefix("user:") for caller in callers if caller.startswith("user:")}
+    names = object_names(get_user_model(), ids.values())
+    return {caller: shown(names[pk]) for caller, pk in ids.items() if pk in names}
+
+
+def described_callers(callers: Iterable[str]) -> dict[str, str]:
+    """Return caller -> ``user:42 (alice)`` for users, the subject itself for others; one query."""
+    callers = list(callers)
+    names = usernames(callers)
+    return {
+        caller: f"{shown(caller)} ({names[caller]})" if caller in names else shown_subject(caller)
+        for caller in callers
+    }
+
+
+def caller_text(caller: str, names: Mapping[str, str]) -> str:
+    """``user alice`` for callers in ``names`` (see ``usernames``), the subject itself for others."""
+    if caller in names:
+        return gettext("user %s") % names[caller]
+    return shown_subject(caller) if caller else gettext("unknown")
+
+
+def _primary_key(model: type[models.Model], value: Any) -> Any:
+    """The value as a primary key of the model; None where it cannot be one."""
+    try:
+        key = model._meta.pk.to_python(value)
+        model._meta.pk.run_validators(key)
+    except ValidationError:
+        return None
+    return key

@@ -1,0 +1,110 @@
+"""Pages beside Django's own in the admin: one class per page, listed in ``pages`` of its model admin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django import forms
+from django.contrib.admin.utils import quote, unquote
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model
+from django.http import Http404
+from django.template.response import TemplateResponse
+from django.urls import NoReverseMatch, URLPattern, path, reverse
+from django.utils.http import urlencode
+
+if TYPE_CHECKING:
+    from .base import RecordedAdmin
+
+
+class AdminPage:
+    """One page of a model admin, which makes its URL from ``path`` and ``name``.
+
+    A subclass sets these two and writes ``view``. Operators without ``has_permission`` get 403, objects that they
+    cannot see 404, and changes are recorded as the operator's.
+    """
+
+    #: Address below the model's list, such as ``explain/``. With ``<path:object_id>``, ``view`` gets that object.
+    path: ClassVar[str]
+    #: End of the URL's name: ``explain`` for ``admin:django_ratequota_ratepolicy_explain``.
+    name: ClassVar[str]
+    #: Styles and scripts of this page alone, besides those of the model admin.
+    media: ClassVar[forms.Media] = forms.Media()
+
+    def __init__(self, model_admin: RecordedAdmin) -> None:
+        self.admin: Any = model_admin
+        self.site = model_admin.admin_site
+
+    def has_permission(self, request: Any, obj: Any = None) -> bool:
+        """Return whether the operator may open the page, of ``obj`` where it is about one object."""
+        return bool(self.admin.has_view_permission(request, obj))
+
+    def view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the response; ``args`` is the object where the page is about one."""
+        raise NotImplementedError
+
+    def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
+        """Return what the form of ``obj`` (None: of a new object) shows of this page, such as a link."""
+        return {}
+
+    def url(self, obj: Any = None, *args: str, query: dict[str, str] | None = None) -> str:
+        """Return the page's address."""
+        ids = [] if obj is None else [quote(obj.pk)]
+        return str(self.admin.page_url(self.name, *ids, *args, query=query))
+
+    def object_url(self, request: Any, model: type[Model], pk: Any, obj: Any = None) -> str:
+        """Return the address of the object's change page; "" where the operator may not open it."""
+        if not self.site.is_registered(model):
+            return ""
+        opts = model._meta
+        if not self.site.get_model_admin(model).has_view_permission(request, obj):
+            return ""
+        return reverse(f"{self.site.name}:{opts.app_label}_{opts.model_name}_change", args=[quote(pk)])
+
+    def url_pattern(self) -> URLPattern:
+        """Return the entry for ``ModelAdmin.get_urls``."""
+        opts = self.admin.opts
+        name = f"{opts.app_label}_{opts.model_name}_{self.name}"
+        return path(self.path, self.site.admin_view(self.dispatch), name=name)
+
+    def dispatch(self, request: Any, object_id: str | None = None, **kwargs: Any) -> Any:
+        """Check the permission, and run ``view`` with the changes recorded."""
+        obj = None if object_id is None else self.admin.get_object(request, unquote(object_id))
+        if not self.has_permission(request, obj):
+            raise PermissionDenied
+        if object_id is None:
+            return self.admin.run_recorded(self.view, request, **kwargs)
+        if obj is None:
+            raise Http404
+        return self.admin.run_recorded(self.view, request, obj, **kwargs)
+
+    def render(
+        self, request: Any, template: str, context: dict[str, Any], *page_forms: forms.BaseForm
+    ) -> TemplateResponse:
+        """Return the page: ``template`` of the model's folder, with what every admin page needs in its context.
+
+        ``context`` has the ``title``, and ``original`` (the end of the breadcrumbs) where this should differ.
+        """
+        request.current_app = self.site.name
+        media = self.admin.media + self.media
+        for form in page_forms:
+            media += form.media
+        common = {
+            **self.site.each_context(request),
+            "original": str(context["title"]),  # django-unfold takes no lazy text
+            "opts": self.admin.opts,
+            "media": media,
+            "has_view_permission": self.admin.has_view_permission(request),
+        }
+        folder = f"admin/{self.admin.opts.app_label}/{self.admin.opts.model_name}"
+        return TemplateResponse(request, f"{folder}/{template}", {**common, **context})
+
+
+def page_url(site: str, name: str, *args: Any, query: Mapping[str, str] | None = None) -> str:
+    """Return the address of a page of this app's admin, such as ``ratepolicy_change``; "" where the site has none."""
+    try:
+        url = reverse(f"{site}:django_ratequota_{name}", args=args)
+    except NoReverseMatch:
+        return ""
+    return f"{url}?{urlencode(query)}" if query else url

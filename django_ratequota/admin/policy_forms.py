@@ -1,0 +1,93 @@
+"""The form of a rate policy, and of a row where several are edited at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.utils.translation import gettext_lazy as _
+
+from ..conf import COUNTED_PER, settings
+from ..models import RatePolicy
+from .permissions import check_audience, is_override, may
+from .widgets import RowAutocomplete
+
+
+class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
+    """The form of a policy, with all of its fields or some."""
+
+    #: The user who edits; None in the tables of plans and endpoints, which hold no overrides.
+    operator: Any = None
+
+    class Meta:
+        model = RatePolicy
+        fields = "__all__"  # noqa: DJ007 - the admin pages name theirs
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "counted_per" in self.fields:
+            self.fields["counted_per"] = self._counted_per_field()
+        for name, field in self.fields.items():
+            if isinstance(field.widget, RowAutocomplete):
+                field.widget.selected = getattr(self.instance, name)
+        if "rates" in self.fields:
+            self.fields["rates"].widget.attrs.update({"spellcheck": "false", "class": "vTextField ratequota-rates"})
+        stored = self.instance.pk is not None
+        if self.operator and stored and not may(self.operator, "change", override=is_override(self.instance)):
+            # A row of the list that this operator may not edit is shown as text, as Django 6.1 does by itself.
+            self.fields.clear()
+
+    def clean(self) -> Any:
+        """Refuse an audience that the operator may not give the policy."""
+        values = super().clean()
+        if self.operator and {"user", "subject"} <= self.cleaned_data.keys():
+            override = bool(self.cleaned_data["user"] or self.cleaned_data["subject"])
+            check_audience(self.operator, "change" if self.instance.pk else "add", override=override)
+        return values
+
+    def _counted_per_field(self) -> forms.ChoiceField:
+        plain = self.fields["counted_per"]
+        names = [*COUNTED_PER, *settings.identifiers]
+        # An identifier that left the settings still shows, and is refused with a sentence when saved.
+        if self.instance.counted_per not in names:
+            names.append(self.instance.counted_per)
+        return forms.ChoiceField(
+            choices=[(name, name) for name in names], label=plain.label, help_text=plain.help_text, initial="caller"
+        )
+
+    def add_error(self, field: str | None, error: Any) -> None:
+        """Add the error, once; above the form where it belongs to a field that the form leaves out.
+
+        Django raises ``ValueError`` for such a field. Unreadable rates are reported twice, by the field and by
+        ``RatePolicy.clean``.
+        """
+        if field is None and hasattr(error, "error_dict"):
+            by_field: dict[str, dict[str, ValidationError]] = {}
+            for name, errors in error.error_dict.items():
+                by_message = by_field.setdefault(name if name in self.fields else NON_FIELD_ERRORS, {})
+                for problem in errors:
+                    by_message.setdefault(problem.messages[0], problem)
+            error = ValidationError({name: list(by_message.values()) for name, by_message in by_field.items()})
+        super().add_error(field, error)
+
+
+class RowForm(PolicyForm):
+    """A policy's form as a row of a table. Its fields get labels, because screen readers do not read column heads."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            field.widget.attrs.setdefault("aria-label", field.label)
+
+
+class StoredRows(forms.BaseModelFormSet):  # type: ignore[type-arg]
+    """Rows of policies; somebody may delete one while the page is open."""
+
+    def clean(self) -> None:
+        """Report a deleted row in words: Django's error belongs to a hidden field, and is not shown."""
+        super().clean()
+        if any(form.instance.pk is None for form in self.initial_forms):
+            raise ValidationError(
+                _("A policy on this page was deleted in the meantime. Open the page again, then repeat the edit.")
+            )

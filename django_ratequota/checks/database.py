@@ -1,0 +1,107 @@
+"""System checks of what is stored: run where the policies' database is checked (``check --database default``)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from functools import wraps
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core import checks
+from django.db import Error as DatabaseError
+from django.db import connections
+
+from .. import conf
+from ..recording.databases import policy_alias
+from ..recording.validators import unsupported_constraints
+from .settings import MIDDLEWARE
+
+Messages = list[checks.CheckMessage]
+
+
+def of_policies(check: Callable[..., Messages]) -> Callable[..., Messages]:
+    """Run the check only where Django checks the policies' database, and only once that is migrated."""
+
+    @wraps(check)
+    def run(databases: Collection[str] | None = None, **_: Any) -> Messages:
+        if policy_alias() not in (databases or ()):
+            return []
+        try:
+            return check()
+        except DatabaseError:  # not migrated yet
+            return []
+
+    return run
+
+
+@of_policies
+def check_constraints(**_: Any) -> Messages:
+    """I001: MySQL and MariaDB hold no constraints that have conditions."""
+    from ..models import Plan, RatePolicy
+
+    using = policy_alias()
+    names = [rule.name for model in (Plan, RatePolicy) for rule in unsupported_constraints(model, using)]
+    if not names:
+        return []
+    text = f"{connections[using].display_name} cannot hold some constraints of django-ratequota ({', '.join(names)})."
+    hint = (
+        "Each write is checked instead, but two writes at the same moment may store two policies for the same "
+        "audience, endpoint and counted_per without dates (the highest id applies), or two default plans. "
+        "PostgreSQL and SQLite refuse that. Django's models.W036 and models.W044 are about the same constraints."
+    )
+    return [checks.Info(text, hint=hint, id="django_ratequota.I001")]
+
+
+@of_policies
+def check_migrated(**_: Any) -> Messages:
+    """W009: a migration of this app is not applied."""
+    from django.db.migrations.loader import MigrationLoader
+
+    alias, label = policy_alias(), "django_ratequota"
+    if sys.argv[1:2] == ["migrate"]:  # which runs the checks, and then applies them
+        return []
+    loader = MigrationLoader(connections[alias])
+    unapplied = set(loader.disk_migrations) - set(loader.applied_migrations)
+    missing = sorted(name for app, name in unapplied if app == label)
+    text = f"Migrations of {label} are not applied to {alias!r}: {', '.join(missing)}."
+    hint = "Run manage.py migrate: until then policies cannot be read."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W009")] if missing else []
+
+
+@of_policies
+def check_outcome(**_: Any) -> Messages:
+    """W006: an endpoint counts by status, and there is no middleware that refunds the other responses.
+
+    ``@ratequota`` refunds by itself. For DRF and ``check_request`` the middleware does.
+    """
+    from ..models import Endpoint
+
+    if MIDDLEWARE in django_settings.MIDDLEWARE:
+        return []
+    names = list(Endpoint.objects.exclude(charged_statuses="").values_list("name", flat=True)[:10])
+    text = f"Endpoints that count only some statuses ({', '.join(names)}) need the middleware to refund the others."
+    hint = f"Add {MIDDLEWARE!r} to MIDDLEWARE. Without it all requests count there, except in views under @ratequota."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W006")] if names else []
+
+
+@of_policies
+def check_plans(**_: Any) -> Messages:
+    """W014: callers for whom PLAN_RESOLVER raises may have no plan."""
+    from ..models import Plan, RatePolicy
+
+    if not conf.settings.plan_resolver or not RatePolicy.objects.exclude(plan=None).exists():
+        return []
+    missing = {"authenticated", "anonymous"}.difference(Plan.objects.values_list("default_for", flat=True))
+    text = f"PLAN_RESOLVER decides the plan, and no plan is the default for {' and '.join(sorted(missing))} callers."
+    hint = "Make a plan the default for them: it applies where PLAN_RESOLVER returns None or raises."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W014")] if missing else []
+
+
+@of_policies
+def check_rates(**_: Any) -> Messages:
+    """W012: policies have rates that this version cannot read."""
+    from ..policies.unreadable import find_unreadable
+
+    hint = "Edit them, or upgrade to the version that wrote them."
+    return [checks.Warning(str(policy), hint=hint, id="django_ratequota.W012") for policy in find_unreadable()]

@@ -1,0 +1,54 @@
+"""System checks of RATEQUOTA and of the settings that it depends on. They ask neither Redis nor a database."""
+
+from __future__ import annotations
+
+from ipaddress import collapse_addresses
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core import checks
+
+from .. import conf
+
+MIDDLEWARE = "django_ratequota.middleware.RateQuotaMiddleware"
+_AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
+
+
+def check_settings(**_: Any) -> list[checks.CheckMessage]:
+    """E001: a key of RATEQUOTA cannot be used. W001: a key does not exist."""
+    problems = conf.read(getattr(django_settings, "RATEQUOTA", {}))[1]
+    return [
+        checks.Warning(problem.message, hint=problem.hint, id="django_ratequota.W001")
+        if problem.warning
+        else checks.Error(problem.message, hint=problem.hint, id="django_ratequota.E001")
+        for problem in problems
+    ]
+
+
+def check_middleware(**_: Any) -> list[checks.CheckMessage]:
+    """W002: a setting needs the middleware. W003: the middleware stands before the one that finds the user."""
+    middleware = list(django_settings.MIDDLEWARE)
+    needing = [key for key in ("ENFORCE_ALL", "COUNT_UNCHECKED") if getattr(conf.settings, key.lower())]
+    if needing and MIDDLEWARE not in middleware:
+        text = f"{needing[0]} does nothing without the middleware."
+        hint = f"Add {MIDDLEWARE!r} to MIDDLEWARE, after AuthenticationMiddleware."
+        return [checks.Warning(text, hint=hint, id="django_ratequota.W002")]
+    if not conf.settings.enforce_all or _AUTHENTICATION not in middleware:
+        return []
+    if middleware.index(_AUTHENTICATION) < middleware.index(MIDDLEWARE):
+        return []
+    text = "RateQuotaMiddleware runs before AuthenticationMiddleware, so it knows no users."
+    return [checks.Warning(text, hint="Move it below AuthenticationMiddleware.", id="django_ratequota.W003")]
+
+
+def check_proxies(**_: Any) -> list[checks.CheckMessage]:
+    """W018: TRUSTED_PROXIES trusts every address, so that clients may pose as any other."""
+    networks = conf.settings.networks
+    versions = [
+        f"IPv{version}"
+        for version in (4, 6)
+        if any(not n.prefixlen for n in collapse_addresses(n for n in networks if n.version == version))
+    ]
+    text = f"TRUSTED_PROXIES trusts all {' and '.join(versions)} addresses: a client may name any address as its own."
+    hint = "List the networks of your proxies only, such as 10.0.0.0/8."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W018")] if versions else []

@@ -1,0 +1,169 @@
+"""System checks of Redis: whether it can be reached and used, and whether it keeps the counters."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from math import ceil
+from statistics import median
+from typing import Any
+
+import redis
+from django.conf import settings as django_settings
+from django.core import checks
+
+from .. import conf
+from ..engine.keys import bucket_key, revision_key
+from ..engine.rates import Rate
+from ..engine.scripts import COMMANDS, DENIED
+from ..engine.types import Bucket
+from ..exceptions import ConfigurationError, StoreError
+from ..runtime import default_limiter, store_from_settings
+from ..store.base import Call, run_script
+from ..store.server import server_version
+from ..utils.sansio import drive
+
+#: The oldest servers whose scripts may carry a shebang, so that a full memory refuses them before they write.
+_OLDEST = {"valkey": (7, 2), "redis": (7, 0)}
+#: Round trips that TIMEOUT must have room for: to connect, to log in and to decide.
+_TRIPS = 3
+#: Seconds that a measured command may take: more than TIMEOUT, which may be shorter than the round trip.
+_PATIENCE = 3.0
+
+
+def check_store(**_: Any) -> list[checks.CheckMessage]:
+    """E002: no Redis is configured. E003: a server is too old. E004: CLUSTER does not match the server.
+
+    E005: the Redis user may not run commands that the scripts call. E006: Redis refuses the login or the database.
+    E007: the server is not Redis. W004: a server may evict counters. W016: it accepts too few clients. W008: Redis
+    cannot be reached: only a warning, as requests go on without it too. All its commands together take ``TIMEOUT`` at
+    most, and write nothing.
+    """
+    try:
+        store = default_limiter().store
+        call = Call(store, always=True)
+        servers = store.info(call)
+    except StoreError as error:
+        if isinstance(error.__cause__, ConfigurationError):
+            hint = "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a Redis URL."
+            return [checks.Error(str(error), hint=hint, id="django_ratequota.E002")]
+        if "cluster support disabled" in str(error):
+            return [_cluster_error("CLUSTER is True, but the server is not a node of a Cluster.", "False")]
+        return _denied(call) if error.reason == "noperm" else [_unusable(error)]
+    messages: list[checks.CheckMessage] = []
+    for server, info in servers.items():
+        name, version = server_version(info)
+        if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _OLDEST[name]:
+            needed = " or ".join(f"{kind} {'.'.join(map(str, least))}" for kind, least in sorted(_OLDEST.items()))
+            text = f"The server at {server} is {name} {version}, too old for django-ratequota."
+            hint = f"Upgrade it to {needed}, or later."
+            messages.append(checks.Error(text, hint=hint, id="django_ratequota.E003"))
+        # Redis says redis_mode, Valkey server_mode.
+        if "cluster" in (info.get("redis_mode"), info.get("server_mode")) and not store.clustered:
+            messages.append(_cluster_error(f"The server at {server} is a node of a Cluster.", "True"))
+        policy = info.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            text = f"The server at {server} evicts keys when its memory is full ({policy}), which resets limits."
+            hint = "Set maxmemory-policy to noeviction, or give django-ratequota a server of its own."
+            messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W004"))
+        messages += _too_few_clients(server, int(info.get("maxclients", 0)))
+    return [*messages, *_denied(call)]
+
+
+def _too_few_clients(server: str, clients: int) -> list[checks.CheckMessage]:
+    """W016, from the number of ``clients`` that the server accepts; 0 = unknown."""
+    most, share = conf.settings.max_connections, conf.settings.local_share
+    if not clients or most * share <= clients:
+        return []
+    text = (
+        f"The server at {server} accepts {clients} clients (maxclients), but {share} processes (LOCAL_SHARE) may "
+        f"open {most} connections each (MAX_CONNECTIONS). A process that gets no connection gets no decisions."
+    )
+    hint = f"Raise maxclients, or set RATEQUOTA['MAX_CONNECTIONS'] = {max(clients // share, 1)}."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W016")]
+
+
+def _unusable(error: StoreError) -> checks.CheckMessage:
+    text = str(error).rstrip(".")
+    causes: list[BaseException | None] = [error.__cause__]
+    while causes[-1] is not None:
+        causes.append(causes[-1].__cause__)
+    if any(isinstance(cause, redis.InvalidResponse) for cause in causes):
+        hint = "Write host and port of a Redis server; if it speaks TLS, as a rediss:// URL."
+        return checks.Error(f"The server is not Redis: {text}.", hint=hint, id="django_ratequota.E007")
+    # An error reply during the login, such as "no such database", fails the connection.
+    if error.reason == "noauth" or (
+        error.reason == "connection" and any(type(cause) is redis.ResponseError for cause in causes)
+    ):
+        what = "has no database with that number" if "DB index" in text else "refuses the login"
+        hint = "Correct user, password and database number in the CACHES alias, or in RATEQUOTA['REDIS_URL']."
+        return checks.Error(f"Redis {what}: {text}.", hint=hint, id="django_ratequota.E006")
+    hint = "Start it, or correct its address. Until then each policy's on_error decides."
+    return checks.Warning(f"Redis cannot be reached: {text}.", hint=hint, id="django_ratequota.W008")
+
+
+def _denied(call: Call) -> list[checks.CheckMessage]:
+    limiter = default_limiter()
+    try:
+        key = bucket_key(limiter.prefix, Bucket("user:0", Rate.parse("1/s")))
+        denied = drive(run_script(DENIED, [key], COMMANDS), call.do)
+    except StoreError as error:
+        if error.reason != "noperm":
+            return []
+        denied = [b"EVAL", b"EVALSHA"]
+    names = ", ".join(name.decode() for name in denied)
+    what = f"on keys that begin with {limiter.prefix}: decisions or pages of the admin would fail."
+    text = f"The Redis user may not run {names} {what}"
+    hint = "Give it the ACL in docs/security.md."
+    return [checks.Error(text, hint=hint, id="django_ratequota.E005")] if denied else []
+
+
+def _cluster_error(text: str, right: str) -> checks.CheckMessage:
+    hint = f"Set RATEQUOTA['CLUSTER'] = {right}."
+    return checks.Error(text, hint=hint, id="django_ratequota.E004")
+
+
+def check_exposed(**_: Any) -> list[checks.CheckMessage]:
+    """W005, with --deploy: anybody on the network may read and reset every counter."""
+    try:
+        exposed = default_limiter().store.exposed
+    except StoreError:  # reported by E002
+        return []
+    hint = "Give Redis a password (ACL users, see docs/security.md), and add it to the alias or REDIS_URL."
+    text = "Redis is reached over the network without a password."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W005")] if exposed else []
+
+
+def check_round_trip(databases: Collection[str] | None = None, **_: Any) -> list[Any]:
+    """W007, where a database is checked: TIMEOUT is shorter than three round trips to Redis."""
+    if not databases:  # Django 5.2 calls it without any, too
+        return []
+    settings = conf.read(getattr(django_settings, "RATEQUOTA", {}))[0]
+    try:
+        seconds = _round_trip(settings)
+    except (ConfigurationError, StoreError):  # E002; or Redis is down, which W008 reports
+        return []
+    if settings.timeout >= _TRIPS * seconds:
+        return []
+    enough = min(60.0, ceil(500 * seconds) / 100)
+    text = f"A round trip to Redis takes {seconds * 1000:.1f} ms, too long for a TIMEOUT of {settings.timeout:g} s."
+    hint = f"Set RATEQUOTA['TIMEOUT'] = {enough:g}, or use a Redis that is closer."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W007")]
+
+
+def _round_trip(settings: conf.Settings) -> float:
+    """Return the median seconds of five commands on an open connection; raises ``StoreError``."""
+    store = store_from_settings(replace(settings, timeout=_PATIENCE))
+    command = ("MGET", revision_key(settings.prefix))
+    try:
+        store.execute(command)  # connects
+        took = []
+        for _ in range(5):
+            begun = time.perf_counter()
+            store.execute(command)
+            took.append(time.perf_counter() - begun)
+        return median(took)
+    finally:
+        store.close()

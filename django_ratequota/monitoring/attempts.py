@@ -1,0 +1,68 @@
+"""Recorded attempts of the last 48 hours: what callers requested, to be replayed against another policy."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ..store.base import reading
+from .packing import HOUR, kept_hours, pairs, read, unpack_attempts
+from .records import is_sampled
+
+
+# By position, unlike other value objects: there may be hundreds of thousands.
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """Equal requests of one caller in one second."""
+
+    #: Unix time, whole seconds.
+    second: int
+    caller: str
+    #: The client's address as ``ip:...``; "" when unknown.
+    ip: str
+    plan_id: int | None
+    #: The endpoints that the requests belonged to; empty = none.
+    endpoint_ids: tuple[int, ...]
+    #: Units each.
+    cost: int
+    admitted: int
+    refused: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAttempts:
+    """The attempts of some hours, of all callers or of a sample."""
+
+    #: In the order of time; one for each (second, caller, ip, plan, endpoints, cost).
+    attempts: tuple[Attempts, ...]
+    #: The part of all callers whose attempts are kept; 1.0 = all of them. A caller is kept whole, or not at all.
+    share: float
+    #: Since when attempts were recorded (aware), at most as far back as asked for; None when there are none.
+    since: datetime | None
+
+
+@reading()
+def recorded_attempts(hours: int = 24) -> RecordedAttempts:
+    """Return the attempts of the last ``hours`` (48 at most), up to about ten seconds ago. Raises ``StoreError``."""
+    since = time.time() - hours * HOUR
+    level = 0
+    counts: dict[tuple[Any, ...], list[int]] = {}
+    for hour in kept_hours(hours + 1):
+        kept = dict(pairs(read("HGETALL", f"level:{hour}")))
+        level = max(level, int(kept.get(b"level", 0)))
+        for chunk in read("LRANGE", f"usage:{hour}", 0, -1):
+            for second, caller, ip, plan_id, endpoint_ids, cost, admitted, refused in unpack_attempts(chunk):
+                if second >= since:
+                    count = counts.setdefault((second, caller, ip, plan_id, tuple(endpoint_ids), cost), [0, 0])
+                    count[0] += admitted
+                    count[1] += refused
+    # Where one hour keeps fewer callers than another, only those that every hour keeps are whole.
+    sampled = {caller for caller in {attempt[1] for attempt in counts} if is_sampled(caller, level)}
+    in_order = sorted(counts.items(), key=lambda item: item[0][0])
+    return RecordedAttempts(
+        attempts=tuple(Attempts(*attempt, *count) for attempt, count in in_order if attempt[1] in sampled),
+        share=0.5**level,
+        since=datetime.fromtimestamp(in_order[0][0][0], UTC) if in_order else None,
+    )

@@ -1,0 +1,95 @@
+"""How statistics lie in Redis: the collector packs records into these keys, and the readers unpack them.
+
+A *series* is what requests are counted for: ``t`` (all requests), ``e7`` (endpoint 7; 0 = requests that belong to no
+endpoint) or ``p7`` (policy 7).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..engine.keys import statistics_key
+from ..runtime import default_limiter
+from .records import DecisionRecord
+
+KEPT_SECONDS = 48 * 3600
+MINUTE, QUARTER, HOUR, DAY = 60, 900, 3600, 86_400
+#: How counts by the minute and by the quarter of an hour are kept: seconds of a slot, seconds of a key.
+MINUTES, QUARTERS = (MINUTE, HOUR), (QUARTER, DAY)
+OUTCOMES = ("admitted", "refused", "would_refuse")
+
+#: Records, each with how often it was made.
+Records = Iterable[tuple[DecisionRecord, int]]
+
+
+def pack_counts(records: Records) -> dict[str, Any]:
+    """Return the counts that the records add up to, in flat lists as Lua reads them."""
+    # Grouped by everything but the caller first: there are few such groups.
+    groups: Counter[tuple[Any, ...]] = Counter()
+    callers: list[dict[str, int]] = [{} for _ in OUTCOMES]
+    for record, times in records:
+        groups[record.second // MINUTE, *record.result] += times
+        for outcome in _outcomes(record.allowed, record.against):
+            counts = callers[outcome]
+            series = ["t", *[f"e{endpoint}" for endpoint in record.endpoint_ids or (0,)]]
+            if outcome:
+                series += [f"p{policy}" for policy in record.policy_ids if policy in record.against]
+            for name in series:
+                field = f"{name}|{record.caller}"
+                counts[field] = counts.get(field, 0) + times
+    minutes: Counter[str] = Counter()
+    quarters: Counter[str] = Counter()
+    for (minute, endpoint_ids, policy_ids, allowed, against), times in groups.items():
+        in_hour = minute * MINUTE % MINUTES[1] // MINUTES[0]
+        in_day = minute * MINUTE % QUARTERS[1] // QUARTERS[0]
+        # (series, whether it counts refusals as well): a refusal by another policy is no count of this one.
+        counted = [("t", True), *((f"e{endpoint}", True) for endpoint in endpoint_ids or (0,))]
+        counted += [(f"p{policy}", policy in against) for policy in policy_ids]
+        for outcome in _outcomes(allowed, against):
+            for name, refusals in counted:
+                if refusals or not outcome:
+                    minutes[f"{in_hour}:{name}:{outcome}"] += times
+                    quarters[f"{in_day}:{name}:{outcome}"] += times
+    return {"minutes": _flat(minutes), "quarters": _flat(quarters), "callers": list(map(_flat, callers))}
+
+
+def pack_attempts(rows: list[Any]) -> bytes:
+    """Return attempts, each a list of JSON values, as one compressed chunk."""
+    return zlib.compress(json.dumps(rows, separators=(",", ":")).encode())
+
+
+def unpack_attempts(chunk: bytes) -> list[Any]:
+    """Return the rows of ``pack_attempts``."""
+    return json.loads(zlib.decompress(chunk))  # type: ignore[no-any-return]
+
+
+def read(command: str, name: str, *args: object) -> Any:
+    """Return Redis' reply to a command on one key of the statistics; raises ``StoreError``."""
+    limiter = default_limiter()
+    return limiter.store.execute((command, statistics_key(limiter.prefix, name), *args))
+
+
+def pairs(flat: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Return (field, value) for each two items of a reply."""
+    items = iter(flat)
+    return zip(items, items, strict=True)
+
+
+def kept_hours(number: int) -> range:
+    """Return the last ``number`` hours since the Unix epoch, as far back as hours are kept."""
+    current = int(time.time() // HOUR)
+    return range(current - min(number, KEPT_SECONDS // HOUR + 1) + 1, current + 1)
+
+
+def _outcomes(allowed: bool, against: tuple[int | None, ...]) -> tuple[int, ...]:
+    """Return numbers in ``OUTCOMES``; would-be refusals are admitted requests, too."""
+    return ((0, 2) if against else (0,)) if allowed else (1,)
+
+
+def _flat(counts: Mapping[str, int]) -> list[Any]:
+    return [item for pair in counts.items() for item in pair]

@@ -1,0 +1,151 @@
+"""Refusals that operators look up: how one is described when it is recorded, and reading the last 48 hours' back.
+
+The readers raise ``StoreError``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from itertools import islice
+from typing import Any
+
+from ..engine.types import BucketStatus, Decision
+from ..store.base import reading
+from ..utils.addresses import network_of
+from .packing import read
+from .records import MAX_NAME, DecisionRecord, stored_name
+
+_REFUSAL_ID = re.compile("[a-z2-7]{10}")
+#: Refusals read by one command, and looked through for those of one caller.
+_BATCH, _SEARCHED = 500, 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedBucket:
+    """The state of a bucket that was part of a refusal."""
+
+    #: ``search/min``, as in the headers.
+    title: str
+    #: Canonical rate text.
+    rate: str
+    policy_id: int | None
+    #: Whom it counts.
+    subject: str
+    refused: bool
+    limit: int
+    remaining: int
+    #: Seconds; None when waiting cannot help.
+    retry_after: float | None
+    #: Seconds.
+    reset_after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A caller's refusals at one endpoint by the same policies within one minute, described by the first of them."""
+
+    #: As in the responses: 10 letters and digits.
+    id: str
+    #: When the first of them was decided (aware).
+    at: datetime
+    #: How many there were.
+    count: int
+    caller: str
+    #: The client's address as ``ip:...``; "" when unknown.
+    ip: str
+    #: The plan's id.
+    plan_id: int | None
+    #: The scope that the view named; "" for none.
+    scope: str
+    #: The resolved route with a leading slash; "" when unknown.
+    route: str
+    method: str
+    cost: int
+    #: Names of the policies that refused, as the client saw them.
+    violated: tuple[str, ...]
+    buckets: tuple[RefusedBucket, ...]
+    revision: int
+    #: Why ``on_error`` decided instead of Redis; "" when Redis decided.
+    error: str = ""
+
+
+@reading()
+def find_refusal(refusal_id: str) -> Refusal | None:
+    """Return the refusal with this id, in upper or lower case; None when it is not kept (any more)."""
+    refusal_id = refusal_id.strip().lower()
+    return next(_read_refusals([refusal_id]), None) if _REFUSAL_ID.fullmatch(refusal_id) else None
+
+
+@reading()
+def refusals(most: int = 50, caller: str = "") -> tuple[Refusal, ...]:
+    """Return the newest refusals, newest first; with ``caller``, those of one caller among the 2,000 newest."""
+    number = _SEARCHED if caller else most
+    newest = [refusal_id.decode() for refusal_id in read("ZRANGE", "refused_at", 0, number - 1, "REV")]
+    name = stored_name(caller)
+    found = (refusal for refusal in _read_refusals(newest) if not caller or refusal.caller == name)
+    return tuple(islice(found, most))
+
+
+def describe(record: DecisionRecord, scope: str, route: str, method: str, decision: Decision) -> str:
+    """Return the JSON of a refusal that ``_refusal`` reads."""
+    return json.dumps(
+        {
+            "at": record.second,
+            "caller": record.caller,
+            "ip": record.ip,
+            "plan_id": record.plan_id,
+            "scope": scope[:MAX_NAME],
+            "route": route[:MAX_NAME],
+            "method": method[:20],
+            "cost": record.cost,
+            "violated": [title[:MAX_NAME] for title in decision.violated],
+            "error": decision.error,
+            "revision": decision.revision,
+            "buckets": [asdict(_bucket(status)) for status in decision.statuses],
+        }
+    )
+
+
+def shared_network(ip: str) -> str:
+    """Return the network whose clients share ``collector.MAX_OF_NETWORK`` refusal ids; "" without an address."""
+    text = ip.removeprefix("ip:").partition("/")[0]
+    return network_of(ip_address(text)) if text else ""
+
+
+def _bucket(status: BucketStatus) -> RefusedBucket:
+    bucket = status.bucket
+    return RefusedBucket(
+        title=bucket.title[:MAX_NAME],
+        rate=str(bucket.rate),
+        policy_id=bucket.policy_id,
+        subject=stored_name(bucket.subject),
+        refused=status.refused,
+        limit=status.limit,
+        remaining=status.remaining,
+        retry_after=status.retry_after,
+        reset_after=status.reset_after,
+    )
+
+
+def _read_refusals(ids: list[str]) -> Iterator[Refusal]:
+    for start in range(0, len(ids), _BATCH):
+        batch = ids[start : start + _BATCH]
+        fields = [field for refusal_id in batch for field in (refusal_id, f"{refusal_id}:count")]
+        values = iter(read("HMGET", "refusals", *fields))
+        for refusal_id, described, count in zip(batch, values, values, strict=True):
+            if described is not None:
+                yield _refusal(refusal_id, json.loads(described), int(count or 0))
+
+
+def _refusal(refusal_id: str, described: dict[str, Any], count: int) -> Refusal:
+    described |= {
+        "at": datetime.fromtimestamp(described["at"], UTC),
+        "violated": tuple(described["violated"]),
+        "buckets": tuple(RefusedBucket(**bucket) for bucket in described["buckets"]),
+    }
+    return Refusal(**described, id=refusal_id, count=count)

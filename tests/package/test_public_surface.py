@@ -1,0 +1,139 @@
+"""What users import and configure, by name: moving code inside the package must not break their projects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from pkgutil import resolve_name
+
+import django
+import pytest
+
+import django_ratequota
+from django_ratequota import signals, testing
+from django_ratequota.conf import KEYS
+from tests.package.test_package import run
+from tests.support.snippets import ROOT
+
+PACKAGE = Path(django_ratequota.__file__).parent
+PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
+
+#: Public modules of the top level, and the names that projects use of each.
+PUBLIC = {
+    "api": "UsageView",
+    "compat": "",
+    "decorators": "ratequota",
+    "errors": "exception_handler problem_details",
+    "exceptions": "ConfigurationError InvalidBucket InvalidCost InvalidRate RateQuotaError StoreError",
+    "headers": "add_headers decision_headers",
+    "health": "Health health report",
+    "identifiers": "drf_api_key header_api_key header_key jwt_claim login_field login_name login_pair network "
+    "oauth_client with_address",
+    "identity": "Caller",
+    "metrics": "",
+    "middleware": "RateQuotaMiddleware",
+    "models": "Endpoint Plan PlanAssignment PolicyChange RatePolicy UsageCount",
+    "ninja": "QuotaThrottle problem_details",
+    "openapi": "AutoSchema QuotaSchema",
+    "replay": "replay",
+    "responses": "arefusal_response refusal_response refusal_text",
+    "signals": "policies_changed quota_threshold request_refused store_state_changed",
+    "tasks": "rollup",
+    "testing": "Clock Policy assert_allowed assert_limited embedded_server isolated override_policies remaining "
+    "unlimited",
+    "throttling": "QuotaThrottle",
+    "urls": "urlpatterns",
+}
+#: Public modules inside of these, and their names.
+NESTED = {
+    "compat.drf": "AnonRateThrottle ScopedRateThrottle SimpleRateThrottle UserRateThrottle",
+    "compat.ratelimit": "ALL UNSAFE Ratelimited aget_usage ais_ratelimited get_usage is_ratelimited ratelimit",
+    "compat.ratelimit.core": "get_usage is_ratelimited",
+    "compat.ratelimit.decorators": "ratelimit",
+    "compat.ratelimit.exceptions": "Ratelimited",
+    "compat.ratelimit.middleware": "RatelimitMiddleware",
+    "metrics.opentelemetry": "instrument",
+    "metrics.prometheus": "RateQuotaCollector register view",
+    "testing.plugin": "ratequota_clock ratequota_isolated ratequota_policies ratequota_server ratequota_unlimited",
+}
+NEEDS_DJANGO_6 = {"tasks"}
+#: Modules that Django finds by their names, and what all others share.
+SHARED = "__init__ admin apps checks conf management migrations runtime templatetags".split()
+#: Packages that nobody else imports.
+PRIVATE = "engine enforcement monitoring operations policies policyfile recording store utils".split()
+#: The keys of RATEQUOTA.
+SETTINGS = """
+BREAKER_FAILURES CACHE CALLER CLUSTER COUNT_UNCHECKED DENY_CACHE_SECONDS ENFORCE_ALL HEADERS IDENTIFIERS IPV6_PREFIX
+LOCAL_SHARE MAX_CONNECTIONS ON_ERROR PLAN_RESOLVER POLL_SECONDS PREFIX REDIS_URL REPORT_SECONDS REVISION_MAX_AGE
+STATISTICS_SECONDS TIMEOUT TIME_ZONE TRUSTED_PROXIES USER_CACHE_SIZE
+""".split()
+
+_IMPORT = re.compile(r"from (django_ratequota[\w.]*) import (?:\(([^)]*)\)|([\w, ]+))")
+_DOTTED = re.compile(r"\bdjango_ratequota(?:\.[A-Za-z_]\w*)+")
+_CHECK_ID = re.compile(r"django_ratequota\.[EWI]\d{3}")
+
+
+def test_the_top_level_has_these_modules() -> None:
+    found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert found == {*PUBLIC, *SHARED, *PRIVATE}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_a_public_module_is_documented(module: str) -> None:
+    assert [page.name for page in PAGES if re.search(rf"\bdjango_ratequota\.{module}\b", page.read_text())]
+
+
+@pytest.mark.parametrize("module", [*PUBLIC, *NESTED])
+def test_a_public_module_has_its_names(module: str) -> None:
+    for name in {**PUBLIC, **NESTED}[module].split():
+        if module not in NEEDS_DJANGO_6 or django.VERSION >= (6, 0):
+            resolve_name(f"django_ratequota.{module}.{name}")
+
+
+def test_the_package_and_its_faces_export_no_other_names() -> None:
+    exported = "Bucket BucketStatus Decision Limiter Rate RateQuotaError acheck_request check_request"
+    assert django_ratequota.__all__ == exported.split()
+    assert signals.__all__ == PUBLIC["signals"].split()
+    assert testing.__all__ == PUBLIC["testing"].split()
+
+
+def named_paths(page: Path) -> Iterator[str]:
+    """The dotted paths on the page and those that its snippets import."""
+    text = page.read_text()
+    for module, several, names in _IMPORT.findall(text):
+        for name in re.findall(r"(\w+)(?: as \w+)?", several or names):
+            yield f"{module}.{name}"
+    for path in _DOTTED.findall(text):
+        if not _CHECK_ID.match(path):
+            yield path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_path_on_a_page_can_be_imported(page: Path) -> None:
+    for path in set(named_paths(page)):
+        if path.split(".")[1] not in NEEDS_DJANGO_6 or django.VERSION >= (6, 0):
+            resolve_name(path)
+
+
+def test_the_pages_import_no_private_package() -> None:
+    private = re.compile(rf"django_ratequota\.(?:{'|'.join(PRIVATE)})\b")
+    found = {page.name: set(private.findall(page.read_text())) for page in PAGES}
+    assert {name for name, paths in found.items() if paths} <= {"architecture.md"}
+
+
+def test_the_settings_have_these_keys() -> None:
+    assert sorted(KEYS) == SETTINGS
+
+
+def test_the_views_functions_can_be_imported_before_django_is_set_up() -> None:
+    """Settings and URLconfs import them while the apps are not ready."""
+    code = """
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"])
+from django_ratequota import Limiter, acheck_request, check_request
+from django_ratequota.decorators import ratequota
+from django.apps import apps
+print(apps.ready, check_request.__name__)
+"""
+    assert run(code) == ["False check_request"]

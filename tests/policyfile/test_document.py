@@ -1,0 +1,121 @@
+"""Reading and writing YAML and JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from django.core.management import CommandError
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from django_ratequota.exceptions import InvalidFile
+from django_ratequota.policyfile import FORMATS, MAX_BYTES, apply_file, decode
+from django_ratequota.policyfile.document import read
+from tests.policyfile.examples import HOSTILE, SOME, export, refused, run, slugs, texts, written
+from tests.support.properties import examples
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+
+@given(st.lists(st.dictionaries(slugs, texts, max_size=3), max_size=3))
+@examples(400)
+@example([{f"k{number}": text for number, text in enumerate(HOSTILE)}])
+def test_any_text_survives_yaml_and_json(rows: list[dict[str, str]]) -> None:
+    for form in FORMATS:
+        text = written({"rows": rows}, form)
+        root, problems = read(text)
+        assert not problems
+        found = [{key: child.text for key, child in item.entries.items()} for item in root.entries["rows"].items]
+        assert found == rows
+        assert {child.kind for item in root.entries["rows"].items for child in item.entries.values()} <= {"text"}
+        assert text.replace("\n", "").isprintable()
+    # PyYAML reads the same.
+    assert yaml.safe_load(written({"rows": rows})) == {"rows": rows}
+
+
+@pytest.mark.parametrize("text", ["1e3", "1_000", "0x10", "0o17", "010", "y", "No", "null", "2026-01-01", "1:30"])
+def test_text_that_other_yaml_readers_misread_is_quoted(text: str) -> None:
+    assert written({"a": text}) == f"a: '{text}'\n"
+
+
+ALIASES = "2: : anchors and aliases (& and *) are not supported: repeat the value"
+UNREADABLE = {
+    "version: 1\nplans: &a []\nendpoints: *a": ALIASES,
+    "version: 1\nplans: *a": ALIASES,
+    "version: 1\nplans: !!python/object/apply:os.system [id]": (
+        "2: : tags such as tag:yaml.org,2002:python/objec are not supported: remove it"
+    ),
+    "version: 1\nplans:\n- ? [a]\n  : b": "3: plans[0]: a key must be a word, not a list",
+    "{version: 1,\tplans: [}": "1: : this is not valid YAML: ",
+    "version: 1\n---\nversion: 1": "2: : a second document begins here: one file is one document",
+    "version: 1\nplans: " + "[" * 5000: "2: : this is nested too deeply",
+    "version: 1\nplans:\n\t- a": "3: : this is not valid YAML: while scanning for the next token found character "
+    "'\\t' that cannot start any token",
+    "version: 1\nplans: [": "2: : this is not valid YAML: while parsing a flow node expected the node content, "
+    "but found '<stream end>'",
+    'version: 1\nplans: "\\UFFFFFFFF"': "2: : this is not valid YAML: ",
+    'version: 1\nplans: "\\0"': "2: : text must not contain NUL characters",
+    'version: 1\nplans: "\\ud83d"': "2: : half a character (a lone surrogate) stands here",
+    "version: 1\nplans: '\x00'": "2: : write the character U+0000 as an escape",
+    "%YAML " + "1" * 5000 + ".1\n---\nversion: 1": "1: : this is not valid YAML: ",
+}
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_invalid_and_unsupported_yaml_is_refused(text: str) -> None:
+    [problem] = refused(text)
+    assert problem.startswith(UNREADABLE[text])
+
+
+def test_an_alias_bomb_is_refused_at_its_first_line() -> None:
+    bomb = "version: 1\na: &a [x, x]\n" + "".join(f"{c}: &{c} [{', '.join(['*a'] * 9)}]\n" for c in "bcdefghij")
+    assert refused(bomb) == [ALIASES]
+
+
+def test_messages_escape_terminal_codes(some: None) -> None:
+    key = "\x1b[2J\u202e" + "k" * 10_000
+    problems = refused(written({"version": 1, "plans": [{"slug": "a\x1b]0;", "name": "A", key: "x"}]}))
+    assert all(problem.isprintable() and len(problem) < 200 for problem in problems)
+    assert "plans[0].\\x1b[2J\\u202ekkk" in "".join(problems)
+
+
+def test_windows_files_are_read(some: None, tmp_path: Path) -> None:
+    for number, raw in enumerate((SOME.replace("\n", "\r\n").encode("utf-8-sig"), SOME.encode("utf-16"))):
+        path = tmp_path / f"{number}.yaml"
+        path.write_bytes(raw)
+        assert "Nothing to do" in run("import", str(path), "--prune")
+
+
+def test_json_may_be_indented_with_tabs(some: None) -> None:
+    document = json.loads(export("json"))
+    assert not apply_file(json.dumps(document, indent="\t"), prune=True).changes
+    assert not apply_file(json.dumps(document, separators=(",", ":")), prune=True).changes
+
+
+def test_a_file_is_read_from_standard_input(some: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(SOME.encode())))
+    assert run("import", "-") == "Nothing to do: the database equals <stdin>\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (b"version: 1\n# \xff", "2: : this is not UTF-8 text"),
+        (b"\xff\xfea", "1: : this is not UTF-16-LE text"),
+        (b" " * (MAX_BYTES + 1), "1: : the file has more than 20 MB"),
+    ],
+)
+def test_undecodable_and_oversized_files_are_refused(raw: bytes, problem: str) -> None:
+    with pytest.raises(InvalidFile) as caught:
+        decode(raw)
+    assert [f"{line}: {path}: {message}" for line, path, message in caught.value.problems] == [problem]
+
+
+def test_a_missing_file_is_a_command_error(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"none\.yaml cannot be read: No such file or directory"):
+        run("import", str(tmp_path / "none.yaml"))

@@ -1,0 +1,111 @@
+"""What ``ratequota export`` writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.contrib.auth.models import User
+from django.core.management import CommandError
+from django.db import models
+
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.policyfile import apply_file
+from django_ratequota.policyfile import export as exporting
+from django_ratequota.policyfile.schema import SECTIONS
+from tests.policyfile.examples import ASSIGNED, DOCS, JANUARY, SOME, export, refused, run, wiped, written
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+
+def test_export_writes_sorted_yaml_without_defaults(some: None) -> None:
+    assert run("export") == SOME
+    assert run("export", "--assignments") == SOME + ASSIGNED
+
+
+def test_export_of_an_empty_database_has_empty_sections() -> None:
+    assert run("export") == "version: 1\n\nplans: []\n\nendpoints: []\n\npolicies: []\n"
+
+
+def test_json_and_yaml_exports_are_equal(some: None) -> None:
+    document = json.loads(run("export", "--assignments", "--format", "json"))
+    assert document == json.loads(written(yaml.safe_load(SOME + ASSIGNED), "json"))
+
+
+def test_export_to_a_file(some: None, tmp_path: Path) -> None:
+    assert run("export", "--output", str(tmp_path / "a.yaml")) == ""
+    assert (tmp_path / "a.yaml").read_bytes() == SOME.encode()
+    with pytest.raises(CommandError, match="cannot be written: No such file or directory"):
+        run("export", "--output", str(tmp_path / "missing" / "a.yaml"))
+
+
+def test_export_does_not_depend_on_ids(some: None, alice: User) -> None:
+    rows = {model: list(models.QuerySet(model)) for model in (Plan, Endpoint, RatePolicy, PlanAssignment)}
+    wiped()
+    for model, found in rows.items():
+        for number, row in enumerate(found):
+            row.pk = 1000 - number if model in (RatePolicy, PlanAssignment) else row.pk
+        models.QuerySet(model).bulk_create(reversed(found))
+    assert export(assignments=True) == SOME + ASSIGNED
+
+
+def test_policies_of_equal_precedence_keep_their_order() -> None:
+    for rates in ("3/min", "1/min", "2/min"):
+        RatePolicy.objects.create(rates=rates, starts_at=JANUARY)
+    text = export()
+    assert re.findall(r"rates: (\S+)", text) == ["3/min", "1/min", "2/min"]
+    wiped()
+    apply_file(text)
+    assert list(RatePolicy.objects.order_by("pk").values_list("rates", flat=True)) == ["3/min", "1/min", "2/min"]
+
+
+def test_rows_deleted_during_the_export_are_left_out(some: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(model: Any, *args: Any) -> list[Any]:
+        if model is Endpoint:
+            Endpoint.objects.filter(name="search").delete()
+        return read_rows(model, *args)
+
+    read_rows = exporting._rows
+    monkeypatch.setattr(exporting, "_rows", rows)
+    text = export()
+    assert "search" not in text
+    assert text == export()
+
+
+def test_every_field_of_the_models_is_in_the_file() -> None:
+    for section in SECTIONS:
+        fields = {field.name for field in section.model._meta.concrete_fields}
+        assert set(section.fields) == fields - {"id", "created_by", "created_at"}
+
+
+@pytest.mark.parametrize("more", [0, 20])
+def test_query_count_does_not_depend_on_rows(some: None, more: int, django_assert_num_queries: Any) -> None:
+    for number in range(more):
+        user = User.objects.create(username=f"u{number}")
+        plan = Plan.objects.create(name=f"n{number}", slug=f"s{number}")
+        endpoint = Endpoint.objects.create(name=f"e{number}")
+        RatePolicy.objects.create(user=user, endpoint=endpoint, rates="1/s")
+        RatePolicy.objects.create(plan=plan, endpoint=endpoint, rates="1/s")
+        PlanAssignment.objects.create(user=user, plan=plan)
+    with django_assert_num_queries(3):
+        export()
+    with django_assert_num_queries(4):
+        text = export(assignments=True)
+    with django_assert_num_queries(5):
+        assert not apply_file(text, prune=True, dry_run=True).changes
+
+
+def test_the_example_in_the_docs_is_an_export(alice: User) -> None:
+    found = re.search(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
+    assert found
+    assert len(apply_file(found[1]).created) == 11
+    assert export(assignments=True) == found[1]
+    bad = found[1].replace("- plan: free\n    rates: 100/min", "- plan: free\n    rates: 100/mn")
+    assert f"ratequota.yaml:{refused(bad)[0]}" in DOCS
+    diff = list(apply_file(found[1].replace("rates: 10/min", "rates: 20/min")).lines())
+    assert f"    {diff[0]}\n    0 created, 1 changed, 0 deleted\n" in DOCS
+    assert len(diff) == 1

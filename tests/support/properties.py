@@ -1,0 +1,33 @@
+"""Settings of the property tests, by profile: ``pytest --hypothesis-profile=thorough``.
+
+``quick``, the default, tries a share of each property's examples; ``thorough`` tries all of them. Both try the same
+ones in every run. ``explore`` tries twenty times as many, at random.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import HealthCheck, settings
+
+#: Examples tried, as a multiple of a property's own number.
+_MULTIPLES = {"quick": 0.15, "thorough": 1.0, "explore": 20.0}
+#: Fewest examples of a property.
+_FEWEST = 15
+
+for _name in _MULTIPLES:
+    # Fixtures that examples share hold no state of their own.
+    settings.register_profile(
+        _name,
+        derandomize=_name != "explore",
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+settings.load_profile("quick")
+
+
+def examples(number: int) -> settings:
+    """Return settings that try ``number`` examples of a property, times the multiple of the profile in use."""
+    multiple = _MULTIPLES[settings.get_current_profile_name()]
+    return settings(max_examples=max(min(number, _FEWEST), math.ceil(number * multiple)))
