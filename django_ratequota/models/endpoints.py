@@ -42,9 +42,9 @@ class Endpoint(RecordedModel):
         max_length=100,
         blank=True,
         help_text=_(
-            "HTTP methods separated by spaces, such as GET POST; empty = all. HEAD counts as GET. Methods that a "
-            "view does not tell from these count as well. OPTIONS answered by an options handler counts only "
-            "where it is named."
+            "HTTP methods separated by spaces, such as GET POST; empty = all. HEAD counts as GET. Other methods "
+            "count as well if the view runs the same code for them. OPTIONS answered by an options handler counts "
+            "only if it is listed."
         ),
     )
     cost = models.PositiveBigIntegerField(
@@ -76,33 +76,29 @@ class Endpoint(RecordedModel):
         """Normalize routes, methods and statuses; raise ``ValidationError`` that names the bad line or word."""
         errors: dict[str, Any] = {}
         if self.name == "all":
-            errors["name"] = _("Headers say 'all' for all endpoints together; choose another name.")
+            errors["name"] = _("'all' stands for all endpoints together in headers; choose another name.")
         lines = [line.strip() for line in self.routes.splitlines() if line.strip()]
         self.routes = "\n".join(lines)
         for line in lines:
+            text: Any = ""
             if len(line) > 500 or "\x00" in line or re.search(r"\s", line):
-                errors["routes"] = _("%(line)r is no pattern: write a URL name or a route without spaces.") % {
-                    "line": line[:60]
-                }
+                text = _("%(line)r is not a valid pattern: write a URL name or a route without spaces.")
             elif "://" in line or re.search(r"(?<!\()\?[\w.-]+=", line):
-                errors["routes"] = _("%(line)r: write the route only, such as /api/reports/*, no host or query.") % {
-                    "line": line[:60]
-                }
+                text = _("%(line)r: write the route only, such as /api/reports/*, no host or query.")
+            if text:
+                errors["routes"] = text % {"line": line[:60]}
         words = re.findall(r"[^\s,]+", self.methods.upper())
         words = list(dict.fromkeys("GET" if word == "HEAD" else word for word in words))
         self.methods = " ".join(words)
         unknown = [word for word in words if word not in METHODS]
         if unknown:
-            errors["methods"] = _("%(word)r is no HTTP method; write some of %(known)s.") % {
-                "word": unknown[0][:30],
-                "known": ", ".join(METHODS),
-            }
+            text = _("%(word)r is not an HTTP method; choose from %(known)s.")
+            errors["methods"] = text % {"word": unknown[0][:30], "known": ", ".join(METHODS)}
         words = re.findall(r"[^\s,]+", self.charged_statuses.lower())
         self.charged_statuses = ", ".join(sorted(set(words)))
         unknown = [word for word in words if not _STATUS.fullmatch(word)]
         if unknown:
-            errors["charged_statuses"] = _("%(word)r is no HTTP status; write some such as 401, 403 or 4xx.") % {
-                "word": unknown[0][:30]
-            }
+            text = _("%(word)r is not an HTTP status; write statuses such as 401, 403 or 4xx.")
+            errors["charged_statuses"] = text % {"word": unknown[0][:30]}
         if errors:
             raise ValidationError(errors)

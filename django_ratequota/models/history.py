@@ -44,7 +44,7 @@ class PolicyChange(models.Model):
         verbose_name=_("actor"),
         help_text=_("Who made the change; empty = code or a command."),
     )
-    reason = models.CharField(_("reason"), max_length=200, blank=True, help_text=_("Why, where it was given."))
+    reason = models.CharField(_("reason"), max_length=200, blank=True, help_text=_("The reason, if one was entered."))
     before = models.JSONField(_("before"), null=True, help_text=_("The fields before the change."))
     after = models.JSONField(_("after"), null=True, help_text=_("The fields after the change."))
     at = models.DateTimeField(_("at"), auto_now_add=True, db_index=True, help_text=_("When the change was made."))

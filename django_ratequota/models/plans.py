@@ -21,10 +21,7 @@ class Plan(RecordedModel):
         ANONYMOUS = "anonymous", _("anonymous callers")
 
     name = models.CharField(
-        _("name"),
-        max_length=100,
-        unique=True,
-        help_text=_("What operators call this tier, such as Free or Pro."),
+        _("name"), max_length=100, unique=True, help_text=_("What operators call this tier, such as Free or Pro.")
     )
     slug = models.SlugField(
         _("slug"), max_length=100, unique=True, help_text=_("What code calls it; PLAN_RESOLVER returns this.")
@@ -36,7 +33,7 @@ class Plan(RecordedModel):
         blank=True,
         default="",
         choices=DefaultFor.choices,
-        help_text=_("Who is on this plan without being assigned to it. At most one plan each."),
+        help_text=_("Callers who are on this plan without an assignment. Each kind has at most one default plan."),
     )
 
     class Meta(RecordedModel.Meta):
@@ -71,22 +68,16 @@ class PlanAssignment(RecordedModel):
         on_delete=models.CASCADE,
         related_name="assignments",
         verbose_name=_("plan"),
-        help_text=_("A dated assignment beats an open one; among equals the one that started last counts."),
+        help_text=_("An assignment with an end outranks an open-ended one; among equals, the latest start counts."),
     )
     starts_at = models.DateTimeField(
         _("starts at"), default=timezone.now, help_text=_("The plan counts from this moment on.")
     )
     ends_at = models.DateTimeField(
-        _("ends at"),
-        null=True,
-        blank=True,
-        help_text=_("The plan counts until this moment; empty = open-ended."),
+        _("ends at"), null=True, blank=True, help_text=_("The plan counts until this moment; empty = open-ended.")
     )
     reason = models.CharField(
-        _("reason"),
-        max_length=200,
-        blank=True,
-        help_text=_("Why, for whoever looks later: a ticket or a contract."),
+        _("reason"), max_length=200, blank=True, help_text=_("The reason, such as a ticket or a contract.")
     )
     created_by = models.ForeignKey(
         django_settings.AUTH_USER_MODEL,

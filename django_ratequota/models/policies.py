@@ -30,7 +30,7 @@ class RatePolicy(RecordedModel):
         OFF = "off", _("off")
 
     class OnError(models.TextChoices):
-        SETTING = "", _("as the setting ON_ERROR says")
+        SETTING = "", _("use the setting ON_ERROR")
         ALLOW = "allow", _("allow")
         DENY = "deny", _("deny (503)")
         LOCAL = "local", _("count in each process")
@@ -51,7 +51,7 @@ class RatePolicy(RecordedModel):
         blank=True,
         related_name="ratequota_policies",
         verbose_name=_("user"),
-        help_text=_("An override for this user; replaces what the plan or everyone's policy says here."),
+        help_text=_("An override for this user. It replaces the policies for the plan and for everyone here."),
     )
     subject = SubjectField(
         _("subject"),
@@ -99,7 +99,10 @@ class RatePolicy(RecordedModel):
         max_length=10,
         default=Mode.ENFORCE,
         choices=Mode.choices,
-        help_text=_("enforce refuses; log only counts and never refuses; off is as if the policy were not there."),
+        help_text=_(
+            "enforce: refuses requests over the limit. log only: counts them, and refuses none. off: the policy is "
+            "ignored."
+        ),
     )
     on_error = models.CharField(
         _("on error"),
@@ -107,7 +110,7 @@ class RatePolicy(RecordedModel):
         blank=True,
         default="",
         choices=OnError.choices,
-        help_text=_("What happens while Redis gives no decision."),
+        help_text=_("What happens to requests while Redis does not answer."),
     )
     starts_at = models.DateTimeField(
         _("starts at"), null=True, blank=True, help_text=_("Counts from this moment on; empty = at once.")
@@ -116,10 +119,7 @@ class RatePolicy(RecordedModel):
         _("ends at"), null=True, blank=True, help_text=_("Counts until this moment; empty = open-ended.")
     )
     reason = models.CharField(
-        _("reason"),
-        max_length=200,
-        blank=True,
-        help_text=_("Why, for whoever looks later: a ticket or a contract."),
+        _("reason"), max_length=200, blank=True, help_text=_("The reason, such as a ticket or a contract.")
     )
 
     class Meta(RecordedModel.Meta):
@@ -149,8 +149,8 @@ class RatePolicy(RecordedModel):
                 condition=Q(starts_at__isnull=True, ends_at__isnull=True),
                 name="ratequota_policy_one_undated",
                 violation_error_message=_(
-                    "There is such a policy without dates already: same audience, endpoint and counted per. "
-                    "Edit that one, or give this one dates."
+                    "A policy without dates already has the same audience, endpoint and counted per. Edit that "
+                    "policy, or add dates to this one."
                 ),
             ),
         ]

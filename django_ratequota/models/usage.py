@@ -15,7 +15,7 @@ class UsageCount(models.Model):
         HOUR = "hour", _("hour")
         DAY = "day", _("day")
 
-    length = models.CharField(_("length"), max_length=4, choices=Length.choices, help_text=_("Of the time counted."))
+    length = models.CharField(_("length"), max_length=4, choices=Length.choices, help_text=_("Length of the period."))
     starts_at = models.DateTimeField(_("starts at"), help_text=_("When the hour or day began."))
     place = models.CharField(
         _("place"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from django.apps import apps as current
 from django.db import Error as DatabaseError
 from django.db import transaction
-from django.db.migrations import Migration, RunPython, RunSQL, SeparateDatabaseAndState
+from django.db.migrations import RunPython, RunSQL, SeparateDatabaseAndState
 
 from ..exceptions import StoreError
 from ..recording.databases import policy_alias
@@ -27,32 +27,28 @@ def publish_after_migrate(using: str, plan: Any = None, apps: Any = current, **_
     """Receive ``post_migrate``; ``flush`` sends it without a ``plan``. ``apps`` holds the models as migrated."""
     if using != policy_alias():
         return
-    names = [f"{migration.app_label}.{migration.name}" for migration, _backwards in plan or () if _writes(migration)]
+    names = [
+        f"{migration.app_label}.{migration.name}"
+        for migration, _backwards in plan or ()
+        if _runs_code(migration.operations)
+    ]
     if plan is None or names:
         policies.expire()
         if not _record(names, using, apps) and plan is None:
             # Without a row to write the history is empty too: a new revision makes other processes read everything.
-            _publish_quietly()
+            try:
+                default_limiter().publish()
+            except StoreError as error:
+                # No warning, because test suites flush after each test, and many run without Redis.
+                logger.info("the database was flushed, and no new revision published: %s", error)
 
 
-def _publish_quietly() -> None:
-    try:
-        default_limiter().publish()
-    except StoreError as error:
-        # No warning, because test suites flush after each test, and many run without Redis.
-        logger.info("the database was flushed, and no new revision published: %s", error)
-
-
-def _writes(migration: Migration) -> bool:
-    return any(isinstance(operation, RunPython | RunSQL) for operation in _flat(migration.operations))
-
-
-def _flat(operations: Iterable[Any]) -> Iterator[Any]:
-    for operation in operations:
-        if isinstance(operation, SeparateDatabaseAndState):
-            yield from _flat(operation.database_operations)
-        else:
-            yield operation
+def _runs_code(operations: Iterable[Any]) -> bool:
+    return any(
+        isinstance(operation, RunPython | RunSQL)
+        or (isinstance(operation, SeparateDatabaseAndState) and _runs_code(operation.database_operations))
+        for operation in operations
+    )
 
 
 def _record(names: list[str], using: str, apps: Any) -> bool:

@@ -27,11 +27,15 @@ USAGE_RATE = Rate.parse("60/min")
 
 def exempt(resolution: Resolution, name: str | None, view: Any, caller: Caller) -> Resolution:
     """Return the resolution without the policies that the view is exempt from; ``name`` is its URL name."""
-    if shows_usage(view):
-        own = narrow(resolution, _names_endpoint)
-        enforced = any(policy.mode == "enforce" for policy in own.winners)
-        return own if enforced else replace(own, buckets=(*own.buckets, _usage_bucket(caller)))
-    return narrow(resolution, _names_endpoint) if is_admin_page(name) else resolution
+    shows = shows_usage(view)
+    if not shows and not is_admin_page(name):
+        return resolution
+    own = narrow(resolution, lambda policy: policy.endpoint_id is not None)
+    if not shows or any(policy.mode == "enforce" for policy in own.winners):
+        return own
+    # Without an endpoint id, its key differs from those of policies for all endpoints.
+    bucket = Bucket(caller.name, USAGE_RATE, scope="usage", counted_per="caller", on_error="allow")
+    return replace(own, buckets=(*own.buckets, bucket))
 
 
 def exempt_candidate(candidate: Candidate, name: str | None, view: Any) -> Candidate:
@@ -39,17 +43,12 @@ def exempt_candidate(candidate: Candidate, name: str | None, view: Any) -> Candi
     if candidate.policy.endpoint_id is not None:
         return candidate
     if shows_usage(view):
-        why = _("policies for all endpoints spare the usage endpoint")
+        why = _("policies for all endpoints do not apply to the usage endpoint")
     elif is_admin_page(name):
-        why = _("policies for all endpoints spare the pages of the admin")
+        why = _("policies for all endpoints do not apply to pages of the admin")
     else:
         return candidate
     return replace(candidate, won=False, buckets=(), reason=_("lost: %(why)s") % {"why": why})
-
-
-def _usage_bucket(caller: Caller) -> Bucket:
-    """Return the caller's bucket of ``USAGE_RATE``."""
-    return Bucket(caller.name, USAGE_RATE, scope="usage", counted_per="caller", on_error="allow")
 
 
 def narrow(resolution: Resolution, only: Callable[[PolicyFacts], bool]) -> Resolution:
@@ -70,7 +69,3 @@ def narrow(resolution: Resolution, only: Callable[[PolicyFacts], bool]) -> Resol
         policy_ids=tuple(policy.id for policy in winners),
         unreadable=tuple((name, policy) for name, policy in resolution.unreadable if policy.id in ids),
     )
-
-
-def _names_endpoint(policy: PolicyFacts) -> bool:
-    return policy.endpoint_id is not None

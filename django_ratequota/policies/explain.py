@@ -29,18 +29,18 @@ def plan_source(context: EvaluationContext) -> str:
     """Return where the caller's plan comes from, in a few words for operators."""
     slug = context.caller.plan_slug
     if slug is not None and context.snapshot.plan_by_slug(slug) is not None:
-        return _("as PLAN_RESOLVER says")
+        return _("from PLAN_RESOLVER")
     resolver = slug is not None or settings.plan_resolver
     if not resolver and context.entry.plan_id(context.now_us) is not None:
         return _("assigned")
     if plan_of(context) is None:
         if resolver:
-            return _("PLAN_RESOLVER names none, and none is the default")
-        return _("none is assigned, and none is the default")
+            return _("PLAN_RESOLVER returned no plan, and there is no default plan")
+        return _("no plan is assigned, and there is no default plan")
     if context.caller.user_id is None:
         return _("the default for anonymous callers")
     if resolver:
-        return _("the default for logged-in users, as PLAN_RESOLVER names none")
+        return _("the default for logged-in users, because PLAN_RESOLVER returned no plan")
     return _("the default for logged-in users without an assignment")
 
 
@@ -61,8 +61,8 @@ def explain(context: EvaluationContext) -> tuple[Candidate, ...]:
                 buckets = make_buckets(policy, endpoint, subject)
                 candidates.append(Candidate(policy=policy, won=True, reason=reason, buckets=buckets))
             else:
-                lost = _inapplicable(policy, context, plan, subject)
-                lost = lost or (_("nothing applies here") if winner is None else why_beaten(policy, winner))
+                lost = _why_not(policy, context, plan, subject)
+                lost = lost or (_("no policy applies here") if winner is None else why_beaten(policy, winner))
                 candidates.append(Candidate(policy=policy, won=False, reason=_("lost: %(why)s") % {"why": lost}))
     return tuple(candidates)
 
@@ -78,9 +78,7 @@ def _why_won(policy: PolicyFacts, endpoint: EndpointFacts | None) -> str:
     return "; ".join(reasons)
 
 
-def _inapplicable(
-    policy: PolicyFacts, context: EvaluationContext, plan: PlanFacts | None, subject: str | None
-) -> str:
+def _why_not(policy: PolicyFacts, context: EvaluationContext, plan: PlanFacts | None, subject: str | None) -> str:
     """Return why the policy does not apply to this caller now; "" if it does."""
     if policy.mode == "off":
         return _("it is switched off")
@@ -107,4 +105,4 @@ def _fallback(policy: PolicyFacts) -> str:
     names = {"unread": policy.unread, "text": policy.text}
     if policy.rates == UNREADABLE:
         return _("its rates %(unread)r cannot be read: on_error decides") % names
-    return _("its rates %(unread)r cannot be read: the last readable ones, %(text)s, go on") % names
+    return _("its rates %(unread)r cannot be read: the last readable ones apply, %(text)s") % names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +10,7 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
+from ..recording.recorder import in_batches
 from .change_feed import ENDPOINT, PLAN, POLICY
 from .facts import (
     NOBODY,
@@ -23,10 +24,8 @@ from .facts import (
     to_us,
 )
 from .snapshot import Snapshot, group_policies, with_rows
-from .unreadable import with_readable_rates
+from .unreadable import FindPolicy, with_readable_rates
 
-#: Primary keys per query: some databases take at most a thousand parameters.
-_BATCH = 500
 #: Policies are kept for a day after their end, because Redis' clock decides what has ended, not this one.
 _KEPT = timedelta(days=1)
 
@@ -96,11 +95,11 @@ def _shared() -> Any:
 
 def _found(rows: Any, ids: Sequence[int]) -> Iterator[Any]:
     """Yield the rows with these primary keys, in batches."""
-    for at in range(0, len(ids), _BATCH):
-        yield from rows.filter(pk__in=ids[at : at + _BATCH])
+    for batch in in_batches(ids):
+        yield from rows.filter(pk__in=batch)
 
 
-def _remembered(snapshot: Snapshot | None) -> Callable[[int], PolicyFacts | None]:
+def _remembered(snapshot: Snapshot | None) -> FindPolicy:
     """Return a function that finds a policy of the snapshot by id."""
     groups = {} if snapshot is None else snapshot.groups
     return lambda pk: next(
@@ -132,9 +131,7 @@ def load_user(user_id: str) -> UserEntry:
 
 
 def _active_facts(
-    policies: Any,
-    remembered: Callable[[int], PolicyFacts | None] = lambda pk: None,
-    ids: Sequence[int] | None = None,
+    policies: Any, remembered: FindPolicy = lambda pk: None, ids: Sequence[int] | None = None
 ) -> list[PolicyFacts]:
     """Return the facts of a queryset's policies (only ``ids`` if not None), without those that ended long ago."""
     rows = not_ended(policies).order_by()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
 from .requests.identity import Caller
-from .requests.methods import MethodHandling
+from .requests.methods import Handling
 from .requests.routes import spellings
 from .snapshot import Group, Snapshot
 
@@ -45,7 +45,7 @@ def match_endpoints(
     route: str | None,
     name: str | None,
     method: str,
-    handling: MethodHandling = "any",
+    handling: Handling = "any",
 ) -> tuple[EndpointFacts, ...]:
     """Return the endpoints of a request: first the one that its scope names, then those that match its route.
 
@@ -101,7 +101,7 @@ def contenders(
 
 
 def _match(
-    snapshot: Snapshot, scope: str | None, route: str | None, name: str | None, method: str, handling: MethodHandling
+    snapshot: Snapshot, scope: str | None, route: str | None, name: str | None, method: str, handling: Handling
 ) -> tuple[EndpointFacts, ...]:
     routes = () if route is None else spellings(route)
     matched = [
@@ -113,7 +113,7 @@ def _match(
     return tuple(sorted(counted, key=lambda endpoint: (endpoint.name != scope, endpoint.id)))
 
 
-def _counts(endpoint: EndpointFacts, method: str, handling: MethodHandling, matched: Iterable[EndpointFacts]) -> bool:
+def _counts(endpoint: EndpointFacts, method: str, handling: Handling, matched: Iterable[EndpointFacts]) -> bool:
     """Whether a request counts at one of the endpoints ``matched`` by its route or scope.
 
     If the view's code serves several methods, they count at all of these endpoints, unless an operator tells them

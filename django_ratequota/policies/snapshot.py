@@ -95,8 +95,8 @@ class Group:
         changed = known.changed(rivals.keys() - filled.keys(), filled)
         if index == _SUBJECTS:
             kinds = Counter(self.kinds)
-            kinds.update(_kind(key) for key in filled if key not in known)
-            kinds.subtract(_kind(key) for key in rivals if key in known and key not in filled)
+            kinds.update(key.partition(":")[0] for key in filled if key not in known)
+            kinds.subtract(key.partition(":")[0] for key in rivals if key in known and key not in filled)
             self.by_subject, self.kinds = changed, +kinds
         elif index == _PLANS:
             self.by_plan = changed
@@ -155,11 +155,7 @@ class Snapshot:
 
     def at(self, revision: int) -> Snapshot:
         """Return the same snapshot for this revision, loaded now."""
-        return self._with(revision=revision)
-
-    def with_groups(self, groups: Groups) -> Snapshot:
-        """Return a snapshot with the same plans and endpoints and other policies. It keeps ``memo.endpoints``."""
-        return self._with(groups=groups, memo=Memo(self.memo.endpoints))
+        return self.copied(revision=revision)
 
     @property
     def overview(self) -> Overview:
@@ -167,14 +163,15 @@ class Snapshot:
         if self.memo.overview is None:
             limited = (endpoint for endpoint in self.endpoints.values() if endpoint.id in self.groups)
             self.memo.overview = Overview(
-                snapshot=self._with(memo=Memo(self.memo.endpoints, policies=_OVERVIEWS)),
+                snapshot=self.copied(memo=Memo(self.memo.endpoints, policies=_OVERVIEWS)),
                 limited=tuple(sorted(limited, key=lambda endpoint: endpoint.name)),
                 by_name={endpoint.name: endpoint for endpoint in self.endpoints.values()},
             )
         return self.memo.overview
 
-    def _with(self, **fields: Any) -> Snapshot:
-        # A copy, because ``__post_init__`` would go through all endpoints again.
+    def copied(self, **fields: Any) -> Snapshot:
+        """Return a copy, loaded now, with these fields."""
+        # No ``dataclasses.replace``, because ``__post_init__`` would go through all endpoints again.
         other = copy(self)
         for name, value in {"loaded_at": time.time(), **fields}.items():
             object.__setattr__(other, name, value)
@@ -220,7 +217,9 @@ def with_rows(
             groups=groups,
             loaded_at=time.time(),
         )
-    return snapshot if groups is snapshot.groups else snapshot.with_groups(groups)
+    if groups is snapshot.groups:
+        return snapshot
+    return snapshot.copied(groups=groups, memo=Memo(snapshot.memo.endpoints))
 
 
 def _merged(known: Mapping[int, Facts], rows: Rows[Facts]) -> Mapping[int, Facts]:
@@ -268,7 +267,3 @@ def _index_of(policy: PolicyFacts) -> tuple[Any, Any]:
         hosts = network.max_prefixlen - network.prefixlen
         return (network.max_prefixlen, hosts), int(network.network_address) >> hosts
     return (_SUBJECTS, policy.subject) if policy.subject else (_PLANS, policy.plan_id)
-
-
-def _kind(subject: str) -> str:
-    return subject.partition(":")[0]

@@ -17,14 +17,16 @@ from django.db.models import Count, Min
 
 from ..engine.rates import Rate, parse_rates, show
 from ..exceptions import InvalidRate
+from ..recording.recorder import BATCH, in_batches
 from ..recording.validators import rate_problem
 from .change_feed import POLICY
 from .facts import UNREADABLE, PolicyFacts, policy_facts, read_rates
 
 logger = logging.getLogger("django_ratequota")
 
-#: Most texts in ``find_unreadable``, and policies whose history is read by one query.
-_LISTED, _BATCH = 20, 500
+FindPolicy = Callable[[int], PolicyFacts | None]
+#: Most texts in ``find_unreadable``.
+_LISTED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +49,7 @@ class Unreadable:
         return f"Policy {policy.pk} ({place}){others}: rates {show(policy.rates)}: {self.problem}; {fallback}."
 
 
-def with_readable_rates(
-    policies: list[PolicyFacts], remembered: Callable[[int], PolicyFacts | None]
-) -> list[PolicyFacts]:
+def with_readable_rates(policies: list[PolicyFacts], remembered: FindPolicy) -> list[PolicyFacts]:
     """Return the policies, unreadable rates replaced by the last readable ones. Log an error for each such policy.
 
     ``remembered`` returns a policy by id as this process held it before. Raises ``django.db.Error``.
@@ -107,12 +107,11 @@ def _problem(policy: Any) -> str:
 def _recorded(ids: Iterable[int]) -> dict[int, tuple[str, tuple[Rate, ...] | str]]:
     """Return policy id -> (text, rates) of the newest readable state in its history."""
     found: dict[int, tuple[str, tuple[Rate, ...] | str]] = {}
-    ids = list(ids)
     changes = apps.get_model("django_ratequota", "PolicyChange").objects.filter(model=POLICY).order_by("-pk")
-    for at in range(0, len(ids), _BATCH):
-        wanted = {str(pk) for pk in ids[at : at + _BATCH]}
+    for batch in in_batches(list(ids)):
+        wanted = {str(pk) for pk in batch}
         rows = changes.filter(object_id__in=wanted).values_list("object_id", "after", "before")
-        for object_id, *states in rows.iterator(chunk_size=_BATCH):
+        for object_id, *states in rows.iterator(chunk_size=BATCH):
             for state in states if object_id in wanted else ():
                 text = str(state.get("rates")) if state else ""
                 rates = read_rates(text, state.get("algorithm")) if state else None

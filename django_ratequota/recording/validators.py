@@ -48,7 +48,7 @@ def canonical_subject(text: str) -> str:
             params={"known": ", ".join(known)},
         )
     if "\x00" in value:
-        raise ValidationError(_("A subject has no NUL characters."))
+        raise ValidationError(_("A subject cannot contain NUL characters."))
     if kind != "ip":
         return f"{kind}:{value}"
     try:
@@ -117,9 +117,7 @@ def refuse_duplicates(model: type[models.Model], using: str) -> None:
     for constraint in unsupported_constraints(model, using):
         rows: Any = model._base_manager.using(using).order_by()
         rows = rows if constraint.condition is None else rows.filter(constraint.condition)
-        keys = {
-            f"_key{number}": key
-            for number, key in enumerate((*map(models.F, constraint.fields), *constraint.expressions))
-        }
+        parts = (*map(models.F, constraint.fields), *constraint.expressions)
+        keys = {f"_key{number}": part for number, part in enumerate(parts)}
         if rows.annotate(**keys).values(*keys).annotate(_rows=models.Count("pk")).filter(_rows__gt=1).exists():
             raise IntegrityError(f"two rows break the constraint {constraint.name}")

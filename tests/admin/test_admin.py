@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 40
 BASE = "/admin/django_ratequota"
-TWIN = "There is such a policy without dates already"
+TWIN = "A policy without dates already has the same audience"
 
 
 @pytest.fixture

@@ -212,7 +212,7 @@ def test_log_only_and_unlimited_policies_are_marked(operator: Client, alice: Use
 
 @pytest.mark.parametrize(
     ("who", "source"),
-    [("assigned", "Free</a> (assigned)"), ("user", "(the default for logged-in users"), ("ip", "none: none is")],
+    [("assigned", "Free</a> (assigned)"), ("user", "(the default for logged-in users"), ("ip", "none: no plan is")],
 )
 def test_the_source_of_the_plan_is_shown(operator: Client, alice: User, who: str, source: str) -> None:
     Plan.objects.create(name="Basic", slug="basic", default_for="authenticated")
@@ -225,8 +225,8 @@ def test_the_plan_of_a_plan_resolver_is_entered_in_the_form(operator: Client, al
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
     Plan.objects.create(name="Pro", slug="pro")
     assert "Choose the plan that PLAN_RESOLVER would return for this caller." in look(operator, user=alice.pk)
-    assert "Pro</a> (as PLAN_RESOLVER says)" in look(operator, user=alice.pk, plan="pro")
-    assert "PLAN_RESOLVER names none, and none is the default" in look(operator, user=alice.pk, plan="(none)")
+    assert "Pro</a> (from PLAN_RESOLVER)" in look(operator, user=alice.pk, plan="pro")
+    assert "PLAN_RESOLVER returned no plan, and there is no default" in look(operator, user=alice.pk, plan="(none)")
     assert "gold is not one of the choices." in look(operator, user=alice.pk, plan="gold")
 
 

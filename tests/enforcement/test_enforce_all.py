@@ -319,7 +319,7 @@ class TestTheAdmin:
         caller = DescribedCaller(user_id=None, address="203.0.113.7")
         found = explain_caller(caller, scope=None, route="/admin/login/", name="admin:login")
         assert [one.won for one in found.candidates] == [False, False, True]
-        assert found.candidates[0].reason == "lost: policies for all endpoints spare the pages of the admin"
+        assert found.candidates[0].reason == "lost: policies for all endpoints do not apply to pages of the admin"
         assert (found.decision.allowed, left(found.decision)) == (True, [7])
         assert not explain_caller(caller, scope=None, route="/plain/", name="plain").decision.allowed
 

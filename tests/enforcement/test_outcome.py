@@ -364,7 +364,7 @@ class TestModel:
 
     @pytest.mark.parametrize("given", ["6xx", "99", "4x", "40x", "success", "401-403", "٤xx", "4xxx", "0xx"])
     def test_what_is_no_status_is_refused(self, given: str) -> None:
-        with pytest.raises(ValidationError, match="is no HTTP status; write some such as 401, 403 or 4xx"):
+        with pytest.raises(ValidationError, match="is not an HTTP status; write statuses such as 401, 403 or 4xx"):
             Endpoint(name="login", charged_statuses=f"401 {given}").clean()
 
 
@@ -405,7 +405,7 @@ class TestStored:
         file.write_text(text.replace("401, 5xx", "nothing"))
         with pytest.raises(CommandError, match="nothing was changed"):
             call_command("ratequota", "import", str(file))
-        assert "endpoints[0].charged_statuses: 'nothing' is no HTTP status" in capsys.readouterr().err
+        assert "endpoints[0].charged_statuses: 'nothing' is not an HTTP status" in capsys.readouterr().err
 
     def test_the_docs_file_imports(self, tmp_path: Any) -> None:
         text = (Path(__file__).parents[2] / "docs" / "outcome.md").read_text()

@@ -78,7 +78,7 @@ def test_explain_takes_the_plan_that_a_resolver_would_say(alice: User, settings:
     Plan.objects.create(name="Pro", slug="pro")
     with pytest.raises(CommandError, match="by --plan SLUG"):
         run("explain", "--user", "alice")
-    assert "plan         none (PLAN_RESOLVER names none" in run("explain", "--user", "alice", "--plan", "")
+    assert "plan         none (PLAN_RESOLVER returned no plan" in run("explain", "--user", "alice", "--plan", "")
     text = run("explain", "--user", "alice", "--plan", "pro")
     assert "plan         Pro" in text
     assert "100/min, counted per caller: lost: it is for plan Free, the caller is on Pro" in text

@@ -167,11 +167,11 @@ def test_every_route_of_the_urlconf_can_be_written_down(route: str, name: str) -
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("/ok/\nreports list", "'reports list' is no pattern: write a URL name or a route without spaces."),
-        ("/a\tb/", "'/a\\tb/' is no pattern"),
-        ("/a\u00a0b/", "is no pattern"),
-        ("/a\x00b/", "is no pattern"),
-        ("/" + "a" * 500, "is no pattern"),
+        ("/ok/\nreports list", "'reports list' is not a valid pattern: write a URL name or a route without spaces."),
+        ("/a\tb/", "'/a\\tb/' is not a valid pattern"),
+        ("/a\u00a0b/", "is not a valid pattern"),
+        ("/a\x00b/", "is not a valid pattern"),
+        ("/" + "a" * 500, "is not a valid pattern"),
         ("https://example.com/api/", "write the route only, such as /api/reports/*, no host or query."),
         ("/search/?q=*", "'/search/?q=*': write the route only"),
     ],
@@ -200,7 +200,7 @@ def test_methods_are_stored_in_capitals_once_each(text: str, stored: str) -> Non
 @pytest.mark.parametrize(("text", "word"), [("GET FETCH", "FETCH"), ("GET;POST", "GET;POST"), ("*", "*"), ("ı", "I")])
 def test_methods_that_http_does_not_know_are_refused(text: str, word: str) -> None:
     message = refusal(Endpoint(name="reports", methods=text), "methods")
-    assert message == f"{word!r} is no HTTP method; write some of " + (
+    assert message == f"{word!r} is not an HTTP method; choose from " + (
         "GET, POST, PUT, PATCH, DELETE, OPTIONS, TRACE, CONNECT."
     )
 
@@ -270,7 +270,7 @@ def test_subjects_are_stored_in_their_usual_spelling(text: str, stored: str) -> 
         (":acme", "Write kind:value"),
         ("user:42", "Write kind:value"),
         ("IP:203.0.113.7", "Write kind:value"),
-        ("tenant:ac\x00me", "A subject has no NUL characters."),
+        ("tenant:ac\x00me", "A subject cannot contain NUL characters."),
         ("ip:203.0.113", "'203.0.113' does not appear to be an IPv4 or IPv6 address; write an address such as"),
         ("ip:203.0.113.256", "write an address such as 203.0.113.7 or a network such as 203.0.113.0/24."),
         ("ip:203.0.113.7/24", "203.0.113.7/24 has host bits set; write an address such as 203.0.113.7"),
@@ -376,9 +376,7 @@ def test_a_second_undated_policy_for_the_same_is_refused(
     # Neither another rate nor another mode or algorithm makes it another policy.
     twin = RatePolicy(rates="2/s", mode="log", algorithm="gcra", **fields)
     message = refusal(twin, NON_FIELD_ERRORS)
-    assert message.startswith(
-        "There is such a policy without dates already: same audience, endpoint and counted per."
-    )
+    assert message.startswith("A policy without dates already has the same audience, endpoint and counted per.")
     with pytest.raises(IntegrityError), transaction.atomic():
         twin.save()
     with pytest.raises(IntegrityError), transaction.atomic():

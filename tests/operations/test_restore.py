@@ -404,7 +404,7 @@ def test_a_twin_is_refused_in_words(operator: Client, free: Plan) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s").delete()
     change = last("delete")
     RatePolicy.objects.create(plan=free, rates="2/s")
-    refused(operator, change, "before", "There is such a policy without dates already")
+    refused(operator, change, "before", "A policy without dates already has the same audience")
 
 
 def test_a_name_taken_meanwhile_and_a_second_default_are_refused_in_words(operator: Client, free: Plan) -> None:
@@ -457,7 +457,7 @@ def test_the_function_says_so_as_well(free: Plan) -> None:
     assert problems(restoration) == []
     RatePolicy.objects.create(plan=free, rates="2/s")
     assert len(problems(restoration)) == 1
-    with pytest.raises(ValidationError, match="There is such a policy"):
+    with pytest.raises(ValidationError, match="A policy without dates already"):
         restore(restoration, actor=None, reason="")
     assert RatePolicy.objects.count() == 1
 

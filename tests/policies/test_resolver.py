@@ -382,10 +382,10 @@ def test_assignments(alice: User, assignments: list[tuple[int, int | None]], exp
 @pytest.mark.parametrize(
     ("slug", "default", "plan", "why"),
     [
-        ("pro", "", "Pro", "as PLAN_RESOLVER says"),
-        (None, "authenticated", "Free", "the default for logged-in users, as PLAN_RESOLVER names none"),
-        ("gold", "authenticated", "Free", "the default for logged-in users, as PLAN_RESOLVER names none"),
-        (None, "", None, "PLAN_RESOLVER names none, and none is the default"),
+        ("pro", "", "Pro", "from PLAN_RESOLVER"),
+        (None, "authenticated", "Free", "the default for logged-in users, because PLAN_RESOLVER returned no plan"),
+        ("gold", "authenticated", "Free", "the default for logged-in users, because PLAN_RESOLVER returned no plan"),
+        (None, "", None, "PLAN_RESOLVER returned no plan, and there is no default plan"),
     ],
 )
 def test_a_plan_resolver_takes_the_place_of_assignments(

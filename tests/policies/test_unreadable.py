@@ -1,4 +1,4 @@
-"""Rates that this version cannot read: the last readable ones go on, or ``on_error`` decides; operators see which."""
+"""Rates that this version cannot read: the last readable ones apply, or ``on_error`` decides; operators see which."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_explain_says_what_counts() -> None:
     write(policy, "thirty")
     [candidate] = explain_caller(caller, scope=None).candidates
     assert candidate.won
-    assert candidate.reason.endswith("its rates 'thirty' cannot be read: the last readable ones, 10/hour, go on")
+    assert candidate.reason.endswith("its rates 'thirty' cannot be read: the last readable ones apply, 10/hour")
     PolicyChange.objects.all().delete()
     policies.forget()
     [candidate] = explain_caller(caller, scope=None).candidates

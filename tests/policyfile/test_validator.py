@@ -60,7 +60,7 @@ BAD = {
         "3: plans[0].default_for: 'anonymus' must be one of authenticated, anonymous; did you mean anonymous?"
     ],
     "version: 1\nendpoints:\n- name: all\n  cost: 0": [
-        "3: endpoints[0].name: Headers say 'all' for all endpoints together; choose another name.",
+        "3: endpoints[0].name: 'all' stands for all endpoints together in headers; choose another name.",
         "4: endpoints[0].cost: Ensure this value is greater than or equal to 1.",
     ],
     "version: 1\nendpoints:\n- name: e\n  cost: 010": [
@@ -79,7 +79,7 @@ BAD = {
         "5: endpoints[0].routes[0]: this must be text, not a list"
     ],
     "version: 1\nendpoints:\n- name: e\n  methods:\n  - GET\n  - GTE": [
-        "4: endpoints[0].methods: 'GTE' is no HTTP method; write some of GET, POST, PUT, PATCH, DELETE, OPTIONS, "
+        "4: endpoints[0].methods: 'GTE' is not an HTTP method; choose from GET, POST, PUT, PATCH, DELETE, OPTIONS, "
         "TRACE, CONNECT."
     ],
     "version: 1\npolicies:\n- rates: 10/mn": [

@@ -115,7 +115,7 @@ class TestAFlood:
         route, name, view = routes.find_route(USAGE)
         found = explain_caller(caller, scope="usage", route=route, name=name, view=view)
         assert [one.reason for one in found.candidates] == [
-            "lost: policies for all endpoints spare the usage endpoint"
+            "lost: policies for all endpoints do not apply to the usage endpoint"
         ]
         assert [bucket.title for bucket in found.resolution.buckets] == ["usage/min"]
 

@@ -23,7 +23,7 @@ from .views import class_attribute, enforces_itself, is_decorated, view_class
 #: ``own``: at those for all methods, because the view has code for this method alone, or answers 405.
 #: ``any``: also at those for other methods, because the view's code for these answers it.
 #: ``every``: like ``any``, even if another endpoint names the method.
-MethodHandling = Literal["free", "own", "any", "every"]
+Handling = Literal["free", "own", "any", "every"]
 #: Method in capitals -> handling; "" -> that of any other method.
 #: ``authenticating``: ``any`` until REST framework's view has authenticated the caller, then ``free`` or ``own``. It
 #: authenticates before it looks at the method, so passwords could be tried by a method that does nothing.
@@ -39,7 +39,7 @@ _RUN_ALWAYS = (
 )
 
 
-def handling_of_request(request: Any, http: Any, method: str) -> MethodHandling:
+def handling_of_request(request: Any, http: Any, method: str) -> Handling:
     """Return how a request's method counts. ``http`` is Django's request, ``request`` that or REST framework's."""
     if method in _READING:
         meta = http.META
@@ -71,14 +71,14 @@ def _has_undeclared_body(http: Any, scope: Mapping[str, Any]) -> bool:
     return bool(size)
 
 
-def handling_of_view(view: Any, method: str) -> MethodHandling:
+def handling_of_view(view: Any, method: str) -> Handling:
     """Return how a method counts at the view; None = the view is unknown."""
     if method in _READING:
         return "own"
     return _handling(handlings_of(view), method, enforces_itself(view) and not is_decorated(view))
 
 
-def _handling(handlings: _Handlings, method: str, authenticated: bool) -> MethodHandling:
+def _handling(handlings: _Handlings, method: str, authenticated: bool) -> Handling:
     if method in _READING:  # with a body, so the code for other methods may read it
         return "every" if handlings.get("GET", handlings[""]) == "any" else "own"
     handling = handlings.get(method) or handlings[""]

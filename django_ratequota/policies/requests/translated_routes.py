@@ -68,7 +68,7 @@ class Languages:
         self._translated: dict[str, tuple[str, ...]] = {}
         translated = []
         for parts, _name, _view in walk(resolver.url_patterns):
-            if any(isinstance(_text(part), Promise) for part in parts):
+            if any(isinstance(getattr(part, "_route", getattr(part, "_regex", "")), Promise) for part in parts):
                 translated.append(parts)
             elif isinstance(parts[0], LocalePrefixPattern):  # Django allows it nowhere else
                 first = f"/{default}" if parts[0].prefix_default_language else ""
@@ -107,11 +107,6 @@ class Languages:
         for own in routes:
             for route in own:
                 self._translated[route] = tuple(dict.fromkeys([*self._translated.get(route, ()), *own]))
-
-
-def _text(part: Any) -> Any:
-    """Return what the pattern object was made from: text, or a lazy translation."""
-    return getattr(part, "_route", getattr(part, "_regex", ""))
 
 
 languages_of = lru_cache(maxsize=_URLCONFS)(Languages)

@@ -113,16 +113,13 @@ def _named(function: FunctionType) -> Iterator[int]:
             yield _CALLED[value]
 
 
-def codes_of(function: FunctionType) -> Iterator[CodeType]:
+def codes_of(function: FunctionType | CodeType) -> Iterator[CodeType]:
     """Yield the code of the function, and of functions defined in it."""
-    return _codes(function.__code__)
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
+    code = function if isinstance(function, CodeType) else function.__code__
     yield code
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            yield from _codes(const)
+            yield from codes_of(const)
 
 
 def named_values(function: FunctionType) -> list[Any]:
