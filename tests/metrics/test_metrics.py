@@ -49,7 +49,7 @@ DOWN = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 1, "REPORT_S
 
 @pytest.fixture(autouse=True)
 def counting(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
-    """Decisions are noted, and counted when the test says so; nothing was counted before."""
+    """Decisions are recorded, and counted when the test calls ``flush``; nothing was counted before."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
     monkeypatch.setattr(health, "_degraded", type(health._degraded)())
