@@ -18,7 +18,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from .engine.types import Bucket, BucketStatus, Decision
-from .operations.caller_limits import standing
+from .operations.caller_limits import caller_limits
 from .policies.requests.identity import Caller, DescribedCaller
 from .policies.requests.views import USAGE_ATTRIBUTE
 from .throttling import QuotaThrottle, StoreUnavailable
@@ -75,7 +75,7 @@ class UsageView(APIView):
         try:
             # Redis has just failed to count this request: do not wait for it again.
             decision: Decision | None = getattr(request._request, "ratequota", None)
-            found = standing(caller, scope or None, ask=decision is None or not decision.degraded)
+            found = caller_limits(caller, scope or None, ask=decision is None or not decision.degraded)
         except LookupError as error:
             text = _("There is no endpoint of that name.")
             raise ValidationError({"scope": [text]}) from error

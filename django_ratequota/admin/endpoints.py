@@ -20,9 +20,9 @@ from ..operations.advice import matched_routes
 from ..policies.requests.routes import known_routes, known_scopes
 from .base import RecordedAdmin
 from .formatting import about, shown
+from .pages import page_url
 from .policy_table import PolicyInline, list_url
-from .usage.labels import page_url
-from .warnings import WarnsOfPolicies
+from .warnings import WarnsOnInlineSave
 
 #: More routes than this are counted, not listed, where an endpoint's page says what it matches.
 _SHOWN_ROUTES = 20
@@ -98,7 +98,7 @@ class LimitedFilter(admin.SimpleListFilter):
 
 
 @admin.register(Endpoint)
-class EndpointAdmin(WarnsOfPolicies, RecordedAdmin):
+class EndpointAdmin(WarnsOnInlineSave, RecordedAdmin):
     """Endpoints."""
 
     form = EndpointForm

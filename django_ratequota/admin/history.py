@@ -14,7 +14,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange, RecordedModel
-from .base import Lookups, RecordedAdmin, user_search_fields
+from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .diff import Names, as_table, differences
 from .filters import RelatedFilter
 from .formatting import shown
@@ -76,7 +76,7 @@ class TouchedFilter(admin.SimpleListFilter):
 
 
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(Lookups, RecordedAdmin):
+class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
     """Who changed what, and when; nobody edits history."""
 
     pages = (RestorePage,)

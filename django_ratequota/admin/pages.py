@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
@@ -10,7 +11,8 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Model
 from django.http import Http404
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import NoReverseMatch, URLPattern, path, reverse
+from django.utils.http import urlencode
 
 if TYPE_CHECKING:
     from .base import RecordedAdmin
@@ -72,10 +74,10 @@ class AdminPage:
         if not self.has_permission(request, obj):
             raise PermissionDenied
         if object_id is None:
-            return self.admin.recorded(self.view, request, **kwargs)
+            return self.admin.run_recorded(self.view, request, **kwargs)
         if obj is None:
             raise Http404
-        return self.admin.recorded(self.view, request, obj, **kwargs)
+        return self.admin.run_recorded(self.view, request, obj, **kwargs)
 
     def render(
         self, request: Any, template: str, context: dict[str, Any], *page_forms: forms.BaseForm
@@ -97,3 +99,12 @@ class AdminPage:
         }
         folder = f"admin/{self.admin.opts.app_label}/{self.admin.opts.model_name}"
         return TemplateResponse(request, f"{folder}/{template}", {**common, **context})
+
+
+def page_url(site: str, name: str, *args: Any, query: Mapping[str, str] | None = None) -> str:
+    """Return the address of a page of this app's admin, such as ``ratepolicy_change``; "" where the site has none."""
+    try:
+        url = reverse(f"{site}:django_ratequota_{name}", args=args)
+    except NoReverseMatch:
+        return ""
+    return f"{url}?{urlencode(query)}" if query else url

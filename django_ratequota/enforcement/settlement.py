@@ -14,9 +14,9 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404
 from django.http.multipartparser import MultiPartParserError
 
-from ..engine.charges import Charge, Refund, charges_of, take_all
+from ..engine.charges import Charge, Refund, Settler, charges_of, take_all
 from ..engine.limiter import Limiter
-from ..engine.types import Bucket, Decision, Settler
+from ..engine.types import Bucket, Decision
 from ..exceptions import StoreError
 from ..monitoring.health import note_degraded
 from ..policies.snapshot import Snapshot

@@ -90,7 +90,7 @@ def named(page: str, name: str) -> list[str]:
     return found
 
 
-def test_the_snippets_make_a_project(redis_client: redis.Redis, tmp_path: Path) -> None:
+def test_the_snippets_together_make_a_working_project(redis_client: redis.Redis, tmp_path: Path) -> None:
     merged = [f"{block}\nrest |= REST_FRAMEWORK" for block in named("api.md", "settings.py")]
     settings = [SETTINGS % server.url(), "rest = {}", *merged, "REST_FRAMEWORK = rest"]
     (tmp_path / "settings.py").write_text("\n".join(settings))
