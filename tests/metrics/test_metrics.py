@@ -189,13 +189,13 @@ def test_latency_store_and_policies(search: Endpoint) -> None:
 
 
 def test_requests_are_asked_nothing_more(search: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is counted is counted when the notes are handed over, by another thread."""
+    """Metrics are counted when records are flushed, by another thread."""
     calls = []
     monkeypatch.setattr(collecting, "listeners", [calls.append])
     check_request(request_from(), scope="search")
     assert calls == []
     collector.flush()
-    assert [list(notes.values()) for notes in calls] == [[1]]
+    assert [[times for _record, times in records] for records in calls] == [[1]]
 
 
 def test_registering_twice_registers_once_and_reads_nothing(settings: Any) -> None:
