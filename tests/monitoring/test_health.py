@@ -210,7 +210,7 @@ def test_an_error_of_the_script_is_seen_everywhere(
     assert "; breaker closed in 1; errors in 1\n" in out.getvalue()
     assert f"error in the last minute: response: {message}\n" in out.getvalue()
     page = admin_client.get("/admin/django_ratequota/ratepolicy/usage/").content.decode()
-    assert "on_error decided requests at 1 worker (response): ResponseError: " in page
+    assert "on_error decided requests on 1 worker (response): ResponseError: " in page
     assert "closed; errors: response" in page
     [degraded] = [metric for metric in METRICS if metric.name == "degraded_decisions"]
     assert (("response",), 5) in degraded.read()
