@@ -5,12 +5,12 @@ from __future__ import annotations
 import operator
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
 from ..monitoring.collector import listeners
-from ..monitoring.records import DecisionRecord
+from ..monitoring.packing import Records
 from ..policies.cache import policies
 from ..utils.locks import ForkSafeLock
 
@@ -46,11 +46,11 @@ class Tally:
         with self._lock:
             return list(self._policies.items())
 
-    def add(self, records: Mapping[DecisionRecord, int]) -> None:
+    def add(self, records: Records) -> None:
         """Count records, each as often as it was made."""
         # Grouped by everything but the caller first: there are few such groups.
         groups: Counter[tuple[Any, ...]] = Counter()
-        for record, times in records.items():
+        for record, times in records:
             groups[record.result] += times
         with self._lock:
             self._learn_names()

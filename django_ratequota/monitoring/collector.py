@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -135,11 +135,11 @@ class Collector:
 
     def _flush(self, limiter: Limiter) -> None:
         plain = Counter(self._pending.popleft() for _ in range(len(self._pending)))
-        counts = {DecisionRecord._make(fields): times for fields, times in plain.items()}
+        counts = [(DecisionRecord._make(fields), times) for fields, times in plain.items()]
         for listen in listeners:
             listen(counts)
         hours: dict[int, list[tuple[DecisionRecord, int]]] = {}
-        for record, times in counts.items():
+        for record, times in counts:
             hours.setdefault(record.second // HOUR, []).append((record, times))
         for hour, records in hours.items():
             self._add_attempts(records, self._level_for(hour))
@@ -233,7 +233,7 @@ def _plan_id(context: EvaluationContext, resolution: Resolution) -> int | None:
 
 
 #: Called by every flush with its records and how often each was made, also when Redis fails: for ``metrics``.
-listeners: list[Callable[[Mapping[DecisionRecord, int]], None]] = []
+listeners: list[Callable[[Records], None]] = []
 #: This process's.
 collector = Collector()
 _background = Background("ratequota-statistics", lambda: settings.statistics_seconds, collector.flush)

@@ -33,14 +33,15 @@ def pack_counts(records: Records) -> dict[str, Any]:
     groups: Counter[tuple[Any, ...]] = Counter()
     callers: list[dict[str, int]] = [{} for _ in OUTCOMES]
     for record, times in records:
-        groups[record.second // MINUTE, *record.result] += times
-        for outcome in _outcomes(record.allowed, record.against):
+        endpoint_ids, policy_ids, allowed, against = result = record.result
+        groups[record.second // MINUTE, *result] += times
+        caller = record.caller
+        for outcome in _outcomes(allowed, against):
             counts = callers[outcome]
-            series = ["t", *[f"e{endpoint}" for endpoint in record.endpoint_ids or (0,)]]
+            fields = [f"t|{caller}", *[f"e{endpoint}|{caller}" for endpoint in endpoint_ids or (0,)]]
             if outcome:
-                series += [f"p{policy}" for policy in record.policy_ids if policy in record.against]
-            for name in series:
-                field = f"{name}|{record.caller}"
+                fields += [f"p{policy}|{caller}" for policy in policy_ids if policy in against]
+            for field in fields:
                 counts[field] = counts.get(field, 0) + times
     minutes: Counter[str] = Counter()
     quarters: Counter[str] = Counter()

@@ -557,7 +557,7 @@ class TestUsers:
         for user in (alice, bob):
             check(request_from(user))
         RatePolicy.objects.create(user=alice, rates="20/hour")
-        # One for the changes since; nothing that is not alice's is read anew.
+        # One for the changes since; only alice's rows are read again.
         with django_assert_num_queries(1):
             assert room(check(request_from(bob))) == ["8/10"]
         with django_assert_num_queries(2):
@@ -833,7 +833,7 @@ class TestWhatARequestDoesOnce:
 
 
 def test_a_refusal_without_redis_has_no_id(get: Get, settings: Any) -> None:
-    """What is noted of it goes to Redis, which is down: nobody would find it there."""
+    """Its record goes to Redis, which is down: nobody would find it there."""
     settings.RATEQUOTA = {**CLOSED, "ENFORCE_ALL": True, "STATISTICS_SECONDS": 20}
     for on_error, status in (("deny", 503), ("local", 429)):
         with override_policies({None: Policy("1/hour", on_error=on_error)}):

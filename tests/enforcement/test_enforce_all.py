@@ -244,7 +244,7 @@ class TestTheUser:
         assert not reads()
 
     def test_statistics_record_no_plan_where_the_user_was_not_read(self, alice: User, settings: Any) -> None:
-        """Who is logged in was noted on the plan of anonymous callers."""
+        """Logged-in users were recorded with the plan of anonymous callers."""
         settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 60}
         Plan.objects.create(name="Guests", slug="guests", default_for="anonymous")
         free = Plan.objects.create(name="Free", slug="free", default_for="authenticated")

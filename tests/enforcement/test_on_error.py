@@ -262,7 +262,7 @@ def test_what_was_admitted_uncounted_settles_nothing(settle: Settle) -> None:
     assert settle(decision, "refund", 1) is decision
 
 
-# --- What clients are told. ---
+# --- Responses. ---
 
 
 def rate_headers(response: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Charging on outcome: what stays charged, what is given back, by whom, and what cannot slip past."""
+"""Charges that depend on the response's status: which stay, which are refunded, and that none is bypassed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ERRORS = {
 
 
 def answer(request: HttpRequest) -> HttpResponse:
-    """Answers as the client says: by a response, a stream, or an error."""
+    """Return the response, stream or error that the client requests."""
     if gate is not None:
         gate.wait(10)
     status, error = request.GET.get("status", "200"), request.GET.get("error")

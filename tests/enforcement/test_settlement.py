@@ -66,7 +66,7 @@ def free(scope: str | None = None) -> list[int]:
 def test_a_completion_costs_what_it_used(
     get: Get, settings: Any, completions: Endpoint, path: str, everywhere: bool, algorithm: str
 ) -> None:
-    """Each one gave back what it had never paid: clients made room by asking."""
+    """Each check refunded units that it had never charged, so that clients made room by requests."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": everywhere}
     RatePolicy.objects.create(rates="100000/day", algorithm=algorithm)
     RatePolicy.objects.create(endpoint=completions, rates="1000/day", algorithm=algorithm)
@@ -220,7 +220,7 @@ class TestARefusalChargesNowhere:
         assert free() == [40]
 
     def test_a_limit_that_is_full_again_promises_no_more_units(self, check: Check, completions: Endpoint) -> None:
-        """It said ``r=60;t=1``."""
+        """The header was ``r=60;t=1``."""
         RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="door"), rates="60/min")
         RatePolicy.objects.create(endpoint=completions, rates="1/min")
         check(request_from(), "completions")

@@ -250,7 +250,7 @@ def test_a_name_comes_before_a_key(client: Client, alice: User, operator: User) 
 
 
 def test_nobody_else_may(client: Client, alice: User, operator: User) -> None:
-    """Without a word about whether there is such a user."""
+    """The answer does not reveal whether the user exists."""
     User.objects.filter(pk=operator.pk).update(is_staff=False)
     for who in (None, alice, operator):
         if who is not None:

@@ -297,7 +297,7 @@ def test_log_mode_is_invisible(limiter: Limiter) -> None:
 def test_the_setting_chooses_headers(settings: Any, chosen: list[str], expected: set[str]) -> None:
     settings.RATEQUOTA = {"HEADERS": chosen}
     assert set(decision_headers(Decision(allowed=True, statuses=(standing(),)))) == expected
-    # A refusal says when to come back in any case.
+    # A refusal has Retry-After in any case.
     assert set(refusal(standing(passed=False, retry_us=SECOND))) == expected | {"Retry-After"}
 
 

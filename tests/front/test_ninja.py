@@ -222,7 +222,7 @@ def test_other_throttles_still_apply(get: Get, search: Endpoint, kind: str) -> N
 def test_enforcing_every_view_leaves_operations_to_their_throttle(
     get: Get, search: Endpoint, kind: str, settings: Any
 ) -> None:
-    """The middleware would charge the address, before Ninja's authentication tells who asks."""
+    """The middleware would charge the address, before Ninja's authentication identifies the caller."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
     RatePolicy.objects.create(rates="1/hour")
     for name in ("alice", "bob"):

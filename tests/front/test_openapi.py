@@ -70,7 +70,7 @@ class Picky(Limited):
 
 
 class Combined(QuotaSchema, Standardized):
-    """Beside drf-standardized-errors, as the docs say."""
+    """With drf-standardized-errors, as in the docs."""
 
 
 router = SimpleRouter()

@@ -95,7 +95,7 @@ def test_the_client_chooses_the_media_type(refused: Decision, accept: str | None
     if media_type == "application/problem+json":
         assert json.loads(content) == problem(refused)
     elif media_type == "text/html":
-        assert content.startswith("<!doctype html>\n<html")  # the rest is told by test_templates
+        assert content.startswith("<!doctype html>\n<html")  # test_templates tests the rest
         assert f"<p>{escape(refusal_text(refused))}</p>" in content
     else:
         assert content == "Too many requests. Try again in 30 seconds.\n"

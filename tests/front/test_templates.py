@@ -1,4 +1,4 @@
-"""What people see: the page of a refusal, the tag that says how much is left, and a form that says it itself."""
+"""Templates: the page of a refusal, the tag with the remaining units, and a form that shows its own refusal."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ DOWN = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 1, "REPORT_S
 
 @pytest.fixture(autouse=True)
 def counting(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
-    """Decisions are noted, and counted when the test says so; nothing was counted before."""
+    """Decisions are recorded, and counted when the test calls ``flush``; nothing was counted before."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
     monkeypatch.setattr(health, "_degraded", type(health._degraded)())
@@ -189,13 +189,13 @@ def test_latency_store_and_policies(search: Endpoint) -> None:
 
 
 def test_requests_are_asked_nothing_more(search: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is counted is counted when the notes are handed over, by another thread."""
+    """Metrics are counted when records are flushed, by another thread."""
     calls = []
     monkeypatch.setattr(collecting, "listeners", [calls.append])
     check_request(request_from(), scope="search")
     assert calls == []
     collector.flush()
-    assert [list(notes.values()) for notes in calls] == [[1]]
+    assert [[times for _record, times in records] for records in calls] == [[1]]
 
 
 def test_registering_twice_registers_once_and_reads_nothing(settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""``quota_threshold``: at 80 % and at 100 %, once a window and subject, whoever notices."""
+"""``quota_threshold``: at 80 % and at 100 %, once per window and subject, from any process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conftest import Clock
 from tests.project.views import request_from
 
 
-class Told(list[Any]):
+class Receiver(list[Any]):
     """(level, subject, used) of every signal, in order."""
 
     def __call__(self, sender: Any, level: int, status: Any, at: datetime, **_: Any) -> None:
@@ -30,7 +30,7 @@ class Told(list[Any]):
 
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch: Any, redis_client: redis.Redis) -> Iterator[None]:
-    """What is noted is told when the test says so."""
+    """Signals are sent when the test calls ``send``."""
     monkeypatch.setattr(alerts._background, "keep", lambda: None)
     alerts._clear()
     yield
@@ -38,11 +38,11 @@ def by_hand(monkeypatch: Any, redis_client: redis.Redis) -> Iterator[None]:
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
-    told = Told()
-    quota_threshold.connect(told)
-    yield told
-    quota_threshold.disconnect(told)
+def received() -> Iterator[Receiver]:
+    received = Receiver()
+    quota_threshold.connect(received)
+    yield received
+    quota_threshold.disconnect(received)
 
 
 def spend(limiter: Limiter, bucket: Bucket, times: int, cost: int = 1) -> None:
@@ -51,46 +51,46 @@ def spend(limiter: Limiter, bucket: Bucket, times: int, cost: int = 1) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window_log", "sliding_window_counter", "gcra"])
-def test_at_80_and_at_100_percent_once(limiter: Limiter, told: Told, algorithm: str) -> None:
+def test_at_80_and_at_100_percent_once(limiter: Limiter, received: Receiver, algorithm: str) -> None:
     bucket = Bucket("user:1", Rate.parse(f"10/day {algorithm}"))
     spend(limiter, bucket, 7)
     alerts.send()
-    assert told == []
+    assert received == []
     spend(limiter, bucket, 1)
     alerts.send()
-    assert told == [(80, "user:1", 8)]
+    assert received == [(80, "user:1", 8)]
     spend(limiter, bucket, 10)
     alerts.send()
-    assert told == [(80, "user:1", 8), (100, "user:1", 10)]
+    assert received == [(80, "user:1", 8), (100, "user:1", 10)]
 
 
-def test_a_request_that_crosses_both_levels_sends_both_signals(limiter: Limiter, told: Told) -> None:
+def test_a_request_that_crosses_both_levels_sends_both_signals(limiter: Limiter, received: Receiver) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("10/day")), 1, cost=10)
     alerts.send()
-    assert told == [(80, "user:1", 10), (100, "user:1", 10)]
+    assert received == [(80, "user:1", 10), (100, "user:1", 10)]
 
 
-def test_a_refusal_is_100_percent_whatever_is_left(limiter: Limiter, told: Told) -> None:
+def test_a_refusal_is_100_percent_whatever_is_left(limiter: Limiter, received: Receiver) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("10/day")), 2, cost=6)
     alerts.send()
-    assert [level for level, _, _ in told] == [80, 100]
+    assert [level for level, _, _ in received] == [80, 100]
 
 
-def test_a_cost_above_the_capacity_reaches_no_level(limiter: Limiter, told: Told) -> None:
+def test_a_cost_above_the_capacity_reaches_no_level(limiter: Limiter, received: Receiver) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("10/day")), 1, cost=11)
     alerts.send()
-    assert told == []
+    assert received == []
 
 
-def test_each_subject_by_itself_and_log_mode_too(limiter: Limiter, told: Told) -> None:
+def test_each_subject_by_itself_and_log_mode_too(limiter: Limiter, received: Receiver) -> None:
     for number, mode in ((1, "enforce"), (2, "log")):
         spend(limiter, Bucket(f"user:{number}", Rate.parse("5/day"), mode=mode), 4)
     alerts.send()
-    assert told == [(80, "user:1", 4), (80, "user:2", 4)]
+    assert received == [(80, "user:1", 4), (80, "user:2", 4)]
 
 
 def test_the_next_window_sends_the_signals_again(
-    limiter: Limiter, told: Told, clock: Clock, redis_client: redis.Redis
+    limiter: Limiter, received: Receiver, clock: Clock, redis_client: redis.Redis
 ) -> None:
     bucket = Bucket("user:1", Rate.parse("5/min fixed_window"))
     for _ in range(2):
@@ -101,11 +101,11 @@ def test_the_next_window_sends_the_signals_again(
         for key in redis_client.scan_iter("rqtest:{statistics}:alert:*"):
             assert 0 < redis_client.pttl(key) <= 60_000
             redis_client.delete(key)
-    assert [level for level, _, _ in told] == [80, 100, 80, 100]
+    assert [level for level, _, _ in received] == [80, 100, 80, 100]
 
 
 def test_a_client_at_its_limit_triggers_one_signal_per_period(
-    limiter: Limiter, told: Told, clock: Clock, redis_client: redis.Redis
+    limiter: Limiter, received: Receiver, clock: Clock, redis_client: redis.Redis
 ) -> None:
     """A token bucket has no window: its level swings around 80 % all the time."""
     bucket = Bucket("user:1", Rate.parse("60/min"))
@@ -114,17 +114,17 @@ def test_a_client_at_its_limit_triggers_one_signal_per_period(
         clock.advance(1)
         spend(limiter, bucket, 1)
     alerts.send()
-    assert told == [(80, "user:1", 48)]
+    assert received == [(80, "user:1", 48)]
 
 
-def test_other_processes_stay_silent(limiter: Limiter, told: Told) -> None:
+def test_other_processes_stay_silent(limiter: Limiter, received: Receiver) -> None:
     bucket = Bucket("user:1", Rate.parse("10/day"))
     spend(limiter, bucket, 8)
     alerts.send()
     alerts._clear()  # another process, which knows of nothing
     spend(limiter, bucket, 1)
     alerts.send()
-    assert told == [(80, "user:1", 8)]
+    assert received == [(80, "user:1", 8)]
 
 
 def test_without_receivers_nothing_is_queued(limiter: Limiter) -> None:
@@ -133,7 +133,7 @@ def test_without_receivers_nothing_is_queued(limiter: Limiter) -> None:
     assert not alerts._sent_until
 
 
-def test_memory_is_bounded(limiter: Limiter, told: Told, monkeypatch: Any) -> None:
+def test_memory_is_bounded(limiter: Limiter, received: Receiver, monkeypatch: Any) -> None:
     monkeypatch.setattr(alerts, "_MAX_OF_LIMIT", 5)
     monkeypatch.setattr(alerts, "_MAX_SENT", 3)
     for number in range(10):
@@ -148,14 +148,14 @@ def test_memory_is_bounded(limiter: Limiter, told: Told, monkeypatch: Any) -> No
     assert len(alerts._suppressed) == 7
 
 
-def test_without_redis_the_signal_is_sent_anyway(limiter: Limiter, told: Told, settings: Any) -> None:
+def test_without_redis_the_signal_is_sent_anyway(limiter: Limiter, received: Receiver, settings: Any) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("5/day")), 4)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
     alerts.send()
-    assert told == [(80, "user:1", 4)]
+    assert received == [(80, "user:1", 4)]
 
 
-def test_a_receiver_that_fails_stops_no_other(limiter: Limiter, told: Told, caplog: Any) -> None:
+def test_a_receiver_that_fails_stops_no_other(limiter: Limiter, received: Receiver, caplog: Any) -> None:
     def fail(**_: Any) -> None:
         raise RuntimeError("no mail today")
 
@@ -165,13 +165,13 @@ def test_a_receiver_that_fails_stops_no_other(limiter: Limiter, told: Told, capl
         alerts.send()
     finally:
         quota_threshold.disconnect(fail)
-    assert len(told) == 2
+    assert len(received) == 2
     assert "no mail today" in caplog.text
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
-def test_a_request_is_watched_and_waits_for_no_receiver(told: Told, monkeypatch: Any) -> None:
+def test_a_request_is_watched_and_waits_for_no_receiver(received: Receiver, monkeypatch: Any) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(alerts._background, "_generation", -1)
     heard = threading.Event()
@@ -188,9 +188,9 @@ def test_a_request_is_watched_and_waits_for_no_receiver(told: Told, monkeypatch:
         assert heard.wait(30)
     finally:
         quota_threshold.disconnect(receive)
-    assert told == [(80, "ip:203.0.113.7", 4)]
-    assert told.thread.name == "ratequota-alerts"
-    assert abs((datetime.now(UTC) - told.at).total_seconds()) < 60
+    assert received == [(80, "ip:203.0.113.7", 4)]
+    assert received.thread.name == "ratequota-alerts"
+    assert abs((datetime.now(UTC) - received.at).total_seconds()) < 60
 
 
 def test_the_receiver_in_the_docs(limiter: Limiter, caplog: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a process knows of itself, what it reports to Redis, and the thread that does so."""
+"""A process's health, its reports to Redis, and the thread that sends them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.engine.test_scripts import broken_script
 from tests.project.views import request_from
 from tests.support.threads import on_threads
 
-#: A port that nobody listens on, and time enough to be told so.
+#: A port that nobody listens on, and a timeout long enough for the refusal.
 CLOSED = {"PREFIX": "rqtest", "REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5}
 LIST = workers_key("rqtest")
 THREAD = "ratequota-report"
@@ -210,7 +210,7 @@ def test_an_error_of_the_script_is_seen_everywhere(
     assert "; breaker closed in 1; errors in 1\n" in out.getvalue()
     assert f"error in the last minute: response: {message}\n" in out.getvalue()
     page = admin_client.get("/admin/django_ratequota/ratepolicy/usage/").content.decode()
-    assert "on_error decided requests at 1 worker (response): ResponseError: " in page
+    assert "on_error decided requests on 1 worker (response): ResponseError: " in page
     assert "closed; errors: response" in page
     [degraded] = [metric for metric in METRICS if metric.name == "degraded_decisions"]
     assert (("response",), 5) in degraded.read()
@@ -281,7 +281,7 @@ def test_two_processes_report_side_by_side(redis_client: redis.Redis, monkeypatc
     names_itself(monkeypatch, "web-1:7")
     assert report() == 2
     assert [(one.process, one.decisions) for one in reports()] == [("web-1:7", 1), ("web-2:8", 3)]
-    # Whoever reports again is told by the last report.
+    # A process that reports again replaces its last report.
     ask(1)
     report()
     assert [(one.process, one.decisions) for one in reports()] == [("web-1:7", 2), ("web-2:8", 3)]
@@ -324,7 +324,7 @@ def test_a_report_is_no_decision(redis_client: redis.Redis) -> None:
 
 
 class Noted:
-    """``report`` as it is, with a note of each time that it ended."""
+    """The real ``report``, with a record of each time that it ended."""
 
     def __init__(self) -> None:
         self._report = module.report
@@ -470,7 +470,7 @@ def test_a_thread_that_cannot_be_started_fails_no_request_and_is_tried_again(
         patch.setattr(threading, "Thread", Refused)
         for clock.now in (100, 101, 159.9, 160, 161):
             assert not check_request(request_from()).degraded
-    # Each is tried once a minute, and says so once.
+    # Each is tried once a minute, and logged once.
     assert sorted(tried) == ["ratequota-report"] * 2 + ["ratequota-statistics"] * 2
     messages = sorted(record.getMessage() for record in caplog.records)
     assert messages == [
@@ -503,7 +503,7 @@ def test_a_request_starts_it(noted: Noted, settings: Any, db: Any, fresh_policie
 def test_an_error_of_the_server_s_is_logged_until_it_works_again(
     noted: Noted, settings: Any, redis_client: redis.Redis, caplog: Any
 ) -> None:
-    """Reports and statistics were lost without a word: only breakers were thought to tell of Redis."""
+    """Reports and statistics were lost silently: only breakers were expected to log failures of Redis."""
     redis_client.set(LIST, "no sorted set")
     often(settings)
     keep_reporting()
@@ -527,7 +527,7 @@ def test_with_redis_down_background_work_continues(noted: Noted, settings: Any, 
     noted.wait(8)
     assert len(noted.threads()) == 1
     assert {getattr(error, "reason", "") for error in noted.errors} == {"connection"}
-    # The breaker said so, once.
+    # Logged by the breaker, once.
     assert [record.message.partition(",")[0] for record in caplog.records] == [
         "Redis at 127.0.0.1:1 gives no decisions (connection)"
     ]

@@ -32,7 +32,7 @@ def now() -> int:
 
 @pytest.fixture
 def count(now: int) -> Callable[..., None]:
-    """Counts so many requests so many hours ago."""
+    """Count a number of requests some hours ago."""
 
     def run(hours_ago: int, times: int, **more: Any) -> None:
         with time_machine.travel(now, tick=False):
@@ -49,7 +49,7 @@ def count(now: int) -> Callable[..., None]:
 
 @pytest.fixture
 def at(now: int) -> Callable[..., RolledUp]:
-    """Rolls up so many hours later."""
+    """Roll up some hours later."""
 
     def run(hours: int = 0, **options: Any) -> RolledUp:
         with time_machine.travel(now + hours * HOUR, tick=False):
@@ -193,7 +193,7 @@ def test_the_command_without_redis(settings: Any) -> None:
 
 
 def test_the_task(count: Callable[..., None], now: int, settings: Any) -> None:
-    """Django has tasks from 6.0 on; before, importing it says so."""
+    """Django has tasks from 6.0 on; before, importing the module raises ``ImportError``."""
     import django
 
     if django.VERSION < (6, 0):

@@ -13,7 +13,7 @@ from django.urls import path
 from django_ratequota import check_request
 from tests.support.snippets import ROOT, snippet
 
-#: How often the model was asked, and the words that it has said.
+#: How often the model was called, and how many words it has returned.
 counts = {"asked": 0, "said": 0}
 answered = threading.Event()
 
@@ -26,7 +26,7 @@ async def ask_model(prompt: str, max_tokens: int) -> tuple[str, int]:
 
 
 async def ask_words(prompt: str, max_tokens: int) -> AsyncIterator[str]:
-    """A model that says five words, and then thinks."""
+    """A model that returns five words and then hangs."""
     counts["asked"] += 1
     for _ in range(5):
         counts["said"] += 1

@@ -1,4 +1,4 @@
-"""A burst of requests at once, from a client who is refused already: none gets in while Redis is well.
+"""A burst of simultaneous requests, from a client who is refused already: none is admitted while Redis is up.
 
 Each request connected for itself. Three hundred connections made at once timed out, and ``on_error: allow`` let 93 %
 of the requests in; a server with a small ``maxclients`` refused the rest.
@@ -124,7 +124,7 @@ def test_waiting_for_a_connection_admits_no_refused_client(settings: Any, node: 
 @pytest.mark.usefixtures("fresh_policies", "refused")
 @pytest.mark.parametrize("burst", [by_threads, by_tasks])
 def test_a_small_maxclients_admits_no_refused_client(settings: Any, node: Node, burst: Any) -> None:
-    """Other clients hold all but a few of ``maxclients``: whoever could not connect was let in."""
+    """Other clients hold all but a few of ``maxclients``: requests that could not connect were admitted."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "TIMEOUT": 1.0}
     check_request(request_from(address="192.0.2.1"))
     node.command("CONFIG", "SET", "maxclients", connected(node) + 6)

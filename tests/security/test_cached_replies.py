@@ -1,4 +1,4 @@
-"""A reply that a cache keeps is given to other clients: it must not tell them how the first one stands."""
+"""A cached response is served to other clients: it must not show them the first client's limits."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def without(*ends: str) -> list[str]:
 @pytest.mark.parametrize("middleware", [True, False], ids=["with the middleware", "without"])
 @pytest.mark.parametrize("url", ["/outside/", "/inside/", "/api/outside/", "/api/dispatch/"])
 def test_a_cached_view(settings: Any, url: str, middleware: bool) -> None:
-    """Bob was told Alice's numbers."""
+    """Bob saw Alice's numbers."""
     if not middleware:
         settings.MIDDLEWARE = without("RateQuotaMiddleware")
     alice, bob = kept(url)
@@ -152,7 +152,7 @@ def test_a_cached_view(settings: Any, url: str, middleware: bool) -> None:
 
 @pytest.mark.parametrize("url", ["/api/cached-again/", "/api/public-again/"])
 def test_a_view_that_checks_again(url: str) -> None:
-    """Its headers were those of the throttle's check, and no longer known by what the last check says."""
+    """Its headers were from the throttle's check, and not recognized after the view's own check."""
     Endpoint.objects.create(name="more")
     response = Client().get(url, REMOTE_ADDR=ALICE)
     assert (response.status_code, rates(response)) == (200, set())
@@ -229,7 +229,7 @@ def test_answers_to_credentials_are_kept_only_where_the_view_says_so(url: str, h
 
 @pytest.mark.parametrize("url", ["/decorated/", "/adecorated/", "/api/plain/", "/plain/"])
 def test_no_cache_keeps_a_refusal(settings: Any, get: Get, url: str) -> None:
-    """Some CDNs keep errors for a while unless these say no."""
+    """Some CDNs cache errors for a while unless a header forbids it."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
     RatePolicy.objects.update(rates="blocked")
     response = get(url)

@@ -68,7 +68,7 @@ class Batch(APIView):
 
 
 class Declared(Batch):
-    """A property says what it costs."""
+    """A property returns the cost."""
 
     @property
     def throttle_cost(self) -> int:  # type: ignore[override]

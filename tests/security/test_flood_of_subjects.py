@@ -31,7 +31,7 @@ class Told(list[Any]):
 
 @pytest.fixture
 def told(monkeypatch: Any) -> Iterator[Told]:
-    """What receivers get; crossings are sent when the test says so."""
+    """The received signals; crossings are sent when the test calls ``send``."""
     monkeypatch.setattr(alerts._background, "keep", lambda: None)
     alerts._clear()
     told = Told()
@@ -43,7 +43,7 @@ def told(monkeypatch: Any) -> Iterator[Told]:
 
 @pytest.fixture
 def noted(settings: Any, monkeypatch: Any) -> Iterator[None]:
-    """Refusals get ids, and are handed over when the test says so; the minute does not end meanwhile."""
+    """Refusals get ids, and are sent when the test calls ``flush``; the minute does not end meanwhile."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1.0}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
     monkeypatch.setattr(collecting, "MINUTE", int(time.time()))

@@ -163,7 +163,7 @@ def used(request: Any, redis_client: redis.Redis) -> Iterator[Any]:
 
 
 async def settled() -> None:
-    """Wait for all that goes on without a caller; garbage collection takes none of it."""
+    """Wait for all tasks that continue without a caller; garbage collection removes none of them."""
     gc.collect()
     async with asyncio.timeout(SECONDS):
         while shielding._detached:
@@ -224,7 +224,7 @@ def test_an_outcome_that_is_known_gives_its_units_back(cancelled: Any) -> None:
 
 
 def test_a_cancelled_caller_does_not_wait_for_redis(redis_client: redis.Redis) -> None:
-    """Nor does what goes on without it outlive the decision's deadline."""
+    """Nor do tasks that continue without it outlive the decision's deadline."""
     kwargs = redis_client.connection_pool.connection_kwargs
     proxy = Proxy(kwargs["host"], kwargs["port"])
     limiter = Limiter(client=redis.Redis(host=proxy.host, port=proxy.port), prefix="rqtest", timeout=0.2)

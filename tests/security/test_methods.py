@@ -413,9 +413,9 @@ def test_what_counts_is_what_the_view_does(client: Client, path: str, methods: s
 @pytest.mark.parametrize(
     ("other", "expected"),
     [
-        ("DELETE", "POST PUT PATCH OPTIONS TRACE FOO"),  # told from posts, by the operator
+        ("DELETE", "POST PUT PATCH OPTIONS TRACE FOO"),  # which the operator separates from posts
         ("PUT PATCH DELETE", "POST OPTIONS TRACE FOO"),
-        ("POST PUT PATCH DELETE", ALL_BUT_READING),  # a wide limit on writing does not tell
+        ("POST PUT PATCH DELETE", ALL_BUT_READING),  # a wide limit on writing does not distinguish
         ("", ALL_BUT_READING),
     ],
 )
@@ -440,7 +440,7 @@ def test_a_view_of_rest_framework_is_known_without_a_resolver_match(view: Any, a
     assert check_request(request, scope="login").allowed is allowed
 
 
-# --- Explain says the same. ---
+# --- Explain agrees. ---
 
 
 @pytest.mark.parametrize("where", [str(one.pattern) for one in urlpatterns[:-2]])

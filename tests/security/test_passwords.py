@@ -1,4 +1,4 @@
-"""No part of a password in what checks, logs and exceptions say, whatever a URL is taken for."""
+"""No part of a password appears in checks, logs and exceptions, however a URL is parsed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def loopback_only(monkeypatch: Any) -> None:
 
 
 def everything_said(settings: Any, caplog: Any, ratequota: dict[str, Any], location: str) -> str:
-    """All that checks, the log and the traceback of an exception say about these settings."""
+    """Return the text of checks, the log and an exception's traceback for these settings."""
     caplog.clear()
     settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location}}
     settings.RATEQUOTA = {"TIMEOUT": 0.05, **ratequota}

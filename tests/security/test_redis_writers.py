@@ -1,4 +1,4 @@
-"""Somebody who may write to Redis: what that does to the revision and to counters, and what it cannot do."""
+"""Attackers with write access to Redis: their effect on the revision and counters, and its limits."""
 
 from __future__ import annotations
 

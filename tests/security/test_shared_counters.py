@@ -1,4 +1,4 @@
-"""What a limit that many share tells each of them: all that it tells, and how to keep that back."""
+"""Information that a shared limit reveals to each of its callers, and how to hide it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def remaining(url: str) -> list[tuple[str, int | None, int | None]]:
 
 
 def test_remaining_units_include_the_usage_of_others() -> None:
-    """As docs/security.md says."""
+    """As in docs/security.md."""
     for used in range(1, 4):
         get("/decorated/", f"203.0.113.{10 + used}")
         assert ("everyone", 10 - used) in [one[:2] for one in remaining("/usage/")]

@@ -282,7 +282,7 @@ def test_a_right_key_is_not_found_by_an_address_that_has_used_up_its_guesses(
 
 
 def test_an_address_that_is_blocked_gets_no_answer(get: Get, account: Endpoint, alice: User) -> None:
-    """Whoever the caller would turn out to be: nothing outranks the block of an address."""
+    """For any caller: nothing outranks the block of an address."""
     plan = Plan.objects.create(name="Pro", slug="pro", default_for="authenticated")
     RatePolicy.objects.create(plan=plan, rates="9/hour", counted_per="ip")
     RatePolicy.objects.create(subject="ip:127.0.0.0/8", rates="blocked", counted_per="ip")
@@ -459,13 +459,13 @@ def test_policies_per_caller_are_left_to_the_view(get: Get, account: Endpoint, a
     assert statuses(get, "/account/", 3, headers=RIGHT) == [200, 200, 429]
 
 
-# --- One request, to whoever looks on. ---
+# --- Records and signals of one request. ---
 
 
 def test_each_request_is_recorded_once_and_signals_once(
     get: Get, settings: Any, account: Endpoint, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alerts._background, "keep", lambda: None)  # else a thread tells what waits
+    monkeypatch.setattr(alerts._background, "keep", lambda: None)  # else a thread sends the queued signals
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 20}
     RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="3/hour")
     RatePolicy.objects.create(rates="30/hour")

@@ -242,7 +242,7 @@ class TestRedisHangs:
         return found
 
     def test_a_look_waits_once_and_an_open_breaker_is_left_alone(self, client: Client, asked: list[Any]) -> None:
-        """Each look waited twice, whatever the breaker said, and made other views wait in their worker's queue."""
+        """Each request waited twice, even with an open breaker, and made other views wait in their worker's queue."""
 
         def look() -> None:
             found = client.get(USAGE)
