@@ -12,11 +12,11 @@ from django.core.management.base import BaseCommand, CommandError
 from ..conf import settings
 from ..engine.types import Bucket, BucketStatus
 from ..models import Plan
-from ..monitoring import statistics
+from ..monitoring.refusals import Refusal, find_refusal
 from ..operations.counters import reset_caller
 from ..operations.explain import Explanation
 from ..operations.explain_query import ExplainQuery
-from ..policies.identity import failed_kind
+from ..policies.requests.identity import failed_kind
 
 
 def add_verbs(verbs: Any) -> None:
@@ -46,7 +46,7 @@ def add_verbs(verbs: Any) -> None:
 def explain(command: BaseCommand, options: dict[str, Any]) -> None:
     """Print a refusal, if there is an ``--id``, and the explanation of the request."""
     if options["id"]:
-        refusal = statistics.find_refusal(options["id"])
+        refusal = find_refusal(options["id"])
         if refusal is None:
             raise CommandError(f"No refusal {options['id']!r} is recorded; refusals are kept for 48 hours")
         for line in _refusal_lines(refusal):
@@ -104,7 +104,7 @@ def _query(options: dict[str, Any]) -> ExplainQuery:
     )
 
 
-def _refusal_lines(refusal: statistics.Refusal) -> Iterator[str]:
+def _refusal_lines(refusal: Refusal) -> Iterator[str]:
     """Yield what was decided at that time."""
     yield f"refused      {refusal.at:%Y-%m-%d %H:%M:%S %Z}, {refusal.count} times in that minute"
     yield f"caller       {_subject_name(refusal.caller)}{f' from {refusal.ip}' if refusal.ip else ''}"

@@ -15,7 +15,7 @@ from ..monitoring.rollup import KEEP_DAYS, KEEP_HOURS, roll_up
 from ..policies.unreadable import find_unreadable
 from ..recording.recorder import record_publication
 from ..runtime import default_limiter
-from ..store.info import server_version
+from ..store.server import server_version
 from ..utils.histogram import merged, quantile
 
 

@@ -147,12 +147,9 @@ def doubled(rates: tuple[Rate, ...] | str, algorithm: str) -> str:
 
 def window_end(bucket: Bucket, now_us: int) -> Any:
     """Return when the bucket's window ends, as a model field's value; None for algorithms without windows."""
-    rate = bucket.rate
-    if rate.calendar:
-        return to_datetime(calendar_window(rate.calendar, now_us, settings.time_zone)[1])
-    if rate.algorithm != "fixed_window":
+    if bucket.rate.algorithm != "fixed_window":
         return None
-    return to_datetime(now_us - now_us % rate.period_us + rate.period_us)
+    return to_datetime(window_end_us(bucket.rate, now_us, settings.time_zone))
 
 
 def to_datetime(at_us: int) -> Any:

@@ -48,7 +48,7 @@ def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True)
     """
     limiter = limiter_or_error()
     call = limiter.store.call() if ask and not isinstance(limiter, StoreError) else None
-    snapshot = policies.current()
+    snapshot = process.policies.current()
     # None = just reloaded, so no newer revision is looked for: at most one reload, however often operators publish.
     revision = None if snapshot is None else snapshot.revision
     if snapshot is None:
@@ -86,20 +86,15 @@ def _peek(
     return {status.bucket: status for status in decision.statuses}
 
 
-def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) -> tuple[Resolution, bool]:
+def _resolve(
+    limiter: Limiter | StoreError, caller: Caller, snapshot: Snapshot, scope: str | None
+) -> tuple[Resolution, bool]:
     """Return what applies to the caller, and whether endpoints with limits were left out."""
     user_id = caller.user_id
     entry = NOBODY if user_id is None else process.policies.user(user_id) or _load(user_id)
     endpoints = _endpoints(snapshot, entry, scope)
-    context = EvaluationContext(
-        caller=caller,
-        entry=entry,
-        endpoints=endpoints[:MAX_LIMITS],
-        scope=scope,
-        snapshot=snapshot.overview.snapshot,
-        now_us=at_us,
-    )
-    return resolve_anew(context), len(endpoints) > MAX_LIMITS
+    context = evaluation_context(limiter, caller, entry, endpoints[:MAX_LIMITS], scope, snapshot.overview.snapshot)
+    return resolve_uncached(context), len(endpoints) > MAX_LIMITS
 
 
 def _load(user_id: str) -> UserEntry:

@@ -60,19 +60,12 @@ def explain_caller(
 
     def steps() -> Generator[Step, Any, Explanation]:
         snapshot, entry = newest_policies(caller)
-        how = how_explained(view, method)
-        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, how=how)
-        context = EvaluationContext(
-            caller=caller,
-            entry=entry,
-            endpoints=endpoints,
-            scope=scope,
-            snapshot=snapshot,
-            now_us=now_us(limiter),
-        )
+        handling = handling_of_view(view, method)
+        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
+        context = evaluation_context(limiter, caller, entry, endpoints, scope, snapshot)
         resolution, candidates = resolve(context), explain(context)
-        resolution = spare(resolution, name, view, caller)
-        candidates = tuple(spare_candidate(candidate, name, view) for candidate in candidates)
+        resolution = exempt(resolution, name, view, caller)
+        candidates = tuple(exempt_candidate(candidate, name, view) for candidate in candidates)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
         decision = yield from decide(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
@@ -81,7 +74,7 @@ def explain_caller(
             candidates=candidates,
             resolution=resolution,
             decision=decision,
-            plan_source=why_plan(context),
+            plan_source=plan_source(context),
             context=context,
         )
 

@@ -96,7 +96,7 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
     until = time.monotonic() + seconds
     facts = replace(policy_facts(policy), mode="enforce")
     subject_of, audience = subject_for(facts.counted_per), RecordedAudience(facts)
-    recorded = statistics.usage(hours)
+    recorded = attempts.recorded_attempts(hours)
     if recorded.share < 1 and facts.counted_per in ("ip", "plan", "everyone"):
         raise NotEstimable(_("Cannot be estimated: its counters are shared, and only some callers are recorded."))
     subjects: dict[str, list[Attempts]] = {}

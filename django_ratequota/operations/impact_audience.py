@@ -50,7 +50,7 @@ class RecordedAudience:
         for record in records:
             caller = (record.caller, record.ip, record.plan_id)
             if caller not in known:
-                if self._needs_plans and record.plan_id == UNTOLD_PLAN:
+                if self._needs_plans and record.plan_id == UNKNOWN_PLAN:
                     raise _not_recorded("plan")
                 known[caller] = self._is_of_audience(record)
                 if known[caller] and self._is_outranked(record):
@@ -135,7 +135,7 @@ def _outranking(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], int, b
             else:
                 networks.append(rival)
         elif kind and _identifies(kind):
-            callers.add(bounded(f"{kind}:{value}"))
+            callers.add(stored_name(f"{kind}:{value}"))
         elif kind:
             unknown += 1
         elif rival.plan_id is not None:

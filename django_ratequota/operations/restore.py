@@ -47,7 +47,7 @@ class Restoration:
     @property
     def seen(self) -> str:
         """A hash of the stored state, to refuse overwriting another state than the operator saw."""
-        state = None if self.current is None else image(self.current)
+        state = None if self.current is None else field_values(self.current)
         return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:20]
 
 
@@ -206,7 +206,7 @@ def _target(
     if removed:
         text = _("This version has fields that no longer exist (%(names)s).")
         raise ValidationError(text % {"names": ", ".join(removed)})
-    now = {} if current is None else image(current)
+    now = {} if current is None else field_values(current)
     target = model(pk=pk)
     target._state.adding = current is None
     target._state.db = None if current is None else current._state.db
@@ -217,7 +217,7 @@ def _target(
             setattr(target, column.attname, getattr(current, column.attname))
         if column.is_relation and column.remote_field.on_delete is models.SET_NULL and not exists(target, column):
             setattr(target, column.attname, None)
-    then = image(target)
+    then = field_values(target)
     differing = []
     for name in then:
         if name not in now or now[name] != then[name]:

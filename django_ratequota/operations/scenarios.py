@@ -93,9 +93,7 @@ def at_once(units: int) -> Iterator[int]:
 
 def _edge_us(scale: Rate) -> int:
     """Return the start of a window, not of the first one."""
-    if scale.calendar:
-        return calendar_window(scale.calendar, _START_US, default_limiter().time_zone)[1]
-    return (_START_US // scale.period_us + 1) * scale.period_us
+    return window_end_us(scale, _START_US, default_limiter().time_zone)
 
 
 def _evenly(start_us: int, units: int, span_us: int, room: int) -> tuple[list[Attempt], int]:

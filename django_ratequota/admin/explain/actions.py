@@ -68,16 +68,14 @@ class CallerCountersPage(CountersPage):
         except ValidationError as error:
             form.add_error("units", error)
         except StoreError as error:
-            store_error = error.reason
-        names = named_callers([bucket.subject for bucket in chosen])
-        context = {
-            **words,
-            "rows": [counter(bucket, statuses.get(bucket), explanation.context.now_us, names) for bucket in chosen],
-            "store_error": store_error,
-            "form": form,
-            "back": self.page_url("explain", query=given),
-        }
-        return self._show(request, "confirm_counters.html", context, form)
+            text = gettext(
+                "Redis did not answer (%(reason)s). Some counters may have been changed already. "
+                "Check them, then try again."
+            )
+            self.admin.message_user(request, text % {"reason": error.reason}, messages.ERROR)
+        else:
+            self._log(request, before, text)
+            self.admin.message_user(request, text, messages.SUCCESS)
 
     def _log(self, request: Any, before: tuple[BucketStatus, ...], text: str) -> None:
         """Write an entry into the history of each policy whose counters were changed."""
@@ -90,52 +88,9 @@ class CallerCountersPage(CountersPage):
             ]
             self.admin.log_change(request, policy, f"{text} {'; '.join(texts)}")
 
-    def boost_view(self, request: Any) -> Any:
-        """A temporary override: GET shows the form, POST what it would change, and POST with ``post`` makes it."""
-        if not (may(request.user, "add", override=True) and self.has_view_permission(request)):
-            raise PermissionDenied
-        given, explanation = self._asked(request)
-        if explanation is None:
-            return self._back(given)
-        won = {str(c.policy.id): c.policy for c in explanation.candidates if c.won}
-        facts = won.get(request.GET.get("policy", ""))
-        row = None if facts is None else RatePolicy.objects.select_related("endpoint").filter(pk=facts.id).first()
-        if facts is None or row is None:
-            text = gettext("That policy is not in force for this request (any more): choose again.")
-            self.message_user(request, text, messages.ERROR)
-            return self._back(given)
-        why = boosting.why_no_boost(explanation, facts)
-        if why:
-            self.message_user(request, why, messages.ERROR)
-            return self._back(given)
-        boost = boosting.propose_boost(explanation, row)
-        form = self._boost_form(request, explanation, facts)(request.POST or None, instance=boost)
-        sure = form.is_bound and "change" not in request.POST and form.is_valid()
-        if sure and "post" in request.POST:
-            return self._boost(request, form, facts, given)
-        context = {
-            "title": _("Boost"),
-            "form": form,
-            "who": shown(boost.audience),
-            "endpoint": shown(row.endpoint.name) if row.endpoint else _("all endpoints"),
-            "counted_per": shown(row.counted_per),
-            "rates_now": shown(row.rates),
-            "policy_now": facts.id,
-            "back": self.page_url("explain", query=given),
-        }
-        if sure:
-            context |= self._outlook(explanation, boost)
-        return self._show(request, "boost.html", context, form)
 
-    def _boost_form(self, request: Any, explanation: Explanation, facts: PolicyFacts) -> Any:
-        now_us = explanation.context.now_us
-        soon = boosting.to_datetime(now_us) + _LEAST
-        windows = {}
-        for bucket in explanation.resolution.buckets:
-            end = boosting.window_end(bucket, now_us) if bucket.policy_id == facts.id else None
-            if end is not None and end > soon:
-                windows[f"window:{bucket.title}"] = end
-        return boost_form(self.form, windows, partial(self.formfield_for_dbfield, request=request))
+class GrantPage(CallerCountersPage):
+    """Gives units back."""
 
     path = "grant/"
     name = "grant"
@@ -157,29 +112,6 @@ class CallerCountersPage(CountersPage):
         )
         return before, text % {"units": data["units"], "count": len(before)}
 
-    def _outlook(self, explanation: Explanation, boost: RatePolicy) -> dict[str, Any]:
-        """What the boost would change, and what speaks against it."""
-        outlook = boosting.outlook(explanation.context, boost)
-        end: Any = boost.ends_at
-        warnings = []
-        if outlook.now is not None and (outlook.now.user or outlook.now.subject):
-            words = {"id": outlook.now.id, "rates": shown(outlook.now.text)}
-            text = gettext("It takes the place of the override %(rates)s (policy %(id)s) while it lasts.")
-            warnings.append(text % words)
-        if outlook.overtaken is not None:
-            policy, at_us = outlook.overtaken
-            words = {"id": policy.id, "rates": shown(policy.text), "at": clock(at_us / 10**6)}
-            warnings.append(gettext("Policy %(id)s, %(rates)s, takes over at %(at)s.") % words)
-        return {
-            "sure": True,
-            "warnings": warnings,
-            "rates_boosted": shown(boost.rates),
-            "ends": moment(end),
-            "end": timezone.localtime(end) if timezone.is_aware(end) else end,
-            "rates_after": shown(outlook.after.text) if outlook.after else gettext("no limit here"),
-            "policy_after": outlook.after and outlook.after.id,
-            "reason": shown(boost.reason),
-        }
 
 class ResetCountersPage(CallerCountersPage):
     """Resets to zero."""

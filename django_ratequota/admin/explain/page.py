@@ -92,12 +92,9 @@ class ExplainPage(AdminPage):
             "unseen": len(listed) - len(rows),
             "left_out": max(0, left_out),
             "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
-            or [
-                _("%(name)s (a limit that is built in)") % {"name": shown(bucket.scope)}
-                for bucket in explanation.built_in
-            ],
-            "grant_url": self.page_url("grant"),
-            "reset_url": self.page_url("reset_counters"),
+            or [_("%(name)s (built-in limit)") % {"name": shown(bucket.scope)} for bucket in explanation.built_in],
+            "grant_url": self.admin.page_url("grant"),
+            "reset_url": self.admin.page_url("reset_counters"),
         }
 
     def _counters(
@@ -152,21 +149,15 @@ class ExplainPage(AdminPage):
         }
 
 
-    def _back(self, given: dict[str, str]) -> HttpResponseRedirect:
-        return HttpResponseRedirect(self.page_url("explain", query=given))
-
-
-def _data(given: Any, refusal: statistics.Refusal | None) -> Any:
-    """What fills in the form: its own fields; or, on the way from other pages, ``caller`` as counters name them."""
-    if "caller" in given:
-        # Which plan it is on, where PLAN_RESOLVER says so, only the operator may know.
-        about = {
-            name: text for name, text in answers(ExplainQuery.for_caller(given["caller"])).items() if name != "plan"
-        }
-        return {**about, **{name: text for name, text in given.items() if text}}
-    if "user" in given or ExplainForm.base_fields.keys() & given.keys():
-        return given
-    return refusal and answers(ExplainQuery.from_refusal(refusal))
+def _form_data(params: Any, refusal: Refusal | None) -> Any:
+    """Return the form's data: its own fields, those of ``caller`` in links from other pages, or the refusal's."""
+    if "caller" in params:
+        # The plan stays empty where PLAN_RESOLVER sets it: only the operator may know it.
+        data = {k: text for k, text in form_data(ExplainQuery.for_caller(params["caller"])).items() if k != "plan"}
+        return {**data, **{name: text for name, text in params.items() if text}}
+    if "user" in params or ExplainForm.base_fields.keys() & params.keys():
+        return params
+    return refusal and form_data(ExplainQuery.from_refusal(refusal))
 
 
 def _live(explanation: Explanation) -> dict[Bucket, BucketStatus]:
