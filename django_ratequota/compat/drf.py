@@ -52,7 +52,7 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
     _history: list[float] | None = None
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """Return whether the request is admitted; raises ``StoreUnavailable`` (503) where ON_ERROR denies without Redis."""
+        """Return whether the request is admitted; raises ``StoreUnavailable`` (503) where ON_ERROR is deny."""
         self._decision = self._history = None
         if type(self).throttle_success is not SimpleRateThrottle.throttle_success:
             return super().allow_request(request, view)

@@ -27,7 +27,7 @@ os.register_at_fork(after_in_child=_limiters.forget)
 def limiter_of(
     cache: Any = None, *, name: Hashable = None, setting: str = "", clock: Clock | None = None
 ) -> Limiter | None:
-    """Return the limiter on the Redis of ``cache`` (default: RATEQUOTA's); None for a dummy cache: nothing is counted.
+    """Return the limiter on the Redis of ``cache`` (default: RATEQUOTA's); None for a dummy cache, without limits.
 
     ``name`` is the key under which the limiter is kept: the alias, if any, because each thread has its own cache
     objects. ``clock`` returns µs, see ``Limiter``. Raises ``ImproperlyConfigured`` where the cache is not Redis;

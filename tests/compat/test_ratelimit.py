@@ -224,8 +224,8 @@ def test_a_rate_that_makes_no_sense_is_an_error_that_says_so(rate: Any, says: st
         (None, "pass key='ip'"),
         ("nobody", "there is no key 'nobody'; there are ip, user, user_or_ip, get:NAME"),
         ("cookie:a.b", "there is no key 'cookie:a.b'"),
-        (lambda group, request: 7, "returns text, not int"),
-        (lambda group, request: None, "returns text, not NoneType"),
+        (lambda group, request: 7, "must return text, not int"),
+        (lambda group, request: None, "must return text, not NoneType"),
     ],
 )
 def test_a_key_that_makes_no_sense_is_an_error_that_says_so(key: Any, says: str) -> None:
@@ -459,7 +459,7 @@ def test_a_dummy_cache_never_limits(more_caches: redis.Redis, settings: Any) -> 
 def test_an_alias_that_is_not_redis_is_an_error_that_says_so(more_caches: redis.Redis, settings: Any) -> None:
     settings.RATELIMIT_USE_CACHE = "local"
     with pytest.raises(
-        ImproperlyConfigured, match="RATELIMIT_USE_CACHE names a LocMemCache, and requests are counted"
+        ImproperlyConfigured, match="RATELIMIT_USE_CACHE names a LocMemCache, but requests are counted"
     ):
         limited(1, rate="1/h")
     settings.RATELIMIT_USE_CACHE = "nowhere"

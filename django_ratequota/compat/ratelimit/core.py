@@ -91,7 +91,7 @@ async def aget_usage(
     """``get_usage``, awaited; ``key`` and ``rate`` run in a thread where they may read session or database."""
     arguments = (request, group, fn, key, rate, method)
     in_thread = may_block(key) or callable(rate) or (isinstance(rate, str) and "." in rate)
-    query = await sync_to_async(_ask)(*arguments) if in_thread else _make_query(*arguments)
+    query = await sync_to_async(_make_query)(*arguments) if in_thread else _make_query(*arguments)
     if query is None or query.limiter is None:
         return query and _uncounted(query, increment)
     limiter, buckets = query.limiter, (query.bucket,)
@@ -199,7 +199,7 @@ def _uncounted(query: _Query, increment: bool) -> Usage:
 
 
 def _unanswered(query: _Query, increment: bool, error: StoreError) -> Usage | None:
-    """Return the usage without Redis: refused if the request counts, unless RATELIMIT_FAIL_OPEN; else nothing used."""
+    """Return the usage without Redis: refused if the request counts and not RATELIMIT_FAIL_OPEN; else none."""
     note_degraded(error.reason, error)
     if not increment:
         return _uncounted(query, increment)

@@ -6,4 +6,4 @@ from django.core.exceptions import PermissionDenied
 
 
 class Ratelimited(PermissionDenied):
-    """The request is beyond its rate; 403 unless ``RatelimitMiddleware`` or your own handler returns another response."""
+    """The request is beyond its rate; 403 unless a handler or ``RatelimitMiddleware`` returns another response."""
