@@ -61,6 +61,10 @@ class _Found:
         self._seen: set[str] = set()
         self._limits: dict[str, list[_Parsed]] = {"anon": [], "user": []}
         self._endpoints: dict[str, _Parsed] = {}
+        default_for = Plan.DefaultFor.ANONYMOUS
+        self._anonymous = Plan.objects.filter(default_for=default_for).first() or Plan(
+            slug="anonymous", name="Anonymous", default_for=default_for.value
+        )
 
     def take(self, kind: Any) -> None:
         """Add one of DEFAULT_THROTTLE_CLASSES: it limits all endpoints together."""
@@ -98,7 +102,7 @@ class _Found:
         anonymous = self._limits["anon"] and self._limits["anon"] + self._limits["user"]
         shared: list[tuple[dict[str, Any], list[_Parsed]]] = [
             ({}, self._limits["user"]),
-            ({"plan": _anonymous_slug()}, anonymous),
+            ({"plan": self._anonymous.slug}, anonymous),
             *(({"endpoint": name}, [parsed]) for name, parsed in self._endpoints.items()),
         ]
         return [
@@ -109,8 +113,8 @@ class _Found:
 
     def sections(self) -> dict[str, list[dict[str, Any]]]:
         """Return the sections of the file; some may be empty."""
-        plan = {"slug": _anonymous_slug(), "name": "Anonymous", "default_for": Plan.DefaultFor.ANONYMOUS.value}
-        new = self._limits["anon"] and not _anonymous_plan()
+        plan = {name: str(getattr(self._anonymous, name)) for name in ("slug", "name", "default_for")}
+        new = self._limits["anon"] and self._anonymous.pk is None
         return {
             "plans": [plan] if new else [],
             "endpoints": [{"name": name} for name in self._endpoints],
@@ -123,15 +127,6 @@ def _default_classes() -> Iterable[Any]:
         return list(api_settings.DEFAULT_THROTTLE_CLASSES or ())
     except ImportError as error:
         raise CommandError(f"REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] cannot be read: {error}") from error
-
-
-def _anonymous_plan() -> Plan | None:
-    return Plan.objects.filter(default_for=Plan.DefaultFor.ANONYMOUS).first()
-
-
-def _anonymous_slug() -> str:
-    plan = _anonymous_plan()
-    return plan.slug if plan else "anonymous"
 
 
 def _parse(text: Any, kind: Any, scope: str) -> list[_Parsed]:
