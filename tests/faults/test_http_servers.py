@@ -65,9 +65,16 @@ class Answer:
     retry_after: str | None
 
 
+#: Kills the process group of its argument when standard input closes: when the tests end, in whatever way.
+GUARD = "import os, signal, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
+
+
 @contextmanager
 def serving(command: str, environment: dict[str, str], log: Path) -> Iterator[int]:
-    """The port of a server with this command line; it and its workers are gone afterwards."""
+    """Yield the port of a server with this command line; it and its workers are gone afterwards.
+
+    They are gone as well if the tests are killed, which runs no ``finally``.
+    """
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *command.split()],
@@ -77,6 +84,9 @@ def serving(command: str, environment: dict[str, str], log: Path) -> Iterator[in
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    guard = subprocess.Popen(
+        [sys.executable, "-c", GUARD, str(process.pid)], stdin=subprocess.PIPE, start_new_session=True
+    )
     try:
         yield _port(process, log)
         process.terminate()
@@ -87,6 +97,8 @@ def serving(command: str, environment: dict[str, str], log: Path) -> Iterator[in
         except ProcessLookupError:
             pass
         process.wait()
+        guard.kill()  # before its input closes: the id may belong to another process by then
+        guard.communicate()
 
 
 def _port(process: subprocess.Popen[bytes], log: Path) -> int:
