@@ -1,5 +1,5 @@
-"""Drop-ins for other libraries' limiters, counted by this one's engine: moving over is an import.
+"""Drop-in replacements for other libraries' limiters on this package's engine: migrating is changing an import.
 
-``drf`` stands in for ``rest_framework.throttling``, ``ratelimit`` for ``django_ratelimit``. Rates stay in code and
-settings; policies of the admin are not asked.
+``drf`` replaces ``rest_framework.throttling``, ``ratelimit`` replaces ``django_ratelimit``. Rates stay in code and
+settings; policies from the admin do not apply.
 """

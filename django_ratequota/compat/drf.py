@@ -1,8 +1,8 @@
 """Django REST framework's own throttles, atomic: ``from django_ratequota.compat.drf import UserRateThrottle``.
 
-They have the names, attributes and rates (DEFAULT_THROTTLE_RATES) of those in ``rest_framework.throttling``, which
-they are subclasses of, and count the same: a log of the requests admitted in the last period, here kept in Redis and
-judged in one call. Sixty requests at once against ``50/min`` are fifty, not sixty.
+They subclass those in ``rest_framework.throttling``, with the same names, attributes and rates
+(DEFAULT_THROTTLE_RATES), and count the same: a log of the requests admitted in the last period, here kept in Redis
+and checked in one call. Of sixty requests at once, ``50/min`` admits fifty, not sixty.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .limiters import limiter_of
 
 __all__ = ["AnonRateThrottle", "BaseThrottle", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle"]
 
-#: µs added to what ``timer`` says: tests begin at 0, and a clock of the engine is above it.
+#: µs added to ``timer``, because tests begin at 0, and the engine's clock must be above it.
 _EPOCH_US = 10**15
 _timer_us: ContextVar[int] = ContextVar("ratequota_timer_us")
 _read_timer = _timer_us.get
@@ -39,20 +39,20 @@ _wall_clock = time.time
 class SimpleRateThrottle(drf.SimpleRateThrottle):
     """DRF's, counted in Redis: override ``get_cache_key``, and all else that DRF's allows.
 
-    ``cache`` is the Redis to count in, where it is not RATEQUOTA's. The clock is the server's unless ``timer`` is
-    overridden. A subclass that overrides ``throttle_success`` says itself what counts: it goes on as DRF has it, in
-    its cache and not atomically.
+    ``cache`` is the Redis to count in, if it is not RATEQUOTA's. The clock is the server's unless ``timer`` is
+    overridden. A subclass that overrides ``throttle_success`` decides what counts: it works as in DRF, in its cache
+    and not atomically.
     """
 
     num_requests: int
     duration: float
-    #: What was decided by the engine; None before, and where DRF's way goes on.
+    #: The engine's decision; None before it, and where DRF's own code decides.
     _decision: Decision | None = None
     _limiter: Limiter | None = None
     _history: list[float] | None = None
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """Whether the request is admitted. Raises ``StoreUnavailable`` (503) where ON_ERROR denies without Redis."""
+        """Return whether the request is admitted; raises ``StoreUnavailable`` (503) where ON_ERROR is deny."""
         self._decision = self._history = None
         if type(self).throttle_success is not SimpleRateThrottle.throttle_success:
             return super().allow_request(request, view)
@@ -67,21 +67,21 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
         return self.throttle_success() if decision.allowed else self.throttle_failure()
 
     def throttle_success(self) -> bool:
-        """Called when the request is admitted, which has been counted then."""
-        # A subclass with an allow_request of its own has read the history from the cache: there it goes on.
+        """Called when the request is admitted and counted."""
+        # Without a decision, a subclass with its own allow_request has read the history from the cache.
         return super().throttle_success() if self._decision is None else True
 
     def wait(self) -> float | None:
-        """Seconds until the same request would be admitted; None when waiting cannot help."""
+        """Return the seconds until the same request would be admitted; None when waiting cannot help."""
         if self._decision is None or self._decision.allowed or self._history is not None:
             return super().wait()
         return self._decision.retry_after
 
     @property
     def history(self) -> list[float]:
-        """When the requests of the last period were admitted, newest first (seconds, by ``timer``'s clock).
+        """Times at which requests of the last period were admitted, newest first (seconds, by ``timer``'s clock).
 
-        Read from Redis when it is asked for; what is assigned to it stays.
+        Read from Redis on first access, unless it was assigned.
         """
         if self._history is None:
             self._history = self._read_log()
@@ -134,7 +134,7 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
             return []
         epoch_us = 0 if self.timer is _wall_clock else _EPOCH_US
         numbers = [float(text) for text in log]
-        # Pairs of a time and how many were admitted up to it: see lua/sliding_window_log.lua.
+        # Pairs of a time and the number admitted up to it: see lua/sliding_window_log.lua.
         times: list[float] = []
         before = 0.0
         for time_us, total in zip(numbers[::2], numbers[1::2], strict=True):

@@ -1,4 +1,4 @@
-"""Which Redis a drop-in counts in: that of a CACHES alias or cache object, else the one of RATEQUOTA."""
+"""The limiter of a drop-in: on the Redis of a CACHES alias or cache object, else on that of RATEQUOTA."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from ..runtime import OncePerSettings, default_limiter
 
 Clock = Callable[[], int]
 
-_made: OncePerSettings[dict[Hashable, Limiter]] = OncePerSettings(dict)
-# A child has connections of its own.
-os.register_at_fork(after_in_child=_made.forget)
+_limiters: OncePerSettings[dict[Hashable, Limiter]] = OncePerSettings(dict)
+# A forked child needs its own connections.
+os.register_at_fork(after_in_child=_limiters.forget)
 
 
 def limiter_of(
     cache: Any = None, *, name: Hashable = None, setting: str = "", clock: Clock | None = None
 ) -> Limiter | None:
-    """The limiter that counts where ``cache`` is; None for a dummy cache, where nothing is counted.
+    """Return the limiter on the Redis of ``cache`` (default: RATEQUOTA's); None for a dummy cache, without limits.
 
-    Without ``cache`` it is RATEQUOTA's. ``name`` is what one limiter is kept for: an alias where there is one, as
-    each thread has cache objects of its own. ``clock`` returns µs, see ``Limiter``. Raises ``ImproperlyConfigured``
-    where there is no Redis; ``setting`` says in the message what to change.
+    ``name`` is the key under which the limiter is kept: the alias, if any, because each thread has its own cache
+    objects. ``clock`` returns µs, see ``Limiter``. Raises ``ImproperlyConfigured`` where the cache is not Redis;
+    ``setting`` is what the message names as wrong.
     """
     if cache is None:
         return _limiter_of_settings(clock)
     if isinstance(cache, DummyCache):
         return None
-    made, key = _made(), (name or cache, clock)
-    limiter = made.get(key)
+    limiters, key = _limiters(), (name or cache, clock)
+    limiter = limiters.get(key)
     if limiter is None:
-        limiter = made.setdefault(key, _limiter_of_cache(cache, setting, clock))
+        limiter = limiters.setdefault(key, _limiter_of_cache(cache, setting, clock))
     return limiter
 
 
@@ -50,8 +50,8 @@ def _limiter_of_settings(clock: Clock | None) -> Limiter | None:
     try:
         if clock is None:
             return default_limiter()
-        made = _made()
-        return made.get(clock) or made.setdefault(clock, Limiter(clock=clock, deny_cache_seconds=0))
+        limiters = _limiters()
+        return limiters.get(clock) or limiters.setdefault(clock, Limiter(clock=clock, deny_cache_seconds=0))
     except (ConfigurationError, StoreError) as error:
         raise ImproperlyConfigured(str(error)) from error
 
@@ -64,8 +64,8 @@ def _limiter_of_cache(cache: Any, setting: str, clock: Clock | None) -> Limiter:
             client = cache._cache.get_client(None, write=True)
         else:
             raise ImproperlyConfigured(
-                f"{setting} names a {type(cache).__name__}, and requests are counted in Redis: name a cache of "
-                "django_redis.cache.RedisCache, or a DummyCache where nothing shall be limited"
+                f"{setting} names a {type(cache).__name__}, but requests are counted in Redis: name a cache of "
+                "django_redis.cache.RedisCache, or a DummyCache to limit nothing"
             )
         return Limiter(
             client=client,
@@ -75,5 +75,5 @@ def _limiter_of_cache(cache: Any, setting: str, clock: Clock | None) -> Limiter:
             timeout=settings.timeout,
             deny_cache_seconds=0 if clock else settings.deny_cache_seconds,
         )
-    except (TypeError, NotImplementedError, ValueError) as error:  # a client of several servers, a URL that is none
+    except (TypeError, NotImplementedError, ValueError) as error:  # a client of several servers, or an invalid URL
         raise ImproperlyConfigured(f"{setting} names a cache that is not one Redis: {error}") from error

@@ -43,31 +43,27 @@ def add_verbs(verbs: Any) -> None:
     resetting.add_argument("--reason", default="", help="Recorded in the history.")
 
 
-def explain(command: BaseCommand, options: dict[str, Any]) -> None:
-    """Print a refusal, if there is an ``--id``, and the explanation of the request."""
+def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Yield a refusal, if there is an ``--id``, and the explanation of the request."""
     if options["id"]:
         refusal = find_refusal(options["id"])
         if refusal is None:
             raise CommandError(f"No refusal {options['id']!r} is recorded; refusals are kept for 48 hours")
-        for line in _refusal_lines(refusal):
-            command.stdout.write(line)
+        yield from _refusal_lines(refusal)
         query = ExplainQuery.from_refusal(refusal)
     else:
         query = _query(options)
-    for line in _explanation_lines(query.explain()):
-        command.stdout.write(line)
+    yield from _explanation_lines(query.explain())
 
 
-def reset(command: BaseCommand, options: dict[str, Any]) -> None:
-    """Reset the caller's own counters and print how they stood before."""
+def reset(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Reset the caller's own counters and yield how they stood before."""
     query = _query(options)
     before = reset_caller(query.caller(), reason=options["reason"], **query.request_arguments())
     for status in before:
         counter = f"{status.bucket.title} of {_subject_name(status.bucket.subject)}"
-        command.stdout.write(f"reset {counter}: {status.remaining} of {status.limit} were left")
-    command.stdout.write(
-        f"{len(before)} counters reset" if before else "Nothing to reset: the caller has no counters there"
-    )
+        yield f"reset {counter}: {status.remaining} of {status.limit} were left"
+    yield f"{len(before)} counters reset" if before else "Nothing to reset: the caller has no counters there"
 
 
 def _query(options: dict[str, Any]) -> ExplainQuery:

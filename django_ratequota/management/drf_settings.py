@@ -1,4 +1,4 @@
-"""From the throttles in DRF's settings to a file of policies, for ``ratequota import --from-drf-settings``."""
+"""Convert the throttles in DRF's settings to a policy file, for ``ratequota import --from-drf-settings``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..models import Plan
 from ..policyfile.writer import yaml_chunks
 from ..throttling import QuotaThrottle
 
-#: What the file is called in messages.
+#: Name of the file in messages.
 NAME = "DEFAULT_THROTTLE_RATES"
-#: What DRF counts by: the times of the requests admitted in the last period.
+#: DRF keeps the times of the requests admitted in the last period.
 _ALGORITHM = "sliding_window_log"
-#: Whom DRF's own classes count, by what names the counter.
+#: Method that names the counter -> the audience of DRF's own class.
 _COUNTED: dict[Any, str] = {
     drf.AnonRateThrottle.get_cache_key: "anon",
     drf.UserRateThrottle.get_cache_key: "user",
@@ -35,9 +35,9 @@ _Parsed = tuple[int, float]
 
 
 def file_of_settings() -> tuple[str, list[str]]:
-    """The text of the file, and what operators should know of it; raises ``CommandError``.
+    """Return the text of the file, and notes for operators; raises ``CommandError``.
 
-    DEFAULT_THROTTLE_CLASSES say whom a rate is for; a scope that none of them has is a view's, so an endpoint's.
+    The DEFAULT_THROTTLE_CLASSES define the audience of a rate; a scope of none of them is a view's, so an endpoint's.
     """
     rates = dict(api_settings.DEFAULT_THROTTLE_RATES or {})
     found = _Found(rates)
@@ -61,15 +61,19 @@ class _Found:
         self._seen: set[str] = set()
         self._limits: dict[str, list[_Parsed]] = {"anon": [], "user": []}
         self._endpoints: dict[str, _Parsed] = {}
+        default_for = Plan.DefaultFor.ANONYMOUS
+        self._anonymous = Plan.objects.filter(default_for=default_for).first() or Plan(
+            slug="anonymous", name="Anonymous", default_for=default_for.value
+        )
 
     def take(self, kind: Any) -> None:
-        """One of DEFAULT_THROTTLE_CLASSES: it limits all endpoints together."""
+        """Add one of DEFAULT_THROTTLE_CLASSES: it limits all endpoints together."""
         if issubclass(kind, QuotaThrottle):
             return
         counted = _COUNTED.get(getattr(kind, "get_cache_key", None))
         if counted is None or kind.allow_request not in _DECIDING:
             self.notes.append(
-                f"{kind.__module__}.{kind.__qualname__} counts in a way of its own: write its policy yourself"
+                f"{kind.__module__}.{kind.__qualname__} has its own way of counting: write its policy yourself"
             )
             self._seen.add(getattr(kind, "scope", None) or "")
         elif counted != "scope":
@@ -78,7 +82,7 @@ class _Found:
             self._limits[counted] += _parse(text, kind, kind.scope)
 
     def take_scope(self, scope: str) -> None:
-        """A rate that none of those classes has taken."""
+        """Add a rate that belongs to none of these classes."""
         if scope in self._seen:
             return
         parsed = _parse(self._rates[scope], drf.SimpleRateThrottle, scope)
@@ -93,24 +97,24 @@ class _Found:
         )
 
     def policies(self) -> list[dict[str, Any]]:
-        """The policies, as the file has them."""
-        # DRF holds anonymous callers to both, and here the plan's policy replaces everyone's.
+        """Return the policies as entries of the file."""
+        # DRF applies both to anonymous callers, but here the plan's policy replaces everyone's.
         anonymous = self._limits["anon"] and self._limits["anon"] + self._limits["user"]
         shared: list[tuple[dict[str, Any], list[_Parsed]]] = [
             ({}, self._limits["user"]),
-            ({"plan": _anonymous_slug()}, anonymous),
+            ({"plan": self._anonymous.slug}, anonymous),
             *(({"endpoint": name}, [parsed]) for name, parsed in self._endpoints.items()),
         ]
         return [
-            {**who, "rates": _rates(parsed), "algorithm": _ALGORITHM, "reason": f"from {NAME}"}
-            for who, parsed in shared
+            {**audience, "rates": _rates(parsed), "algorithm": _ALGORITHM, "reason": f"from {NAME}"}
+            for audience, parsed in shared
             if parsed
         ]
 
     def sections(self) -> dict[str, list[dict[str, Any]]]:
-        """The file's sections; those without entries are to be left out."""
-        plan = {"slug": _anonymous_slug(), "name": "Anonymous", "default_for": Plan.DefaultFor.ANONYMOUS.value}
-        new = self._limits["anon"] and not _anonymous_plan()
+        """Return the sections of the file; some may be empty."""
+        plan = {name: str(getattr(self._anonymous, name)) for name in ("slug", "name", "default_for")}
+        new = self._limits["anon"] and self._anonymous.pk is None
         return {
             "plans": [plan] if new else [],
             "endpoints": [{"name": name} for name in self._endpoints],
@@ -125,17 +129,8 @@ def _default_classes() -> Iterable[Any]:
         raise CommandError(f"REST_FRAMEWORK['DEFAULT_THROTTLE_CLASSES'] cannot be read: {error}") from error
 
 
-def _anonymous_plan() -> Plan | None:
-    return Plan.objects.filter(default_for=Plan.DefaultFor.ANONYMOUS).first()
-
-
-def _anonymous_slug() -> str:
-    plan = _anonymous_plan()
-    return plan.slug if plan else "anonymous"
-
-
 def _parse(text: Any, kind: Any, scope: str) -> list[_Parsed]:
-    """Requests and seconds, by the class's own understanding of the text; none where it limits nothing."""
+    """Return requests and seconds as the class parses the text; nothing where it limits nothing."""
     if text is None:
         return []
     try:
@@ -145,13 +140,13 @@ def _parse(text: Any, kind: Any, scope: str) -> list[_Parsed]:
     except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
         reason = f": {error}" if isinstance(error, InvalidRate) else ""
         raise CommandError(
-            f"{NAME}[{scope!r}] = {show(text)} cannot be read{reason}; DRF wants text such as 100/day"
+            f"{NAME}[{scope!r}] = {show(text)} cannot be read{reason}; DRF needs text such as 100/day"
         ) from error
     return [(limit, seconds)]
 
 
 def _rates(limits: list[_Parsed]) -> str:
-    """The rates of one policy: of those with one period, the strictest."""
+    """Return the rates of one policy: the strictest for each period."""
     if any(limit < 1 for limit, _ in limits):
         return BLOCKED
     strictest = {seconds: min(limit for limit, other in limits if other == seconds) for _, seconds in limits}

@@ -32,29 +32,24 @@ def add_verbs(verbs: Any) -> None:
     verbs.add_parser("status", help="Show Redis, the revision, and every process.").set_defaults(run=status)
 
 
-def publish(command: BaseCommand, options: dict[str, Any]) -> None:
+def publish(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Publish a new revision and record it in the history."""
     before = default_limiter().stored_revision()
     record_publication(options["reason"])
     revision = default_limiter().stored_revision()
     if revision <= before:
         raise CommandError("The publication is recorded, but Redis has no new revision; see the log")
-    command.stdout.write(f"Published revision {revision}; every process reloads all policies")
+    yield f"Published revision {revision}; every process reloads all policies"
 
 
-def rollup(command: BaseCommand, options: dict[str, Any]) -> None:
+def rollup(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Write usage counts to the database and delete old ones."""
     done = roll_up(options["keep_hours"], options["keep_days"])
-    command.stdout.write(f"{done.hours} hourly and {done.days} daily rows written, {done.deleted} old rows deleted")
+    yield f"{done.hours} hourly and {done.days} daily rows written, {done.deleted} old rows deleted"
 
 
-def status(command: BaseCommand, options: dict[str, Any]) -> None:
-    """Print line by line, so that what was read before an error is shown."""
-    for line in _status():
-        command.stdout.write(line)
-
-
-def _status() -> Iterator[str]:
+def status(_command: BaseCommand, _options: dict[str, Any]) -> Iterator[str]:
+    """Yield line by line, so that what was read before an error is shown."""
     limiter = default_limiter()
     for server, info in limiter.store.info().items():
         name, version = server_version(info)

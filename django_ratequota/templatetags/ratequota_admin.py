@@ -15,7 +15,7 @@ register = template.Library()
 
 @register.simple_tag(takes_context=True)
 def ratequota_explain_url(context: Any, user: Any) -> str:
-    """The page that explains what applies to the user; "" for operators who may not open it."""
+    """Return the URL of the user's Explain page; "" for operators who may not open it."""
     from ..models import RatePolicy
 
     request = context.get("request")

@@ -204,11 +204,11 @@ def test_units_may_be_words(rate: str, expected: tuple[int, int]) -> None:
     ("rate", "says"),
     [
         ("5/month", "5/m, 100/15m or 1000/d, not '5/month'"),
-        ("5", "a rate is text such as 5/m"),
-        ("5/M", "a rate is text such as 5/m"),
-        ("٥/m", "a rate is text such as 5/m"),
-        ("5/0s", "a rate needs a period above 0"),
-        ((5, 0), "a rate needs a period above 0"),
+        ("5", "a rate must be text such as 5/m"),
+        ("5/M", "a rate must be text such as 5/m"),
+        ("٥/m", "a rate must be text such as 5/m"),
+        ("5/0s", "the period of a rate must be above 0"),
+        ((5, 0), "the period of a rate must be above 0"),
         ("5/9999d", "a rate cannot be counted: period must be"),
     ],
 )
@@ -221,11 +221,11 @@ def test_a_rate_that_makes_no_sense_is_an_error_that_says_so(rate: Any, says: st
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        (None, "say whom a counter belongs to"),
+        (None, "pass key='ip'"),
         ("nobody", "there is no key 'nobody'; there are ip, user, user_or_ip, get:NAME"),
         ("cookie:a.b", "there is no key 'cookie:a.b'"),
-        (lambda group, request: 7, "returns text, not int"),
-        (lambda group, request: None, "returns text, not NoneType"),
+        (lambda group, request: 7, "must return text, not int"),
+        (lambda group, request: None, "must return text, not NoneType"),
     ],
 )
 def test_a_key_that_makes_no_sense_is_an_error_that_says_so(key: Any, says: str) -> None:
@@ -260,7 +260,7 @@ def test_the_proxies_of_ratequota_are_believed(settings: Any) -> None:
 @pytest.mark.parametrize("address", ["", "unknown", "203.0.113.7, 198.51.100.9", "1.2.3.4/8"])
 def test_an_address_that_is_none_is_an_error_that_says_so(settings: Any, address: str) -> None:
     settings.RATELIMIT_IP_META_KEY = "HTTP_X_FORWARDED_FOR"
-    with pytest.raises(ImproperlyConfigured, match="is no address to count by; set RATEQUOTA"):
+    with pytest.raises(ImproperlyConfigured, match="is not an IP address; set RATEQUOTA"):
         core._get_ip(get(headers={"HTTP_X_FORWARDED_FOR": address}))
 
 
@@ -459,7 +459,7 @@ def test_a_dummy_cache_never_limits(more_caches: redis.Redis, settings: Any) -> 
 def test_an_alias_that_is_not_redis_is_an_error_that_says_so(more_caches: redis.Redis, settings: Any) -> None:
     settings.RATELIMIT_USE_CACHE = "local"
     with pytest.raises(
-        ImproperlyConfigured, match="RATELIMIT_USE_CACHE names a LocMemCache, and requests are counted"
+        ImproperlyConfigured, match="RATELIMIT_USE_CACHE names a LocMemCache, but requests are counted"
     ):
         limited(1, rate="1/h")
     settings.RATELIMIT_USE_CACHE = "nowhere"

@@ -161,7 +161,7 @@ def test_what_counts_in_a_way_of_its_own_is_named_and_left_out(settings: Any) ->
     lines = run(settings, {"user": "9/day", "tenant": "5/day", "lenient": "5/day"}, USER, PerTenant, Lenient)
     assert policies() == {("", ""): "9/day"}
     assert lines[-2:] == [
-        f"Note: {__name__}.{name} counts in a way of its own: write its policy yourself"
+        f"Note: {__name__}.{name} has its own way of counting: write its policy yourself"
         for name in ("PerTenant", "Lenient")
     ]
 
@@ -190,11 +190,11 @@ def test_what_is_there_stays_unless_pruned(settings: Any) -> None:
         ({"anon": None, "user": None}, "has no rate to import"),
         (
             {"x": "many/day"},
-            r"DEFAULT_THROTTLE_RATES\['x'\] = 'many/day' cannot be read; DRF wants text such as 100/day",
+            r"DEFAULT_THROTTLE_RATES\['x'\] = 'many/day' cannot be read; DRF needs text such as 100/day",
         ),
-        ({"x": "5/fortnight"}, "cannot be read; DRF wants"),
-        ({"x": "5"}, "cannot be read; DRF wants"),
-        ({"x": 5}, "cannot be read; DRF wants"),
+        ({"x": "5/fortnight"}, "cannot be read; DRF needs"),
+        ({"x": "5"}, "cannot be read; DRF needs"),
+        ({"x": 5}, "cannot be read; DRF needs"),
         ({"x": "10000000000000/day"}, "cannot be read: limit must be a whole number from 1 to"),
         ({"user.login": "5/day"}, "1 problem in DEFAULT_THROTTLE_RATES; nothing was changed"),
     ],

@@ -1,11 +1,11 @@
-"""django-ratelimit's names, counted by this package's engine; the submodules are named as its are.
+"""django-ratelimit's API on this package's engine; the submodules have the same names.
 
     from django_ratequota.compat.ratelimit.decorators import ratelimit
 
     @ratelimit(key="ip", rate="5/m")
     def login(request): ...
 
-Sync and async views. The settings are RATELIMIT_*; see ``core`` for what counts, and where.
+For sync and async views. The settings are RATELIMIT_*; see ``core`` for what counts, and where.
 """
 
 from __future__ import annotations

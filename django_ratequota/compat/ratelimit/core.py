@@ -1,8 +1,8 @@
-"""Counting requests as django-ratelimit does: every attempt in a fixed window, refused ones as well.
+"""Count requests as django-ratelimit does: every attempt in a fixed window, refused ones too.
 
-What names a counter is the group, the rate, the methods, and the value of the key. Windows are those of
-``fixed_window``: a rate by the day counts the calendar day of RATEQUOTA["TIME_ZONE"], all others begin at multiples
-of their period, by the server's clock.
+A counter is named by the group, the rate, the methods, and the value of the key. Windows are those of
+``fixed_window``: a rate per day counts the calendar day of RATEQUOTA["TIME_ZONE"], all others begin at multiples of
+their period, by the server's clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .keys import get_ip as _get_ip
 from .keys import may_block, value_of
 from .methods import ALL, UNSAFE
 
-# django-ratelimit's tests ask for the first two, and other projects' may.
+# django-ratelimit's tests import the first two, and other projects may.
 __all__ = ["_get_ip", "_split_rate", "aget_usage", "ais_ratelimited", "get_usage", "is_ratelimited"]
 
 Usage = dict[str, Any]
@@ -68,15 +68,15 @@ def get_usage(
     ``rate`` is text such as ``5/m`` or ``100/15m``, (requests, seconds), None, or a function of the same kind that
     returns one. ``increment`` counts this request. Raises ``ImproperlyConfigured``.
     """
-    question = _ask(request, group, fn, key, rate, method)
-    if question is None or question.limiter is None:
-        return question and _uncounted(question, increment)
-    limiter, buckets = question.limiter, (question.bucket,)
+    query = _make_query(request, group, fn, key, rate, method)
+    if query is None or query.limiter is None:
+        return query and _uncounted(query, increment)
+    limiter, buckets = query.limiter, (query.bucket,)
     try:
         decision = limiter.charge(buckets) if increment else limiter.peek(buckets, 0)
     except StoreError as error:
-        return _unanswered(question, increment, error)
-    return _usage(question, decision)
+        return _unanswered(query, increment, error)
+    return _usage(query, decision)
 
 
 async def aget_usage(
@@ -89,17 +89,17 @@ async def aget_usage(
     increment: bool = False,
 ) -> Usage | None:
     """``get_usage``, awaited; ``key`` and ``rate`` run in a thread where they may read session or database."""
-    asked = (request, group, fn, key, rate, method)
+    arguments = (request, group, fn, key, rate, method)
     in_thread = may_block(key) or callable(rate) or (isinstance(rate, str) and "." in rate)
-    question = await sync_to_async(_ask)(*asked) if in_thread else _ask(*asked)
-    if question is None or question.limiter is None:
-        return question and _uncounted(question, increment)
-    limiter, buckets = question.limiter, (question.bucket,)
+    query = await sync_to_async(_make_query)(*arguments) if in_thread else _make_query(*arguments)
+    if query is None or query.limiter is None:
+        return query and _uncounted(query, increment)
+    limiter, buckets = query.limiter, (query.bucket,)
     try:
         decision = await (limiter.acharge(buckets) if increment else limiter.apeek(buckets, 0))
     except StoreError as error:
-        return _unanswered(question, increment, error)
-    return _usage(question, decision)
+        return _unanswered(query, increment, error)
+    return _usage(query, decision)
 
 
 _functions: list[Any] = [is_ratelimited, ais_ratelimited, get_usage, aget_usage]
@@ -107,17 +107,17 @@ for _function in _functions:
     _function.ALL, _function.UNSAFE = ALL, UNSAFE
 
 
-class _Question(NamedTuple):
+class _Query(NamedTuple):
     bucket: Bucket
     limit: int
     #: None where nothing is counted.
     limiter: Limiter | None
 
 
-def _ask(request: Any, group: str | None, fn: Any, key: Any, rate: Any, method: Any) -> _Question | None:
-    """What is to be counted, and where; None where nothing limits the request."""
+def _make_query(request: Any, group: str | None, fn: Any, key: Any, rate: Any, method: Any) -> _Query | None:
+    """Return the counter of the request; None where nothing limits it. Raises ``ImproperlyConfigured``."""
     if group is None and fn is None:
-        raise ImproperlyConfigured("say what is counted together: group='login', or fn=the view")
+        raise ImproperlyConfigured("pass group='login', or fn=the view: requests of one group are counted together")
     if not getattr(django_settings, "RATELIMIT_ENABLE", True) or not _counts_method(request, method):
         return None
     group = _name_of(fn) if group is None else group
@@ -130,7 +130,7 @@ def _ask(request: Any, group: str | None, fn: Any, key: Any, rate: Any, method: 
     limit, seconds = _split_rate(rate)
     prefix = getattr(django_settings, "RATELIMIT_CACHE_PREFIX", "rl:")
     named = [prefix, group, limit, seconds, value_of(key, group, request), _named_methods(method)]
-    return _Question(Bucket(f"ratelimit:{short(json.dumps(named))}", _counted(seconds)), limit, _limiter())
+    return _Query(Bucket(f"ratelimit:{short(json.dumps(named))}", _counted(seconds)), limit, _limiter())
 
 
 def _limiter() -> Limiter | None:
@@ -142,7 +142,7 @@ def _limiter() -> Limiter | None:
 
 @functools.lru_cache(maxsize=256)
 def _counted(seconds: float) -> Rate:
-    """Attempts are counted beyond the limit too, so the counter's own limit is out of reach."""
+    """Return the counter's rate; its limit is out of reach, because attempts beyond the real limit count too."""
     try:
         return Rate(limit=MAX_UNITS, period=seconds, algorithm="fixed_window")
     except InvalidRate as error:
@@ -150,21 +150,21 @@ def _counted(seconds: float) -> Rate:
 
 
 def _split_rate(rate: Any) -> tuple[int, float]:
-    """Requests and seconds of ``5/m``, ``100/15m``, ``100/10`` (seconds), or of a tuple that holds them."""
+    """Return requests and seconds of ``5/m``, ``100/15m``, ``100/10`` (seconds), or a tuple of both."""
     if isinstance(rate, tuple):
         limit, seconds = rate
     else:
         found = _RATE.fullmatch(rate)
         if found is None:
-            raise ImproperlyConfigured(f"a rate is text such as 5/m, 100/15m or 1000/d, not {rate!r:.60}")
+            raise ImproperlyConfigured(f"a rate must be text such as 5/m, 100/15m or 1000/d, not {rate!r:.60}")
         limit, seconds = int(found[1]), int(found[2] or 1) * _SECONDS[(found[3] or "s")[0]]
     if seconds <= 0:
-        raise ImproperlyConfigured(f"a rate needs a period above 0, not {rate!r:.60}")
+        raise ImproperlyConfigured(f"the period of a rate must be above 0, not {rate!r:.60}")
     return limit, seconds
 
 
 def _name_of(fn: Any) -> str:
-    """The dotted name of a view, with the class of a method."""
+    """Return the dotted name of a view, with the class of a method."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     holder = getattr(fn, "__self__", None)
@@ -182,33 +182,33 @@ def _named_methods(method: Any) -> list[str] | None:
 
 def _upper(method: Any) -> list[str]:
     methods = method if isinstance(method, list | tuple | set | frozenset) else [method]
-    return [str(one).upper() for one in methods]
+    return [str(name).upper() for name in methods]
 
 
-def _usage(question: _Question, decision: Decision) -> Usage:
+def _usage(query: _Query, decision: Decision) -> Usage:
     status = decision.statuses[0]
     left_us = status.reset_after_us
     if not left_us:
         left_us = window_end_us(status.bucket.rate, decision.at_us, settings.time_zone) - decision.at_us
-    return _as_told(status.used, question.limit, ceil(left_us / 10**6))
+    return _usage_dict(status.used, query.limit, ceil(left_us / 10**6))
 
 
-def _uncounted(question: _Question, increment: bool) -> Usage:
-    """A dummy cache: this request is the only one that ever was."""
-    return _as_told(int(increment), question.limit, ceil(question.bucket.rate.period_us / 10**6))
+def _uncounted(query: _Query, increment: bool) -> Usage:
+    """Return the usage with a dummy cache, as if this request were the only one."""
+    return _usage_dict(int(increment), query.limit, ceil(query.bucket.rate.period_us / 10**6))
 
 
-def _unanswered(question: _Question, increment: bool, error: StoreError) -> Usage | None:
-    """Without Redis a request that would count is refused, unless RATELIMIT_FAIL_OPEN; a mere look finds nothing."""
+def _unanswered(query: _Query, increment: bool, error: StoreError) -> Usage | None:
+    """Return the usage without Redis: refused if the request counts and not RATELIMIT_FAIL_OPEN; else none."""
     note_degraded(error.reason, error)
     if not increment:
-        return _uncounted(question, increment)
+        return _uncounted(query, increment)
     if getattr(django_settings, "RATELIMIT_FAIL_OPEN", False):
         return None
     return {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
 
 
-def _as_told(count: int, limit: int, seconds: int) -> Usage:
+def _usage_dict(count: int, limit: int, seconds: int) -> Usage:
     return {"count": count, "limit": limit, "should_limit": count > limit, "time_left": seconds}
 
 

@@ -29,15 +29,15 @@ def ratelimit(
     """
 
     def decorate(view: Any) -> Any:
-        asked = {"group": group, "fn": view, "key": key, "rate": rate, "method": method, "increment": True}
+        arguments = {"group": group, "fn": view, "key": key, "rate": rate, "method": method, "increment": True}
 
         async def arun(request: Any, *args: Any, **kwargs: Any) -> Any:
-            _note(request, await ais_ratelimited(request, **asked), block)
+            _note(request, await ais_ratelimited(request, **arguments), block)
             response = view(request, *args, **kwargs)
             return await response if inspect.isawaitable(response) else response
 
         def run(request: Any, *args: Any, **kwargs: Any) -> Any:
-            _note(request, is_ratelimited(request, **asked), block)
+            _note(request, is_ratelimited(request, **arguments), block)
             return view(request, *args, **kwargs)
 
         awaited = is_awaited(view)
@@ -52,7 +52,7 @@ ratelimit.UNSAFE = UNSAFE  # type: ignore[attr-defined]
 
 
 def _note(request: Any, limited: bool, block: bool) -> None:
-    # Of stacked decorators, one that has room does not take back what another said.
+    # Of stacked decorators, one that admits must not undo another's refusal.
     request.limited = limited or getattr(request, "limited", False)
     if limited and block:
         error: Any = getattr(settings, "RATELIMIT_EXCEPTION_CLASS", Ratelimited)

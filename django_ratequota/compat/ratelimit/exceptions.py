@@ -1,4 +1,4 @@
-"""What a refused request raises."""
+"""The exception of a refused request."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from django.core.exceptions import PermissionDenied
 
 
 class Ratelimited(PermissionDenied):
-    """The request is beyond its rate; 403 unless ``RatelimitMiddleware`` or your own handler says otherwise."""
+    """The request is beyond its rate; 403 unless a handler or ``RatelimitMiddleware`` returns another response."""

@@ -1,4 +1,4 @@
-"""Whom a counter belongs to: the values of ``key``."""
+"""The values of ``key``: ``ip``, ``user``, ``header:NAME`` and so on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...utils.addresses import unmap
 
 
 def get_ip(request: Any) -> str:
-    """The client's address, or the network that RATELIMIT_IPV4_MASK and RATELIMIT_IPV6_MASK make of it."""
+    """Return the client's address, or its network by RATELIMIT_IPV4_MASK and RATELIMIT_IPV6_MASK."""
     where = getattr(settings, "RATELIMIT_IP_META_KEY", None)
     if not where:
         address: Any = Caller(request).address
@@ -28,12 +28,12 @@ def get_ip(request: Any) -> str:
             address = None
     if address is None:
         raise ImproperlyConfigured(
-            f"{text!r:.60} is no address to count by; set RATEQUOTA['TRUSTED_PROXIES'] to your proxies, or "
-            "RATELIMIT_IP_META_KEY to the header that your proxy writes or a function that knows"
+            f"{text!r:.60} is not an IP address; set RATEQUOTA['TRUSTED_PROXIES'] to your proxies, or "
+            "RATELIMIT_IP_META_KEY to the header that your proxy writes, or to a function"
         )
     name, default = ("RATELIMIT_IPV4_MASK", 32) if address.version == 4 else ("RATELIMIT_IPV6_MASK", 64)
     mask = getattr(settings, name, default)
-    # A zone (fe80::1%eth0) is this host's name of an interface.
+    # A zone (fe80::1%eth0) names an interface of this host, not the client.
     return str(ip_network(f"{str(address).partition('%')[0]}/{mask}", strict=False).network_address)
 
 
@@ -43,7 +43,7 @@ def _named_address(request: Any, where: Any) -> str:
     if callable(where):
         return str(where(request))
     if where not in request.META:
-        raise ImproperlyConfigured(f"RATELIMIT_IP_META_KEY names {where!r}, which this request has not")
+        raise ImproperlyConfigured(f"RATELIMIT_IP_META_KEY names {where!r}, which this request does not have")
     return str(request.META[where])
 
 
@@ -64,9 +64,9 @@ _NAMED: dict[str, Callable[[Any, str], str]] = {
 
 
 def value_of(key: Any, group: str, request: Any) -> str:
-    """Whom the counter belongs to."""
+    """Return the value of ``key`` for the request; raises ``ImproperlyConfigured``."""
     if not key:
-        raise ImproperlyConfigured("say whom a counter belongs to: key='ip', 'user', 'header:x-api-key' ...")
+        raise ImproperlyConfigured("pass key='ip', 'user', 'header:x-api-key' ...: each value has its own counter")
     if not callable(key):
         if key in _SIMPLE:
             return _SIMPLE[key](request)
@@ -79,10 +79,10 @@ def value_of(key: Any, group: str, request: Any) -> str:
         key = import_string(key)
     value = key(group, request)
     if not isinstance(value, str):
-        raise ImproperlyConfigured(f"a key's function returns text, not {type(value).__name__}")
+        raise ImproperlyConfigured(f"a key's function must return text, not {type(value).__name__}")
     return value
 
 
 def may_block(key: Any) -> bool:
-    """Whether finding out reads the user, or calls a function of the project's."""
+    """Whether ``value_of`` may block: it reads the user, or calls a function of the project."""
     return not isinstance(key, str) or not (key == "ip" or key.partition(":")[0] in _NAMED)

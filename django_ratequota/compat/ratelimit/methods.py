@@ -1,8 +1,8 @@
-"""Which HTTP methods are counted."""
+"""Values of ``method``: the HTTP methods that are counted."""
 
 from __future__ import annotations
 
 #: Every method.
 ALL = (None,)
-#: Those that change something.
+#: Methods that change something.
 UNSAFE = ["DELETE", "PATCH", "POST", "PUT"]

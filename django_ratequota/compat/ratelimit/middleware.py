@@ -17,7 +17,7 @@ class RatelimitMiddleware(MiddlewareMixin):
     """Sync and async middleware; the view gets the request and the exception, and may be async as well."""
 
     def process_exception(self, request: Any, exception: Exception) -> Any:
-        """The response to a refused request; None for any other exception."""
+        """Return the response to a refused request; None for any other exception."""
         if not isinstance(exception, Ratelimited):
             return None
         path = getattr(settings, "RATELIMIT_VIEW", None)

@@ -19,7 +19,7 @@ class Command(BaseCommand):
     help = "Explain, reset, publish, roll up, inspect, export and import rate limits."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the verbs; the function of each is its option ``run``."""
+        """Add the verbs; the function of each is its option ``run``, and may yield lines to print."""
         verbs = parser.add_subparsers(dest="verb", required=True)
         for module in (callers, maintenance, policyfile):
             module.add_verbs(verbs)
@@ -28,7 +28,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, run: Any, **options: Any) -> None:
         """Run one verb; raises ``CommandError``."""
         try:
-            run(self, options)
+            for line in run(self, options) or ():
+                self.stdout.write(line)
         except ValidationError as error:
             raise CommandError(" ".join(error.messages)) from error
         except DatabaseError as error:
