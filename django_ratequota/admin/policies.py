@@ -20,12 +20,12 @@ from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
 from .preview import ImpactPage, PreviewPage
 from .reset import ResetPage, reset_usage
-from .usage.page import LiveUsage
+from .usage.page import UsageExport, UsagePage
 from .warnings import WarnsOnSave
 
 
 @admin.register(RatePolicy)
-class RatePolicyAdmin(LiveUsage, PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
+class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     """All policies; mode is edited in the list."""
 
     pages = (
@@ -36,6 +36,8 @@ class RatePolicyAdmin(LiveUsage, PolicyPermissions, AutocompleteAdmin, WarnsOnSa
         ResetPage,
         PreviewPage,
         ImpactPage,
+        UsagePage,
+        UsageExport,
     )
     form = PolicyForm
     actions = [reset_usage]

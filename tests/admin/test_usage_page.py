@@ -21,7 +21,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_ratequota import check_request
-from django_ratequota.admin.usage import counts as figures
+from django_ratequota.admin.usage.counts import Selection
 from django_ratequota.admin.usage.export import cell
 from django_ratequota.admin.usage.workers import published_at, servers, state_of
 from django_ratequota.models import Endpoint, Plan, RatePolicy
@@ -257,7 +257,7 @@ def test_both_are_the_policys(operator: Client, scene: Scene, search: Endpoint) 
     page = operator.get(PAGE, {"policy": policy.pk, "endpoint": search.pk})
     assert len(told(page)) == 1
     assert told(page)[0].startswith("The endpoint was ignored: requests are counted by endpoint or by policy")
-    assert page.context["chosen"] == figures.Chosen(policy_id=policy.pk)
+    assert page.context["selection"] == Selection(policy_id=policy.pk)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_what_makes_no_sense_is_left_out_and_told(
     assert f"{next(iter(query))}=" in told(page)[0]
     assert "was ignored: unknown value." in told(page)[0]
     assert len(told(page)[0]) < 200
-    assert page.context["chosen"] == figures.Chosen()
+    assert page.context["selection"] == Selection()
     assert "<script>alert" not in text_of(page)
 
 
@@ -728,8 +728,8 @@ def test_whoever_sees_overrides_only_sees_no_other_policy(scene: Scene) -> None:
     assert [row[0] for row in exported(granter, "policies")[1:]] == [str(override.pk)]
     page = granter.get(PAGE, {"policy": policy.pk})
     assert "was ignored: unknown value" in told(page)[0]
-    assert page.context["chosen"].policy_id is None
-    assert granter.get(PAGE, {"policy": override.pk}).context["chosen"].policy_id == override.pk
+    assert page.context["selection"].policy_id is None
+    assert granter.get(PAGE, {"policy": override.pk}).context["selection"].policy_id == override.pk
 
 
 def test_endpoints_lead_nowhere_for_those_who_may_not_see_them(scene: Scene, search: Endpoint) -> None:

@@ -108,12 +108,12 @@ def test_a_bad_cost_is_an_error_when_decorating(cost: Any) -> None:
 
 @pytest.mark.parametrize("scope", [7, ["search"], b"search"])
 def test_a_bad_scope_is_an_error_when_decorating(scope: Any) -> None:
-    with pytest.raises(TypeError, match="scope is the name of an endpoint"):
+    with pytest.raises(TypeError, match="scope must be the name of an endpoint"):
         ratequota(scope)
 
 
 @pytest.mark.parametrize("awaited", [False, True])
-def test_a_bare_method_says_how_to_decorate_it(awaited: bool) -> None:
+def test_decorating_a_method_directly_raises_a_helpful_error(awaited: bool) -> None:
     async def aget(self: Any, request: Any) -> HttpResponse: ...
 
     def get(self: Any, request: Any) -> HttpResponse: ...

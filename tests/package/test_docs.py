@@ -1,4 +1,4 @@
-"""The pages under docs/: snippets run as they stand, links lead somewhere, references say what the code says."""
+"""The pages under docs/: snippets run, links have targets, references match the code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["place"]
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "django_ratequota"
 NAMES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if "_build" not in page.parts)
-#: A line that says what it prints.
+#: A print() with its output in a comment.
 _PRINTS = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
 #: A page that shows this imports its policies by itself.
 _IMPORT = "$ python manage.py ratequota import policies.yaml"
@@ -54,7 +54,7 @@ _RUN_BY = {
 
 
 def is_served(snippet: Snippet) -> bool:
-    """Whether it is for the served example: see test_the_tutorial_tells_what_the_example_does."""
+    """Whether it is for the served example: see test_the_tutorial_shows_what_the_example_project_does."""
     return snippet.language == "console" and re.search(r"^\$ (make demo|curl |for )", snippet.text) is not None
 
 
@@ -104,7 +104,7 @@ class Page:
         return vars(self._modules[name])
 
     def _set(self, snippet: Snippet) -> None:
-        """What a project has before, then the page's lines; this suite's server and keys stay as they are."""
+        """Set the page's settings on top of an empty project's; the suite's server and prefix stay."""
         ours = ("django_ratequota", "django_ratequota.")
         found: dict[str, Any] = {
             name: [one for one in getattr(django_settings, name) if not one.startswith(ours)]
@@ -120,7 +120,7 @@ class Page:
                 setattr(self._settings, name, value)
 
     def _console(self, snippet: Snippet) -> None:
-        """``$`` lines are commands of manage.py; the lines below each are among what it prints, in this order."""
+        """Run each ``$`` line, a command of manage.py: the lines below it must be in its output, in this order."""
         for line, expected in commands(snippet):
             words = shlex.split(line)
             assert words[:2] == ["python", "manage.py"], f"{snippet.page}:{snippet.line}: {line}"
@@ -132,7 +132,7 @@ class Page:
 
 
 def commands(snippet: Snippet) -> Iterator[tuple[str, list[str]]]:
-    """What stands behind each ``$``, and the lines below it."""
+    """Yield the command after each ``$``, and the lines below it."""
     for block in re.split(r"^\$ ", snippet.text, flags=re.MULTILINE)[1:]:
         line, *printed = block.splitlines()
         yield line, printed
@@ -140,7 +140,7 @@ def commands(snippet: Snippet) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture
 def receivers() -> Iterator[None]:
-    """Whatever the pages connect to our signals goes with them."""
+    """Disconnect the receivers that a page connects."""
     found = [getattr(signals, name) for name in signals.__all__]
     before = [one.receivers for one in found]
     for one in found:
@@ -186,11 +186,11 @@ def test_the_architecture_lists_the_layers_of_the_import_contract() -> None:
     assert shown == [layer.split(" | ") for layer in reversed(contract["layers"])]
 
 
-#: Different at every time.
+#: Headers that differ each time.
 _VOLATILE = {"Retry-After", "X-RateLimit-Refusal"}
 
 
-def test_the_tutorial_tells_what_the_example_does(place: Place, redis_client: object) -> None:
+def test_the_tutorial_shows_what_the_example_project_does(place: Place, redis_client: object) -> None:
     shown = [one for snippet in snippets(DOCS / "tutorial.md") if is_served(snippet) for one in commands(snippet)]
     assert [line.split()[0] for line, _ in shown] == ["make", "curl", "for", "curl", "curl"]
     demo = Demo(place, REDIS_URL=server.url(), RATEQUOTA_PREFIX="rqtest:tutorial")
@@ -207,7 +207,7 @@ def test_the_tutorial_tells_what_the_example_does(place: Place, redis_client: ob
 
 
 def answer(line: str, address: str, shown: list[str]) -> list[str]:
-    """What the command prints of the lines shown: statuses, or the status line and the headers named there."""
+    """Return what the command prints: statuses, or the status line and the headers that the page shows."""
     words = shlex.split(line)
     if words[0] == "for":
         return [str(status) for status in request(words, address)]
@@ -220,12 +220,12 @@ def answer(line: str, address: str, shown: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", generate.TABLES)
-def test_generated_tables_are_the_codes(name: str) -> None:
+def test_generated_tables_are_up_to_date(name: str) -> None:
     """``make pages`` writes them."""
     assert (DOCS / generate.TABLES[name][0]).read_text() == generate.page(name)
 
 
-def test_the_plots_are_what_the_script_decides(redis_client: object) -> None:
+def test_the_plots_are_up_to_date(redis_client: object) -> None:
     """``make pages`` draws them."""
     for file, drawing in plots.draw().items():
         assert (plots.IMAGES / file).read_text() == drawing, file
@@ -233,15 +233,13 @@ def test_the_plots_are_what_the_script_decides(redis_client: object) -> None:
 
 @pytest.mark.parametrize("algorithm", ["gcra", "leaky_bucket"])
 @pytest.mark.parametrize("rates", ["60/min", "60/min burst 10"])
-def test_algorithms_that_the_page_calls_the_same_decide_the_same(
-    redis_client: object, algorithm: str, rates: str
-) -> None:
+def test_algorithms_called_equal_decide_the_same(redis_client: object, algorithm: str, rates: str) -> None:
     same, bucket = Rate.parse(rates, algorithm), Rate.parse(rates, "token_bucket")
     shown = [[(one.admitted, one.refused) for one in scenarios([rate], rate)] for rate in (same, bucket)]
     assert shown[0] == shown[1]
 
 
-def test_rates_in_the_table_can_be_written() -> None:
+def test_rates_in_the_table_are_valid() -> None:
     shown = rows("reference/policies.md")
     assert "unlimited" in shown
     for text in list(shown)[: list(shown).index("blocked") + 1]:
@@ -250,11 +248,11 @@ def test_rates_in_the_table_can_be_written() -> None:
 
 
 def rows(page: str) -> dict[str, str]:
-    """The page's tables: the code in the first cell, and the line."""
+    """Return the rows of the page's tables by the code in their first cell."""
     return {line.split("`")[1]: line for line in (DOCS / page).read_text().splitlines() if line.startswith("| `")}
 
 
-def test_every_check_is_in_the_table_with_what_to_do() -> None:
+def test_every_check_is_in_the_table_with_its_hint() -> None:
     source = "".join(module.read_text() for module in Path(checks.__file__).parent.glob("*.py"))
     shown = rows("reference/checks.md")
     assert set(shown) == set(re.findall(r"id=\"([^\"]+)\"", source))
@@ -280,7 +278,7 @@ def test_every_signal_is_in_the_table_with_its_arguments() -> None:
         assert arguments == set(re.findall(r"`(\w+)`", shown[name].split("|")[3])) & arguments, name
 
 
-def test_the_python_api_names_all_that_the_package_exports() -> None:
+def test_the_python_api_page_has_every_exported_name() -> None:
     shown = re.findall(
         r"^\.\. auto\w+:: django_ratequota\.(\w+)$", (DOCS / "reference/python.md").read_text(), re.MULTILINE
     )

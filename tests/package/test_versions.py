@@ -1,4 +1,4 @@
-"""What is promised of versions, what the matrix runs and what the hooks pin say the same."""
+"""The promised versions, the legs of the matrix and the pinned hooks agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEGS = [set(name.split("-")) for name in TOX["tox"]["env_list"].split()]
 
 
 def factors(pattern: str) -> set[str]:
-    """The parts of the legs' names that match."""
+    """Return the parts of the legs' names that match."""
     return {factor for one in LEGS for factor in one if re.fullmatch(pattern, factor)}
 
 
@@ -54,7 +54,7 @@ def test_every_kind_of_server_and_database_has_a_leg() -> None:
     assert {"postgresql", "uuid", "drfnew"} <= factors("[a-z]+")
 
 
-def test_every_file_that_a_leg_runs_is_there() -> None:
+def test_every_file_that_a_leg_runs_exists() -> None:
     named = [name for one in LEGS for name in leg.tests_of(one) if not name.startswith("--deselect=")]
     assert {name for names in leg.PARTS.values() for name in names.split()} == {name[6:-3] for name in named}
     assert [name for name in named if not (ROOT / name).exists()] == []
@@ -71,7 +71,7 @@ def test_hooks_pin_what_lint_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "factor", "fits"),
+    ("output", "factor", "fits"),
     [
         ("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64 build=ae4d7c971a948f0", "redis70", True),
         ("Redis server v=8.0.2 sha=00000000:1 malloc=jemalloc-5.3.0 bits=64 build=ae4d7c971a948f0", "redis70", False),
@@ -79,19 +79,19 @@ def test_hooks_pin_what_lint_runs() -> None:
         ("Valkey server v=7.0.1 sha=00000000:1 malloc=libc bits=64 build=0", "redis70", False),
     ],
 )
-def test_a_server_is_what_the_leg_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, factor: str, fits: bool
+def test_a_server_has_the_version_of_its_leg(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, factor: str, fits: bool
 ) -> None:
     program = tmp_path / "server"
-    program.write_text(f"#!/bin/sh\necho '{says}'\n")
+    program.write_text(f"#!/bin/sh\necho '{output}'\n")
     program.chmod(0o755)
     monkeypatch.setitem(leg.SERVERS, factor, lambda: str(program))
-    found, told = leg.find_server(factor)
+    found, name = leg.find_server(factor)
     assert found == (str(program) if fits else None)
-    assert says.split()[2].removeprefix("v=") in told
+    assert output.split()[2].removeprefix("v=") in name
 
 
-def test_a_server_that_is_not_here_is_told(
+def test_a_missing_server_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(leg.SERVERS, "redis70", lambda: None)
@@ -101,7 +101,7 @@ def test_a_server_that_is_not_here_is_told(
     assert capsys.readouterr().out == (tmp_path / "legs").read_text() == f"not run: {name}: no redis70 is here\n"
 
 
-def test_a_leg_holds_its_versions_to_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_leg_fails_with_versions_other_than_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     python = f"py{sys.version_info[0]}{sys.version_info[1]}"
     assert leg.mismatches([python, f"django{django.VERSION[0]}{django.VERSION[1]}", "drfnew", "uuid"]) == []
     assert leg.main(f"{python}-django11-drfnew-valkey91", []) == 1

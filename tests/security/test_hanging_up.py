@@ -17,7 +17,7 @@ from asgiref.sync import async_to_sync
 from django.http import HttpResponse
 
 from django_ratequota import Bucket, Limiter, Rate, check_request
-from django_ratequota.enforcement.outcome import asettle
+from django_ratequota.enforcement.settlement import asettle
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.utils import shielding
 from tests.enforcement.test_propagation import Process

@@ -71,7 +71,7 @@ class ExplainForm(forms.Form):
         user.error_messages["invalid_choice"] = _("There is no such user. Choose one, or enter a user's id.")
         self.fields = {"user": user, **self.fields}
         names = Endpoint.objects.values_list("name", flat=True)
-        self._choose("endpoint", names, _("none named"))
+        self._choose("endpoint", names, _("none"))
         if settings.identifiers:
             self._choose("kind", settings.identifiers, "—")
         else:
@@ -108,7 +108,7 @@ class ExplainForm(forms.Form):
             method=data.get("method") or "GET",
             cost=data.get("cost"),
         )
-        for read in (self.query.caller, self.query.place):
+        for read in (self.query.caller, self.query.request_arguments):
             try:
                 read()
             except ValidationError as error:

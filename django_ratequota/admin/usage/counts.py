@@ -1,10 +1,10 @@
-"""Counts for the live usage page: what is chosen, what was counted of it, and its sums."""
+"""The counts of the Live usage page: what the operator selected, its chart, sums and refusals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from django.utils import timezone
 from django.utils.formats import date_format
@@ -25,134 +25,140 @@ from ..charts import Plot, Series, plot
 from ..formatting import number_text, percent
 
 SPANS: dict[Span, Any] = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
-_STEPS: dict[Span, Any] = {
+_TITLES: dict[Span, Any] = {
     "hour": _("Requests per minute"),
     "day": _("Requests per 15 minutes"),
     "week": _("Requests per hour"),
 }
-OUTCOMES: tuple[Literal["admitted", "refused", "would_refuse"], ...] = ("admitted", "refused", "would_refuse")
-_NOTHING = Counts()
-#: Refusals that are looked through at least, where an endpoint or a policy is chosen.
+#: Newest refusals that are searched for those of a selected endpoint or policy.
 _SEARCHED = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """What the operator looks at."""
+class Selection:
+    """What the operator selected: a span of time, and all requests, those of an endpoint, or those of a policy."""
 
     span: Span = "hour"
     #: 0 = requests that belong to no endpoint; None = all requests.
     endpoint_id: int | None = None
     policy_id: int | None = None
-    #: Whether the page asks again by itself.
+    #: Whether the page reloads by itself.
     refresh: bool = False
 
     def query(self, **changes: Any) -> str:
-        """The choice as the query of a link, changed so."""
-        chosen = replace(self, **changes)
-        given = {"span": chosen.span, "endpoint": chosen.endpoint_id, "policy": chosen.policy_id}
-        if chosen.refresh:
-            given["refresh"] = 1
-        return "?" + urlencode({name: value for name, value in given.items() if value is not None})
+        """Return the query string of a link to this selection with ``changes``."""
+        other = replace(self, **changes)
+        params = {
+            "span": other.span,
+            "endpoint": other.endpoint_id,
+            "policy": other.policy_id,
+            "refresh": 1 if other.refresh else None,
+        }
+        return "?" + urlencode({name: value for name, value in params.items() if value is not None})
 
     @property
     def slug(self) -> str:
-        """The choice as a part of a file's name."""
+        """The selection as a part of a file name."""
         ids = {"endpoint": self.endpoint_id, "policy": self.policy_id}
         return "-".join([f"last-{self.span}", *(f"{name}-{pk}" for name, pk in ids.items() if pk is not None)])
 
-    def of(self, timeline: Timeline) -> tuple[Counts, ...]:
-        """The counts of what is chosen."""
+    def counts(self, timeline: Timeline) -> tuple[Counts, ...]:
+        """Return the selection's counts, one per slot of the timeline."""
         counts: tuple[Counts, ...] | None = timeline.total
         if self.policy_id is not None:
             counts = timeline.policies.get(self.policy_id)
         elif self.endpoint_id is not None:
             counts = timeline.endpoints.get(self.endpoint_id)
-        return counts or (_NOTHING,) * len(timeline.starts)
+        return counts or (Counts(),) * len(timeline.starts)
 
 
-def summed(counts: Iterable[Counts]) -> Counts:
-    """All of them together."""
+def sum_counts(counts: Iterable[Counts]) -> Counts:
+    """Return the sum of the slots."""
     admitted = refused = would_refuse = 0
-    for one in counts:
-        admitted += one.admitted
-        refused += one.refused
-        would_refuse += one.would_refuse
+    for slot in counts:
+        admitted += slot.admitted
+        refused += slot.refused
+        would_refuse += slot.would_refuse
     return Counts(admitted, refused, would_refuse)
 
 
-def sums(rows: Mapping[int, tuple[Counts, ...]]) -> list[tuple[int, Counts]]:
-    """Each one's sum by id: the most refused first, then the most used."""
-    found = {pk: summed(counts) for pk, counts in rows.items()}
-    order = sorted(found, key=lambda pk: (-found[pk].refused, -found[pk].would_refuse, -found[pk].admitted, pk))
-    return [(pk, found[pk]) for pk in order]
+def sums_by_id(rows: Mapping[int, tuple[Counts, ...]]) -> list[tuple[int, Counts]]:
+    """Return (id, sum of its slots), the most refused first, then the most admitted."""
+    sums = {pk: sum_counts(counts) for pk, counts in rows.items()}
+    return sorted(sums.items(), key=lambda row: (-row[1].refused, -row[1].would_refuse, -row[1].admitted, row[0]))
 
 
 def cells(counts: Counts) -> list[str]:
-    """The numbers of a row: admitted, of these only logged, refused, and the part that was refused."""
+    """Return the numbers of a table row: admitted, of these refused by log mode, refused, and the share refused."""
     numbers = [number_text(number) for number in (counts.admitted, counts.would_refuse, counts.refused)]
     return [*numbers, percent(counts.refused, counts.admitted + counts.refused)]
 
 
 def totals(counts: Counts) -> list[dict[str, str]]:
-    """The sums of the whole time."""
-    everything = counts.admitted + counts.refused
-    named = [
-        (_("Requests"), everything),
-        (_("Admitted"), counts.admitted),
-        (_("Of these, would be refused (log mode)"), counts.would_refuse),
-        (_("Refused"), counts.refused),
-    ]
+    """Return the totals below the chart: all requests, then each outcome with its share."""
+    requests = counts.admitted + counts.refused
+    outcomes = {
+        _("Admitted"): counts.admitted,
+        _("Of these, would be refused (log mode)"): counts.would_refuse,
+        _("Refused"): counts.refused,
+    }
     return [
-        {"name": str(name), "number": number_text(number), "share": percent(number, everything) if at else ""}
-        for at, (name, number) in enumerate(named)
+        {"name": gettext("Requests"), "number": number_text(requests), "share": ""},
+        *(
+            {"name": str(name), "number": number_text(number), "share": percent(number, requests)}
+            for name, number in outcomes.items()
+        ),
     ]
 
 
-def drawn(timeline: Timeline, chosen: Chosen) -> Plot:
-    """The plot of what is chosen."""
-    counts = chosen.of(timeline)
-    form = "D H:i" if chosen.span == "week" else "H:i"
+def chart(timeline: Timeline, selection: Selection) -> Plot:
+    """Return the chart of the selection's counts."""
+    counts = selection.counts(timeline)
+    label_format = "D H:i" if selection.span == "week" else "H:i"
     return plot(
-        title=str(_STEPS[chosen.span]),
-        labels=[date_format(timezone.localtime(start), form) for start in timeline.starts],
+        title=str(_TITLES[selection.span]),
+        labels=[date_format(timezone.localtime(start), label_format) for start in timeline.starts],
         series=[
-            Series(gettext("admitted"), "admitted", [max(0, one.admitted - one.would_refuse) for one in counts]),
-            Series(gettext("admitted, would be refused"), "would", [one.would_refuse for one in counts]),
-            Series(gettext("refused"), "refused", [one.refused for one in counts]),
+            Series(gettext("admitted"), "admitted", [max(0, slot.admitted - slot.would_refuse) for slot in counts]),
+            Series(gettext("admitted, would be refused"), "would", [slot.would_refuse for slot in counts]),
+            Series(gettext("refused"), "refused", [slot.refused for slot in counts]),
         ],
         empty=gettext("No requests were counted in this time."),
     )
 
 
-def tops(chosen: Chosen, most: int) -> dict[str, tuple[TopCaller, ...]]:
-    """The busiest callers by each of the three counts; raises ``StoreError``."""
-    return timelines.top_callers(chosen.span, endpoint_id=chosen.endpoint_id, policy_id=chosen.policy_id, most=most)
+def top_callers(selection: Selection, most: int) -> dict[str, tuple[TopCaller, ...]]:
+    """Return the busiest callers by each outcome; raises ``StoreError``."""
+    return timelines.top_callers(
+        selection.span, endpoint_id=selection.endpoint_id, policy_id=selection.policy_id, most=most
+    )
 
 
-def refusals(chosen: Chosen, endpoints: Mapping[int, Any], most: int) -> list[Refusal]:
-    """The newest refusals of what is chosen, whenever they were; raises ``StoreError``."""
-    if chosen.policy_id is None and chosen.endpoint_id is None:
+def newest_refusals(selection: Selection, endpoints: Mapping[int, Any], most: int) -> list[Refusal]:
+    """Return the newest refusals of the selected endpoint or policy, of any time; raises ``StoreError``."""
+    if selection.policy_id is None and selection.endpoint_id is None:
         return list(recorded_refusals.refusals(most))
-    found = recorded_refusals.refusals(max(most, _SEARCHED))
-    if chosen.policy_id is not None:
-        return [one for one in found if any(b.refused and b.policy_id == chosen.policy_id for b in one.buckets)][
-            :most
-        ]
+    refusals = recorded_refusals.refusals(max(most, _SEARCHED))
+    if selection.policy_id is not None:
+        return [
+            refusal
+            for refusal in refusals
+            if any(bucket.refused and bucket.policy_id == selection.policy_id for bucket in refusal.buckets)
+        ][:most]
     facts = {pk: endpoint_facts(endpoint) for pk, endpoint in endpoints.items()}
     snapshot = Snapshot(revision=0, plans={}, defaults={}, endpoints=facts, groups={})
     views = {route: (name or None, view) for route, name, view in known_views()}
-    belonging = []
-    for one in found:
-        name, view = views.get(one.route, (None, None))
+
+    def matches(refusal: Refusal) -> bool:
+        name, view = views.get(refusal.route, (None, None))
         matched = match_endpoints(
             snapshot,
-            scope=one.scope or None,
-            route=one.route or None,
+            scope=refusal.scope or None,
+            route=refusal.route or None,
             name=name,
-            method=one.method,
-            handling=handling_of_view(view, one.method),
+            method=refusal.method,
+            handling=handling_of_view(view, refusal.method),
         )
-        if chosen.endpoint_id in ([endpoint.id for endpoint in matched] or [0]):
-            belonging.append(one)
-    return belonging[:most]
+        return selection.endpoint_id in ([endpoint.id for endpoint in matched] or [0])
+
+    return [refusal for refusal in refusals if matches(refusal)][:most]

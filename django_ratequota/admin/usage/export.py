@@ -13,8 +13,8 @@ from django.utils.translation import gettext_lazy as _
 from ...monitoring import timeline as timelines
 from ...monitoring.timeline import Counts
 from ..names import caller_text, usernames
-from .counts import Chosen, refusals, sums, tops
-from .labels import Names
+from .counts import Selection, newest_refusals, sums_by_id, top_callers
+from .labels import VisibleNames
 
 #: Callers of a file, by each of the three counts.
 _CALLERS = 1000
@@ -63,35 +63,35 @@ def _of(counts: Counts) -> tuple[int, int, int]:
     return counts.admitted, counts.would_refuse, counts.refused
 
 
-def _timeline(chosen: Chosen, names: Names) -> Table:
-    timeline = timelines.timeline(chosen.span)
-    slots = zip(timeline.starts, chosen.of(timeline), strict=True)
+def _timeline(selection: Selection, names: VisibleNames) -> Table:
+    timeline = timelines.timeline(selection.span)
+    slots = zip(timeline.starts, selection.counts(timeline), strict=True)
     return [_("from"), *_COUNTS], ([start.isoformat(), *_of(counts)] for start, counts in slots)
 
 
-def _endpoints(chosen: Chosen, names: Names) -> Table:
-    found = sums(timelines.timeline(chosen.span).endpoints)
+def _endpoints(selection: Selection, names: VisibleNames) -> Table:
+    found = sums_by_id(timelines.timeline(selection.span).endpoints)
     return ["id", _("endpoint"), *_COUNTS], [[pk, names.endpoint(pk), *_of(counts)] for pk, counts in found]
 
 
-def _policies(chosen: Chosen, names: Names) -> Table:
-    names.read(chosen, timelines.timeline(chosen.span), most=None)
+def _policies(selection: Selection, names: VisibleNames) -> Table:
+    names.read(selection, timelines.timeline(selection.span), most=None)
     rows = [[pk, names.policy(pk), *_of(counts)] for pk, counts in names.policy_sums]
     return ["id", _("policy"), *_COUNTS], rows
 
 
-def _callers(chosen: Chosen, names: Names) -> Table:
-    found = {top.caller: top for rows in tops(chosen, _CALLERS).values() for top in rows}
+def _callers(selection: Selection, names: VisibleNames) -> Table:
+    found = {top.caller: top for rows in top_callers(selection, _CALLERS).values() for top in rows}
     users = usernames(found)
     order = sorted(found.values(), key=lambda top: (-top.counts.refused, -top.counts.admitted, top.caller))
     # What a policy admitted is not counted by caller.
-    heads, left_out = (_COUNTS, 0) if chosen.policy_id is None else (_OF_POLICY, 1)
+    heads, left_out = (_COUNTS, 0) if selection.policy_id is None else (_OF_POLICY, 1)
     rows = [[top.caller, caller_text(top.caller, users), *_of(top.counts)[left_out:]] for top in order]
     return [_("caller"), _("name"), *heads], rows
 
 
-def _refused(chosen: Chosen, names: Names) -> Table:
-    found = refusals(chosen, names.endpoints, _REFUSALS)
+def _refused(selection: Selection, names: VisibleNames) -> Table:
+    found = newest_refusals(selection, names.endpoints, _REFUSALS)
     users = usernames(one.caller for one in found)
     heads = ["id", _("at"), _("refusals"), _("caller"), _("name"), _("address"), _("method"), _("scope"), _("route")]
     rows = [
@@ -115,7 +115,7 @@ def _refused(chosen: Chosen, names: Names) -> Table:
 
 
 #: Each file by its name; may raise ``StoreError``, but not once it is being sent.
-EXPORTS: dict[str, Callable[[Chosen, Names], Table]] = {
+EXPORTS: dict[str, Callable[[Selection, VisibleNames], Table]] = {
     "timeline": _timeline,
     "endpoints": _endpoints,
     "policies": _policies,

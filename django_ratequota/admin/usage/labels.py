@@ -1,4 +1,4 @@
-"""What ids of callers, endpoints and policies are called on operators' pages, and where they lead."""
+"""Names of the endpoints, policies and callers on the Live usage page, and the links to their pages."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from ...monitoring.timeline import Counts, Timeline
 from ..formatting import shown
 from ..names import caller_text, deleted
 from ..pages import page_url
-from ..permissions import PolicyPermissions
-from .counts import SPANS, Chosen, sums
+from .counts import SPANS, Selection, sums_by_id
 
-#: Policies of a table that are named; what is more is counted.
-SHOWN = 50
+#: Rows of a table; the others are counted.
+MOST_LISTED = 50
 
 
-class Names:
+class VisibleNames:
     """Endpoints and policies by id, as far as the operator may see them, read in a fixed number of queries."""
 
-    def __init__(self, model_admin: PolicyPermissions, request: Any) -> None:
+    def __init__(self, model_admin: Any, request: Any) -> None:
         site = model_admin.admin_site
         self._site = site.name
         self._visible = model_admin.get_queryset(request).select_related("user", "plan", "endpoint")
-        #: Whether policies that are gone may be told from those that are not the operator's to see.
+        #: Whether the operator sees every policy, so that a policy that is not found is a deleted one.
         self.sees_all = model_admin.sees_all_policies(request)
         self._opens_endpoints = site.is_registered(Endpoint) and site.get_model_admin(Endpoint).has_view_permission(
             request
@@ -40,74 +39,72 @@ class Names:
 
     @cached_property
     def endpoints(self) -> dict[int, Endpoint]:
-        """All of them by id, in the order of their names."""
+        """All endpoints by id, in the order of their names."""
         return {endpoint.pk: endpoint for endpoint in Endpoint.objects.order_by("name")}
 
-    def may_choose(self, policy_id: int) -> bool:
-        """Whether the policy's counts are the operator's to see."""
+    def may_select(self, policy_id: int) -> bool:
+        """Return whether the operator may see the policy's counts."""
         return self.sees_all or bool(self._visible.filter(pk=policy_id).exists())
 
     def read(
         self,
-        chosen: Chosen,
+        selection: Selection,
         timeline: Timeline | None = None,
         refusals: Iterable[Refusal] = (),
-        most: int | None = SHOWN,
+        most: int | None = MOST_LISTED,
     ) -> None:
-        """Read the policies that a page or a file names, ``most`` of the timeline's: two queries at most."""
-        self.policy_sums = sums(timeline.policies) if timeline else []
+        """Read the policies that a page or a file names, ``most`` of the timeline's, in at most two queries."""
+        self.policy_sums = sums_by_id(timeline.policies) if timeline else []
         if not self.sees_all:
             counted = [pk for pk, _counts in self.policy_sums]
-            theirs = set(self._visible.filter(pk__in=counted).values_list("pk", flat=True))
-            self.policy_sums = [(pk, counts) for pk, counts in self.policy_sums if pk in theirs]
+            visible = set(self._visible.filter(pk__in=counted).values_list("pk", flat=True))
+            self.policy_sums = [(pk, counts) for pk, counts in self.policy_sums if pk in visible]
         wanted = [pk for pk, _counts in self.policy_sums[:most]]
-        wanted += [] if chosen.policy_id is None else [chosen.policy_id]
-        wanted += [b.policy_id for one in refusals for b in one.buckets if b.policy_id is not None]
+        wanted += [] if selection.policy_id is None else [selection.policy_id]
+        wanted += [b.policy_id for refusal in refusals for b in refusal.buckets if b.policy_id is not None]
         found = self._visible.in_bulk(wanted)
         self.policies = {pk: found.get(pk) for pk in dict.fromkeys(wanted) if pk in found or self.sees_all}
 
     def endpoint(self, pk: int) -> str:
-        """Its name; that of no endpoint for 0."""
+        """Return the endpoint's name; "no endpoint" for 0."""
         if not pk:
             return gettext("no endpoint")
         return shown(self.endpoints[pk]) if pk in self.endpoints else deleted(pk)
 
     def policy(self, pk: int) -> str:
-        """Audience, endpoint and rates."""
+        """Return the policy's audience, endpoint and rates."""
         policy = self.policies.get(pk)
         return deleted(pk) if policy is None else shown(policy)
 
     def endpoint_url(self, pk: int) -> str:
-        """Its page; "" where there is none, or none for this operator."""
+        """Return the endpoint's page; "" where the operator has none."""
         known = self._opens_endpoints and pk in self.endpoints
         return page_url(self._site, "endpoint_change", pk) if known else ""
 
     def policy_url(self, pk: int) -> str:
-        """Its page; "" where there is none."""
+        """Return the policy's page; "" where the operator has none."""
         return page_url(self._site, "ratepolicy_change", pk) if self.policies.get(pk) else ""
 
-    def title(self, chosen: Chosen) -> str:
-        """What is chosen, in words."""
-        words = [str(SPANS[chosen.span])]
-        if chosen.endpoint_id is not None:
-            named = gettext("endpoint %s") % self.endpoint(chosen.endpoint_id)
-            words.append(named if chosen.endpoint_id else self.endpoint(0))
-        if chosen.policy_id is not None:
-            words.append(gettext("policy %s") % self.policy(chosen.policy_id))
+    def title(self, selection: Selection) -> str:
+        """Return the selection in words."""
+        words = [str(SPANS[selection.span])]
+        if selection.endpoint_id is not None:
+            name = self.endpoint(selection.endpoint_id)
+            words.append(gettext("endpoint %s") % name if selection.endpoint_id else name)
+        if selection.policy_id is not None:
+            words.append(gettext("policy %s") % self.policy(selection.policy_id))
         return ", ".join(words)
 
 
 def caller_cell(caller: str, users: Mapping[str, str], site: str, endpoint: str = "") -> dict[str, str]:
-    """A caller's name and the way to what applies to it."""
+    """Return a caller's name and the link that explains its limits."""
     return {"text": caller_text(caller, users), "explain": explain_url(site, caller, endpoint)}
 
 
 def explain_url(site: str, caller: str, endpoint: str = "") -> str:
-    """Where the caller's limits, those at the endpoint of this name say, are explained; "" where nothing can be."""
+    """Return the link to Explain for the caller, at the endpoint of this name; "" for a caller without a value."""
     kind, _colon, value = caller.partition(":")
     if not value:
         return ""
-    asked = {kind: value} if kind in ("user", "ip") else {"kind": kind, "value": value}
-    if endpoint:
-        asked["endpoint"] = endpoint
-    return page_url(site, "ratepolicy_explain", query=asked)
+    query = {kind: value} if kind in ("user", "ip") else {"kind": kind, "value": value}
+    return page_url(site, "ratepolicy_explain", query={**query, "endpoint": endpoint} if endpoint else query)

@@ -1,7 +1,6 @@
-"""The live usage page: requests over time, the busiest callers, refusals, the store, and the newest revision's proof.
+"""The Live usage page: requests over time, the busiest callers, refusals, workers and Redis servers.
 
-Seen by those who may look at policies. Operators who may look at overrides only see the counts of all requests,
-but of no policy that is not theirs to see.
+Operators who may only see overrides see the counts of all requests, but of no policy that they may not see.
 """
 
 from __future__ import annotations
@@ -12,10 +11,7 @@ from typing import Any, TypeVar
 
 from django import forms
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.http import HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import path
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -29,148 +25,119 @@ from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
 from ..formatting import moment, number_text, shown
 from ..names import usernames
-from ..pages import page_url
-from ..permissions import PolicyPermissions
-from . import counts as figures
+from ..pages import AdminPage, page_url
 from . import workers
-from .counts import SPANS, Chosen, cells
+from .counts import SPANS, Selection, cells, chart, newest_refusals, sum_counts, sums_by_id, top_callers, totals
 from .export import EXPORTS, csv_response
-from .labels import SHOWN, Names, caller_cell
+from .labels import MOST_LISTED, VisibleNames, caller_cell
 
-Found = TypeVar("Found")
+Reply = TypeVar("Reply")
 
-_CALLERS = 10
-_REFUSALS = 50
+_MOST_CALLERS = 10
+_MOST_REFUSALS = 50
 _ID = re.compile("[0-9]{1,18}")
-_TOPS = {
+_TOP_TITLES = {
     "admitted": _("Most requests admitted"),
     "refused": _("Most requests refused"),
     "would_refuse": _("Most requests that log mode would have refused"),
 }
-_KNOWN_CALLERS = {
+_TOP_NOTES = {
     "hour": _("Callers are counted per clock hour. These counts cover the current hour and the one before."),
     "day": _("Callers are counted per clock hour. These counts cover the current hour and the 24 before."),
     "week": _("Callers are recorded for the last 48 hours only."),
 }
-_MEDIA = forms.Media(
-    css={"all": ["django_ratequota/plots.css", "django_ratequota/usage.css"]}, js=["django_ratequota/usage.js"]
-)
 
 
-class LiveUsage(PolicyPermissions):
-    """Shows operators what is going on."""
+class _SelectionPage(AdminPage):
+    """A page about what the query string selects."""
 
-    def get_urls(self) -> list[Any]:
-        """With the page, and what it exports."""
-        view = self.admin_site.admin_view
-        own = [
-            path("usage/", view(self.usage_view), name="django_ratequota_ratepolicy_usage"),
-            path("usage/csv/", view(self.usage_csv_view), name="django_ratequota_ratepolicy_usage_csv"),
-        ]
-        return [*own, *super().get_urls()]
-
-    def usage_view(self, request: Any) -> Any:
-        """The page."""
-        chosen, names = self._chosen(request)
-        timeline, timeline_error = _tried(lambda: timelines.timeline(chosen.span))
-        tops, tops_error = _tried(lambda: figures.tops(chosen, _CALLERS))
-        refusals, refusals_error = _tried(lambda: figures.refusals(chosen, names.endpoints, _REFUSALS))
-        names.read(chosen, timeline, refusals or ())
-        callers = [top.caller for rows in (tops or {}).values() for top in rows]
-        users = usernames([*callers, *(one.caller for one in refusals or ())])
-        title = gettext("Live usage: %s") % names.title(chosen)
-        request.current_app = self.admin_site.name
-        context = {
-            **self.admin_site.each_context(request),
-            **self._choices(chosen, names),
-            **_counted(timeline, chosen, names),
-            "timeline_error": timeline_error,
-            "tops": [
-                {"title": _TOPS[by], "rows": [self._top(top, users, chosen, names) for top in rows]}
-                for by, rows in (tops or {}).items()
-                if chosen.policy_id is None or by != "admitted"
-            ],
-            "tops_error": tops_error,
-            "tops_note": _KNOWN_CALLERS[chosen.span],
-            "refusals": [self._refusal(one, users, names) for one in refusals or ()],
-            "refusals_error": refusals_error,
-            **_store(),
-            **_reports(),
-            "unreadable": _unreadable(names),
-            "title": title,
-            "original": title,  # the end of the breadcrumbs
-            "opts": self.opts,
-            "media": self.media + _MEDIA,
-            "has_view_permission": True,
-        }
-        return TemplateResponse(request, "admin/django_ratequota/ratepolicy/usage.html", context)
-
-    def usage_csv_view(self, request: Any) -> Any:
-        """One table of the page as CSV, whole; back to the page, with the reason, where that cannot be."""
-        chosen, names = self._chosen(request)
-        what = request.GET.get("what", "")
-        if what in EXPORTS:
-            try:
-                table = EXPORTS[what](chosen, names)
-            except StoreError as error:
-                text = _("Redis did not answer (%(reason)s). Nothing was exported. Try again later.")
-                self.message_user(request, text % {"reason": error.reason}, messages.ERROR)
-            else:
-                return csv_response(f"ratequota-{what}-{chosen.slug}", table)
-        else:
-            text = _("There is no export “%(what)s”. Choose one of: %(known)s.")
-            known = {"what": shown(what)[:60], "known": ", ".join(EXPORTS)}
-            self.message_user(request, text % known, messages.ERROR)
-        return HttpResponseRedirect(page_url(self.admin_site.name, "ratepolicy_usage") + chosen.query())
-
-    def _chosen(self, request: Any) -> tuple[Chosen, Names]:
-        """What the query asks for; what it asks in vain is told and left out. Raises ``PermissionDenied``."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        names = Names(self, request)
-        given = {name: request.GET.get(name, "") for name in ("span", "endpoint", "policy")}
-        span: Span = next((span for span in SPANS if span == given["span"]), "hour")
-        ids = {name: int(given[name]) if _ID.fullmatch(given[name]) else None for name in ("endpoint", "policy")}
-        if ids["policy"] is not None and not names.may_choose(ids["policy"]):
+    def selection(self, request: Any) -> tuple[Selection, VisibleNames]:
+        """Return the selection and the names for it; warns of parameters that are ignored."""
+        names = VisibleNames(self.admin, request)
+        params = {name: request.GET.get(name, "") for name in ("span", "endpoint", "policy")}
+        span: Span = next((span for span in SPANS if span == params["span"]), "hour")
+        ids = {name: int(params[name]) if _ID.fullmatch(params[name]) else None for name in ("endpoint", "policy")}
+        if ids["policy"] is not None and not names.may_select(ids["policy"]):
             ids["policy"] = None
-        understood = {"span": given["span"] in SPANS, **{name: pk is not None for name, pk in ids.items()}}
-        for name, value in given.items():
-            if value and not understood[name]:
+        known = {"span": params["span"] in SPANS, **{name: pk is not None for name, pk in ids.items()}}
+        for name, value in params.items():
+            if value and not known[name]:
                 text = _("%(name)s=%(value)s was ignored: unknown value.")
-                self.message_user(request, text % {"name": name, "value": shown(value)[:60]}, messages.WARNING)
+                words = {"name": name, "value": shown(value)[:60]}
+                self.admin.message_user(request, text % words, messages.WARNING)
         if None not in ids.values():
             ids["endpoint"] = None
             text = _(
-                "The endpoint was ignored: requests are counted by endpoint or by policy, not by "
-                "both. These are the policy's counts."
+                "The endpoint was ignored: requests are counted by endpoint or by policy, not by both. "
+                "These are the policy's counts."
             )
-            self.message_user(request, text, messages.WARNING)
+            self.admin.message_user(request, text, messages.WARNING)
         refresh = request.GET.get("refresh") == "1"
-        return Chosen(span=span, endpoint_id=ids["endpoint"], policy_id=ids["policy"], refresh=refresh), names
+        return Selection(span=span, endpoint_id=ids["endpoint"], policy_id=ids["policy"], refresh=refresh), names
 
-    def _choices(self, chosen: Chosen, names: Names) -> dict[str, Any]:
-        """The form of the page, and its links."""
+
+class UsagePage(_SelectionPage):
+    """What happens now, and in the last hour, day or week."""
+
+    path, name = "usage/", "usage"
+    media = forms.Media(
+        css={"all": ["django_ratequota/plots.css", "django_ratequota/usage.css"]}, js=["django_ratequota/usage.js"]
+    )
+
+    def view(self, request: Any) -> Any:
+        """Return the page. Each part that Redis does not answer says so; the others are shown."""
+        selection, names = self.selection(request)
+        timeline, timeline_error = _reply(lambda: timelines.timeline(selection.span))
+        tops, tops_error = _reply(lambda: top_callers(selection, _MOST_CALLERS))
+        refusals, refusals_error = _reply(lambda: newest_refusals(selection, names.endpoints, _MOST_REFUSALS))
+        names.read(selection, timeline, refusals or ())
+        callers = [top.caller for rows in (tops or {}).values() for top in rows]
+        users = usernames([*callers, *(refusal.caller for refusal in refusals or ())])
+        context = {
+            "title": gettext("Live usage: %s") % names.title(selection),
+            **self._choices(selection, names),
+            **_counted(timeline, selection, names),
+            "timeline_error": timeline_error,
+            "tops": [
+                {"title": _TOP_TITLES[outcome], "rows": [self._top(top, users, selection, names) for top in rows]}
+                for outcome, rows in (tops or {}).items()
+                if selection.policy_id is None or outcome != "admitted"
+            ],
+            "tops_error": tops_error,
+            "tops_note": _TOP_NOTES[selection.span],
+            "refusals": [self._refusal(refusal, users, names) for refusal in refusals or ()],
+            "refusals_error": refusals_error,
+            **_servers(),
+            **_workers(),
+            "unreadable": _unreadable(names),
+        }
+        return self.render(request, "usage.html", context)
+
+    def _choices(self, selection: Selection, names: VisibleNames) -> dict[str, Any]:
+        """Return the choices of the page's form, and the links to the exports."""
         endpoints = dict.fromkeys([*names.endpoints, 0])
-        if chosen.endpoint_id is not None:
-            endpoints.setdefault(chosen.endpoint_id)
-        csv = page_url(self.admin_site.name, "ratepolicy_usage_csv")
+        if selection.endpoint_id is not None:
+            endpoints.setdefault(selection.endpoint_id)
+        csv = self.admin.page_url("usage_csv")
         return {
-            "chosen": chosen,
-            "spans": [(span, text, span == chosen.span) for span, text in SPANS.items()],
-            "endpoint_choices": [(str(pk), names.endpoint(pk), pk == chosen.endpoint_id) for pk in endpoints],
-            "policy_choices": [(str(pk), names.policy(pk), pk == chosen.policy_id) for pk in names.policies],
-            "csv": {what: f"{csv}{chosen.query(refresh=False)}&what={what}" for what in EXPORTS},
+            "selection": selection,
+            "spans": [(span, text, span == selection.span) for span, text in SPANS.items()],
+            "endpoint_choices": [(str(pk), names.endpoint(pk), pk == selection.endpoint_id) for pk in endpoints],
+            "policy_choices": [(str(pk), names.policy(pk), pk == selection.policy_id) for pk in names.policies],
+            "csv": {table: f"{csv}{selection.query(refresh=False)}&what={table}" for table in EXPORTS},
         }
 
-    def _top(self, top: TopCaller, users: Mapping[str, str], chosen: Chosen, names: Names) -> dict[str, Any]:
-        endpoint = names.endpoints.get(chosen.endpoint_id or 0)
-        who = caller_cell(top.caller, users, self.admin_site.name, endpoint.name if endpoint else "")
-        # What a policy admitted is not counted by caller, so neither that nor the part refused is known.
-        known = slice(None) if chosen.policy_id is None else slice(1, 3)
-        return {**who, "cells": cells(top.counts)[known]}
+    def _top(
+        self, top: TopCaller, users: Mapping[str, str], selection: Selection, names: VisibleNames
+    ) -> dict[str, Any]:
+        endpoint = names.endpoints.get(selection.endpoint_id or 0)
+        caller = caller_cell(top.caller, users, self.site.name, endpoint.name if endpoint else "")
+        # What a policy admitted is not counted by caller, so neither that nor the share refused is known.
+        known = slice(None) if selection.policy_id is None else slice(1, 3)
+        return {**caller, "cells": cells(top.counts)[known]}
 
-    def _refusal(self, refusal: Refusal, users: Mapping[str, str], names: Names) -> dict[str, Any]:
-        site = self.admin_site.name
+    def _refusal(self, refusal: Refusal, users: Mapping[str, str], names: VisibleNames) -> dict[str, Any]:
+        site = self.site.name
         ids = dict.fromkeys(b.policy_id for b in refusal.buckets if b.refused and b.policy_id in names.policies)
         return {
             "id": refusal.id,
@@ -185,32 +152,54 @@ class LiveUsage(PolicyPermissions):
         }
 
 
-def _tried(ask: Callable[[], Found]) -> tuple[Found | None, str]:
-    """What was asked for, or the reason why there is none."""
+class UsageExport(_SelectionPage):
+    """A table of the Live usage page as CSV, with all its rows."""
+
+    path, name = "usage/csv/", "usage_csv"
+
+    def view(self, request: Any) -> Any:
+        """Return the file; without an answer, or without such a table, go back to the page with the reason."""
+        selection, names = self.selection(request)
+        table = request.GET.get("what", "")
+        if table in EXPORTS:
+            try:
+                return csv_response(f"ratequota-{table}-{selection.slug}", EXPORTS[table](selection, names))
+            except StoreError as error:
+                text = _("Redis did not answer (%(reason)s). Nothing was exported. Try again later.")
+                words = {"reason": error.reason}
+        else:
+            text = _("There is no export “%(what)s”. Choose one of: %(known)s.")
+            words = {"what": shown(table)[:60], "known": ", ".join(EXPORTS)}
+        self.admin.message_user(request, text % words, messages.ERROR)
+        return HttpResponseRedirect(self.admin.page_url("usage") + selection.query())
+
+
+def _reply(read: Callable[[], Reply]) -> tuple[Reply | None, str]:
+    """Return what ``read`` returns and "", or None and the reason why Redis did not answer."""
     try:
-        return ask(), ""
+        return read(), ""
     except StoreError as error:
         return None, error.reason
 
 
-def _counted(timeline: Timeline | None, chosen: Chosen, names: Names) -> dict[str, Any]:
-    """The plot, its sums, and the tables of endpoints and policies."""
+def _counted(timeline: Timeline | None, selection: Selection, names: VisibleNames) -> dict[str, Any]:
+    """Return the chart, its totals, and the tables of endpoints and policies."""
     if timeline is None:
         return {}
-    endpoints = figures.sums(timeline.endpoints)
+    endpoints = sums_by_id(timeline.endpoints)
     return {
-        "plot": figures.drawn(timeline, chosen),
-        "totals": figures.totals(figures.summed(chosen.of(timeline))),
+        "plot": chart(timeline, selection),
+        "totals": totals(sum_counts(selection.counts(timeline))),
         "endpoints": [
-            _row(names.endpoint(pk), counts, chosen.query(endpoint_id=pk, policy_id=None), names.endpoint_url(pk))
-            for pk, counts in endpoints[:SHOWN]
+            _row(names.endpoint(pk), counts, selection.query(endpoint_id=pk, policy_id=None), names.endpoint_url(pk))
+            for pk, counts in endpoints[:MOST_LISTED]
         ],
-        "endpoints_more": max(0, len(endpoints) - SHOWN),
+        "endpoints_more": max(0, len(endpoints) - MOST_LISTED),
         "policies": [
-            _row(names.policy(pk), counts, chosen.query(endpoint_id=None, policy_id=pk), names.policy_url(pk))
-            for pk, counts in names.policy_sums[:SHOWN]
+            _row(names.policy(pk), counts, selection.query(endpoint_id=None, policy_id=pk), names.policy_url(pk))
+            for pk, counts in names.policy_sums[:MOST_LISTED]
         ],
-        "policies_more": max(0, len(names.policy_sums) - SHOWN),
+        "policies_more": max(0, len(names.policy_sums) - MOST_LISTED),
     }
 
 
@@ -218,31 +207,31 @@ def _row(name: str, counts: Counts, query: str, url: str) -> dict[str, Any]:
     return {"name": name, "cells": cells(counts), "query": query, "url": url}
 
 
-def _unreadable(names: Names) -> list[str]:
-    """A sentence for each text of rates that cannot be read, of policies that the operator may see."""
-    goes_on = _(
-        "Policy %(id)s: the rates %(rates)s cannot be read. The last readable rates still"
-        " apply: %(text)s. Edit the policy."
+def _unreadable(names: VisibleNames) -> list[str]:
+    """Return a sentence for each policy that the operator may see and whose rates cannot be read."""
+    kept = _(
+        "Policy %(id)s: the rates %(rates)s cannot be read. The last readable rates still apply: %(text)s. "
+        "Edit the policy."
     )
-    decides = _("Policy %(id)s: the rates %(rates)s cannot be read. Its “on error” decides. Edit the policy.")
+    lost = _("Policy %(id)s: the rates %(rates)s cannot be read. Its “on error” decides. Edit the policy.")
     return [
-        (goes_on if one.last_rates else decides)
-        % {"id": one.policy.pk, "rates": shown(repr(one.policy.rates)), "text": one.last_rates}
-        for one in find_unreadable()
-        if names.may_choose(one.policy.pk)
+        (kept if found.last_rates else lost)
+        % {"id": found.policy.pk, "rates": shown(repr(found.policy.rates)), "text": found.last_rates}
+        for found in find_unreadable()
+        if names.may_select(found.policy.pk)
     ]
 
 
-def _store() -> dict[str, Any]:
-    """The servers, as they describe themselves."""
-    replies, error = _tried(lambda: default_limiter().store.info())
-    return {"servers": workers.servers(replies or {}), "store_error": error}
+def _servers() -> dict[str, Any]:
+    """Return the table of Redis servers."""
+    infos, error = _reply(lambda: default_limiter().store.info())
+    return {"servers": workers.servers(infos or {}), "store_error": error}
 
 
-def _reports() -> dict[str, Any]:
-    """The workers, as they reported; this one alone while Redis cannot tell of the others."""
-    told, error = _tried(lambda: (default_limiter().stored_revision(), health.reports()))
-    revision, reports = told or (0, [health.health()])
+def _workers() -> dict[str, Any]:
+    """Return what the workers reported; without an answer of Redis, the state of this worker alone."""
+    reply, error = _reply(lambda: (default_limiter().stored_revision(), health.reports()))
+    revision, reports = reply or (0, [health.health()])
     newest = PolicyChange.objects.exclude(action=PolicyChange.Action.RESET).order_by("-pk").first()
     return {
         **workers.propagation(revision, reports),
