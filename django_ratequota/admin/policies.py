@@ -62,9 +62,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     ]
 
     class Media:
-        css = {
-            "all": ["django_ratequota/plots.css", "django_ratequota/admin.css", "django_ratequota/preview.css"],
-        }
+        css = {"all": ["django_ratequota/plots.css", "django_ratequota/admin.css", "django_ratequota/preview.css"]}
         js = ["django_ratequota/preview.js"]
 
     def get_search_fields(self, request: Any) -> list[str]:
