@@ -62,9 +62,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     ]
 
     class Media:
-        css = {
-            "all": ["django_ratequota/plots.css", "django_ratequota/admin.css", "django_ratequota/preview.css"],
-        }
+        css = {"all": ["django_ratequota/plots.css", "django_ratequota/admin.css", "django_ratequota/preview.css"]}
         js = ["django_ratequota/preview.js"]
 
     def get_search_fields(self, request: Any) -> list[str]:
@@ -104,12 +102,12 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
 
     @admin.display(description=_("audience"), ordering="plan__name")
     def audience(self, policy: RatePolicy) -> str:
-        """Whom the policy is for."""
+        """Return the policy's audience."""
         return shown(policy.audience)
 
     @admin.display(description=_("endpoint"), ordering="endpoint__name")
     def endpoint_name(self, policy: RatePolicy) -> str:
-        """What it limits."""
+        """Return the endpoint's name."""
         return policy.endpoint.name if policy.endpoint else str(WITHOUT["endpoint"])
 
     @admin.display(description=_("when"), ordering="ends_at")
@@ -119,5 +117,5 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, policy: RatePolicy) -> bool:
-        """Whether it counts now."""
+        """Return whether the policy applies now."""
         return policy.mode != RatePolicy.Mode.OFF and is_active(policy)

@@ -1,4 +1,4 @@
-"""Shows warnings after a save, where a policy or an endpoint cannot do what it seems to. Nothing is refused."""
+"""Warnings after a save, for policies and endpoints without the effect one would expect. Nothing is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators' pages: what they show, what they refuse, and who is written down."""
+"""The model admins: lists, forms and tables, the errors they show, and what is recorded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def staff(*permissions: str) -> Client:
 
 
 def plan_form(plan: Plan, *rows: dict[str, Any], initial: int = 0) -> dict[str, Any]:
-    """What a browser sends for a plan's page and its table of policies."""
+    """Return the form data of a plan's page with its table of policies."""
     form = {"name": plan.name, "slug": plan.slug, "description": "", "default_for": plan.default_for}
     form |= {"policies-TOTAL_FORMS": str(len(rows)), "policies-INITIAL_FORMS": str(initial)}
     for number, row in enumerate(rows):
@@ -61,13 +61,13 @@ def plan_form(plan: Plan, *rows: dict[str, Any], initial: int = 0) -> dict[str, 
 
 
 def row_of(policy: RatePolicy, **edits: str) -> dict[str, str]:
-    """What a browser sends for a stored policy of a plan's table."""
+    """Return the form data of a stored policy in a plan's table."""
     row = {"id": str(policy.pk), "plan": str(policy.plan_id), "endpoint": str(policy.endpoint_id or "")}
     return {**row, "rates": policy.rates, "counted_per": policy.counted_per, **edits}
 
 
 def list_form(*policies: RatePolicy, mode: str) -> dict[str, Any]:
-    """What a browser sends for the list of policies."""
+    """Return the form data of the list of policies."""
     form = {"form-TOTAL_FORMS": str(len(policies)), "form-INITIAL_FORMS": str(len(policies)), "_save": "1"}
     for number, policy in enumerate(policies):
         form |= {f"form-{number}-id": str(policy.pk), f"form-{number}-mode": mode}
@@ -157,7 +157,7 @@ def test_unreadable_rates_in_the_table_are_kept_and_explained(operator: Client, 
 
 
 def test_errors_of_fields_outside_the_table_are_shown(operator: Client, free: Plan) -> None:
-    """The form once failed with 'has no field named': an unreadable subject of a row edited by raw SQL."""
+    """Regression: 'has no field named' for an unreadable subject of a row that raw SQL had edited."""
     policy = RatePolicy.objects.create(plan=free, rates="1/hour")
     RatePolicy.objects.filter(pk=policy.pk).update(
         ends_at=timezone.now(), starts_at=timezone.now() + timedelta(days=1)
@@ -210,7 +210,7 @@ def test_a_deleted_row_does_not_conflict_though_another_row_is_invalid(operator:
 def test_rows_that_conflict_while_being_saved_are_refused_in_words(
     operator: Client, free: Plan, other: dict[str, str]
 ) -> None:
-    """Rows are saved one by one: the first would meet the second as it was, once an IntegrityError."""
+    """Regression: an IntegrityError, because the first row is saved while the second is still as it was."""
     first = RatePolicy.objects.create(plan=free, rates="1/s")
     second = RatePolicy.objects.create(plan=free, rates="2/s", counted_per="ip")
     form = plan_form(free, row_of(first, counted_per="ip"), row_of(second, **other), initial=2)
@@ -252,7 +252,7 @@ def test_a_conflicting_policy_saved_meanwhile_is_reported(operator: Client, free
 
 
 def test_a_policy_deleted_while_the_page_was_open_is_reported(operator: Client, free: Plan) -> None:
-    """Both pages once said "Please correct the error below", and below was nothing: the field is hidden."""
+    """Regression: "Please correct the error below", and no error below, because its field is hidden."""
     kept = RatePolicy.objects.create(plan=free, rates="1/s")
     gone = RatePolicy.objects.create(plan=free, rates="2/s", counted_per="ip")
     table = plan_form(free, row_of(gone), row_of(kept, rates="3/s"), initial=2)
@@ -285,7 +285,7 @@ def test_mode_is_edited_in_the_list_and_recorded(operator: Client, root: User) -
 
 
 def test_unreadable_rates_are_reported_when_the_list_is_edited(operator: Client) -> None:
-    """Their error belongs to a field that the list does not edit, which once failed the page."""
+    """Regression: a server error, because the list has no field for the error of the rates."""
     policy = RatePolicy.objects.create(rates="1/s")
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'garbage'")
@@ -323,7 +323,7 @@ def test_users_are_looked_up_by_autocomplete(operator: Client, root: User) -> No
 
 
 def test_without_a_user_admin_a_user_is_entered_by_id(operator: Client, free: Plan) -> None:
-    """A select of all users would not do, and autocomplete needs the user model's own admin."""
+    """Autocomplete needs the user model's own admin, and a select would list all users."""
     user_admin = admin.site._registry.pop(User)
     try:
         page = operator.get(f"{BASE}/planassignment/add/").content.decode()
@@ -334,7 +334,7 @@ def test_without_a_user_admin_a_user_is_entered_by_id(operator: Client, free: Pl
 
 
 def test_operators_who_may_not_search_users_enter_an_id(free: Plan, root: User) -> None:
-    """Autocomplete asks for the permission to view the other object, and would load nothing."""
+    """Autocomplete needs the permission to view users, and would load nothing without it."""
     client = staff("add_ratepolicy", "view_ratepolicy", "grant_override")
     page = client.get(f"{BASE}/ratepolicy/add/").content.decode()
     assert re.search(r'<input type="text" name="user"', page)
@@ -389,7 +389,7 @@ def test_scopes_of_the_code_without_an_endpoint_are_listed_and_created(operator:
 def test_scopes_that_are_no_valid_endpoint_name_are_reported(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link to create one would end at a form that refuses it."""
+    """A link that creates such an endpoint would lead to a form that refuses its name."""
     monkeypatch.setattr(views.Search, "throttle_scope", "full <b>text</b>")
     page = operator.get(f"{BASE}/endpoint/").content.decode()
     assert (
@@ -524,7 +524,7 @@ def test_history_names_the_changed_fields(operator: Client, root: User, free: Pl
 
 
 def test_history_outlives_earlier_fields_and_kinds(operator: Client) -> None:
-    """Rows of a version that knew other models and fields still open."""
+    """Recorded changes of models and fields that no longer exist still open."""
     old = PolicyChange.objects.create(model="tier", action="update", before={"quota": 1}, after={"quota": 2})
     assert difference(operator, old) == [("quota", "1", "2")]
     assert "tier" in operator.get(f"{BASE}/policychange/").content.decode()
@@ -590,7 +590,7 @@ def test_query_counts_do_not_grow_with_the_rows(root: User, free: Plan, path: st
         client.force_login(root)
     else:
         verbs = ("view", "change", "add") if may == "policies only" else ("view",)
-        # Without permission to view the other model of a row: that one is no autocomplete then.
+        # Without the permission to view the related model there is no autocomplete for it.
         client = staff(*(f"{verb}_{name}" for verb in verbs for name in {model, "ratepolicy"}))
 
     def count(newest: int) -> int:

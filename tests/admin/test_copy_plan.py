@@ -1,4 +1,4 @@
-"""Copying a plan: every field of its policies, one publication, and who may."""
+"""Copying a plan: every field of its policies, one publication, and permissions."""
 
 from __future__ import annotations
 

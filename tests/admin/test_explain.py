@@ -1,4 +1,4 @@
-"""Explain: who wins and why, live counters, what was refused; and that looking consumes nothing."""
+"""The Explain page: winners and reasons, live counters, refusals; it consumes nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
 
 
 class Kept:
-    """The refusals that are kept: what the readers return in these tests."""
+    """The recorded refusals, as the readers return them in these tests."""
 
     def __init__(self) -> None:
         self.refusals: list[Refusal] = []
@@ -80,7 +80,7 @@ def alice() -> User:
 
 
 def staff(permissions: tuple[str, ...] | None) -> Client:
-    """Who is at work; None = superuser."""
+    """Log an operator in with these permissions; None = a superuser."""
     return client_of(*permissions or (), superuser=permissions is None, name="support")
 
 
@@ -92,20 +92,20 @@ def ask(user: User | None = None, address: str = "203.0.113.7", **kwargs: Any) -
 
 
 def look(client: Client, **query: Any) -> str:
-    """The page's text, with one blank between words."""
+    """Return the page's text with single spaces."""
     page = client.get(f"{PAGE}?{urlencode(query)}" if query else PAGE)
     assert page.status_code == 200
     return re.sub(r"\s+", " ", unescape(page.content.decode()))
 
 
 def counters(text: str) -> list[str]:
-    """What each counter's card says, without its tags."""
+    """Return the text of each counter's card."""
     cards = re.findall(r'<li class="ratequota-counter">(.*?)</li>', text)
     return [re.sub(r"\s+", " ", re.sub("<[^>]+>", "", card)).strip() for card in cards]
 
 
 def candidates(text: str) -> list[list[str]]:
-    """The table of policies, cell by cell."""
+    """Return the rows of the table of policies, cell by cell."""
     (table,) = re.findall(r"Policies considered</h3>.*?<tbody>(.*?)</tbody>", text)
     rows = re.findall(r"<tr.*?</tr>", table)
     return [
@@ -114,7 +114,7 @@ def candidates(text: str) -> list[list[str]]:
 
 
 def refused(user: User, **fields: Any) -> Refusal:
-    """A refusal as it would have been kept."""
+    """Return a refusal as it is recorded."""
     policy = RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).first()
     bucket = {
         "title": "search/min",
@@ -277,7 +277,7 @@ def test_a_caller_is_explained_by_an_identifier(operator: Client, settings: Any)
 def test_a_refusal_by_an_identifier_fills_in_its_value(
     operator: Client, alice: User, settings: Any, kept: Kept
 ) -> None:
-    """A customer locked out by their login's pair: the page said they would be admitted, and had nothing to reset."""
+    """Regression: for a customer locked out by a pair of name and address, the page showed no counter to reset."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     RatePolicy.objects.create(rates="5/min", counted_per="tenant")
     [own] = refused(alice).buckets
@@ -389,7 +389,7 @@ def test_operators_see_what_their_permissions_allow(
         assert (f'formaction="{LIST}reset-counters/"' in text) is reset
         assert (f'formaction="{LIST}grant/"' in text) is reset
         assert re.findall(r'name="bucket" value="(.*?)"', text) == (["all/day", "search/min"] if reset else [])
-        # A policy that they may not look at is told where it is in force, without a link.
+        # A policy that they may not view is listed where it wins, without a link.
         plan_policy = RatePolicy.objects.get(plan__isnull=False, endpoint__isnull=False)
         assert (f"{LIST}{plan_policy.pk}/change/" in text) is (rows == 4)
 
@@ -452,7 +452,7 @@ def test_hostile_names_are_harmless(operator: Client, settings: Any) -> None:
     assert page.status_code == 200
     assert "<script>alert" not in text
     assert "What applies now" in text
-    # The form keeps what was typed, and links ask it again; nothing that is shown as text turns its neighbours.
+    # The form and the links keep the input; in shown text, bidirectional controls are disarmed.
     shown = re.sub(r'<input[^>]*>|href="[^"]*"', "", text)
     assert "\u202e" not in shown
     assert "x" * 300 not in shown
@@ -477,7 +477,7 @@ def test_an_override_links_to_its_caller(operator: Client, alice: User) -> None:
 
 
 def test_nothing_is_inline(operator: Client, alice: User) -> None:
-    """A strict content security policy holds."""
+    """The page works under a strict content security policy."""
     text = operator.get(f"{PAGE}?user={alice.pk}&endpoint=search").content.decode()
     text = text[text.index('id="content"') :]
     assert not re.search(r'\sstyle=|<style|\son\w+="', text)
@@ -530,7 +530,7 @@ def test_the_id_of_a_refusal_shows_the_decision_and_what_applies_now(
     assert now[1].startswith(f"search/min user:{alice.pk} (alice) 0 of 10 used")
     assert f'<option value="{alice.pk}" selected>alice</option>' in text
     assert '<option value="search" selected>search</option>' in text
-    # What is done for the caller leads back to the refusal.
+    # The links of the actions lead back to the refusal.
     assert 'name="id" value="ABCDE12345"' in text
     assert "id=ABCDE12345" in re.findall(rf'href="({LIST}boost/[^"]*)"', text)[0]
 

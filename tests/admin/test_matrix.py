@@ -1,4 +1,4 @@
-"""The matrix page: what a cell says, against the resolver's own answer; what it links to; who sees it."""
+"""The matrix page: its cells agree with the resolver, its links, and its permissions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def text(page: Any) -> str:
 
 
 def cells(page: Any) -> dict[tuple[str, str], str]:
-    """(endpoint, plan) -> the markup of the cell."""
+    """Return (endpoint, plan) -> the markup of the cell."""
     table = re.search(r'matrix-box".*?<table>(.*?)</table>', text(page), re.S)[1]  # type: ignore[index]
     head, *rows = re.findall(r"<tr>(.*?)</tr>", table, re.S)
     plans = [words(re.sub("<small>.*?</small>", "", cell)) for cell in re.findall(r"<th.*?>(.*?)</th>", head, re.S)]
@@ -63,7 +63,7 @@ def cells(page: Any) -> dict[tuple[str, str], str]:
 
 
 def words(cell: str) -> str:
-    """What is read in a cell, but for what only screen readers say."""
+    """Return a cell's visible text."""
     cell = re.sub(r'<span class="ratequota-matrix-hidden">.*?</span>', "", cell)
     return " ".join(html.unescape(re.sub("<[^>]*>", " ", cell)).split())
 
@@ -149,7 +149,7 @@ def test_dates_are_shown_and_policies_not_in_force_are_linked(operator: Client, 
 
 
 def test_cells_agree_with_the_resolver(operator: Client, free: Plan, search: Endpoint) -> None:
-    """Every policy there can be, in turn and together: the page and a request's decision name the same rates."""
+    """For every kind of policy, alone and together, the page and a request's decision name the same rates."""
     now = timezone.now()
     dates: list[dict[str, Any]] = [
         {},
@@ -177,7 +177,7 @@ def test_cells_agree_with_the_resolver(operator: Client, free: Plan, search: End
 
 
 def test_a_plans_rates_apply_where_everyone_is_blocked(operator: Client, free: Plan, search: Endpoint) -> None:
-    """A gated feature: blocked for everyone, open for a plan, and closed to a blocked address whatever its plan."""
+    """A gated feature: blocked for everyone, open for a plan, and blocked for an address on any plan."""
     RatePolicy.objects.create(endpoint=search, rates="blocked")
     RatePolicy.objects.create(endpoint=search, plan=free, rates="5/s")
     RatePolicy.objects.create(endpoint=search, subject="ip:203.0.113.0/24", rates="blocked")
@@ -295,7 +295,7 @@ EDITOR = ("view_ratepolicy", "add_ratepolicy", "change_ratepolicy", "view_plan",
         (("view_ratepolicy",), 200, False, False),
         (("change_ratepolicy",), 200, True, False),
         (("view_ratepolicy", "grant_override"), 200, False, False),
-        # They see overrides only, of which there are none here.
+        # They see overrides only, and there are none here.
         (("grant_override", "reset_usage", "view_plan", "view_endpoint"), 403, False, False),
         (("view_plan",), 403, False, False),
         ((), 403, False, False),

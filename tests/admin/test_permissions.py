@@ -1,4 +1,4 @@
-"""Who may do what with policies: every kind of operator at every page, and what became of the rows and counters."""
+"""Permissions on policies: every kind of operator on every page, and the effect on rows and counters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPERATORS: dict[str, tuple[str, ...] | None] = {
 
 
 class Scene:
-    """One override and one policy of a plan, and who is at work on them."""
+    """One override, one policy of a plan, and the operator who edits them."""
 
     def __init__(self, operator: str) -> None:
         self.alice = User.objects.create(username="alice")
@@ -45,7 +45,7 @@ class Scene:
         assert self.ask() == 9
 
     def ask(self) -> int:
-        """What alice has left after one more request."""
+        """Return what alice has left after one more request."""
         request = RequestFactory().get("/")
         request.user = self.alice
         decision = check_request(request)
@@ -56,13 +56,13 @@ class Scene:
         return list(RatePolicy.objects.order_by("pk").values_list("user", "subject", "plan", "rates", "mode"))
 
     def form(self, policy: RatePolicy | None = None, **fields: Any) -> dict[str, Any]:
-        """What a browser sends for a policy's page."""
+        """Return the form data of a policy's page."""
         own = {"user": policy.user_id or "", "plan": policy.plan_id or "", "rates": policy.rates} if policy else {}
         form = {"counted_per": "caller", "algorithm": "token_bucket", "mode": "enforce", "rates": "5/s"}
         return {**form, **own, **fields}
 
     def list_form(self, policy: RatePolicy) -> dict[str, Any]:
-        """What a browser sends for the list with one row's mode edited."""
+        """Return the form data of the list, with one row's mode edited."""
         rows = [row for row in (self.override, self.policy) if self.sees(row)]
         form = {"form-TOTAL_FORMS": str(len(rows)), "form-INITIAL_FORMS": str(len(rows)), "_save": "1"}
         for number, row in enumerate(rows):
@@ -112,7 +112,7 @@ TAKES_EFFECT = {
         "delete override",
         "list override",
         "delete action override",
-        # The other one is out of their sight, and stays.
+        # They cannot see the other one, and it stays.
         "delete action both",
     },
     "resetter": {"reset action", "reset page"},
@@ -196,7 +196,7 @@ def test_granters_see_other_policies_only_with_the_permission_to_view(operator: 
     ],
 )
 def test_links_are_offered_only_with_permission(operator: str, inputs: bool, link: bool, actions: set[str]) -> None:
-    """Nothing is offered that would be refused."""
+    """No link leads to a page that would be refused."""
     scene = Scene(operator)
     page = scene.client.get(f"{LIST}{scene.override.pk}/change/").content.decode()
     assert ('name="rates"' in page) is inputs
@@ -249,7 +249,7 @@ def test_rows_without_permission_are_read_only() -> None:
 
 
 def test_the_table_of_an_endpoint_takes_no_override() -> None:
-    """The row of an override is not on the page; its id, sent all the same, is refused."""
+    """An override has no row in the table, and its id in the form data is refused."""
     scene = Scene("editor")
     search = Endpoint.objects.create(name="search")
     RatePolicy.objects.filter(pk=scene.override.pk).update(endpoint=search)
@@ -338,7 +338,7 @@ def test_links_lead_only_to_pages_that_open(operator: str, links: list[str]) -> 
 def test_the_preview_reveals_no_policy_that_its_page_hides(
     path: str, permissions: tuple[str, ...], override: bool, policy: bool
 ) -> None:
-    """Staff who may add a policy for a plan were shown the rates of every override."""
+    """Regression: staff who may add a policy for a plan were shown the rates of every override."""
     scene = Scene("nobody")
     client = operators.client_of(*permissions, name="asker")
     other = RatePolicy.objects.create(subject="ip:203.0.113.7", rates="77/hour")
@@ -348,14 +348,14 @@ def test_the_preview_reveals_no_policy_that_its_page_hides(
         page = client.get(f"{LIST}{path}", {"object": one.pk})
         if path == "preview/":
             assert (one.rates in page.content.decode()) is seen
-        # What advice on a new policy names is theirs to see as well.
+        # Advice on a new policy may name this one, too.
         form = scene.form(subject=one.subject, user=one.user_id or "", plan=one.plan_id or "", rates="1/s")
         told = client.post(f"{LIST}{path}?object={one.pk}", form).content.decode()
         assert one.rates not in told or seen
 
 
 def test_the_preview_checks_the_permission_of_each_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A project may decide object by object who sees what."""
+    """A project may override the permission to view for single policies."""
     scene = Scene("viewer")
     policies = admin.site.get_model_admin(RatePolicy)
     monkeypatch.setattr(policies, "has_view_permission", lambda request, obj=None: obj != scene.override)

@@ -1,4 +1,4 @@
-"""The preview on a policy's page: what it draws and says, to whom, and that looking changes nothing."""
+"""The preview on a policy's form, the impact estimate, and the warnings after a save."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def store_down(settings: Any) -> None:
 
 
 def form(**fields: Any) -> dict[str, Any]:
-    """What a browser sends of a policy's form."""
+    """Return the form data of a policy's form."""
     plain = {"counted_per": "caller", "algorithm": "token_bucket", "mode": "enforce", "rates": "100/min burst 20"}
     return {**plain, **fields}
 
@@ -127,7 +127,7 @@ def test_all_rates_hold_together(redis_client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("units", [0, 1, 2, 3, 7, 100, 10**12])
 def test_simulated_requests_are_batched(redis_client: redis.Redis, units: int) -> None:
-    """Whatever room there is, as many units pass as of so many requests of 1 unit."""
+    """A request of several units admits as many units as that many requests of 1 unit."""
     costs = list(at_once(units))
     assert sum(costs) == units
     assert len(costs) <= 41
@@ -217,7 +217,7 @@ def test_an_algorithm_that_does_not_fit_is_reported(root: Client) -> None:
 
 
 def test_an_incomplete_form_is_drawn(root: Client) -> None:
-    """Who it is for matters to advice only, and half a form deserves none."""
+    """The audience matters to the advice only, and an invalid form gets none."""
     page = root.post(PREVIEW, {"rates": "10000/hour, 100/min", "algorithm": "token_bucket", "user": "nobody"})
     assert "A steady stream" in text_of(page)
     assert "never refuses" not in text_of(page)
@@ -387,7 +387,7 @@ def test_viewers_see_the_preview_of_the_stored_policy() -> None:
     page = client.get(f"{LIST}{policy.pk}/change/")
     assert "A steady stream above the limit: 2/min" in text_of(page)
     assert 'name="rates"' not in page.content.decode()
-    # Their form has a token and nothing else.
+    # Their form has a CSRF token and no fields.
     assert "A steady stream above the limit: 2/min" in text_of(client.post(f"{PREVIEW}?object={policy.pk}"))
     assert "would have refused 2 of 4 clients" in text_of(client.post(f"{IMPACT}?object={policy.pk}"))
     assert "Enter rates above first" in text_of(client.post(IMPACT))
@@ -417,7 +417,7 @@ def test_posting_needs_the_csrf_token(root: Client) -> None:
 
 
 def warnings(client: Client, page: Any) -> list[str]:
-    """What the page that comes next says; after that it is gone."""
+    """Return the warnings that the next page shows, which removes them."""
     assert page.status_code == 302
     shown = client.get(page["Location"])
     return [str(message) for message in shown.context["messages"] if message.level_tag == "warning"]

@@ -1,4 +1,4 @@
-"""Pages of the admin with many rows: each opens, is saved, and leads to what it leaves out."""
+"""Pages with many rows: each opens, can be saved, and links to the rows that it leaves out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def free() -> Plan:
 
 
 def rows(objs: list[Any]) -> None:
-    """Write them as raw SQL does: nothing is recorded, which would take most of the time."""
+    """Insert policies by raw SQL: recording them would take most of the time."""
     QuerySet(type(objs[0])).bulk_create(objs)
 
 
@@ -51,7 +51,7 @@ def plans(count: int) -> list[Plan]:
 
 
 class Form(HTMLParser):
-    """What a browser would send of the page's form that is posted."""
+    """Return the form data of the page's form."""
 
     def __init__(self, page: Any) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Form(HTMLParser):
 
 
 def page_with_policies(kind: str, count: int) -> str:
-    """A plan's or endpoint's page with that many policies in its table."""
+    """Return the page of a plan or an endpoint with that many policies in its table."""
     if kind == "plan":
         plan = Plan.objects.create(name="Free", slug="free")
         rows([RatePolicy(plan=plan, endpoint=one, rates="10/min") for one in endpoints(count)])
@@ -104,7 +104,7 @@ def page_with_policies(kind: str, count: int) -> str:
 @pytest.mark.parametrize("kind", ["plan", "endpoint"])
 @pytest.mark.parametrize("count", [99, 141, 400])
 def test_a_table_of_many_policies_is_saved(operator: Client, kind: str, count: int) -> None:
-    """Of 141 policies and more every save was a 400: a row has seven fields, and Django takes 1,000 of a form."""
+    """Regression: from 141 policies on, saving was a 400: a row has seven fields, and Django accepts 1,000."""
     path = page_with_policies(kind, count)
     page = operator.get(path)
     sent = Form(page).fields
@@ -112,7 +112,7 @@ def test_a_table_of_many_policies_is_saved(operator: Client, kind: str, count: i
     assert stored == min(count, 100)
     assert ("ratequota-more" in page.content.decode()) is (count > 100)
     sent["policies-0-rates"] = "11/min"
-    # As many new rows as the page lets one add; a box for each stored one that is to be deleted would be sent, too.
+    # As many new rows as the page allows; a stored row that is to be deleted adds one field more.
     most = int(sent["policies-MAX_NUM_FORMS"])
     new = range(stored, most)
     for number in new:
@@ -197,7 +197,7 @@ def test_a_submitted_row_that_does_not_exist_is_reported(operator: Client, free:
 
 
 def test_selects_of_many_objects_become_text_fields(free: Plan) -> None:
-    """Each row had a select of all endpoints."""
+    """Regression: each row had a select of all endpoints."""
     rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(101)])
     client = client_of("view_plan", "change_plan", "view_ratepolicy", "change_ratepolicy")
     path = f"{BASE}/plan/{free.pk}/change/"
@@ -215,7 +215,7 @@ def test_selects_of_many_objects_become_text_fields(free: Plan) -> None:
 
 
 def listed(client: Client, path: str) -> tuple[Any, int]:
-    """The page, and how long its queries are together."""
+    """Return the page and the total length of its queries."""
     with CaptureQueriesContext(connection) as captured:
         page = client.get(f"{BASE}/{path}")
     assert page.status_code == 200, path
@@ -223,7 +223,7 @@ def listed(client: Client, path: str) -> tuple[Any, int]:
 
 
 def test_the_list_of_policies_opens_with_any_number_of_endpoints_and_plans(operator: Client) -> None:
-    """It was a 500 of 1,700 endpoints: each was a column of the query that counts for the filters."""
+    """Regression: a 500 with 1,700 endpoints, each a column of the query that counts for the filters."""
     RatePolicy.objects.create(plan=plans(1)[0], rates="1/s")
     RatePolicy.objects.create(endpoint=endpoints(1)[0], rates="1/s")
     listed(operator, "ratepolicy/")
@@ -257,7 +257,7 @@ def test_assignments_and_history_open_with_any_number_of_plans_and_actors(operat
 
 
 def chooser(page: Any, name: str) -> str:
-    """The form of a filter."""
+    """Return the form of a filter."""
     forms = re.findall(r'<form method="get" class="ratequota-filter">.*?</form>', page.content.decode(), re.S)
     (found,) = (form for form in forms if f'<select name="{name}"' in form)
     return str(found)
@@ -316,7 +316,7 @@ def test_operators_who_may_not_search_filter_by_a_select(free: Plan) -> None:
     + ["plan/?default_for__exact=", "endpoint/?policies=", "planassignment/?time="],
 )
 def test_a_nul_in_a_filter_is_refused(operator: Client, path: str) -> None:
-    """PostgreSQL takes none: the pages were a 500 there."""
+    """Regression: a 500 on PostgreSQL, which accepts no NUL."""
     page = operator.get(f"{BASE}/{path}a%00b")
     assert page.status_code == 302
     assert page["Location"].endswith("/?e=1")

@@ -19,6 +19,8 @@ Desks = Callable[..., Desk]
 
 
 def test_a_refusal_leads_to_its_reason_and_to_a_boost(desk: Desks, scene: Scene) -> None:
+    scene.free_search.rates = "10/hour"  # by the minute, units would come back while the pages are checked
+    scene.free_search.save()
     own = desk()
     page = own.page
     answers = [ask(page, "carol") for _ in range(3)]
@@ -31,26 +33,26 @@ def test_a_refusal_leads_to_its_reason_and_to_a_boost(desk: Desks, scene: Scene)
     page.locator("#searchbar").press("Enter")
     page.get_by_role("link", name="See why the request was refused.").click()
     expect(page.get_by_role("heading", name=f"Refusal {reference}")).to_be_visible()
-    expect(page.locator(".ratequota-verdict").first).to_contain_text("Refused by search/min")
+    expect(page.locator(".ratequota-verdict").first).to_contain_text("Refused by search/hour")
     own.look()
     own.shoot("explain-refusal")
 
-    counter = page.locator(".ratequota-standing .ratequota-counter").filter(has_text="search/min").first
+    counter = page.locator(".ratequota-standing .ratequota-counter").filter(has_text="search/hour").first
     expect(counter).to_contain_text("10 of 10 used, 0 left.")
     counter.get_by_role("link", name="Boost…").click()
-    page.get_by_label("Rates").fill("20/min")
+    page.get_by_label("Rates").fill("20/hour")
     page.get_by_role("radio", name="for 1 hour").check()
     page.get_by_label("Reason").fill("Ticket 4714")
     own.look()
     page.get_by_role("button", name="Show what it would change").click()
-    expect(page.get_by_role("row", name="During the boost")).to_contain_text("20/min")
+    expect(page.get_by_role("row", name="During the boost")).to_contain_text("20/hour")
     own.look()
     assert ask(page, "carol").status == 429
     page.get_by_role("button", name="Yes, grant it").click()
     expect(page.locator(".messagelist .success")).to_be_visible()
     assert [ask(page, "carol").status for _ in range(3)] == [200, 200, 429]
     boost = RatePolicy.objects.get(user=scene.carol)
-    assert (boost.rates, boost.reason, boost.ends_at is None) == ("20/min", "Ticket 4714", False)
+    assert (boost.rates, boost.reason, boost.ends_at is None) == ("20/hour", "Ticket 4714", False)
 
 
 def test_units_are_given_back(desk: Desks, scene: Scene) -> None:

@@ -24,7 +24,7 @@ from .form import read_query
 
 
 class GrantForm(ReasonForm):
-    """How much is given back, and why."""
+    """The units to give back, and the reason."""
 
     units = forms.IntegerField(
         label=_("Units to give back"), min_value=1, max_value=MAX_UNITS, widget=AdminIntegerFieldWidget
