@@ -1,4 +1,4 @@
-"""Links from other pages of the admin to the operators' pages."""
+"""Links from Django's own admin pages to this app's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ register = template.Library()
 
 @register.simple_tag(takes_context=True)
 def ratequota_explain_url(context: Any, user: Any) -> str:
-    """The page that explains what applies to the user; "" for operators who may not open it."""
+    """Return the link to Explain for the user; "" for operators who may not open it."""
     from ..models import RatePolicy
 
     request = context.get("request")
