@@ -1,4 +1,4 @@
-"""For clients of an API built with Django REST framework: how they stand, without having to try.
+"""The usage endpoint, for clients of an API built with Django REST framework: their limits and remaining units.
 
 urlpatterns = [path("quota/", include("django_ratequota.urls"))]  # GET quota/usage/
 """
@@ -18,18 +18,18 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from .engine.types import Bucket, BucketStatus, Decision
-from .operations.caller_limits import standing
+from .operations.caller_limits import caller_limits
 from .policies.requests.identity import Caller, DescribedCaller
 from .policies.requests.views import USAGE_ATTRIBUTE
 from .throttling import QuotaThrottle, StoreUnavailable
 
-#: Staff with one of these may ask about other users: those who may look at some policies in the admin.
+#: Staff with one of these permissions may query other users, as they may see policies in the admin.
 LOOKING = ("view_ratepolicy", "change_ratepolicy", "grant_override", "reset_usage")
 _SECOND = 10**6
 
 
 class QuotaLimitSerializer(serializers.Serializer[Any]):
-    """One limit, and how the caller stands there."""
+    """One limit, and the caller's remaining units."""
 
     policy = serializers.CharField(help_text="The limit's name, as in the RateLimit headers, such as search/min.")
     scope = serializers.CharField(allow_null=True, help_text="The endpoint's name; null = all endpoints together.")
@@ -37,7 +37,7 @@ class QuotaLimitSerializer(serializers.Serializer[Any]):
     counted_per = serializers.CharField(
         help_text="Who is counted together: caller, ip, plan, everyone, or an identifier's name."
     )
-    limit = serializers.IntegerField(help_text="The most units that are free at any time.")
+    limit = serializers.IntegerField(help_text="The most units that can be free at a time.")
     window = serializers.IntegerField(help_text="Seconds that the rate is counted over.")
     remaining = serializers.IntegerField(
         allow_null=True, help_text="Units that are free now; null while counts are unavailable."
@@ -55,39 +55,38 @@ class QuotaUsageSerializer(serializers.Serializer[Any]):
 
     limits = QuotaLimitSerializer(many=True)
     blocked_by = serializers.ListField(
-        child=serializers.CharField(), help_text="Names of the policies that refuse every request there."
+        child=serializers.CharField(), help_text="Names of the policies that refuse every request of the caller."
     )
     available = serializers.BooleanField(help_text="False while counts are unavailable.")
-    truncated = serializers.BooleanField(help_text="Whether there are more limits than are shown; then ask by scope.")
+    truncated = serializers.BooleanField(help_text="Whether there are more limits than shown; then query by scope.")
 
 
 class UsageView(APIView):
-    """Each limit that applies to the caller; looking consumes nothing of these.
+    """Each limit that applies to the caller; reading them consumes none of their units.
 
-    ``?scope=`` asks about one endpoint (else about all that have limits), ``?user=``, a primary key or a name, about
-    another user.
+    ``?scope=`` selects one endpoint (else all that have limits), ``?user=``, a primary key or a name, another user.
     """
 
-    # Policies of the endpoint ``usage`` apply. Policies for all endpoints do not (see ``exemptions``): a client that
-    # has used up its quota must be able to see that.
+    # Policies of the endpoint ``usage`` apply. Policies for all endpoints do not (see ``policies.exemptions``):
+    # clients without quota left must be able to see that.
     throttle_classes = (QuotaThrottle,)
     throttle_scope: str | None = "usage"
     serializer_class = QuotaUsageSerializer
 
     def get(self, request: Request) -> Response:
-        """How the caller stands now."""
+        """Return the caller's limits now."""
         scope, user = request.query_params.get("scope"), request.query_params.get("user")
         caller = Caller(request) if user is None else _other(request, user)
         try:
-            # A store that just failed to count this look is not waited for again.
+            # Redis has just failed to count this request: do not wait for it again.
             decision: Decision | None = getattr(request._request, "ratequota", None)
-            found = standing(caller, scope or None, ask=decision is None or not decision.degraded)
+            found = caller_limits(caller, scope or None, ask=decision is None or not decision.degraded)
         except LookupError as error:
             text = _("There is no endpoint of that name.")
             raise ValidationError({"scope": [text]}) from error
         except DatabaseError as error:
             raise StoreUnavailable(Decision(allowed=False, denied_by=("all",), error="database")) from error
-        # Not by the serializer, which is for documentation: it takes longer than all else here.
+        # Without the serializer, which is for documentation only: it is slower than everything else here.
         data = {
             "limits": [self.describe(bucket, status) for bucket, status in found.limits],
             "blocked_by": found.blocked_by,
@@ -97,7 +96,7 @@ class UsageView(APIView):
         return Response(data, headers={"Cache-Control": "no-store"})
 
     def describe(self, bucket: Bucket, status: BucketStatus | None) -> dict[str, Any]:
-        """Return one limit as the client sees it; ``status`` says how the caller stands there, None = unknown."""
+        """Return one limit as the client sees it; ``status`` None = unknown."""
         return {
             "policy": bucket.title,
             "scope": bucket.scope or None,
@@ -119,10 +118,10 @@ def _seconds(us: int) -> int:
 
 
 def _other(request: Request, name: str) -> DescribedCaller:
-    """The user that staff asks about: no request of theirs is there, so PLAN_RESOLVER and IDENTIFIERS say nothing."""
-    asking: Any = request.user  # None where the project's UNAUTHENTICATED_USER is
-    is_staff = getattr(asking, "is_staff", False)
-    if not (is_staff and any(asking.has_perm(f"django_ratequota.{codename}") for codename in LOOKING)):
+    """Return the user that staff queries; without PLAN_RESOLVER and IDENTIFIERS, which need the user's request."""
+    staff: Any = request.user  # None where the project's UNAUTHENTICATED_USER is None
+    is_staff = getattr(staff, "is_staff", False)
+    if not (is_staff and any(staff.has_perm(f"django_ratequota.{codename}") for codename in LOOKING)):
         raise PermissionDenied
     user = _find(name)
     if user is None:
@@ -131,14 +130,14 @@ def _other(request: Request, name: str) -> DescribedCaller:
 
 
 def _find(name: str) -> Any:
-    """The user of that name, else of that primary key; None without one."""
-    if "\x00" in name:  # to PostgreSQL's driver, an error of the database
+    """Return the user with that name, else with that primary key; None if there is none."""
+    if "\x00" in name:  # a database error in PostgreSQL's driver
         return None
     for field in (get_user_model().USERNAME_FIELD, "pk"):
         try:
             user = get_user_model()._default_manager.filter(**{field: name}).first()
         except (ValueError, OverflowError, InvalidValue):
-            continue  # no name, or no key, can be that
+            continue  # not a possible name or key
         if user is not None:
             return user
     return None

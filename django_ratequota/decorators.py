@@ -7,14 +7,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import markcoroutinefunction
 
 from .enforcement.check import acheck_request, check_request
-from .enforcement.outcome import asettle, settle
+from .enforcement.settlement import asettle, settle
 from .engine.types import check_cost
 from .headers import add_headers
 from .policies.requests.views import SCOPE_ATTRIBUTE, WRAPPER_ATTRIBUTE
 from .responses import arefusal_response, refusal_response
+from .utils.async_views import is_awaited
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -29,13 +30,13 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
     """Enforce the policies of ``scope``, and of endpoints that match the view's route, before the view runs.
 
     ``cost`` is in units, None = the endpoint's own. A refused request gets 429 (503 while the store is down);
-    with ``block=False`` the view runs all the same, and decides by ``request.ratequota`` (a ``Decision``).
-    Raises ``InvalidCost`` when decorating.
+    with ``block=False`` the view runs anyway and can read ``request.ratequota`` (a ``Decision``). Raises
+    ``InvalidCost`` when decorating.
     """
     if callable(scope):
         return ratequota()(scope)
     if scope is not None and not isinstance(scope, str):
-        raise TypeError(f"scope is the name of an endpoint, such as 'search', not {scope!r}")
+        raise TypeError(f"scope must be the name of an endpoint, such as 'search', not {scope!r}")
     if cost is not None:
         cost = check_cost(cost)
 
@@ -53,7 +54,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
                 await asettle(request, error)
                 raise
             await asettle(request, response)
-            if response is not None:  # Django says better what is wrong with such a view
+            if response is not None:  # Django raises a better error for such a view
                 add_headers(response, getattr(request, "ratequota", decision), request)
             return response
 
@@ -68,7 +69,7 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
                 settle(request, error)
                 raise
             settle(request, response)
-            if response is not None:  # Django says better what is wrong with such a view
+            if response is not None:  # Django raises a better error for such a view
                 add_headers(response, getattr(request, "ratequota", decision), request)
             return response
 
@@ -84,23 +85,10 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
 
 
 def _check_is_request(request: Any, view: Any) -> None:
-    """Raise ``TypeError`` where a bare method was decorated: its first argument is the object it belongs to."""
+    """Raise ``TypeError`` where a method was decorated directly: its first argument is the instance."""
     if not hasattr(request, "META"):
         name = getattr(view, "__qualname__", repr(view))
         raise TypeError(
             f"@ratequota decorates functions of a request, and {name} was called with {type(request).__name__!r}; "
             "on a method write @method_decorator(ratequota(...))"
         )
-
-
-def is_awaited(view: Any) -> bool:
-    """Whether Django awaits the view: a coroutine function, or the dispatch of an async class-based view."""
-    if iscoroutinefunction(view):
-        return True
-    while view is not None:
-        # method_decorator hands over a partial of the bound method, other decorators may have wrapped it.
-        holder = getattr(getattr(view, "func", view), "__self__", None)
-        if holder is not None:
-            return bool(getattr(holder, "view_is_async", False))
-        view = getattr(view, "__wrapped__", None)
-    return False

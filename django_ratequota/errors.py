@@ -1,4 +1,4 @@
-"""Django REST framework: refusals as problem details (RFC 9457), as they are outside DRF.
+"""Exception handler for Django REST framework: refusals as problem details (RFC 9457), as outside DRF.
 
 REST_FRAMEWORK = {"EXCEPTION_HANDLER": "django_ratequota.errors.exception_handler"}
 """
@@ -21,9 +21,9 @@ Handler = Callable[[Exception, dict[str, Any]], Response | None]
 
 
 def problem_details(handler: Handler) -> Handler:
-    """The exception handler, which then answers refused requests by problem details.
+    """Wrap an exception handler, so that refused requests get problem details.
 
-    It handles these first, so that its headers stay, and what is in its body besides. All else is left to it.
+    ``handler`` runs first: its headers stay, and further keys of its body. Other exceptions are left to it.
     """
 
     @wraps(handler)
@@ -32,13 +32,13 @@ def problem_details(handler: Handler) -> Handler:
         decision = _refusal(exc, context)
         return response if response is None or decision is None else _as_problem(response, decision, exc, context)
 
-    # For the documentation of what it answers.
-    handle.says_problems = True  # type: ignore[attr-defined]
+    # Read by ``openapi`` to document the responses.
+    handle.returns_problems = True  # type: ignore[attr-defined]
     return handle
 
 
 def _refusal(exc: Exception, context: dict[str, Any]) -> Decision | None:
-    """The decision that the exception tells of; None where it tells of something else."""
+    """Return the decision that refused the request; None where the exception is not ours."""
     if isinstance(exc, StoreUnavailable):
         return exc.decision
     if not isinstance(exc, Throttled):
@@ -51,11 +51,11 @@ def _refusal(exc: Exception, context: dict[str, Any]) -> Decision | None:
 def _as_problem(response: Response, decision: Decision, exc: Any, context: dict[str, Any]) -> Response:
     body = problem(decision)
     if exc.wait != body["retry_after"]:
-        # Another throttle refused as well, and asks for longer: then it is heard, in the body as in the header.
+        # Another throttle refused as well, with a longer wait: the body shows that wait, as the header does.
         body |= {"retry_after": exc.wait, "detail": str(exc.detail)}
     response.data = {**(response.data if isinstance(response.data, dict) else {}), **body}
     renderer = getattr(context.get("request"), "accepted_renderer", None)
-    # The browsable API stays HTML.
+    # Not for the browsable API, which stays HTML.
     if getattr(renderer, "media_type", "") == "application/json":
         response.content_type = "application/problem+json"
     return response

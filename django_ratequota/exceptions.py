@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Reasons of a ``StoreError`` that send a command elsewhere, or ask for it again: nothing is wrong.
+#: Reasons of a ``StoreError`` that redirect a command or ask to send it again; the server is healthy.
 REDIRECTS = frozenset("noscript moved ask tryagain".split())
-#: Reasons of errors that the same command gets every time: its key, the script or an argument is wrong.
+#: Reasons of errors that the same command gets every time: its key, script or argument is wrong.
 PERMANENT = frozenset("crossslot wrongtype response".split())
-#: Reasons of error replies: the server lives, and may well decide other commands.
+#: Reasons of error replies by a healthy server, which may well decide other commands.
 ANSWERS = REDIRECTS | PERMANENT
 
 
@@ -20,9 +20,9 @@ class RateQuotaError(Exception):
 
 
 class InvalidRate(RateQuotaError, ValueError):
-    """A rate that cannot be read or makes no sense; the message says what to write instead.
+    """A rate that cannot be read or that no algorithm counts; the message shows what to write instead.
 
-    ``template`` and ``params`` are the message in its parts, for whoever says it in another language.
+    ``template`` and ``params`` are the parts of the message, for translation.
     """
 
     def __init__(self, template: str, **params: object) -> None:
@@ -35,15 +35,15 @@ class InvalidCost(RateQuotaError, ValueError):
 
 
 class InvalidBucket(RateQuotaError, ValueError):
-    """Buckets that cannot be judged together, or a clock, prefix or time zone that makes no sense."""
+    """Buckets that cannot be checked together, or an invalid clock, prefix or time zone."""
 
 
 class ConfigurationError(RateQuotaError):
-    """``RATEQUOTA`` (or the CACHES alias it names) cannot be used; ``manage.py check`` says the same."""
+    """``RATEQUOTA``, or the CACHES alias that it names, cannot be used; ``manage.py check`` reports the same."""
 
 
 class FileProblem(NamedTuple):
-    """What is wrong with a file, and where."""
+    """A problem of a file, and its place."""
 
     #: Counted from 1.
     line: int
@@ -53,7 +53,7 @@ class FileProblem(NamedTuple):
 
 
 class InvalidFile(RateQuotaError):
-    """A file of policies that cannot be imported; ``problems`` says all that is wrong with it."""
+    """A file of policies that cannot be imported; ``problems`` lists all that is wrong."""
 
     def __init__(self, problems: list[FileProblem]) -> None:
         super().__init__("; ".join(problem.text for problem in problems))
@@ -73,26 +73,26 @@ class StoreError(RateQuotaError):
 
     @property
     def answered(self) -> bool:
-        """Whether the server lives, and answered with an error; no breaker opens by it."""
+        """Whether a healthy server replied with an error; no breaker opens by it."""
         return self.reason in ANSWERS
 
 
 class StoreLeftAlone(StoreError):
-    """The circuit breaker is open, so Redis was not asked; ``reason`` is that of the failure that opened it."""
+    """The circuit breaker is open, so nothing was sent; ``reason`` is that of the failure that opened it."""
 
 
 class OutOfTime(StoreError):
-    """Too little of the decision's time was left for this command; that says nothing about its server."""
+    """Too little of the decision's time was left for this command; its server is not to blame."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__("timeout", f"no decision within {seconds} s")
 
 
 class NewerRevision(RateQuotaError):
-    """The policies were published anew since the caller's snapshot; nothing was consumed.
+    """The policies were published again since the caller's snapshot; nothing was consumed.
 
-    ``revision`` is the stored one: reload the snapshot, then ask again. ``instead_of`` is the caller's own, where it
-    is greater and cannot be a revision: more than a day ahead of the store's clock.
+    ``revision`` is the stored one: reload the snapshot, then check again. ``instead_of`` is the caller's own, where
+    it is greater and cannot be a revision: more than a day ahead of the store's clock.
     """
 
     def __init__(self, revision: int, instead_of: int | None = None) -> None:

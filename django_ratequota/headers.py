@@ -16,7 +16,7 @@ import http_sf
 from .conf import settings
 from .engine.types import BucketStatus, Decision
 
-#: The headers that were put on responses to a request hang on it (Django's, not DRF's) under this name.
+#: The attribute of Django's request with the headers that its responses got.
 _SENT = "ratequota_headers"
 _SECOND = 10**6
 _AGES = re.compile(r"(s-maxage|max-age)=\"?(\d+)")
@@ -48,19 +48,19 @@ class Headers(Protocol):
 
 
 def add_headers(response: Headers, decision: Decision, request: Any) -> None:
-    """Put the decision's headers on the response to ``request``, leaving headers that are there already.
+    """Add the decision's headers to the response to ``request``; headers that it has already stay.
 
-    A response that a cache may serve to other clients gets none of them. Headers that were added before it turned out
-    to be cacheable are removed. A refusal gets ``Cache-Control: no-store``.
+    A response that a cache may serve to other clients gets none: headers added before the response became cacheable
+    are removed again. A refusal gets ``Cache-Control: no-store``.
     """
     headers = decision._headers
-    if headers is None:  # rendered once: several responses and middlewares may ask
+    if headers is None:  # rendered once, for several responses and middlewares
         headers = decision_headers(decision)
         object.__setattr__(decision, "_headers", headers)
     if not decision.allowed and "Cache-Control" not in response:
         response["Cache-Control"] = "no-store"
     http = getattr(request, "_request", request)
-    # By other decisions as well: a view may check once more what its throttle has checked.
+    # Of earlier decisions as well: a view may check a request again after its throttle.
     sent = vars(http).setdefault(_SENT, {})
     if _is_shared(response, http):
         for name, value in sent.items():
@@ -73,7 +73,7 @@ def add_headers(response: Headers, decision: Decision, request: Any) -> None:
 
 
 def _is_shared(response: Headers, http: Any) -> bool:
-    """Whether Django's cache middleware, or a shared cache by its Cache-Control (RFC 9111), may keep the response."""
+    """Return whether Django's cache middleware, or a shared cache (RFC 9111), may store the response."""
     kept_here = getattr(http, "_cache_update_cache", False) and getattr(response, "status_code", 200) == 200
     control = response.get("Cache-Control", "").lower()
     if not (kept_here or control) or "private" in control or "no-store" in control:
@@ -83,22 +83,22 @@ def _is_shared(response: Headers, http: Any) -> bool:
     seconds = {name: int(age) for name, age in _AGES.findall(control)}
     if seconds.get("s-maxage") or "public" in control:
         return True
-    # Answers to requests with credentials may be kept only where one of these says so.
+    # Requests with credentials need one of these in addition.
     return bool(seconds.get("max-age")) and ("must-revalidate" in control or "HTTP_AUTHORIZATION" not in http.META)
 
 
 def retry_after_seconds(decision: Decision) -> int | None:
-    """Whole seconds for Retry-After, rounded up, at least 1; None when allowed or when waiting cannot help."""
+    """Return whole seconds for Retry-After, at least 1; None when allowed or when waiting cannot help."""
     wait_us = None if decision.allowed else decision.retry_after_us
     return None if wait_us is None else max(1, _ceil(wait_us))
 
 
 def _ietf_11(decision: Decision, enforced: list[BucketStatus], wait: int | None) -> dict[str, str]:
-    """RateLimit-Policy and RateLimit: every enforced bucket.
+    """Render RateLimit-Policy and RateLimit: every enforced bucket.
 
     ``qu`` is left out: buckets count requests, which is its default.
     """
-    # Lists join their members by ", ", and integers are written as they are: only the names need the library.
+    # Lists are joined by ", " and integers need no escaping, so only the names need the library.
     titles = [status.bucket.title for status in enforced]
     policies = [_policy(title, s.bucket.rate.limit, s.window_us) for title, s in zip(titles, enforced, strict=True)]
     limits = [_name(title) + _limit(status, wait) for title, status in zip(titles, enforced, strict=True)]
@@ -106,7 +106,7 @@ def _ietf_11(decision: Decision, enforced: list[BucketStatus], wait: int | None)
 
 
 def _x_ratelimit(decision: Decision, enforced: list[BucketStatus], wait: int | None) -> dict[str, str]:
-    """X-RateLimit-*: the binding bucket."""
+    """Render X-RateLimit-*: the binding bucket."""
     binding = decision.binding
     return (
         {}
@@ -119,7 +119,7 @@ def _x_ratelimit(decision: Decision, enforced: list[BucketStatus], wait: int | N
     )
 
 
-#: The wire forms by the names that HEADERS takes; each gets the decision, its enforced buckets and Retry-After (s).
+#: Wire forms by their names in HEADERS; arguments: the decision, its enforced buckets and Retry-After (seconds).
 FORMS: dict[str, Callable[[Decision, list[BucketStatus], int | None], dict[str, str]]] = {
     "ietf": _ietf_11,
     "ietf-11": _ietf_11,
@@ -129,21 +129,21 @@ FORMS: dict[str, Callable[[Decision, list[BucketStatus], int | None], dict[str, 
 
 @lru_cache(maxsize=4096)
 def _name(title: str) -> str:
-    """The bucket's title as a String of structured fields."""
-    # These hold ASCII only; scopes of the engine's own API may be any text.
+    """Return the bucket's title as a String of structured fields."""
+    # Strings are ASCII, but scopes in the engine's own API may be any text.
     return http_sf.ser("".join(c if " " <= c <= "~" else "?" for c in title))
 
 
 @lru_cache(maxsize=4096)
 def _policy(title: str, limit: int, window_us: int) -> str:
-    """A member of RateLimit-Policy."""
-    # The draft knows no windows below a second: then the quota stands alone.
+    """Return a member of RateLimit-Policy."""
+    # The draft has no windows below a second: these are left out.
     window = f";w={window_us // _SECOND}" if window_us >= _SECOND else ""
     return f"{_name(title)};q={limit}{window}"
 
 
 def _limit(status: BucketStatus, wait: int | None) -> str:
-    """The parameters of a member of RateLimit."""
+    """Return the parameters of a member of RateLimit."""
     until = 0 if status.next_after_us is None else _ceil(status.next_after_us)
     # The draft: Retry-After should not be earlier than the end of any t.
     shown = until and (wait is None or until <= wait)

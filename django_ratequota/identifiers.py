@@ -1,7 +1,7 @@
-"""Ready identifiers: functions of the request for ``RATEQUOTA["IDENTIFIERS"]``.
+"""Ready-made identifiers: functions of the request for ``RATEQUOTA["IDENTIFIERS"]``.
 
-``drf_api_key``, ``oauth_client`` and those of ``jwt_claim`` answer only what an authentication has proved. All others
-read what a client writes: count attempts by them, or keep a policy per ``ip`` or ``network`` beside them.
+``drf_api_key``, ``oauth_client`` and ``jwt_claim`` return only authenticated values. All others read unverified
+input, which clients can vary: use them to count attempts, or keep a policy per ``ip`` or ``network`` in addition.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Identifier = Callable[[Any], str | None]
 
 
 def login_field(*fields: str) -> Identifier:
-    """Return a function like ``login_name`` that reads these fields of the body and no others."""
+    """Return a function like ``login_name`` that reads only these fields of the body."""
 
     def identify(request: Any) -> str | None:
         return find_login_name(request, fields)
@@ -32,15 +32,15 @@ def login_field(*fields: str) -> Identifier:
 def login_name(request: Any) -> str | None:
     """Return the account that the request tries to log in to, in one spelling; None where it names none.
 
-    Reads the fields ``username`` and the user model's ``USERNAME_FIELD``, of a form or of a JSON body, whatever type
-    the body says it has: the view may not ask either. The name is stripped and normalized (``normalize_username``,
-    NFKC) as Django's login does it. It is folded to lower case too, even where the login tells cases apart: two
-    accounts that share a counter harm nobody, but one account with many counters has no limit.
+    Reads the fields ``username`` and the user model's ``USERNAME_FIELD`` of a form or JSON body, whatever its content
+    type, because views may ignore that too. The name is stripped and normalized (``normalize_username``, NFKC) as by
+    Django's login. It is also lowercased, even where the login is case-sensitive: two accounts that share a counter
+    do no harm, but one account with many counters has no limit.
 
-    Where the login finds accounts by more than their exact name (the user manager has a ``get_by_natural_key`` of its
-    own; MySQL and MariaDB, whose collations take é for e; a field with a ``db_collation``), the account is looked up,
-    one query, and its own name counts. An authentication backend that finds accounts in another way needs an
-    identifier of its own, which returns the account's key.
+    Some logins find accounts by more than their exact name: a user manager with its own ``get_by_natural_key``; MySQL
+    and MariaDB, whose collations treat é as e; a field with a ``db_collation``. There the account is looked up, one
+    query, and its own name counts. An authentication backend that finds accounts in another way needs its own
+    identifier, which returns the account's key.
 
     Raises ``ValueError`` where the body names two accounts, is too large or cannot be read: such requests share one
     counter.
@@ -49,7 +49,7 @@ def login_name(request: Any) -> str | None:
 
 
 def with_address(identifier: Identifier) -> Identifier:
-    """Return an identifier of the client's address with the value of ``identifier``; None where that is None."""
+    """Return an identifier that combines the client's address and ``identifier``; None where that is None."""
 
     def identify(request: Any) -> str | None:
         value = identifier(request)
@@ -58,26 +58,26 @@ def with_address(identifier: Identifier) -> Identifier:
     return identify
 
 
-#: One account as tried from one address: failures there do not lock out the same account elsewhere.
+#: One account from one address: failed logins there do not lock out the account elsewhere.
 login_pair = with_address(login_name)
 
 
 def network(request: Any) -> str:
     """Return the client's network, /24 of IPv4 and /48 of IPv6, such as ``203.0.113.0/24``.
 
-    A client with one address often has its neighbours: providers give one customer a /48, which is 65,536 clients at
-    an ``IPV6_PREFIX`` of 64.
+    A client often controls its neighbouring addresses as well: providers assign a /48 to one customer, which is
+    65,536 clients at an ``IPV6_PREFIX`` of 64.
     """
     address = Caller(request).address
-    # "unknown" as in ip:unknown: nobody is beyond limits for want of an address.
+    # "unknown" as in ip:unknown, so that callers without an address are limited as well.
     return "unknown" if address is None else network_of(address)
 
 
 def header_key(header: str, scheme: str = "", known: Callable[[str], bool] | None = None) -> Identifier:
     """Return an identifier of the key in a header: the first 32 digits of its SHA-256, so that no page shows the key.
 
-    ``scheme`` is the word before the key, such as ``Api-Key`` in ``Authorization``. ``known(key)`` says whether the
-    key exists: without it a client that makes up keys gets a new counter with each.
+    ``scheme`` is the word before the key, such as ``Api-Key`` in ``Authorization``. ``known(key)`` tells whether
+    the key exists: without it, a client that makes up keys gets a new counter with each.
     """
 
     def identify(request: Any) -> str | None:
@@ -97,11 +97,11 @@ header_api_key = header_key("X-API-Key")
 
 
 def drf_api_key(request: Any) -> str | None:
-    """Return the prefix of djangorestframework-api-key's key, once it is proved: by ``request.auth``, or by the view.
+    """Return the prefix of djangorestframework-api-key's verified key.
 
-    The view's permission (``HasAPIKey`` or one of its kind) says where the key is and which model knows it. The key
-    is verified again, one query: a permission may have let the request pass for another reason. None outside REST
-    framework's throttle, which runs after permissions.
+    It is read from ``request.auth``, or by the view's permission (``HasAPIKey`` or a subclass). Then it is verified
+    again, one query, because another permission may have admitted the request. None outside REST framework's
+    throttles, which run after permissions.
     """
     auth: Any = getattr(request, "auth", None)
     if hasattr(auth, "hashed_key"):
@@ -120,15 +120,15 @@ def drf_api_key(request: Any) -> str | None:
 
 
 def oauth_client(request: Any) -> str | None:
-    """Return the ``client_id`` of django-oauth-toolkit's application, once a token is proved."""
+    """Return the ``client_id`` of django-oauth-toolkit's application, if the request has a valid token."""
     application = getattr(getattr(request, "auth", None), "application", None)
     return None if application is None else str(application.client_id)
 
 
 def jwt_claim(name: str) -> Identifier:
-    """Return an identifier of a claim of the JWT that was proved: ``request.auth`` of djangorestframework-simplejwt.
+    """Return an identifier of a claim of the verified JWT: ``request.auth`` of djangorestframework-simplejwt.
 
-    A claim that is no text and no whole number counts as none.
+    Claims other than text and whole numbers are ignored.
     """
 
     def identify(request: Any) -> str | None:
@@ -141,7 +141,7 @@ def jwt_claim(name: str) -> Identifier:
 
 
 def _parts(permissions: Any) -> Iterator[Any]:
-    """The permissions, and the operands of REST framework's & and |."""
+    """Yield the permissions, and the operands of REST framework's & and |."""
     for permission in permissions:
         yield permission
         yield from _parts(getattr(permission, name) for name in ("op1", "op2") if hasattr(permission, name))

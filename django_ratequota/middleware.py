@@ -1,6 +1,6 @@
-"""Adds the rate headers to every response; with ENFORCE_ALL it enforces every view as well.
+"""Adds the rate limit headers to every response, and enforces every view with ENFORCE_ALL.
 
-With COUNT_UNCHECKED it counts what views refuse before they have it checked, see ``unchecked``.
+With COUNT_UNCHECKED it also counts requests that views refuse before their check, see ``enforcement.unchecked``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 
 from .conf import settings
 from .enforcement.check import acheck_request, check_request
-from .enforcement.outcome import RESERVED, asettle, settle
-from .enforcement.settlement import HELD
+from .enforcement.earlier_checks import HELD
+from .enforcement.settlement import RESERVED, asettle, settle
 from .enforcement.unchecked import ahold, arelease, hold, release
 from .headers import add_headers
 from .policies.requests.views import chooses_throttles, enforces_itself, is_decorated, late_check, throttles_itself
@@ -21,7 +21,7 @@ from .responses import MAX_ACCEPT, arefusal_response, refusal_response
 
 
 class RateQuotaMiddleware:
-    """Sync and async middleware; put it after the one that sets ``request.user``."""
+    """Sync and async middleware; list it after the one that sets ``request.user``."""
 
     sync_capable = True
     async_capable = True
@@ -35,7 +35,7 @@ class RateQuotaMiddleware:
             self.process_view = self._process_view
 
     def __call__(self, request: Any) -> Any:
-        """The response, with the headers of what was decided on its way."""
+        """Return the response, with the headers of the request's decision."""
         if iscoroutinefunction(self):
             return self._acall(request)
         response = self.get_response(request)
@@ -68,9 +68,11 @@ class RateQuotaMiddleware:
             return await arefusal_response(request, refused)
         if not settings.enforce_all:
             return None
-        # The project's own code is asked, which may read the database.
-        ask = sync_to_async(_enforces_itself) if chooses_throttles(view) else None
-        if await ask(request, view, args, kwargs) if ask else enforces_itself(view):
+        if chooses_throttles(view):  # the project's own code, which may read the database
+            itself = await sync_to_async(_enforces_itself)(request, view, args, kwargs)
+        else:
+            itself = enforces_itself(view)
+        if itself:
             return None
         decision = await acheck_request(request, late and late.scope)
         return None if decision.allowed else await arefusal_response(request, decision)
@@ -78,9 +80,9 @@ class RateQuotaMiddleware:
 
 def _enforces_itself(request: Any, view: Any, args: Any, kwargs: Any) -> bool:
     if chooses_throttles(view):
-        # Asking the view negotiates its content a second time, which is slow for a long Accept.
-        bounded = len(request.META.get("HTTP_ACCEPT", "")) <= MAX_ACCEPT
-        return is_decorated(view) or (bounded and throttles_itself(view, request, args, kwargs))
+        # Choosing throttles negotiates the content a second time, which is slow for a long Accept.
+        is_short = len(request.META.get("HTTP_ACCEPT", "")) <= MAX_ACCEPT
+        return is_decorated(view) or (is_short and throttles_itself(view, request, args, kwargs))
     return enforces_itself(view)
 
 

@@ -4,8 +4,8 @@ api = NinjaAPI(throttle=[QuotaThrottle()])
 
 @api.get("/search", throttle=[QuotaThrottle(scope="search", cost=5)])
 
-Ninja asks the throttles of an async operation on the event loop, and awaits none. So importing this module has it
-await ours, after its own checks and before the operation. Import it before the API's ``urls`` are made.
+Ninja calls the throttles of an async operation on the event loop and awaits none. So importing this module patches
+Ninja to await ``QuotaThrottle`` after its own checks. Import it before the API's ``urls`` are created.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextvars import ContextVar
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -33,14 +34,14 @@ else:
         require(f"ninja.{name}", "ninja") for name in ("errors", "operation", "throttling")
     )
 
-#: The request whose operation awaits its quotas: nothing is to be asked on the event loop.
+#: The request of an async operation: its QuotaThrottles are awaited later, and must not block the event loop.
 _awaiting: ContextVar[Any] = ContextVar("ratequota_awaiting", default=None)
-#: What was decided last in this thread: Ninja asks for the wait right after, and does not say of which request.
+#: The last decision in this thread: Ninja calls wait() right after, without the request.
 _decided: ContextVar[Decision | None] = ContextVar("ratequota_decided", default=None)
 
 
 class StoreUnavailable(errors.Throttled):
-    """503: a policy denies because the store gives no decision."""
+    """503: a policy denies while Redis is down."""
 
     def __init__(self, decision: Decision) -> None:
         super().__init__(wait=retry_after_seconds(decision))
@@ -52,8 +53,8 @@ class QuotaThrottle(throttling.BaseThrottle):
     """Enforces every policy that applies to the request, together and in one round trip.
 
     ``scope`` names the endpoint; endpoints that match the route count as well. ``cost`` is in units, an int or
-    ``(request) -> int``, None = the endpoint's own. One instance may serve any number of operations: it keeps nothing
-    of a request. The caller is the user that Ninja's authentication returned, else ``request.user``.
+    ``(request) -> int``, None = the endpoint's own. One instance may serve any number of operations: it holds no
+    state of requests. The caller is the user that Ninja's authentication returned, else ``request.user``.
     """
 
     def __init__(self, scope: str | None = None, cost: int | Callable[[Any], int] | None = None) -> None:
@@ -63,18 +64,18 @@ class QuotaThrottle(throttling.BaseThrottle):
         self.scope, self.cost = scope, cost
 
     def allow_request(self, request: HttpRequest) -> bool:
-        """Whether the request is admitted. Raises ``StoreUnavailable`` (503) where a policy denies without store.
+        """Return whether the request is admitted. Raises ``StoreUnavailable`` where a policy denies without Redis.
 
-        Raises what the cost raised to answer the client, once the request is counted and admitted.
+        If ``cost`` raised an exception that answers the client, raises it again after counting the request.
         """
         if _awaiting.get() is request:
             return True
         decision: Decision | None = getattr(request, "ratequota", None)
         answer = None
-        # Ninja asks all throttles: what one has refused, another must not be charged for.
+        # Ninja calls all throttles: after a refusal by one, the next must not charge.
         if decision is None or decision.allowed:
             cost, answer = self._cost(request)
-            decision = check_request(_asking(request), self.scope, cost)
+            decision = check_request(_with_user(request), self.scope, cost)
         _decided.set(decision)
         if not decision.allowed and status_code(decision) == 503:
             raise StoreUnavailable(decision)
@@ -83,9 +84,9 @@ class QuotaThrottle(throttling.BaseThrottle):
         return decision.allowed
 
     async def arefuse(self, request: HttpRequest) -> Exception | None:
-        """Why the request is refused; None when it is admitted. Raises what the cost raised to answer the client."""
+        """``allow_request``, awaited: return the exception that refuses the request, None when it is admitted."""
         cost, answer = self._cost(request)
-        decision = await acheck_request(_asking(request), self.scope, cost)
+        decision = await acheck_request(_with_user(request), self.scope, cost)
         if decision.allowed and answer is not None:
             raise answer
         if decision.allowed:
@@ -95,7 +96,7 @@ class QuotaThrottle(throttling.BaseThrottle):
         return errors.Throttled(wait=retry_after_seconds(decision))
 
     def wait(self) -> float | None:
-        """Whole seconds until the request just refused would be admitted; None when waiting cannot help."""
+        """Return whole seconds until the request just refused would be admitted; None when waiting cannot help."""
         decision = _decided.get()
         return retry_after_seconds(decision) if decision else None
 
@@ -107,20 +108,20 @@ class QuotaThrottle(throttling.BaseThrottle):
 
 
 def problem_details(request: HttpRequest, exc: Exception) -> HttpResponse:
-    """An exception handler: refusals as problem details, whatever the client would rather have.
+    """Exception handler: answer refusals with problem details, whatever media type the client prefers.
 
     api.add_exception_handler(ninja.errors.Throttled, problem_details)
     """
     decision: Decision | None = getattr(request, "ratequota", None)
     if decision is None or decision.allowed:  # another throttle refused it
         return JsonResponse({"detail": str(exc)}, status=getattr(exc, "status_code", 429))
-    # Not a page: it may read the database, and async operations have this called on the event loop.
+    # No HTML: a template may read the database, and async operations call this on the event loop.
     response = JsonResponse(problem(decision), status=status_code(decision), content_type="application/problem+json")
     return _with_headers(request, response)
 
 
 class _Authenticated:
-    """The request, made by the user that Ninja's authentication returned."""
+    """The request, with the user that Ninja's authentication returned."""
 
     def __init__(self, request: HttpRequest, user: Any) -> None:
         self._request, self.user = request, user
@@ -129,21 +130,21 @@ class _Authenticated:
         return getattr(self._request, name)
 
 
-def _asking(request: HttpRequest) -> Any:
+def _with_user(request: HttpRequest) -> Any:
     auth = getattr(request, "auth", None)
     return _Authenticated(request, auth) if getattr(auth, "is_authenticated", False) is True else request
 
 
-def _refusal(api: Any, request: HttpRequest, exc: Any) -> HttpResponse:
-    """The response by the API's own exception handlers."""
+def _refusal_response(api: Any, request: HttpRequest, exc: Any) -> HttpResponse:
+    """Return the response of the API's own exception handlers."""
     response: HttpResponse = api.on_exception(request, exc)
     if exc.wait is not None:
         response["Retry-After"] = str(exc.wait)
     return _with_headers(request, response)
 
 
-def _answer(api: Any, request: HttpRequest, exc: Exception) -> HttpResponse:
-    """The response by the API's exception handlers to what a cost raised for the client; raises all else."""
+def _error_response(api: Any, request: HttpRequest, exc: Exception) -> HttpResponse:
+    """Return the API's response to an exception that answers the client; raise any other."""
     if not answers_client(exc):
         raise exc
     response: HttpResponse = api.on_exception(request, exc)
@@ -157,46 +158,46 @@ def _with_headers(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     return response
 
 
-def _quotas(each: Any) -> list[QuotaThrottle]:
-    """The quotas of an operation."""
-    return [one for one in each.throttle_objects if isinstance(one, QuotaThrottle)]
+def _throttles(ninja_operation: Any) -> list[QuotaThrottle]:
+    """Return the QuotaThrottles of an operation."""
+    return [throttle for throttle in ninja_operation.throttle_objects if isinstance(throttle, QuotaThrottle)]
 
 
 def _scope(operations: Any) -> str | None:
-    """The scope that all operations of a view name, "" = none of them or several; None where one has no quota."""
-    ours = [_quotas(each) for each in operations]
-    if not all(ours):
+    """Return the one scope of all operations of a view, "" = none or several; None where one has no QuotaThrottle."""
+    throttles = [_throttles(each) for each in operations]
+    if not all(throttles):
         return None
-    scopes = {throttle.scope or "" for some in ours for throttle in some}
+    scopes = {throttle.scope or "" for throttle in chain.from_iterable(throttles)}
     return scopes.pop() if len(scopes) == 1 else ""
 
 
-def _late_check(each: Any) -> LateCheck | None:
-    """What an operation asks after it has authenticated; None where it has no quota."""
-    ours = _quotas(each)
-    if not ours:
+def _late_check(ninja_operation: Any) -> LateCheck | None:
+    """Return the check that an operation makes after authentication; None without a QuotaThrottle."""
+    throttles = _throttles(ninja_operation)
+    if not throttles:
         return None
-    if len(ours) > 1:
-        return LateCheck(_scope([each]) or None, 1)
-    return LateCheck(ours[0].scope, least_cost(ours[0].cost))
+    if len(throttles) > 1:
+        return LateCheck(_scope([ninja_operation]) or None, 1)
+    return LateCheck(throttles[0].scope, least_cost(throttles[0].cost))
 
 
-def _have_ours_checked() -> None:
-    """Wrap what Ninja does before an operation, and how it makes views; once."""
-    check, acheck, get_view = (vars(kind).get(name) for kind, name in _WRAPPED)
+def _patch_ninja() -> None:
+    """Wrap three methods of Ninja: the checks before sync and async operations, and the creation of views."""
+    check = vars(operation.Operation).get("_check_throttles")
+    acheck = vars(operation.AsyncOperation).get("_run_checks")
+    get_view = vars(operation.PathView).get("get_view")
     if check is None or acheck is None or get_view is None:
-        raise ConfigurationError(
-            "This version of django-ninja checks throttles in a way that QuotaThrottle does not know."
-        )
+        raise ConfigurationError("QuotaThrottle does not support this version of django-ninja.")
 
     @functools.wraps(check)
     def check_throttles(self: Any, request: HttpRequest) -> HttpResponse | None:
         try:
             response: HttpResponse | None = check(self, request)
         except StoreUnavailable as exc:
-            return _refusal(self.api, request, exc)
+            return _refusal_response(self.api, request, exc)
         except Exception as exc:
-            return _answer(self.api, request, exc)
+            return _error_response(self.api, request, exc)
         return response if response is None else _with_headers(request, response)
 
     @functools.wraps(acheck)
@@ -206,23 +207,23 @@ def _have_ours_checked() -> None:
             response: HttpResponse | None = await acheck(self, request)
         finally:
             _awaiting.reset(token)
-        for quota in () if response else _quotas(self):
+        for throttle in () if response else _throttles(self):
             try:
-                exc = await quota.arefuse(request)
+                exc = await throttle.arefuse(request)
             except Exception as error:
-                return _answer(self.api, request, error)
+                return _error_response(self.api, request, error)
             if exc is not None:
-                return _refusal(self.api, request, exc)
+                return _refusal_response(self.api, request, exc)
         return response
 
     @functools.wraps(get_view)
     def get_marked_view(self: Any) -> Any:
         view, scope = get_view(self), _scope(self.operations)
         limited = {method: _late_check(each) for each in self.operations for method in each.methods}
-        if any(one is not None for one in limited.values()):
+        if any(limited.values()):
             setattr(view, LIMITED_ATTRIBUTE, limited)
         if scope is not None:
-            # ENFORCE_ALL then leaves it alone, and operators find the scope.
+            # ENFORCE_ALL then skips the view, and the admin lists its scope.
             setattr(view, SCOPE_ATTRIBUTE, scope)
         return view
 
@@ -231,9 +232,4 @@ def _have_ours_checked() -> None:
     operation.PathView.get_view = get_marked_view  # type: ignore[method-assign]
 
 
-_WRAPPED = (
-    (operation.Operation, "_check_throttles"),
-    (operation.AsyncOperation, "_run_checks"),
-    (operation.PathView, "get_view"),
-)
-_have_ours_checked()
+_patch_ninja()

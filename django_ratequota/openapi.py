@@ -2,7 +2,7 @@
 
 REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "django_ratequota.openapi.AutoSchema"}
 
-A project with a schema class of its own puts ``QuotaSchema`` before that.
+A project with its own schema class lists ``QuotaSchema`` as a base before it.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ _DESCRIPTIONS = {
     "429": "The request exceeds a quota, or is blocked.",
     "503": "Requests cannot be counted right now, and a policy admits none uncounted.",
 }
-_RETRY = {
-    "Retry-After": ("integer", "Whole seconds until the same request would be admitted; absent = waiting is no help.")
-}
+_RETRY = {"Retry-After": ("integer", "Whole seconds until the same request would be admitted; absent = never.")}
 _REFUSED = {"X-RateLimit-Refusal": ("string", "Id of the refusal, for the API's operators.")}
 _IETF_11 = {
     "RateLimit-Policy": ("string", 'Each limit: name, quota (q), window in seconds (w): "search/min";q=10;w=60.'),
     "RateLimit": (
         "string",
-        'Each limit: name, units left (r), seconds until there are more (t): "search/min";r=3;t=6.',
+        'Each limit: name, units left (r), seconds until more (t): "search/min";r=3;t=6.',
     ),
 }
 _RATES = {
     "ietf": _IETF_11,
     "ietf-11": _IETF_11,
     "x-ratelimit": {
-        "X-RateLimit-Limit": ("integer", "The most units of the limit that is nearest."),
-        "X-RateLimit-Remaining": ("integer", "Units of it that are left."),
-        "X-RateLimit-Reset": ("integer", "When it is back to full: Unix time in seconds."),
+        "X-RateLimit-Limit": ("integer", "Maximum units of the limit closest to being reached."),
+        "X-RateLimit-Remaining": ("integer", "Units left of that limit."),
+        "X-RateLimit-Reset": ("integer", "When all units are free again: Unix time in seconds."),
     },
 }
 
-#: What ``responses.problem`` writes. Made by hand, for no attribute is called violated-policies.
+#: The body that ``responses.problem`` returns. Built by ``type()``, because violated-policies is no identifier.
 QuotaProblemSerializer: Any = type(
     "QuotaProblemSerializer",
     (serializers.Serializer,),
     {
-        "type": serializers.URLField(help_text="What kind of problem: ...#quota-exceeded, for one."),
+        "type": serializers.URLField(help_text="Kind of problem, such as ...#quota-exceeded."),
         "title": serializers.CharField(),
         "status": serializers.IntegerField(),
         "detail": serializers.CharField(),
         "violated-policies": serializers.ListField(child=serializers.CharField()),
-        "retry_after": serializers.IntegerField(allow_null=True, help_text="Seconds; null = waiting is no help."),
+        "retry_after": serializers.IntegerField(
+            allow_null=True, help_text="Seconds until it would be admitted; null = never."
+        ),
         "refusal_id": serializers.CharField(required=False, help_text="For the API's operators."),
     },
 )
 
 
 class QuotaErrorSerializer(serializers.Serializer[Any]):
-    """What DRF's own exception handler writes."""
+    """The body of DRF's own exception handler."""
 
     detail = serializers.CharField()
 
 
 class QuotaSchema:
-    """Put before a schema class, it documents 429, 503 and rate headers of operations under ``QuotaThrottle``."""
+    """Mixin before a schema class: documents 429, 503 and rate headers of operations under ``QuotaThrottle``."""
 
     view: Any
     registry: Any
@@ -80,13 +80,13 @@ class QuotaSchema:
     _get_response_for_code: Any
 
     def get_override_parameters(self) -> list[Any]:
-        """The query of the usage endpoint, beside what others say."""
+        """Add the usage endpoint's query parameters."""
         parameters: list[Any] = super().get_override_parameters()  # type: ignore[misc]
         if isinstance(self.view, UsageView):
             parameters = [
                 *parameters,
-                utils.OpenApiParameter("scope", str, description="One endpoint; else all that have limits."),
-                utils.OpenApiParameter("user", str, description="For staff: another user's name or primary key."),
+                utils.OpenApiParameter("scope", str, description="An endpoint's name; without it, all with limits."),
+                utils.OpenApiParameter("user", str, description="Name or primary key of another user, for staff."),
             ]
         return parameters
 
@@ -101,7 +101,7 @@ class QuotaSchema:
         refused = _REFUSED if settings.statistics_seconds else {}
         for code, headers in {"429": _RETRY | rates | refused, "503": _RETRY | refused}.items():
             response = self._refusal(code)
-            # What the project says itself stays; a body that it says nothing of is added.
+            # The project's own response stays; a body is added where it has none.
             own = responses.get(code, {})
             content = {**response.get("content", {}), **own.get("content", {})}
             responses[code] = {**response, **own, **({"content": content} if content else {})}
@@ -111,15 +111,15 @@ class QuotaSchema:
     def _limited(self) -> bool:
         try:
             return any(isinstance(throttle, QuotaThrottle) for throttle in self.view.get_throttles())
-        except Exception as error:  # a project's own get_throttles may want a real request
+        except Exception as error:  # a project's own get_throttles may need a real request
             drainage.warn(f"get_throttles() failed, so its refusals are not documented: {error!r}")
             return False
 
     def _refusal(self, code: str) -> dict[str, Any]:
-        """The response by the exception handler in force; of a project's own, nobody knows the body."""
+        """Return the response of the view's exception handler; without a body for a project's own handler."""
         handler = self.view.get_exception_handler()
         response: dict[str, Any] = {}
-        if getattr(handler, "says_problems", False):
+        if getattr(handler, "returns_problems", False):
             media_types = ["application/problem+json"]
             response = self._get_response_for_code(QuotaProblemSerializer, code, media_types=media_types)
         elif handler is views.exception_handler:
@@ -141,4 +141,4 @@ class QuotaSchema:
 
 
 class AutoSchema(QuotaSchema, openapi.AutoSchema):
-    """drf-spectacular's own, with refusals and rate headers."""
+    """drf-spectacular's schema, with refusals and rate headers."""

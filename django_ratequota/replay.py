@@ -1,4 +1,4 @@
-"""Replays recorded attempts against rates, without changing any counter."""
+"""Replay attempts against rates, without changing any counter."""
 
 from .operations.replay import replay
 

@@ -21,28 +21,28 @@ from .engine.types import Decision
 from .headers import add_headers, retry_after_seconds
 
 _TYPES = "https://iana.org/assignments/http-problem-types#"
-#: What is offered, the default first.
+#: The media types of refusals, the default first.
 _HTML = "text/html"
 _MEDIA_TYPES = ["application/problem+json", "application/json", _HTML, "text/plain"]
-#: Characters of an Accept header, and media ranges in it, that are looked at: a browser sends some 130 and 8.
+#: Most characters of an Accept header, and most media ranges, that are read: browsers send about 130 and 8.
 MAX_ACCEPT, _MAX_RANGES = 1024, 20
-#: Longer waits are told as a time of day (seconds).
-_COUNTED_WAIT = 120
+#: Seconds; from this wait on, pages show a time of day.
+_CLOCK_TIME_FROM = 120
 
 
 def status_code(decision: Decision) -> int:
-    """429 for a quota or a block, 503 when policies deny only because the store is down."""
+    """Return 429 for a quota or a block, 503 when policies deny only because Redis is down."""
     return 503 if decision.denied_by and not decision.blocked_by else 429
 
 
 def refusal_text(decision: Decision) -> str:
-    """The refusal in a sentence or two, for people."""
+    """Return the refusal in one or two sentences, for people."""
     text = _reason(decision)
     wait = retry_after_seconds(decision)
     if wait is not None:
-        text = f"{text} {_again(wait)}"
+        text = f"{text} {_try_again(wait)}"
     if decision.refusal_id:
-        # Not within an f-string: there gettext's own tools do not find what is to be translated.
+        # Not within an f-string, where gettext's tools find no messages.
         reference = _("Reference: %(id)s.") % {"id": decision.refusal_id}
         text = f"{text} {reference}"
     return text
@@ -54,12 +54,12 @@ def _reason(decision: Decision) -> str:
     return _("Requests are blocked.") if decision.blocked_by else _("Too many requests.")
 
 
-def _again(wait: int) -> str:
+def _try_again(wait: int) -> str:
     return ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
 
 
 def problem(decision: Decision) -> dict[str, Any]:
-    """The refusal as a problem details object (RFC 9457)."""
+    """Return the refusal as a problem details object (RFC 9457)."""
     unavailable = status_code(decision) == 503
     return {
         "type": _TYPES + ("temporary-reduced-capacity" if unavailable else "quota-exceeded"),
@@ -73,12 +73,12 @@ def problem(decision: Decision) -> dict[str, Any]:
 
 
 def refusal_response(request: Any, decision: Decision) -> HttpResponse:
-    """The response to a refused request, in the media type the client prefers."""
+    """Return the response to a refused request, in the media type that the client prefers."""
     return _response(request, decision, _media_type(request))
 
 
 async def arefusal_response(request: Any, decision: Decision) -> HttpResponse:
-    """``refusal_response``, awaited: a page of the project's own may read the database."""
+    """``refusal_response``, awaited: the project's own template may read the database."""
     media_type = _media_type(request)
     if media_type == _HTML:
         return await sync_to_async(_response)(request, decision, media_type)
@@ -102,34 +102,34 @@ def _response(request: Any, decision: Decision, media_type: str) -> HttpResponse
 
 
 def _media_type(request: Any) -> str:
-    return _preferred(_beginning(request.META.get("HTTP_ACCEPT", "*/*")))
+    return _preferred(_truncated(request.META.get("HTTP_ACCEPT", "*/*")))
 
 
-def _beginning(accept: str) -> str:
-    """The whole media ranges in the first ``MAX_ACCEPT`` characters; "" where there is none."""
+def _truncated(accept: str) -> str:
+    """Return the complete media ranges in the first ``MAX_ACCEPT`` characters; "" where there is none."""
     return accept if len(accept) <= MAX_ACCEPT else accept[: max(0, accept.rfind(",", 0, MAX_ACCEPT))]
 
 
 @lru_cache(maxsize=256)
 def _preferred(accept: str) -> str:
-    """The offered media type that an Accept header prefers; the first where it prefers none, or cannot be read."""
+    """Return the media type that an Accept header prefers; the default where it accepts none or is malformed."""
     request = HttpRequest()
     request.META["HTTP_ACCEPT"] = ",".join(accept.split(",", _MAX_RANGES)[:_MAX_RANGES])
     try:
         return request.get_preferred_type(_MEDIA_TYPES) or _MEDIA_TYPES[0]
-    except ValueError:  # Django's, for parameters in a character set that Python does not know
+    except ValueError:  # from Django, for parameters in a character set unknown to Python
         return _MEDIA_TYPES[0]
 
 
 def _page(request: Any, decision: Decision) -> str:
-    """The template 429.html or 503.html: the project's, else the app's own."""
+    """Render the template 429.html or 503.html: the project's, else the app's."""
     status, wait = status_code(decision), retry_after_seconds(decision)
     title = problem(decision)["title"]
     context = {
         "title": title,
         "reason": _reason(decision),
         "wait": wait,
-        "wait_text": "" if wait is None or wait >= _COUNTED_WAIT else _again(wait),
+        "wait_text": "" if wait is None or wait >= _CLOCK_TIME_FROM else _try_again(wait),
         "again_at": None if wait is None else _moment(wait),
         "refusal_id": decision.refusal_id,
         "status_code": status,
@@ -143,8 +143,8 @@ def _page(request: Any, decision: Decision) -> str:
 
 
 def _moment(wait: int) -> datetime:
-    """When the wait is over, to the minute where people are told the time of day; never too early."""
+    """Return when the wait is over, rounded up to the minute where pages show the time of day."""
     seconds = int(time.time()) + wait
-    if wait >= _COUNTED_WAIT:
+    if wait >= _CLOCK_TIME_FROM:
         seconds = -(-seconds // 60) * 60
     return timezone.localtime(datetime.fromtimestamp(seconds, UTC))

@@ -11,5 +11,5 @@ from .monitoring.rollup import KEEP_DAYS, KEEP_HOURS, roll_up
 
 @task
 def rollup(keep_hours: int = KEEP_HOURS, keep_days: int = KEEP_DAYS) -> dict[str, int]:
-    """Keep counts in the database; enqueue it about once an hour. Returns the numbers of rows written and deleted."""
+    """Write counts to the database; enqueue about once an hour. Returns the numbers of rows written and deleted."""
     return asdict(roll_up(keep_hours, keep_days))

@@ -19,12 +19,12 @@ from .engine.types import Decision, check_cost
 from .headers import add_headers, retry_after_seconds
 from .responses import refusal_text, status_code
 
-#: A refusal by one of ours hangs on REST framework's request under this name.
+#: The attribute of REST framework's request with the decision by which a QuotaThrottle refused it.
 _REFUSED = "_ratequota_refused"
 
 
 class StoreUnavailable(APIException):
-    """503: a policy denies because the store gives no decision. ``wait`` becomes Retry-After."""
+    """503: a policy denies while Redis is down. ``wait`` becomes Retry-After."""
 
     status_code = 503
     default_code = "temporary_reduced_capacity"
@@ -38,19 +38,19 @@ class StoreUnavailable(APIException):
 class QuotaThrottle(BaseThrottle):
     """Enforces every policy that applies to the request, together and in one round trip.
 
-    The view's ``throttle_scope`` names the endpoint; its ``throttle_cost``, an int, ``(request, view) -> int`` or a
-    method ``(self, request) -> int``, says the units consumed (else the endpoint's own cost, also where it raises).
+    The view's ``throttle_scope`` names the endpoint. Its ``throttle_cost``, an int, ``(request, view) -> int`` or a
+    method ``(self, request) -> int``, is the cost in units; without one, or where it raises, the endpoint's cost.
     """
 
     def __init__(self) -> None:
         self.decision: Decision | None = None
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """Whether the request is admitted. Raises ``StoreUnavailable`` (503) where a policy denies without store.
+        """Return whether the request is admitted. Raises ``StoreUnavailable`` where a policy denies without Redis.
 
-        Raises what ``throttle_cost`` raised to answer the client, once the request is counted and admitted.
+        If ``throttle_cost`` raised an exception that answers the client, raises it again after counting the request.
         """
-        # REST framework asks all throttles of a view: what one of ours has refused, another says again.
+        # REST framework calls all throttles of a view: a refusal by one of ours is repeated by the next.
         decision, answer = vars(request).get(_REFUSED), None
         if decision is None:
             scope = getattr(view, "throttle_scope", None)
@@ -61,7 +61,7 @@ class QuotaThrottle(BaseThrottle):
         self.decision = decision
         headers = getattr(view, "headers", None)
         if headers is not None:
-            # DRF puts these on the response, refused or not. Retry-After it makes itself from wait().
+            # DRF adds these to the response, refused or not, and Retry-After itself, from wait().
             add_headers(headers, decision, request)
             headers.pop("Retry-After", None)
         if not decision.allowed and status_code(decision) == 503:
@@ -71,12 +71,12 @@ class QuotaThrottle(BaseThrottle):
         return bool(decision.allowed)
 
     def wait(self) -> float | None:
-        """Seconds until the same request would be admitted; None when waiting cannot help."""
+        """Return the seconds until the same request would be admitted; None when waiting cannot help."""
         return self.decision.retry_after if self.decision else None
 
 
 def _cost(request: Any, view: Any) -> Any:
-    """The view's ``throttle_cost``, called where it is a function; raises what that raises."""
+    """Return the view's ``throttle_cost``, called where it is a function."""
     cost = getattr(view, "throttle_cost", None)
     return check_cost(_computed(cost, request, view)) if callable(cost) else cost
 
@@ -87,7 +87,7 @@ def _computed(cost: Any, request: Any, view: Any) -> Any:
     parameters = () if function is None else _parameters(function)
     if len(parameters) != 2:
         return cost(request, view)
-    # A function of (request, view) that was set on the class has become a method: only its names tell.
+    # A function of (request, view) set on a class looks like a method (self, request) but for its names.
     return cost(request) if parameters[0] in ("self", "cls") else function(request, view)
 
 

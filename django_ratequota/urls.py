@@ -1,4 +1,4 @@
-"""``include("django_ratequota.urls")``: what clients may ask."""
+"""``include("django_ratequota.urls")``: the usage endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sphinx configuration: ``make docs`` builds the site from these pages, which read as well on a code host."""
+"""Sphinx configuration: ``make docs`` builds the site from the pages, which also work on a code host."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ PAGES = {HERE.parent / "CHANGELOG.md": HERE / "changelog.md"}
 
 
 def copy_images(app: Any, exception: Exception | None) -> None:
-    """Light and dark screenshots are in ``<picture>``, whose files Sphinx does not look for."""
+    """Copy the screenshots, because Sphinx does not copy the files of ``<picture>``."""
     if exception is None:
         shutil.copytree(HERE / "images", Path(app.outdir) / "images", dirs_exist_ok=True)
 
 
 def read_page(app: Any, docname: str, source: list[str]) -> None:
-    """Pages link as a code host wants it: here, a link to a file outside docs/ offers the file."""
+    """Turn links to files outside docs/, which work on a code host, into downloads."""
     here = folder = (HERE / docname).parent
     if docname == "changelog":
         folder = HERE.parent
@@ -72,7 +72,7 @@ def read_page(app: Any, docname: str, source: list[str]) -> None:
 
     def target(link: re.Match[str]) -> str:
         path = (folder / link[1]).resolve()
-        if not path.exists():  # Sphinx tells of it, or it is no link
+        if not path.exists():  # Sphinx reports it, or it is no link
             return link[0]
         path = PAGES.get(path, path)
         scheme = "" if path.is_relative_to(HERE) else "path:"

@@ -1,4 +1,4 @@
-"""Draws the plots of algorithms.md: the traffic of ``scenarios``, judged by the script that judges requests."""
+"""Draws the charts of algorithms.md: the traffic of ``scenarios``, decided by the script that decides requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from django_ratequota.operations.scenarios import Scenario
 
 IMAGES = Path(__file__).parent / "images"
-#: One panel each; the last rate of each is the one that the traffic is made for.
+#: One panel each; the traffic is made for the last rate of each.
 RATES = (
     "60/min fixed_window",
     "60/min sliding_window_log",
@@ -28,7 +28,7 @@ _WIDTH, _COLUMNS = 760, 2
 _PANEL_WIDTH, _PANEL_HEIGHT = 380, 168
 _LEFT, _RIGHT, _TOP, _BARS = 34, 14, 48, 88
 _HEAD, _LINE = 34, 13
-#: A background of its own: the drawing stays readable on a page whose colours are not the browser's.
+#: With a background, because the page's colours may not be the browser's.
 _STYLE = """
 text { font: 11px system-ui, sans-serif; fill: #333 }
 .title { font-weight: bold } .rates { font: bold 11px monospace }
@@ -41,7 +41,7 @@ text { fill: #ddd } .ground { fill: #17191c } .axis { stroke: #777 }
 
 
 def draw() -> dict[str, str]:
-    """The files and what is in them: each scenario, a panel for each of ``RATES``."""
+    """Return the drawings by file name: one per scenario, with a panel for each of ``RATES``."""
     from django.utils import translation
 
     from django_ratequota.engine.rates import parse_rates
@@ -54,7 +54,7 @@ def draw() -> dict[str, str]:
 
 def _drawing(panels: list[Scenario]) -> str:
     height = _HEAD + _PANEL_HEIGHT * -(-len(panels) // _COLUMNS)
-    # Bars that reach beyond what any rate admits are cut off: how much was refused is told in words.
+    # Bars above what any rate admits are cut off, because the text says how much was refused.
     top = max(max(panel.admitted) for panel in panels)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',

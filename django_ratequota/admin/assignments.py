@@ -8,12 +8,12 @@ from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PlanAssignment
-from .base import Lookups, RecordedAdmin, user_search_fields
+from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .filters import ActiveFilter, RelatedFilter, is_active
 
 
 @admin.register(PlanAssignment)
-class PlanAssignmentAdmin(Lookups, RecordedAdmin):
+class PlanAssignmentAdmin(AutocompleteAdmin, RecordedAdmin):
     """Plan assignments."""
 
     list_display = ["user", "plan", "starts_at", "ends_at", "active", "reason", "created_by"]

@@ -1,4 +1,4 @@
-"""What the admin pages share: who is acting, how related objects are looked up, and what counts as active."""
+"""Base classes of the model admins: recorded changes with a reason, pages of their own, and autocomplete."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .widgets import SafeAutocomplete, UserField
 
 logger = logging.getLogger("django_ratequota")
 
-#: The field of a form that says why it is saved. Models have a field ``reason``, which says why the object exists.
-WHY = "change_reason"
+#: The form field for the reason of a change. The models' own field ``reason`` is the reason why an object exists.
+REASON_FIELD = "change_reason"
 
 
 class ReasonField(forms.CharField):
-    """Why a change is made, for the history. It is no field of the object, so filling it in changes nothing there."""
+    """The reason of a change, for the history; it is not stored in the object."""
 
     def __init__(self, label: Any = None) -> None:
         super().__init__(
@@ -49,14 +49,14 @@ class ReasonField(forms.CharField):
         return False
 
 
-class WhyForm(forms.Form):
-    """The reason of a save, for pages without a form for one object."""
+class ChangeReasonForm(forms.Form):
+    """The reason of a change, for pages that have no form of one object."""
 
     change_reason = ReasonField(_("Reason for this change"))
 
 
 class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A model admin with pages of its own. Changes are recorded as the operator's, with the reason they wrote."""
+    """A model admin with pages of its own, whose changes are recorded with the operator and their reason."""
 
     #: The pages beside Django's own; each adds its URL, and what it shows on the change form.
     pages: tuple[type[AdminPage], ...] = ()
@@ -66,63 +66,67 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return [*(page(self).url_pattern() for page in self.pages), *super().get_urls()]
 
     def get_fields(self, request: Any, obj: Any = None) -> Any:
-        """The fields of the object; the reason has its own place, below them."""
-        return [name for name in super().get_fields(request, obj) if name != WHY]
+        """Return the fields of the object; the reason is rendered below them."""
+        return [name for name in super().get_fields(request, obj) if name != REASON_FIELD]
 
     def get_form(self, request: Any, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        """The form, with the reason of the change where the operator may save."""
+        """Return the form, with a field for the reason where the operator may save."""
         form: Any = super().get_form(request, obj, change, **kwargs)
-        if self._asks_why(request, obj):
-            form.base_fields[WHY] = ReasonField(_("Reason for this change"))  # the class was made for this request
+        if self._has_reason_field(request, obj):
+            form.base_fields[REASON_FIELD] = ReasonField(
+                _("Reason for this change")
+            )  # the class was made for this request
         return form
 
-    def _asks_why(self, request: Any, obj: Any) -> bool:
+    def _has_reason_field(self, request: Any, obj: Any) -> bool:
         if obj is not None:
             return self.has_change_permission(request, obj)
-        # The reason of a new policy or assignment is its own.
+        # A new policy or assignment is recorded with its own reason.
         return self.has_add_permission(request) and not any(f.name == "reason" for f in self.opts.concrete_fields)
 
     def render_change_form(
         self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
     ) -> Any:
-        """With the reason's field below all others, and what ``pages`` show here."""
+        """Add the field for the reason, and the context of ``pages``."""
         form = context["adminform"].form
-        context["why"] = [form[WHY]] if WHY in form.fields else []
+        context["why"] = [form[REASON_FIELD]] if REASON_FIELD in form.fields else []
         for page in self.pages:
             context |= page(self).change_form_context(request, obj)
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     def get_changelist_instance(self, request: Any) -> Any:
-        """The list. A filter's value with a NUL is no value, and PostgreSQL takes none."""
-        values = [value for name, given in request.GET.lists() for value in given if name != SEARCH_VAR]
-        if any("\x00" in value for value in values):
+        """Return the list; a filter value with a NUL is refused, because PostgreSQL raises an error for it."""
+        if any("\x00" in value for name, values in request.GET.lists() for value in values if name != SEARCH_VAR):
             raise IncorrectLookupParameters
         return super().get_changelist_instance(request)
 
     def changeform_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """The add and change pages."""
-        return self.recorded(super().changeform_view, request, *args, **kwargs)
+        """Show the add or change page, and record what it saves."""
+        return self.run_recorded(super().changeform_view, request, *args, **kwargs)
 
     def delete_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """The delete page."""
-        return self.recorded(super().delete_view, request, *args, **kwargs)
+        """Show the delete page, and record the deletion."""
+        return self.run_recorded(super().delete_view, request, *args, **kwargs)
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
-        """The list, with its actions and edits in place."""
-        context = {"why": WhyForm(request.POST or None), **(extra_context or {})}
-        return self.recorded(super().changelist_view, request, context)
+        """Show the list, and record its actions and edits."""
+        context = {"why": ChangeReasonForm(request.POST or None), **(extra_context or {})}
+        return self.run_recorded(super().changelist_view, request, context)
 
     def get_deleted_objects(self, objs: Any, request: Any) -> Any:
-        """What the delete pages show; of the rows that go along, the first."""
+        """Return what the delete pages show, with only the first of the related rows."""
         return deleted_objects(objs, request, self.admin_site)
 
     def page_url(self, page: str, *args: Any, query: Mapping[str, str] | None = None) -> str:
-        """The address of one of the model's pages: changelist, add, change, or one of ours."""
+        """Return the address of a page of this model: changelist, add, change, or a ``name`` of ``pages``."""
         url = reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_{page}", args=args)
         return f"{url}?{urlencode(query)}" if query else url
 
-    def recorded(self, view: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the view; its changes are recorded as the operator's, with the reason they wrote."""
+    def run_recorded(self, view: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the view, and record its changes with the operator and the reason in the form.
+
+        When the database refuses the write, show a message instead.
+        """
 
         def warn() -> None:
             text = _(
@@ -133,11 +137,11 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             self.message_user(request, text % params, messages.WARNING, fail_silently=True)
 
         try:
-            reason = request.POST.get(WHY, "").replace("\x00", "").strip()
+            reason = request.POST.get(REASON_FIELD, "").replace("\x00", "").strip()
             with acting(request.user, reason), when_unpublished(warn):
                 return view(request, *args, **kwargs)
         except IntegrityError:
-            # Valid when it was looked at, refused when it was written.
+            # The forms were valid, but another request wrote first.
             logger.warning("an edit in the admin was refused by the database", exc_info=True)
             text = _(
                 "Nothing was saved, because somebody else saved a conflicting change at that "
@@ -147,20 +151,20 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return HttpResponseRedirect(request.get_full_path())
 
 
-class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
-    """Looks related objects up by autocomplete where the operator may search them.
+class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
+    """A model admin or inline with autocomplete fields for the related objects that the operator may search.
 
-    That depends on the project (its user model may be absent from the admin) and on the operator's permissions,
-    so it is decided request by request: ``autocomplete_fields`` would fail the system checks (admin.E039, E040).
+    Which these are depends on the project (its user model may not be in the admin) and on the operator's permissions,
+    so it is decided per request: ``autocomplete_fields`` would fail the system checks (admin.E039, E040).
     """
 
     @property
     def media(self) -> forms.Media:
-        """With what the autocompletes among the filters of a list need."""
+        """Add the files of the autocompletes among the filters of a list."""
         return super().media + SafeAutocomplete(None, self.admin_site).media
 
     def get_autocomplete_fields(self, request: Any) -> list[str]:
-        """The relations whose other side has an admin that can search, and that the operator may look at."""
+        """Return the foreign keys to models that the operator may view, with an admin that has a search."""
         return [
             field.name
             for field in self.model._meta.fields
@@ -168,7 +172,7 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
         ]
 
     def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
-        """A text field for the user's id where autocomplete cannot be had: a select would list every user."""
+        """Return the field; a text field for the user's id without autocomplete, as a select would list all users."""
         if db_field.name == "user":
             kwargs["form_class"] = UserField
         if db_field.name == "user" and "user" not in self.get_autocomplete_fields(request):
@@ -181,7 +185,7 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
     def may_search(self, model: Any, request: Any) -> bool:
-        """Whether an autocomplete finds the model's objects for the operator."""
+        """Return whether autocomplete works for the model and this operator."""
         if not self.admin_site.is_registered(model):
             return False
         other = self.admin_site.get_model_admin(model)
@@ -189,7 +193,7 @@ class Lookups(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
 
 
 def user_search_fields(relation: str = "user") -> list[str]:
-    """Lookups that find what belongs to a user by the user's name or mail address."""
+    """Return the lookups that search by a related user's name or mail address."""
     model: Any = get_user_model()
-    wanted = [model.USERNAME_FIELD, getattr(model, "EMAIL_FIELD", "email")]
-    return [f"{relation}__{f.name}" for f in model._meta.concrete_fields if f.name in wanted and not f.is_relation]
+    names = [model.USERNAME_FIELD, getattr(model, "EMAIL_FIELD", "email")]
+    return [f"{relation}__{f.name}" for f in model._meta.concrete_fields if f.name in names and not f.is_relation]

@@ -1,4 +1,4 @@
-"""Copies a plan with its policies, under a new name. A page of its own: the plan's form shows a part of them only."""
+"""Copies a plan with all of its policies, under a new name."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .formatting import dates, shown
 from .pages import AdminPage
 from .permissions import may
 
-#: More policies than this are counted, not listed, on the page that asks; all are copied.
+#: Most policies that the page lists; more are counted, and all are copied.
 _SHOWN_POLICIES = 100
 
 
 class CopyForm(forms.ModelForm):  # type: ignore[type-arg]
-    """What the copy does not take over from its plan, and why it is made."""
+    """The fields in which the copy differs from its plan, and the reason."""
 
     reason = ReasonField()
 
@@ -60,14 +60,14 @@ class CopyPlanPage(AdminPage):
 
     def view(self, request: Any, plan: Plan) -> Any:
         """GET asks, POST copies."""
-        form = CopyForm(request.POST or None, initial=_suggestion(plan))
+        form = CopyForm(request.POST or None, initial=_initial(plan))
         policies = list(plan.policies.select_related("endpoint").order_by("endpoint__name", "counted_per", "pk"))
         if request.method == "POST" and form.is_valid():
             reason = form.cleaned_data["reason"] or gettext("copy of %(plan)s") % {"plan": shown(plan.name)}
             try:
                 with acting(request.user, reason), transaction.atomic(using=policy_alias(Plan)):
                     count = copy_policies(policies, form.save())
-                    self.admin.log_addition(request, form.instance, _logged(plan, count))
+                    self.admin.log_addition(request, form.instance, _log_message(plan, count))
             except ValidationError as error:
                 form.instance.pk = None
                 form.add_error(None, error)
@@ -97,10 +97,10 @@ class CopyPlanPage(AdminPage):
 
 
 def copy_policies(policies: list[RatePolicy], plan: Plan) -> int:
-    """Give the plan the same policies, every field of them, and return how many.
+    """Create the same policies for the plan, with all of their fields, and return their number.
 
-    Raises ``ValidationError`` naming the policy that could not be saved as it is (written by raw SQL, or counted per
-    an identifier that has left the settings).
+    Raises ``ValidationError`` for a policy that is no longer valid (it was written by raw SQL, or is counted per an
+    identifier that has left the settings).
     """
     names = [field.attname for field in RatePolicy._meta.concrete_fields if not field.primary_key]
     relations = [field.name for field in RatePolicy._meta.concrete_fields if field.is_relation]
@@ -108,26 +108,26 @@ def copy_policies(policies: list[RatePolicy], plan: Plan) -> int:
     for policy in policies:
         copy = RatePolicy(**{**{name: getattr(policy, name) for name in names}, "plan_id": plan.pk})
         try:
-            # Related objects and constraints hold as they did: only the plan is another, and it had no policy.
+            # Related objects and constraints need no check: only the plan differs, and it had no policy.
             copy.clean_fields(exclude=relations)
             copy.clean()
         except ValidationError as error:
             text = _("Nothing was copied, because %(policy)s is not valid. %(errors)s")
-            given = {"policy": shown(policy), "errors": " ".join(error.messages)}
-            raise ValidationError(text % given) from error
+            words = {"policy": shown(policy), "errors": " ".join(error.messages)}
+            raise ValidationError(text % words) from error
         copies.append(copy)
     return len(RatePolicy.objects.bulk_create(copies))
 
 
-def _suggestion(plan: Plan) -> dict[str, str]:
+def _initial(plan: Plan) -> dict[str, str]:
     name = Plan._meta.get_field("name").max_length
     slug = Plan._meta.get_field("slug").max_length or 0
     copy = gettext("Copy of %(plan)s") % {"plan": plan.name}
     return {"name": copy[:name], "slug": f"{plan.slug[: slug - 5]}-copy", "description": plan.description}
 
 
-def _logged(plan: Plan, count: int) -> str:
-    """What the copy's own history says."""
+def _log_message(plan: Plan, count: int) -> str:
+    """Return the entry for the copy's own history."""
     text = ngettext(
         "Copied from %(plan)s, with %(count)d policy.", "Copied from %(plan)s, with %(count)d policies.", count
     )

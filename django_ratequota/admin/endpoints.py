@@ -22,7 +22,7 @@ from .base import RecordedAdmin
 from .formatting import about, shown
 from .pages import page_url
 from .policy_table import PolicyInline, list_url
-from .warnings import WarnsOfPolicies
+from .warnings import WarnsOnInlineSave
 
 #: Matching routes that an endpoint's page lists; the others are counted.
 _MOST_ROUTES = 20
@@ -98,7 +98,7 @@ class LimitedFilter(admin.SimpleListFilter):
 
 
 @admin.register(Endpoint)
-class EndpointAdmin(WarnsOfPolicies, RecordedAdmin):
+class EndpointAdmin(WarnsOnInlineSave, RecordedAdmin):
     """Endpoints."""
 
     form = EndpointForm

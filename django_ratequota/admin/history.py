@@ -14,7 +14,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange, RecordedModel
-from .base import Lookups, RecordedAdmin, user_search_fields
+from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .diff import RelatedNames, as_table, differences
 from .filters import RelatedFilter
 from .formatting import shown
@@ -76,7 +76,7 @@ class AffectedUserFilter(admin.SimpleListFilter):
 
 
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(Lookups, RecordedAdmin):
+class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
     """Who changed what, when and why. Nobody can edit it."""
 
     pages = (RestorePage,)

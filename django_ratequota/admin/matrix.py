@@ -35,27 +35,27 @@ _WORDS = {UNLIMITED: _("unlimited"), BLOCKED: _("blocked")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InForce:
-    """One policy that counts in a cell."""
+    """A policy that applies in a cell."""
 
     rates: str
-    #: Whom it counts by, where that needs saying; else "".
+    #: Shown unless it is the cell's only policy and counted per caller; else "".
     counted_per: str
     #: Log mode and dates, in words.
     remarks: tuple[str, ...]
     inherited: bool
     blocked: bool
-    #: Its own page; for an inherited one the page that adds one of the cell's own. "" where neither is allowed.
+    #: Its page; of an inherited policy the page that adds one for this plan. "" where neither is allowed.
     link: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What a plan's callers are held to at an endpoint."""
+    """The limits of a plan's callers at an endpoint."""
 
-    #: Whose cell it is, for those who hear the page.
+    #: Plan and endpoint, for screen readers.
     label: str
     in_force: tuple[InForce, ...]
-    #: Policies of this cell that have not ended and do not count now; they are listed at ``others_link``.
+    #: Number of the cell's policies that have not ended but do not apply now; ``others_link`` lists them.
     others: int
     others_link: str
     #: The page that adds a policy counted per caller; "" where there is one, or adding is not allowed.
@@ -90,7 +90,7 @@ class MatrixPage(AdminPage):
             "page": page,
             "pages": page.paginator.get_elided_page_range(page.number),
             "ellipsis": page.paginator.ELLIPSIS,
-            # Said once, not looked up for each of thousands of cells.
+            # Translated once for thousands of cells.
             "inherited": gettext("inherited from everyone"),
             "add_here": gettext("Add"),
             "may_edit": cells.changes or cells.adds,
@@ -124,7 +124,7 @@ class MatrixPage(AdminPage):
             "link": self._endpoint_link(request, endpoint, cells),
             "overrides": overrides.get(_key(endpoint), (0, 0))[0],
             "blocks": overrides.get(_key(endpoint), (0, 0))[1],
-            "overrides_link": cells.listed({"audience": "override", "time": "active"}, endpoint),
+            "overrides_link": cells.list_url({"audience": "override", "time": "active"}, endpoint),
             "cells": [
                 cells.cell(endpoint, plan, cells.label % {"plan": plan_name, "endpoint": name})
                 for plan, plan_name in columns
@@ -140,7 +140,7 @@ class MatrixPage(AdminPage):
 
 
 class _Cells:
-    """The policies of the page's rows, read in one query, and what may be done with them."""
+    """Makes the cells of the page's rows, from one query."""
 
     def __init__(self, site: Any, user: Any, rows: list[Endpoint | None]) -> None:
         self.site = site
@@ -149,12 +149,12 @@ class _Cells:
         self.sees = registered
         self.changes = registered and may(user, "change", override=False)
         self.adds = registered and may(user, "add", override=False)
-        # Translated once, not for each of thousands of cells.
+        # Translated once for thousands of cells.
         self.label = gettext("%(plan)s at %(endpoint)s")
         self._bases: dict[tuple[Any, str], str] = {}
-        #: endpoint id -> counted_per -> those that compete there.
+        #: endpoint id -> counted_per -> the policies that compete there.
         self.groups: dict[int | None, dict[str, Group]] = {}
-        #: (endpoint id, plan id) -> how many policies there are, those that do not count now included.
+        #: (endpoint id, plan id) -> number of policies that have not ended.
         self.own: Counter[tuple[int | None, int | None]] = Counter()
         self.remarks: dict[int, tuple[str, ...]] = {}
         own = _of(rows) & ~OVERRIDES & _not_ended()
@@ -168,7 +168,7 @@ class _Cells:
             self.groups[endpoint_id] = {per: Group(policies) for per, policies in groups.items()}
 
     def cell(self, endpoint: Endpoint | None, plan: Plan | None, label: str) -> Cell:
-        """What counts for the plan (None = everyone) at the endpoint (None = all)."""
+        """Return the cell of the plan (None = everyone) at the endpoint (None = all endpoints)."""
         winners: list[PolicyFacts] = []
         for _per, group in sorted(self.groups.get(_key(endpoint), {}).items()):
             winner = strongest([*(group.by_plan.get(plan.pk, ()) if plan else ()), *group.everyone], self.now_us)
@@ -177,26 +177,26 @@ class _Cells:
         own = self.own[_key(endpoint), plan.pk if plan else None]
         several = len(winners) > 1
         in_force = tuple(self._in_force(winner, endpoint, plan, several) for winner in winners)
-        others = own - sum(not one.inherited for one in in_force)
-        place = {"plan__id__exact": plan.pk} if plan else {"audience": "everyone"}
+        others = own - sum(not policy.inherited for policy in in_force)
+        audience = {"plan__id__exact": plan.pk} if plan else {"audience": "everyone"}
         return Cell(
             label=label,
             in_force=in_force,
             others=others,
-            others_link=self.listed(place, endpoint) if others else "",
+            others_link=self.list_url(audience, endpoint) if others else "",
             add="" if "caller" in (winner.counted_per for winner in winners) else self._add(endpoint, plan, "caller"),
         )
 
-    def listed(self, query: dict[str, Any], endpoint: Endpoint | None) -> str:
-        """The list of policies at the endpoint; "" where there is none."""
+    def list_url(self, query: dict[str, Any], endpoint: Endpoint | None) -> str:
+        """Return the address of the list of policies at the endpoint; "" where the site has none."""
         if not self.sees:
             return ""
-        where = {"endpoint__id__exact": endpoint.pk} if endpoint else {"endpoint__isnull": "True"}
-        return f"{self.url(RatePolicy, 'changelist')}?{urlencode({**query, **where})}"
+        filters = {"endpoint__id__exact": endpoint.pk} if endpoint else {"endpoint__isnull": "True"}
+        return f"{self.url(RatePolicy, 'changelist')}?{urlencode({**query, **filters})}"
 
     def url(self, model: Any, page: str, *args: Any) -> str:
-        """A page of the model's admin."""
-        # Reversing costs 20 µs, and there are thousands of cells.
+        """Return the address of a page of the model's admin."""
+        # reverse() takes 20 µs, and there are thousands of cells.
         base = self._bases.get((model, page))
         if base is None:
             name = f"{self.site.name}:{model._meta.app_label}_{model._meta.model_name}_{page}"
@@ -240,13 +240,13 @@ def _not_ended() -> Q:
 
 
 def _overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, tuple[int, int]]:
-    """(overrides, those that block) of each endpoint of the page in their dates, as the list that they link to."""
+    """Return endpoint id -> (number of overrides in their dates, number of these that block)."""
     now = timezone.now()
     started = Q(starts_at__isnull=True) | Q(starts_at__lte=now)
-    counted = RatePolicy.objects.filter(_of(rows) & OVERRIDES & started & _not_ended()).order_by()
+    overrides = RatePolicy.objects.filter(_of(rows) & OVERRIDES & started & _not_ended()).order_by()
     blocks = Count("pk", filter=Q(rates=BLOCKED, mode=RatePolicy.Mode.ENFORCE))
-    each = counted.values("endpoint").annotate(count=Count("pk"), blocks=blocks)
-    return {row["endpoint"]: (row["count"], row["blocks"]) for row in each}
+    counts = overrides.values("endpoint").annotate(count=Count("pk"), blocks=blocks)
+    return {row["endpoint"]: (row["count"], row["blocks"]) for row in counts}
 
 
 def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:

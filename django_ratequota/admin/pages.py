@@ -74,10 +74,10 @@ class AdminPage:
         if not self.has_permission(request, obj):
             raise PermissionDenied
         if object_id is None:
-            return self.admin.recorded(self.view, request, **kwargs)
+            return self.admin.run_recorded(self.view, request, **kwargs)
         if obj is None:
             raise Http404
-        return self.admin.recorded(self.view, request, obj, **kwargs)
+        return self.admin.run_recorded(self.view, request, obj, **kwargs)
 
     def render(
         self, request: Any, template: str, context: dict[str, Any], *page_forms: forms.BaseForm
@@ -102,7 +102,7 @@ class AdminPage:
 
 
 def page_url(site: str, name: str, *args: Any, query: Mapping[str, str] | None = None) -> str:
-    """Return the address of a page of this app in the site, such as ``ratepolicy_change``; "" where it has none."""
+    """Return the address of a page of this app's admin, such as ``ratepolicy_change``; "" where the site has none."""
     try:
         url = reverse(f"{site}:django_ratequota_{name}", args=args)
     except NoReverseMatch:

@@ -1,7 +1,7 @@
-"""Who may see, write and reset which policies: the one place that decides, asked by every page.
+"""Who may see, edit and reset which policies; every page asks here.
 
-An override, a policy for a user or a subject, is written by those who hold ``grant_override`` and by nobody else.
-Every other policy is written by those who hold Django's own permission to add, change or delete rate policies.
+Overrides (policies for a user or a subject) are edited with the permission ``grant_override``, other policies with
+Django's own permission to add, change or delete rate policies.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ OVERRIDES = Q(user__isnull=False) | ~Q(subject="")
 
 
 def is_override(policy: RatePolicy) -> bool:
-    """Whether the policy's audience is a user or a subject."""
+    """Return whether the policy's audience is a user or a subject."""
     return policy.user_id is not None or bool(policy.subject)
 
 
 def may(user: Any, verb: str, *, override: bool) -> bool:
-    """Whether the user may add, change or delete overrides, or the policies that are none."""
+    """Return whether the user may add, change or delete overrides, or (``override=False``) other policies."""
     return bool(user.has_perm(f"{_APP}.{_codename(verb, override)}"))
 
 
 def check_audience(user: Any, verb: str, *, override: bool) -> None:
-    """Raises ``ValidationError`` naming the missing permission, unless the user may."""
+    """Raise ``ValidationError`` with the missing permission where ``may`` is False."""
     if may(user, verb, override=override):
         return
     text = _("You may only edit overrides. Choose a user or a subject, or ask for the permission “%s”.")
@@ -40,51 +40,51 @@ def check_audience(user: Any, verb: str, *, override: bool) -> None:
 
 
 def permission_name(verb: str, *, override: bool) -> str:
-    """The permission as the page of a user or group lists it."""
-    named = dict(RatePolicy._meta.permissions)
+    """Return the permission's name in Django's lists of permissions."""
+    names = dict(RatePolicy._meta.permissions)
     codename = _codename(verb, override)
-    return str(named.get(codename) or f"Can {verb} {RatePolicy._meta.verbose_name_raw}")
+    return str(names.get(codename) or f"Can {verb} {RatePolicy._meta.verbose_name_raw}")
 
 
 def _codename(verb: str, override: bool) -> str:
     return "grant_override" if override else f"{verb}_ratepolicy"
 
 
-class PolicyRights(admin.ModelAdmin):  # type: ignore[type-arg]
-    """The rights to policies on their own pages.
+class PolicyPermissions(admin.ModelAdmin):  # type: ignore[type-arg]
+    """The permissions of a policy's own pages.
 
-    The tables on the pages of plans and endpoints hold no overrides, so Django's own permissions decide there.
+    The tables on the pages of plans and endpoints hold no overrides, so Django's own permissions apply there.
     """
 
     def has_add_permission(self, request: Any) -> bool:
-        """Whoever may add some policy; the form refuses those that are not theirs."""
+        """Return whether the operator may add overrides or other policies; the form refuses the wrong kind."""
         return self._may(request, "add", None)
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        """Whoever may change this policy; without one, some policy."""
+        """Return whether the operator may change this policy; without ``obj``, any."""
         return self._may(request, "change", obj)
 
     def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
-        """Whoever may delete this policy; without one, some policy."""
+        """Return whether the operator may delete this policy; without ``obj``, any."""
         return self._may(request, "delete", obj)
 
     def has_view_permission(self, request: Any, obj: Any = None) -> bool:
-        """Whoever may look at policies; overrides are seen by those who grant or reset them, too."""
+        """Return whether the operator may see this policy; ``grant_override`` or ``reset_usage`` shows overrides."""
         if super().has_view_permission(request, obj):
             return True
-        theirs = self._may(request, "view", None) or request.user.has_perm(f"{_APP}.reset_usage")
-        return bool(theirs and (obj is None or is_override(obj)))
+        sees_overrides = self._may(request, "view", None) or request.user.has_perm(f"{_APP}.reset_usage")
+        return bool(sees_overrides and (obj is None or is_override(obj)))
 
     def has_reset_permission(self, request: Any, obj: Any = None) -> bool:
-        """Whoever may reset what was counted, and see the policy."""
+        """Return whether the operator may reset counters, and see this policy."""
         return request.user.has_perm(f"{_APP}.reset_usage") and self.has_view_permission(request, obj)
 
     def sees_all_policies(self, request: Any) -> bool:
-        """Whether overrides are not all that the operator may see."""
+        """Return whether the operator may see policies other than overrides, too."""
         return super().has_view_permission(request)
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
-        """The policies that the operator may see."""
+        """Return the policies that the operator may see."""
         policies: QuerySet[Any] = super().get_queryset(request)
         if self.sees_all_policies(request):
             return policies

@@ -15,7 +15,7 @@ from .copy_plan import CopyPlanPage
 from .formatting import about, shown
 from .matrix import MatrixPage
 from .policy_table import PolicyInline
-from .warnings import WarnsOfPolicies
+from .warnings import WarnsOnInlineSave
 
 
 class PlanPolicyInline(PolicyInline):
@@ -26,7 +26,7 @@ class PlanPolicyInline(PolicyInline):
 
 
 @admin.register(Plan)
-class PlanAdmin(WarnsOfPolicies):
+class PlanAdmin(WarnsOnInlineSave):
     """Plans."""
 
     pages = (MatrixPage, CopyPlanPage)

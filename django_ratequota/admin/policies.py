@@ -8,14 +8,14 @@ from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RatePolicy
-from .base import Lookups, user_search_fields
+from .base import AutocompleteAdmin, user_search_fields
 from .explain.actions import GrantPage, ResetCountersPage
 from .explain.boost import BoostPage
 from .explain.page import ExplainPage
 from .explain.refusals import offer_refusal
 from .filters import ActiveFilter, AudienceFilter, RelatedFilter, is_active
 from .formatting import dates, shown
-from .permissions import PolicyRights
+from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
 from .preview import ImpactPage, PreviewPage
@@ -25,7 +25,7 @@ from .warnings import WarnsOnSave
 
 
 @admin.register(RatePolicy)
-class RatePolicyAdmin(PolicyRights, Lookups, WarnsOnSave):
+class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     """All policies; mode is edited in the list."""
 
     pages = (

@@ -12,7 +12,7 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RatePolicy
-from .base import Lookups
+from .base import AutocompleteAdmin
 from .formatting import dates
 from .pages import page_url
 from .policy_forms import RowForm, StoredRows
@@ -95,7 +95,7 @@ def _second_undated() -> str:
     return str(constraint.get_violation_error_message())
 
 
-class PolicyInline(Lookups, admin.TabularInline):  # type: ignore[type-arg]
+class PolicyInline(AutocompleteAdmin, admin.TabularInline):  # type: ignore[type-arg]
     """The table: one row per policy, its rates as text."""
 
     model = RatePolicy

@@ -42,7 +42,7 @@ class WarnsOnSave(RecordedAdmin):
         return site.get_model_admin(RatePolicy).get_queryset(request)
 
 
-class WarnsOfPolicies(WarnsOnSave):
+class WarnsOnInlineSave(WarnsOnSave):
     """Warns about the edited rows of the policy table on the page of a plan or an endpoint."""
 
     def save_related(self, request: Any, form: Any, formsets: Any, change: bool) -> None:

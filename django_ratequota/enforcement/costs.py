@@ -1,4 +1,4 @@
-"""Costs that the project's code computes for one request. Where that fails, the request is counted all the same."""
+"""Costs computed by the project's code for one request. If that fails, the endpoint's cost counts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from django.http import UnreadablePostError
 from ..engine.types import check_cost
 from ..exceptions import InvalidCost
 from ..utils.problems import note_problem
-from .outcome import status_of
+from .settlement import status_of
 
 
 def compute_cost(compute: Callable[[], object], of: str) -> tuple[int | None, Exception | None]:
-    """Return the cost, None = the endpoint's own, and the exception to raise once the request is counted.
+    """Return the cost, None = the endpoint's own, and the exception to raise after counting the request.
 
-    The endpoint's cost stands in for one that cannot be computed. An exception that answers the client (a body that
-    is no JSON, a ``ValidationError`` of REST framework) still answers it. Others are logged once a minute, and the
-    request goes on. ``of`` names the cost in the log.
+    An exception that answers the client (invalid JSON, a ``ValidationError`` of REST framework) is returned. Others
+    are logged once a minute under the name ``of``, and the request goes on.
     """
     try:
         cost = compute()
@@ -33,12 +32,12 @@ def compute_cost(compute: Callable[[], object], of: str) -> tuple[int | None, Ex
 
 
 def answers_client(error: Exception) -> bool:
-    """Whether a view that raises it answers 4xx, or the client has gone away."""
+    """Return whether a view that raises it answers 4xx, or the client has disconnected."""
     code = getattr(error, "status_code", 500)
     return status_of(error) < 500 or isinstance(error, UnreadablePostError) or (isinstance(code, int) and code < 500)
 
 
 def _reads_body(error: Exception) -> bool:
-    """Whether REST framework failed to parse the body: from then on ``request.data`` is empty, and raises nothing."""
+    """Return whether REST framework failed to parse the body: ``request.data`` is empty then, and raises no more."""
     frames = [frame for frame, _line in walk_tb(error.__traceback__)]
     return any(f.f_code.co_name == "_parse" and f.f_globals["__name__"] == "rest_framework.request" for f in frames)

@@ -1,4 +1,4 @@
-"""What decides while Redis does not: each policy's ``on_error``."""
+"""Decisions while Redis or the database fails: each policy's ``on_error``."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ def decide_without_store(
     peek: bool = False,
     costs: Sequence[int] = (),
 ) -> Decision:
-    """What ``on_error`` says; one policy that denies, or has no room locally, outweighs those that allow.
+    """Return the decision by ``on_error``: refused if any policy denies, or has no room in its local counter.
 
-    ``costs`` are each bucket's own, in the order of the buckets; empty = ``cost`` in each.
+    ``reason`` says why the store did not decide. ``costs`` are the units of each bucket; empty = ``cost`` in each.
     """
     enforced = [bucket for bucket in buckets if bucket.mode == "enforce"]
-    says = [bucket.on_error or settings.on_error for bucket in enforced]
-    denied_by = [bucket.title for bucket, word in zip(enforced, says, strict=True) if word == "deny"]
+    actions = [bucket.on_error or settings.on_error for bucket in enforced]
+    denied_by = [bucket.title for bucket, action in zip(enforced, actions, strict=True) if action == "deny"]
     if reason == "database" and settings.on_error == "deny":
         denied_by = ["all"]
     local = process.local_limiter()
-    own = [bucket for bucket, word in zip(enforced, says, strict=True) if word == "local"]
-    each = [units for bucket, units in zip(buckets, costs, strict=False) if bucket in own]
-    statuses = local.check(own, cost, peek=bool(peek or denied_by or blocked_by), costs=each) if own else ()
+    counted = [bucket for bucket, action in zip(enforced, actions, strict=True) if action == "local"]
+    local_costs = [units for bucket, units in zip(buckets, costs, strict=False) if bucket in counted]
+    statuses = (
+        local.check(counted, cost, peek=bool(peek or denied_by or blocked_by), costs=local_costs) if counted else ()
+    )
     allowed = not denied_by and not blocked_by and all(status.allowed for status in statuses)
     units = cost if allowed and statuses and not peek else 0
     return Decision(
@@ -41,5 +43,5 @@ def decide_without_store(
         error=reason,
         settler=local,
         cost=units,
-        _charges=local.charges(statuses, units, each),
+        _charges=local.charges(statuses, units, local_costs),
     )

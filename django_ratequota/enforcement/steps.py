@@ -1,6 +1,6 @@
-"""The steps of a decision that may block, and who does them: in this thread, or awaited.
+"""The steps of a decision that may block, and running them: in this thread, or awaited.
 
-``enforcement`` yields them (see ``twin``), so the sync and the async way are the same code.
+``check`` yields them (see ``utils.sansio``), so that sync and async checks are the same code.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from django.utils.functional import LazyObject
 from ..engine.decision_steps import REVISION_SHARE
 from ..engine.limiter import Limiter
 from ..exceptions import StoreError
+from ..policies.facts import EndpointFacts, UserEntry
+from ..policies.requests.identity import Caller
+from ..policies.resolver import EvaluationContext
+from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter
 from ..store.base import Call
 from ..store.commands import Command
 
 
-class Ask(Enum):
-    """What awaited steps ask about the request."""
+class RequestStep(Enum):
+    """A step that needs the request; only awaited runs have any."""
 
-    USER = 1
+    READ_USER = 1
 
 
-#: A command for Redis, a function that reads the database, or a question about the request.
-Step = Command | Callable[[], Any] | Ask
+#: A command for Redis, a function that reads the database, or a step that needs the request.
+Step = Command | Callable[[], Any] | RequestStep
 
 
 def limiter_or_error() -> Limiter | StoreError:
@@ -39,9 +43,23 @@ def limiter_or_error() -> Limiter | StoreError:
         return error
 
 
-def now_us(limiter: Limiter | StoreError) -> int:
-    """Return the store's clock, as this process last saw it; without a limiter this machine's."""
-    return time.time_ns() // 1000 if isinstance(limiter, StoreError) else limiter.now_us
+def evaluation_context(
+    limiter: Limiter | StoreError,
+    caller: Caller,
+    entry: UserEntry,
+    endpoints: tuple[EndpointFacts, ...],
+    scope: str | None,
+    snapshot: Snapshot,
+) -> EvaluationContext:
+    """Return what the resolver needs, at the store's time as this process last saw it; else at this machine's."""
+    return EvaluationContext(
+        caller=caller,
+        entry=entry,
+        endpoints=endpoints,
+        scope=scope,
+        snapshot=snapshot,
+        now_us=time.time_ns() // 1000 if isinstance(limiter, StoreError) else limiter.now_us,
+    )
 
 
 def stored_revision(limiter: Limiter | StoreError) -> Generator[Command, Any, int]:
@@ -53,26 +71,26 @@ def stored_revision(limiter: Limiter | StoreError) -> Generator[Command, Any, in
 
 
 class StepRunner:
-    """Does the steps of one request; its commands share one deadline."""
+    """Runs the steps of one request; its commands share one deadline."""
 
     __slots__ = ("_call", "_limiter", "_request")
 
     def __init__(self, limiter: Limiter | StoreError, request: Any = None) -> None:
-        """``limiter`` is the one that yields the commands; none come where there is none."""
+        """``limiter`` is the one that yields the commands; an error yields none."""
         self._limiter, self._request = limiter, request
         self._call: Call | None = None
 
     def do(self, step: Step) -> Any:
-        """Do a step in this thread."""
-        return step() if callable(step) else self._one_call().do(step)  # type: ignore[arg-type]  # nobody asks here
+        """Run a step in this thread."""
+        return step() if callable(step) else self._shared_call().do(step)  # type: ignore[arg-type]  # no RequestStep
 
     async def ado(self, step: Step) -> Any:
         """``do``, awaited; functions run in a thread."""
-        if step is Ask.USER:
+        if step is RequestStep.READ_USER:
             return await _auser(self._request)
-        return await sync_to_async(step)() if callable(step) else await self._one_call().ado(step)
+        return await sync_to_async(step)() if callable(step) else await self._shared_call().ado(step)
 
-    def _one_call(self) -> Call:
+    def _shared_call(self) -> Call:
         if self._call is None:
             if isinstance(self._limiter, StoreError):
                 raise self._limiter
@@ -81,15 +99,15 @@ class StepRunner:
 
 
 async def _auser(request: Any) -> Any:
-    """The request's user, found without blocking the event loop.
+    """Return the request's user without blocking the event loop.
 
-    ``request.auser`` comes second: it is the session's user, which a later middleware may have replaced.
+    ``request.auser`` comes second: it returns the session's user, which a later middleware may have replaced.
     """
     user = vars(request).get("user")
     if user is None and not hasattr(type(request), "user"):
         return await request.auser() if hasattr(request, "auser") else None
     if user is None or isinstance(user, LazyObject):
-        # DRF's property authenticates when it is read, a lazy object reads session and user: in a thread.
+        # In a thread: DRF's property authenticates when it is read, and a lazy object reads session and user.
         return await sync_to_async(_read_user)(request)
     return user
 

@@ -1,37 +1,78 @@
-"""Requests that a view refuses before it has them checked: a wrong key, an ``Accept`` that it cannot answer.
+"""Counting requests that a view refuses before its check: for a wrong key, or an ``Accept`` that it cannot answer.
 
-REST framework and Ninja authenticate before they ask throttles. With COUNT_UNCHECKED the middleware charges such a
-request before the view runs, under the policies counted per ip: these apply whoever the caller turns out to be. The
-view's own check takes the charge over. Without one it stays where the response is an error, and goes back otherwise.
+REST framework and Ninja authenticate before they call throttles. With COUNT_UNCHECKED the middleware charges such a
+request before the view runs, under the policies counted per ip, because these apply to any caller. The view's own
+check takes the charge over. Without one, the charge stays if the response is an error, and is refunded otherwise.
 
-Where a policy for a plan, a user or an identifier may win once the caller is known, an address is not refused before
-the view runs. There the refusal takes the place of an error that the view answered without a check.
+Where a policy for a plan, a user or an identifier may win once the caller is known, the address is not refused before
+the view runs. There the refusal replaces the error response of a view that made no check.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 from django.db import Error as DatabaseError
 
 from ..conf import settings
+from ..engine.charges import charges_of
 from ..engine.limiter import Limiter
 from ..engine.rates import BLOCKED
-from ..engine.types import Decision
+from ..engine.types import Bucket, Decision
 from ..exceptions import StoreError
 from ..policies.facts import PolicyFacts
 from ..runtime import process
 from ..utils.sansio import adrive, drive
-from .check import Seen, assign, conclude, decide
-from .settlement import HELD, Held
+from .check import Evaluation, assign, conclude, evaluate
+from .earlier_checks import HELD, EarlierChecks
 from .steps import Step, StepRunner, limiter_or_error
+
+
+class HeldCharge(EarlierChecks):
+    """The charge of a request before its view runs. The view's own check takes it over."""
+
+    recorded = False
+
+    def __init__(self, request: Any, decision: Decision, evaluation: Evaluation) -> None:
+        """``evaluation`` is recorded where the view makes no check of its own."""
+        charged = {charge.bucket.counter for charge in charges_of(decision)}
+        statuses = tuple(status for status in decision.statuses if status.bucket.counter in charged)
+        super().__init__(request, [replace(decision, statuses=statuses)])
+        self.again = self._decisions[0]
+        self.decision, self.evaluation = decision, evaluation
+
+    def fits(self, buckets: tuple[Bucket, ...], cost: int) -> bool:
+        """Return whether a check of ``buckets`` includes all held charges, with at least their units."""
+        rates = {bucket.counter: bucket.rate for bucket in buckets}
+        charges = self._charges()
+        return bool(charges) and all(
+            rates.get(charge.bucket.counter) == charge.bucket.rate and charge.units <= cost for charge in charges
+        )
+
+    def combine(self, decision: Decision, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, Decision]:
+        """Return the decision of the view's check as if that had checked all ``buckets``; a refusal charges none."""
+        held = self._decisions[0]
+        if decision.degraded == held.degraded:
+            charges, new = charges_of(held), charges_of(decision)
+            found = {status.bucket.counter: status for status in (*held.statuses, *decision.statuses)}
+            statuses = [
+                # The view's check knows which policies apply: several may have the same rate.
+                status if status.bucket is bucket else replace(status, bucket=bucket)
+                for bucket in buckets
+                if (status := found.get(bucket.counter)) is not None
+            ]
+            # Where nothing was left to check, both are the same list.
+            charges = charges if new is charges else [*charges, *new]
+            decision = replace(decision, statuses=tuple(statuses), _charges=charges)
+        return decision if decision.allowed else (yield from self.give_back(decision))
 
 
 def hold(request: Any, scope: str | None, cost: int | None) -> Decision | None:
     """Charge a request before its view runs; returns the decision that refuses it, None where it may run.
 
-    ``scope`` and ``cost`` are those of the view's own check. Asks nothing where no policy is counted per ip.
+    ``scope`` and ``cost`` are those of the view's own check. Sends nothing where no policy is counted per ip.
     """
     limiter = limiter_or_error()
     return drive(_hold_steps(request, scope, cost, limiter), StepRunner(limiter).do)
@@ -44,7 +85,7 @@ async def ahold(request: Any, scope: str | None, cost: int | None) -> Decision |
 
 
 def release(request: Any, status: int) -> Decision | None:
-    """Keep or give back what is still held, by the response's ``status``; returns a decision that refuses it."""
+    """Keep or refund a charge still held, by the response's ``status``; returns a decision if it refuses."""
     return drive(_release_steps(request, status), StepRunner(limiter_or_error()).do)
 
 
@@ -58,22 +99,22 @@ def _hold_steps(
 ) -> Generator[Step, Any, Decision | None]:
     if getattr(request, "ratequota", None) is not None:
         return None
-    decision, seen = yield from decide(request, request, scope, cost, limiter, None, False, _per_ip)
-    if not decision.allowed and (seen is None or (yield from _binds_everybody(decision, seen))):
-        decision = conclude(request, decision, seen)
+    decision, evaluation = yield from evaluate(request, request, scope, cost, limiter, None, False, _per_ip)
+    if not decision.allowed and (evaluation is None or (yield from _binds_everybody(decision, evaluation))):
+        decision = conclude(request, decision, evaluation)
         assign(request, decision)
         return decision
-    if seen is not None:
-        vars(request)[HELD] = Held(request, decision, seen)
+    if evaluation is not None:
+        vars(request)[HELD] = HeldCharge(request, decision, evaluation)
     return None
 
 
 def _release_steps(request: Any, status: int) -> Generator[Step, Any, Decision | None]:
-    held: Held = vars(request).pop(HELD)
+    held: HeldCharge = vars(request).pop(HELD)
     if getattr(request, "ratequota", None) is not None or status < 400:
         yield from held.free()
         return None
-    decision = conclude(request, held.decision, held.seen)
+    decision = conclude(request, held.decision, held.evaluation)
     assign(request, decision)
     return None if decision.allowed else decision
 
@@ -82,29 +123,29 @@ def _per_ip(policy: PolicyFacts) -> bool:
     return policy.counted_per == "ip"
 
 
-def _binds_everybody(decision: Decision, seen: Seen) -> Generator[Step, Any, bool]:
-    """Whether a refusal under policies counted per ip stands whoever the caller turns out to be.
+def _binds_everybody(decision: Decision, evaluation: Evaluation) -> Generator[Step, Any, bool]:
+    """Return whether a refusal under policies counted per ip applies to any caller.
 
-    It does unless each of the policies that refused may lose to one for a plan, a user or an identifier.
+    It does unless each policy that refused may lose to one for a plan, a user or an identifier.
     """
-    own = process.policies.user_endpoints
-    if own is None:
+    user_endpoints = process.policies.user_endpoints
+    if user_endpoints is None:
         try:
-            own = yield process.policies.load_user_endpoints
+            user_endpoints = yield process.policies.load_user_endpoints
         except DatabaseError:
-            own = {}
-    resolution, on_error = seen.resolution, settings.on_error
+            user_endpoints = {}
+    resolution, on_error = evaluation.resolution, settings.on_error
     refusing = {status.bucket.policy_id for status in decision.refusing}.union(resolution.blocking)
-    if None in refusing:  # the limit of the usage endpoint that is built in
+    if None in refusing:  # the usage endpoint's built-in limit
         return True
     for policy in resolution.winners:
         denied = decision.denied_by and policy.mode == "enforce" and (policy.on_error or on_error) == "deny"
         if policy.id not in refusing and not denied:
             continue
-        group = seen.context.snapshot.groups[policy.endpoint_id]["ip"]
-        if policy.network is not None and policy.rates == BLOCKED:  # which nothing outranks
+        group = evaluation.context.snapshot.groups[policy.endpoint_id]["ip"]
+        if policy.network is not None and policy.rates == BLOCKED:  # which no policy outranks
             return True
-        if group.kinds or "ip" in own.get(policy.endpoint_id, ()):
+        if group.kinds or "ip" in user_endpoints.get(policy.endpoint_id, ()):
             continue
         if policy.network is not None or not group.has_plans:
             return True

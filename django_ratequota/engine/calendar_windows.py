@@ -1,4 +1,4 @@
-"""Calendar windows: the day, week or month, in a time zone, that an instant lies in."""
+"""Calendar windows: the day, week or month, in a time zone, around an instant."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from ..exceptions import InvalidBucket
-from .rates import show
+from .rates import Rate, show
 
 _SECOND = 10**6
 
 
 def check_zone(zone: object) -> tzinfo:
-    """Return the zone as calendar windows need it; raises ``InvalidBucket`` for what they cannot use.
+    """Return the zone for calendar windows; raises ``InvalidBucket`` for one that they cannot use.
 
-    A zone of pytz becomes the ``ZoneInfo`` of its name: as the tzinfo of a datetime it stands for the city's local
-    mean time. Zones of dateutil cannot be hashed, and their names cannot be read.
+    A zone of pytz becomes the ``ZoneInfo`` of its name: as a datetime's tzinfo it would mean the city's local mean
+    time. Zones of dateutil are refused: they have no hash and no name.
     """
     name = getattr(zone, "zone", None) if hasattr(zone, "localize") else None
     try:
@@ -32,15 +32,22 @@ def check_zone(zone: object) -> tzinfo:
 
 
 def calendar_window(unit: Literal["day", "week", "month"], now_us: int, zone: tzinfo) -> tuple[int, int]:
-    """The window ``[start_us, end_us)`` around ``now_us``; weeks begin on Monday (ISO 8601).
+    """Return the window ``[start_us, end_us)`` around ``now_us``; weeks begin on Monday (ISO 8601).
 
     A day lasts 23 to 25 hours where clocks change: each bound is the local midnight as an instant.
     """
     start, finish, after = _bounds(unit, datetime.fromtimestamp(now_us // _SECOND, zone).date(), zone)
     if now_us >= finish:
-        # Clocks went back over midnight: the hour that the old date has twice belongs to the new one.
+        # Clocks went back over midnight: the second pass of the old date's last hour belongs to the new date.
         start, finish, _ = _bounds(unit, after, zone)
     return start, finish
+
+
+def window_end_us(rate: Rate, now_us: int, zone: tzinfo) -> int:
+    """Return when the rate's window around ``now_us`` ends: by the calendar, or at a multiple of the period."""
+    if rate.calendar:
+        return calendar_window(rate.calendar, now_us, zone)[1]
+    return now_us - now_us % rate.period_us + rate.period_us
 
 
 @lru_cache(maxsize=256)
@@ -57,6 +64,6 @@ def _bounds(unit: str, day: date, zone: tzinfo) -> tuple[int, int, date]:
 
 
 def _midnight_us(day: date, zone: tzinfo) -> int:
-    # Where midnight does not exist (a jump at 00:00), fold=0 names the instant of the jump itself; where it
-    # occurs twice, the first. So a day's end is always the next day's start.
+    # fold=0 is the instant of the jump where midnight does not exist, and the first one where it occurs twice: so a
+    # day's end is always the next day's start.
     return int(datetime.combine(day, time(), zone).timestamp()) * _SECOND

@@ -1,11 +1,11 @@
-"""What a decision charged, so that a refund gives back its own units and no others."""
+"""The units that a decision charged, so that a refund gives back these and no others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .rates import BURST_ALGORITHMS
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Charge:
-    """Units that one bucket was charged at once, less those given back."""
+    """Units that were charged to one bucket at once, minus the refunded ones."""
 
     bucket: Bucket
-    #: Units not given back yet.
+    #: Units not refunded yet.
     units: int
-    #: When it was charged: by the store's clock, or by this process's where ``local`` counts (µs).
+    #: When it was charged (µs), by the store's clock; by this process's for a ``LocalLimiter``.
     at_us: int
     #: µs from then until the bucket would have been full again. The oldest units drain first, so these drain last.
     level_us: int
-    #: Processes that divide the limit, each with a counter of its own; 1 = all count in the store.
+    #: Processes that divide the limit, each with its own counter; 1 = the store counts for all.
     share: int
-    #: Charged by ``Decision.charge`` after the check: work that was done, which no later refusal gives back.
+    #: Charged by ``Decision.charge`` after the check: for work that was done, so no later refusal refunds it.
     settled: bool = False
 
     def take(self, units: int) -> None:
-        """Note that these units are given back; those left have drained as much earlier."""
+        """Subtract refunded units; the rest drains that much earlier."""
         self.units -= units
         rate = self.bucket.rate
         if rate.algorithm in BURST_ALGORITHMS:
@@ -38,7 +38,7 @@ class Charge:
 
 
 class Refund(NamedTuple):
-    """One call that gives units back."""
+    """The arguments of one refund."""
 
     buckets: tuple[Bucket, ...]
     units: int
@@ -46,10 +46,23 @@ class Refund(NamedTuple):
     charged: tuple[int, ...]
 
 
+class Settler(Protocol):
+    """The limiter that made a decision; it charges and refunds the buckets afterwards.
+
+    ``charged`` names the units of a refund: when they were charged (µs), then for each bucket how long after that
+    it would have been full again (µs). Empty = the newest units.
+    """
+
+    def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
+    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision: ...
+    async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
+    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision: ...
+
+
 def charge_each(
     statuses: Iterable[BucketStatus], units: int, at_us: int, share: int = 1, costs: Sequence[int] = ()
 ) -> list[Charge]:
-    """The charges of the buckets that had room; none of 0 units.
+    """Return the charges of the buckets that had room, without those of 0 units.
 
     ``costs`` are the units of each bucket, in the order of the statuses; empty = ``units`` in each.
     """
@@ -61,7 +74,7 @@ def charge_each(
 
 
 def charges_of(decision: Decision) -> list[Charge]:
-    """What the decision charged, the newest last: always the same list."""
+    """Return what the decision charged, the newest last; always the same list."""
     charges = decision._charges
     if charges is None:
         charges = charge_each(decision.statuses, decision.cost, decision.at_us) if decision.allowed else []
@@ -70,7 +83,7 @@ def charges_of(decision: Decision) -> list[Charge]:
 
 
 def take(charges: Sequence[Charge], units: int) -> list[Refund]:
-    """Take ``units`` from each bucket's charges, the newest first; what was charged together is one call."""
+    """Take ``units`` from each bucket's charges, the newest first; one refund for what was charged together."""
     left: dict[object, int] = {}
     together: dict[tuple[int, int, int], list[tuple[Bucket, int]]] = {}
     for charge in reversed(charges):
@@ -87,5 +100,5 @@ def take(charges: Sequence[Charge], units: int) -> list[Refund]:
 
 
 def take_all(charges: Sequence[Charge]) -> list[Refund]:
-    """``take`` of all units that are left; a bucket may have been charged more than once."""
+    """Take all units that are left; a bucket may have been charged more than once."""
     return take(charges, sum(charge.units for charge in charges))

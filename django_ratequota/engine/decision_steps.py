@@ -18,13 +18,13 @@ from ..store.base import Store
 from ..store.commands import Command
 from ..utils.histogram import Histogram
 from .calendar_windows import check_zone
-from .charges import charge_each
+from .charges import Settler, charge_each
 from .crossslot import decide_per_subject
 from .deny_cache import DenyCache, monotonic_us
 from .keys import check_prefix
 from .protocol import DECIDED, NEWER, NO_REVISION, bucket_keys, prepare, read_reply, statuses_of
 from .rates import show
-from .types import Bucket, Decision, Settler, check_cost, make_decision
+from .types import Bucket, Decision, check_cost, make_decision
 
 logger = logging.getLogger("django_ratequota")
 

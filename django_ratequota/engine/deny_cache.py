@@ -16,8 +16,9 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
 from ..utils.locks import ForkSafeLock
+from .charges import Settler
 from .crossslot import AtomicCall
-from .types import Bucket, BucketStatus, Decision, Settler, make_decision, make_status
+from .types import Bucket, BucketStatus, Decision, make_decision, make_status
 
 #: The number of changes before a request was sent to Redis, and when it was sent (µs).
 Mark = tuple[int, int]
@@ -79,8 +80,23 @@ class DenyCache:
         if decision.allowed:
             if mode != "peek":
                 self._charged(buckets)
-        elif mode == "check":
-            self._keep(decision, buckets, cost, revision, *mark)
+            return
+        if mode != "check" or len(decision.statuses) != len(buckets):
+            return  # fewer statuses: on a Cluster, where a server failed after the refusal
+        version, sent_us = mark
+        # Those in log mode too: once one has room again, the reply is another.
+        full = [status for status in decision.statuses if not status.allowed]
+        waits = [status.retry_after_us for status in full if status.retry_after_us is not None]
+        until_us = sent_us + min([self._lifetime_us, *waits])
+        places = tuple({_place(status.bucket): None for status in full})
+        with self._lock:
+            for place in places:  # a change since it was sent stays newer: then this refusal is never repeated
+                self._touch(place, self._changes.get(place, 0))
+            key = (buckets, cost, revision)
+            self._denials[key] = _Denial(decision.statuses, decision.at_us, self._clock(), until_us, version, places)
+            self._denials.move_to_end(key)
+            if len(self._denials) > self._size:
+                self._denials.popitem(last=False)
 
     def get(
         self, buckets: tuple[Bucket, ...], cost: object, revision: int | None, settler: Settler
@@ -96,7 +112,9 @@ class DenyCache:
             if self._changes.get(place, denial.version + 1) > denial.version:
                 return None
         passed_us = now_us - denial.received_us
-        return _repeated(denial, passed_us, revision or 0, settler)
+        statuses = tuple([_later(status, passed_us) for status in denial.statuses])
+        at_us = denial.at_us + passed_us
+        return make_decision(False, statuses, at_us, (), (), "", revision or 0, "", settler, 0, None, None, None)
 
     def forgetting_refunds(self, call: AtomicCall) -> AtomicCall:
         """Wrap an atomic call on a Cluster, where a refused check may refund buckets that it charged before."""
@@ -140,31 +158,6 @@ class DenyCache:
                     self._version += 1
                     self._touch(place, self._version)
 
-    def _keep(
-        self,
-        decision: Decision,
-        buckets: tuple[Bucket, ...],
-        cost: object,
-        revision: int | None,
-        version: int,
-        sent_us: int,
-    ) -> None:
-        if len(decision.statuses) != len(buckets):
-            return  # on a Cluster, where a server failed after the refusal
-        # Those in log mode too: once one has room again, the reply is another.
-        full = [status for status in decision.statuses if not status.allowed]
-        waits = [status.retry_after_us for status in full if status.retry_after_us is not None]
-        until_us = sent_us + min([self._lifetime_us, *waits])
-        places = tuple({_place(status.bucket): None for status in full})
-        with self._lock:
-            for place in places:  # a change since it was sent stays newer: then this refusal is never repeated
-                self._touch(place, self._changes.get(place, 0))
-            key = (buckets, cost, revision)
-            self._denials[key] = _Denial(decision.statuses, decision.at_us, self._clock(), until_us, version, places)
-            self._denials.move_to_end(key)
-            if len(self._denials) > self._size:
-                self._denials.popitem(last=False)
-
     def _touch(self, place: object, version: int) -> None:
         self._changes[place] = version
         self._changes.move_to_end(place)
@@ -175,14 +168,6 @@ class DenyCache:
 def _place(bucket: Bucket) -> object:
     """Return a key that is equal for buckets of one subject and endpoint, whatever their rates."""
     return bucket.subject, bucket.scope if bucket.endpoint_id is None else bucket.endpoint_id
-
-
-def _repeated(denial: _Denial, passed_us: int, revision: int, settler: Settler) -> Decision:
-    """Return the refusal ``passed_us`` later."""
-    statuses = tuple([_later(status, passed_us) for status in denial.statuses])
-    return make_decision(
-        False, statuses, denial.at_us + passed_us, (), (), "", revision, "", settler, 0, None, None, None
-    )
 
 
 def _later(status: BucketStatus, passed_us: int) -> BucketStatus:

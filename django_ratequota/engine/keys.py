@@ -1,4 +1,4 @@
-"""Names of the Redis keys: the one place where a key is built.
+"""Redis keys: the one place where a key is built.
 
 ``{prefix}:{<subject>}:<endpoint>:<algorithm><period>``, such as ``rq:{user:42}:7:tb60``. The subject in braces is
 the Cluster hash tag. A key has at most 128 bytes, and two different counters never share one, whatever the text.
@@ -25,41 +25,42 @@ _ALGORITHM = {
 #: Subjects that clients cannot choose stay readable; every other kind (API keys, header values) is hashed.
 _READABLE = re.compile(r"(?:everyone|(?:user|plan|ip):[0-9A-Za-z_.:/-]{1,43})", re.ASCII)
 _READABLE_SCOPE = re.compile(r"[A-Za-z_][0-9A-Za-z_-]{0,26}", re.ASCII)
+_READABLE_PER = re.compile(r"[a-z0-9_]{1,12}", re.ASCII)
 _KIND = re.compile(r"[a-z0-9_]{1,16}(?=:)", re.ASCII)
 _PREFIX = re.compile(r"[0-9A-Za-z_.:-]{1,16}", re.ASCII)
-#: The longest text from a client that is kept as it is; no policy's subject is longer.
+#: The longest text from a client that is not hashed; no policy's subject is longer.
 _MAX_TEXT = 200
 
 
 def check_prefix(prefix: str) -> str:
-    """The prefix, or ``InvalidBucket`` when keys cannot begin with it."""
+    """Return the prefix; raises ``InvalidBucket`` when keys cannot begin with it."""
     if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
         raise InvalidBucket("PREFIX must be 1 to 16 ASCII letters, digits or _ . : -")
     return prefix
 
 
 def bucket_key(prefix: str, bucket: Bucket) -> str:
-    """The key that holds the bucket's counter."""
+    """Return the key of the bucket's counter."""
     return f"{prefix}:{{{_subject(bucket.subject)}}}:{_endpoint(bucket)}:{_rate(bucket.rate)}"
 
 
 def short(text: str) -> str:
-    """The text, or a digest in place of a long one: clients choose how much memory they take otherwise."""
+    """Return the text, or a digest of a long one, as clients must not choose how much memory they use."""
     return text if len(text) <= _MAX_TEXT else f"~{_digest(text)}"
 
 
 def revision_key(prefix: str) -> str:
-    """The key that holds the revision of the policies."""
+    """Return the key of the policies' revision."""
     return f"{prefix}:revision"
 
 
 def workers_key(prefix: str, worker: str = "") -> str:
-    """The key of the list of processes that report, or of one's report; no subject's tag is ``workers``."""
+    """Return the key of the list of reporting processes, or of one's report; no subject's tag is ``workers``."""
     return f"{prefix}:{{workers}}:{worker}" if worker else f"{prefix}:{{workers}}"
 
 
 def statistics_key(prefix: str, name: str) -> str:
-    """The key of a part of the statistics; all share one Cluster slot, and no subject's tag is ``statistics``."""
+    """Return the key of a part of the statistics; all share one Cluster slot. No subject's tag is ``statistics``."""
     return f"{prefix}:{{statistics}}:{name}"
 
 
@@ -77,16 +78,12 @@ def _endpoint(bucket: Bucket) -> str:
         endpoint = "0"
     else:
         endpoint = bucket.scope if _READABLE_SCOPE.fullmatch(bucket.scope) else f"~{_digest(bucket.scope)}"
-    # An anonymous caller counts as ip:X, and so does anyone at X under a policy counted per ip: two counters.
+    # Because an anonymous caller is ip:X, and so is anyone at X under a policy counted per ip: two counters.
     if bucket.counted_per in ("", "caller", "plan", "everyone"):
         return endpoint
-    per = (
-        bucket.counted_per
-        if re.fullmatch(r"[a-z0-9_]{1,12}", bucket.counted_per, re.ASCII)
-        else f"~{_digest(bucket.counted_per)}"
-    )
+    per = bucket.counted_per if _READABLE_PER.fullmatch(bucket.counted_per) else f"~{_digest(bucket.counted_per)}"
     name = f"{endpoint}.{per}"
-    # 40 bytes are what the longest prefix, subject and rate leave of 128; no scope's own digest begins with a dot.
+    # The longest prefix, subject and rate leave 40 of 128 bytes. No scope's own digest begins with a dot.
     return name if len(name) <= 40 else f".~{_digest(name)}"
 
 
@@ -97,5 +94,5 @@ def _rate(rate: Rate) -> str:
 
 
 def _digest(text: str) -> str:
-    # Lone surrogates are text too; 120 bits make an accidental or a searched-for collision out of reach.
+    # surrogatepass: lone surrogates are text too. 120 bits: nobody finds a collision.
     return urlsafe_b64encode(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=15).digest()).decode()

@@ -1,7 +1,7 @@
-"""What ``on_error = local`` falls back on: this process's own counters, each at its limit / LOCAL_SHARE.
+"""The limiter of ``on_error = local``: counters of this process, each at its limit / LOCAL_SHARE.
 
-They begin empty, know nothing of other processes, and are a makeshift until Redis is back: the window algorithms
-all count as sliding windows, the bucket ones as leaky buckets, by the process's monotonic clock.
+They serve until Redis is back: they start empty and know nothing of other processes. All window algorithms count in
+sliding windows and all bucket algorithms in leaky buckets, by the process's monotonic clock.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from .charges import Charge, charge_each
 from .rates import Rate
 from .types import Bucket, BucketStatus, Decision, check_cost
 
-#: Counters held at most, save those that newcomers share once all of these refuse.
+#: Most counters. When all of them are refusing, new callers share one counter per policy, outside this bound.
 SIZE = 10_000
-#: Refusing counters looked at for one whose refusal has ended, before newcomers share one.
-_LOOKS = 16
+#: Refusing counters that are searched for an expired one before new callers share one.
+_MAX_SEARCHED = 16
 _WINDOWS = frozenset({"fixed_window", "sliding_window_log", "sliding_window_counter"})
 _NEVER = float("inf")
-#: Waits shorter than this (seconds) are none: what a rounded retry_after and a float's last digits leave over.
-_INSTANT = 1e-6
+#: Waits shorter than this (seconds) are rounding errors and count as none.
+_EPSILON = 1e-6
 _Name = tuple[object, ...]
 
 
 @dataclass(slots=True)
 class _Counter:
-    #: Units counted in this window, or the bucket's level; and in the window before (buckets have none).
+    #: Units counted in this window, or the bucket's level; then those of the window before (0 for buckets).
     units: float
     previous: float
     #: Start of the window, or when the level was last drained (seconds).
     since: float
-    #: The bucket's rate when it was last charged: units a second, and its room.
+    #: The bucket's rate when it was last charged: units per second, and its capacity.
     drain: float = 0.0
     room: float = 0.0
     #: When the last refusal ends (seconds).
@@ -43,18 +43,18 @@ class _Counter:
 
 
 class LocalLimiter:
-    """Counts in this process; bounded, and never forgets a counter that refuses."""
+    """Counts in this process; bounded, and never forgets a counter that is refusing."""
 
     def __init__(self, share: int, size: int = SIZE, clock: Callable[[], float] = time.monotonic) -> None:
-        """``share`` is how many processes divide a limit; ``clock`` returns seconds."""
+        """``share`` is the number of processes that divide a limit; ``clock`` returns seconds."""
         self._share = share
         self._size = size
         self._clock = clock
         self._lock = ForkSafeLock()
-        # Least recently used first. What refuses is kept apart: a flood of newcomers must not free a client.
+        # Least recently used first. Refusing counters are apart, as a flood of new callers must not free a client.
         self._passing: OrderedDict[_Name, _Counter] = OrderedDict()
         self._refusing: OrderedDict[_Name, _Counter] = OrderedDict()
-        # By policy, without a subject; apart as well, else each newcomer would push out what the others share.
+        # By policy, without a subject; apart, as each new caller would evict a shared counter.
         self._shared: dict[_Name, _Counter] = {}
 
     def __len__(self) -> int:
@@ -63,11 +63,11 @@ class LocalLimiter:
     def check(
         self, buckets: Sequence[Bucket], cost: int, *, peek: bool = False, costs: Sequence[int] = ()
     ) -> tuple[BucketStatus, ...]:
-        """How each bucket stands, same order; every one is charged if all have room and ``peek`` is False.
+        """Return each bucket's status, in their order; charge all of them if all have room, and ``peek`` is False.
 
-        ``costs`` are each bucket's own, in the order of the buckets; empty = ``cost`` in each.
-        A share of less than one unit admits one in a period as many times longer. A request that costs more than
-        the share passes where nothing else is counted.
+        ``costs`` are each bucket's own, in the order of the buckets; empty = ``cost`` in each. A share below one unit
+        admits one unit in a period that is longer by that factor. A request that costs more than the share passes
+        when its counter is empty.
         """
         with self._lock:
             now = self._clock()
@@ -82,7 +82,7 @@ class LocalLimiter:
                 if not peek:
                     if units and not any(waits):
                         self._charge(counter, bucket.rate, units, now)
-                    # What can never pass is no reason to remember anybody, nor to forget them.
+                    # A cost that never fits neither adds a counter to the refusing ones nor removes it.
                     if wait < _NEVER:
                         counter.refused_until = now + wait if wait else 0.0
                 self._put(name, counter)
@@ -90,11 +90,11 @@ class LocalLimiter:
             return tuple(statuses)
 
     def charges(self, statuses: Sequence[BucketStatus], cost: int, costs: Sequence[int] = ()) -> list[Charge]:
-        """What ``check`` has just charged, for a decision to give back."""
+        """Return what ``check`` has just charged, for refunds."""
         return charge_each(statuses, cost, round(self._clock() * 10**6), self._share, costs)
 
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        """Charge every bucket, refusing none; a degraded decision settles with it."""
+        """Charge every bucket and refuse none; degraded decisions settle with it."""
         cost = check_cost(cost)
         with self._lock:
             now = self._clock()
@@ -135,10 +135,10 @@ class LocalLimiter:
     def _give_back(
         self, counter: _Counter, rate: Rate, cost: int, now: float, charged: tuple[float, float] | None
     ) -> None:
-        """``charged`` is when the units were charged, and how long after that it was full again (seconds)."""
+        """``charged`` is when the units were charged, and how long after that the bucket was full again (seconds)."""
         at, full_after = charged or (0.0, 0.0)
         if rate.algorithm in _WINDOWS:
-            # The window charged: 2 is the current one, 1 the one before.
+            # The window that was charged: 2 = the current one, 1 = the one before.
             window = round((at + full_after - counter.since) / self._scaled(rate)[1]) if charged else 2
             if window == 2:
                 counter.units = max(0.0, counter.units - cost)
@@ -147,31 +147,31 @@ class LocalLimiter:
             return
         level, drain = self._level(counter, rate, now)
         left = level
-        if charged:  # the oldest units drain first, so these drain last
+        if charged:  # the oldest units drain first, so these are the last to drain
             own, room = self._meter(rate)
-            left = max(0.0, (full_after + _INSTANT) * own - (now - at) * drain)
-            if counter.drain < own:  # no more of it was left by an edit
+            left = max(0.0, (full_after + _EPSILON) * own - (now - at) * drain)
+            if counter.drain < own:  # an edit left no more of them
                 left = min(left, counter.room)
             elif (own, room) != (counter.drain, counter.room):
                 left = min(left, max(room, counter.room))
         counter.units, counter.since = level - min(cost, level, left), now
 
     async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        """``charge``; there is nothing to wait for."""
+        """``charge``, for async callers; it does not wait."""
         return self.charge(buckets, cost=cost)
 
     async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...] = ()) -> Decision:
-        """``refund``; there is nothing to wait for."""
+        """``refund``, for async callers; it does not wait."""
         return self.refund(buckets, cost=cost, charged=charged)
 
     def _take(self, bucket: Bucket, now: float, peek: bool = False) -> tuple[_Name, _Counter]:
-        """The bucket's counter, brought to now and taken out of its place; ``_put`` puts it back."""
+        """Remove and return the bucket's counter, advanced to ``now``; ``_put`` stores it again."""
         name = bucket.counter
         if name not in self._passing and name not in self._refusing and not self._has_room(now, peek):
-            # All refuse: from here on, the newcomers of a policy share one counter.
+            # All counters are refusing: the new callers of a policy share one.
             name = (None, *name[1:])
         homes = (self._passing, self._refusing, self._shared)
-        counter = next((home.pop(name) for home in homes if name in home), None)
+        counter = next((counters.pop(name) for counters in homes if name in counters), None)
         if counter is None:
             return name, _Counter(0.0, 0.0, now)
         if bucket.rate.algorithm in _WINDOWS:
@@ -197,7 +197,7 @@ class LocalLimiter:
             return True
         if peek:
             return bool(self._passing)
-        for _ in range(min(_LOOKS, len(self._refusing))):
+        for _ in range(min(_MAX_SEARCHED, len(self._refusing))):
             name, counter = self._refusing.popitem(last=False)
             if counter.refused_until <= now:
                 return True
@@ -208,19 +208,19 @@ class LocalLimiter:
         return False
 
     def _scaled(self, rate: Rate) -> tuple[float, float]:
-        """This process's part of the rate: units, and the seconds they are for."""
+        """Return this process's share of the rate: units, and their period in seconds."""
         limit, period = rate.limit / self._share, rate.period_us / 10**6
         return (limit, period) if limit >= 1 else (1.0, period / limit)
 
     def _meter(self, rate: Rate) -> tuple[float, float]:
-        """This process's part of a bucket: units that drain in a second, and its room."""
+        """Return this process's share of a bucket: units that drain per second, and its capacity."""
         limit, period = self._scaled(rate)
         return limit / period, max(rate.capacity / self._share, 1)
 
     def _level(self, counter: _Counter, rate: Rate, now: float) -> tuple[float, float]:
-        """Units in a bucket, and how many drain in a second.
+        """Return the units in a bucket, and how many drain per second.
 
-        What was charged under another rate drains by the faster one, and is one full bucket at most, the larger one.
+        Units that were charged under another rate drain by the faster rate, and fill the larger bucket at most.
         """
         units, (drain, room) = counter.units, self._meter(rate)
         if units and (drain, room) != (counter.drain, counter.room):
@@ -228,9 +228,9 @@ class LocalLimiter:
         return max(0.0, units - (now - counter.since) * drain), drain
 
     def _wait(self, counter: _Counter, rate: Rate, cost: int, now: float) -> float:
-        """Seconds until ``cost`` units fit; 0 when they do, infinite when they never can."""
+        """Return the seconds until ``cost`` units fit; 0 when they do, infinite when they never can."""
         wait = self._exact_wait(counter, rate, cost, now)
-        return wait if wait > _INSTANT else 0.0
+        return wait if wait > _EPSILON else 0.0
 
     def _exact_wait(self, counter: _Counter, rate: Rate, cost: int, now: float) -> float:
         if cost > rate.capacity:
@@ -246,7 +246,7 @@ class LocalLimiter:
             return 0.0
         if counter.units + cost <= limit:
             return period * (1 - (limit - cost - counter.units) / counter.previous) - passed
-        # The units counted now weigh less and less in the window after this.
+        # In the next window, the units of this one weigh less and less.
         return period * (2 - (limit - cost) / counter.units) - passed
 
     def _status(self, bucket: Bucket, counter: _Counter, wait: float, now: float) -> BucketStatus:
@@ -262,7 +262,7 @@ class LocalLimiter:
             reset = level / drain
         remaining = max(0, int(room))
         next_us = None
-        if remaining + 1 <= most:  # units beyond the share fit into an empty counter only: they are no quota
+        if remaining + 1 <= most:  # units beyond the share fit into an empty counter only, so they are no quota
             next_us = max(1, ceil(self._exact_wait(counter, bucket.rate, remaining + 1, now) * 10**6))
         return BucketStatus(
             bucket=bucket,

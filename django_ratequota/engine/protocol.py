@@ -1,6 +1,6 @@
-"""What is sent to judge some buckets, and what comes back.
+"""The wire protocol of ``driver.lua``: a check's command, and its reply.
 
-A command is worked out once, and kept for the next time that the same buckets are asked about.
+A command is built once and kept for the next check of the same buckets.
 """
 
 from __future__ import annotations
@@ -18,45 +18,40 @@ from .scripts import DECIDE
 from .types import Bucket, BucketStatus, make_status
 
 NO_REVISION = -1
-#: What the first number of a reply says; the third possibility is that the store's clock left a window.
+#: First number of a reply; the third possible one means that the store's clock is outside a calendar window.
 DECIDED, NEWER = 1, 2
-#: Far above any real request; keeps one script run short.
+#: Most buckets of a check: far above any real request, and few enough for a short script run.
 MAX_BUCKETS = 500
-#: Sequences of buckets that are kept, the last used: some 3 kB each.
-_KEPT = 2048
-_FOR_EVER = 2**63
-#: What is sent before the buckets' arguments.
+#: Most commands kept, some 3 kB each; the least recently used are forgotten.
+_CACHE_SIZE = 2048
+_FOREVER = 2**63
+#: Arguments before those of the buckets.
 _HEADER = 5
 #: Numbers of a reply per bucket.
 _EACH = 5
 
 
+_Sent = tuple[Sequence[object], int, int, ScriptCall, list[int]]
+
+
 class CheckCommand:
-    """The keys and arguments of some buckets, and the last command that they were sent in."""
+    """Builds the commands of a sequence of buckets, and keeps the last one."""
 
     def __init__(self, prefix: str, zone: tzinfo, buckets: tuple[Bucket, ...]) -> None:
-        """Raises ``InvalidBucket`` where two share a counter, or there are too many."""
+        """Raises ``InvalidBucket`` when two buckets share a counter, or there are too many."""
         self.keys = bucket_keys(prefix, buckets)
         self._revision_key = revision_key(prefix)
         self._zone = zone
         self._buckets = buckets
         self._calendars = [bucket.rate.calendar for bucket in buckets]
-        #: The header of the last command, since and until when its windows are the current ones (µs), the command,
-        #: how long each bucket's window lasts (µs).
-        self._last: tuple[Sequence[object], int, int, ScriptCall, list[int]] = (
-            (),
-            0,
-            0,
-            ScriptCall(DECIDE, (), ()),
-            [],
-        )
+        #: The last command: its header, since and until when its calendar windows are the current ones (µs), the
+        #: command, the length of each bucket's window (µs).
+        self._last: _Sent = ((), 0, 0, ScriptCall(DECIDE, (), ()), [])
 
     def command(self, header: Sequence[object], now_us: int) -> tuple[ScriptCall, list[int]]:
-        """The command, and how long each bucket's window lasts (µs).
+        """Return the command, and the length of each bucket's window (µs).
 
-        ``header`` is mode, clock (µs), the caller's revision, cost, longest wait to book (µs). Of a refund whose
-        charge is known the last is when it was made (µs), and for each bucket follows how long after that it was
-        full again (µs).
+        ``header`` is mode, clock (µs), the caller's revision, cost, ``times`` of ``LimiterSteps.steps``.
         """
         last, since_us, until_us, command, windows_us = self._last
         if last != header or not since_us <= now_us < until_us:
@@ -67,7 +62,7 @@ class CheckCommand:
         return command, windows_us
 
     def _arguments(self, now_us: int) -> tuple[int, int, list[object], list[int]]:
-        since_us, until_us = 0, _FOR_EVER
+        since_us, until_us = 0, _FOREVER
         args: list[object] = []
         windows_us = []
         for bucket, unit in zip(self._buckets, self._calendars, strict=True):
@@ -82,11 +77,11 @@ class CheckCommand:
 
 
 #: ``CheckCommand`` by prefix, time zone of calendar windows, and buckets.
-prepare = lru_cache(maxsize=_KEPT)(CheckCommand)
+prepare = lru_cache(maxsize=_CACHE_SIZE)(CheckCommand)
 
 
 def bucket_keys(prefix: str, buckets: Sequence[Bucket]) -> list[str]:
-    """The key of each bucket's counter; raises ``InvalidBucket`` where two are the same, or there are too many."""
+    """Return the key of each bucket's counter; raises ``InvalidBucket`` for equal keys, and for too many."""
     keys = [bucket_key(prefix, bucket) for bucket in buckets]
     if len(set(keys)) < len(keys):
         raise InvalidBucket("two buckets share subject, scope, algorithm and period, so one counter; keep one")
@@ -96,14 +91,14 @@ def bucket_keys(prefix: str, buckets: Sequence[Bucket]) -> list[str]:
 
 
 def unpack_reply(reply: object) -> tuple[int, ...]:
-    """The whole numbers of the script's reply; none when it is no such reply."""
+    """Return the whole numbers of the script's reply; none for any other value."""
     if not isinstance(reply, bytes) or len(reply) % 8:
         return ()
     return struct.unpack(f">{len(reply) // 8}q", reply)
 
 
 def read_reply(reply: object, buckets: int) -> tuple[int, ...]:
-    """The numbers of a reply about so many buckets; raises ``StoreError`` where it is none."""
+    """Return the numbers of a reply about ``buckets`` buckets; raises ``StoreError`` for any other value."""
     numbers = unpack_reply(reply)
     if len(numbers) != 4 + _EACH * buckets * (numbers[:1] == (DECIDED,)):
         raise StoreError("response", f"not a decision: {reply!r:.100}")
@@ -113,8 +108,8 @@ def read_reply(reply: object, buckets: int) -> tuple[int, ...]:
 def statuses_of(
     numbers: tuple[int, ...], buckets: tuple[Bucket, ...], windows_us: list[int]
 ) -> tuple[BucketStatus, ...]:
-    """How each bucket stands by the numbers of a decision."""
-    # A list, though a tuple is wanted: a generator costs every request more.
+    """Return each bucket's status from the numbers of a decision."""
+    # A list, because a generator costs every request more.
     statuses = [
         make_status(
             bucket,

@@ -1,20 +1,11 @@
-"""Rates: how much is allowed, per how long. The one place where rate text is parsed and formatted.
-
-    rates := rate ("," rate)* | "unlimited" | "blocked"
-    rate  := LIMIT "/" [N] unit ["burst" N] [algorithm]
-    unit  := s|sec|second, m|min|minute, h|hour, d|day, w|week, month   (plurals too)
-
-``100/min burst 20`` or ``10/s, 1000/15min, 1_000_000/month``.
-"""
+"""Rates: how much is allowed, per how long; ``rate_text`` reads them from text."""
 
 from __future__ import annotations
 
 import operator
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ..exceptions import InvalidRate
 
@@ -39,36 +30,24 @@ MAX_UNITS = 10**12
 MAX_PERIOD_US = 3653 * 86_400 * 10**6
 MIN_PERIOD_US = 1_000
 MONTH: Literal["month"] = "month"
-#: The longest month, for whoever needs one number (the exact window comes from ``windows``).
+#: The longest month, where one number is needed; ``calendar_windows`` returns the exact window.
 MONTH_US = 31 * 86_400 * 10**6
-#: Rate text longer than this is refused unread.
+#: Most characters of rate text.
 MAX_TEXT = 255
 
 _SECOND = 10**6
-#: Canonical unit -> µs, largest first, as ``format_period`` picks the largest that divides.
-_UNITS = {
+#: Canonical unit -> µs; the largest first, because ``format_period`` uses the first that divides a period.
+UNITS = {
     "week": 604_800 * _SECOND,
     "day": 86_400 * _SECOND,
     "hour": 3_600 * _SECOND,
     "min": 60 * _SECOND,
     "s": _SECOND,
 }
-_UNIT_NAMES = {
-    name: unit
-    for unit, names in {
-        "s": "s sec secs second seconds",
-        "min": "m min mins minute minutes",
-        "hour": "h hr hrs hour hours",
-        "day": "d day days",
-        "week": "w week weeks",
-        "month": "month months",
-    }.items()
-    for name in names.split()
-}
 
 
 def gettext_noop(text: str) -> str:
-    """Marks a text to translate, for those who know Django; nothing here does."""
+    """Mark a text for translation. Django is not imported here; makemessages finds the name."""
     return text
 
 
@@ -76,7 +55,7 @@ def gettext_noop(text: str) -> str:
 class Rate:
     """How much is allowed: ``limit`` units per ``period``, with a capacity and an algorithm.
 
-    Raises ``InvalidRate`` when the numbers make no sense together.
+    Raises ``InvalidRate`` for numbers out of range, and for combinations that no algorithm counts.
 
     >>> Rate.parse("100/min burst 20")
     Rate(limit=100, period=60, burst=20, algorithm='token_bucket')
@@ -100,7 +79,7 @@ class Rate:
             if self.algorithm == DEFAULT_ALGORITHM:
                 object.__setattr__(self, "algorithm", "fixed_window")
             if self.algorithm != "fixed_window":
-                raise _month_is_calendar(self.limit, self.algorithm)
+                raise month_is_calendar(self.limit, self.algorithm)
         else:
             _check_period(self.period)
             if isinstance(self.period, float) and self.period.is_integer():
@@ -122,12 +101,12 @@ class Rate:
 
     @property
     def capacity(self) -> int:
-        """B: the most units the bucket holds; 20 for ``100/min burst 20``, 100 for ``100/min``."""
+        """The most units the bucket holds (B); 20 for ``100/min burst 20``, 100 for ``100/min``."""
         return self.limit if self.burst is None else self.burst
 
     @property
     def calendar(self) -> Literal["", "day", "week", "month"]:
-        """The calendar unit this rate's windows are aligned to, or "" when they are not."""
+        """The calendar unit that the rate's windows are aligned to; "" = none."""
         if self.algorithm != "fixed_window":
             return ""
         if self.period == MONTH:
@@ -138,9 +117,11 @@ class Rate:
     def parse(cls, text: str, algorithm: str = DEFAULT_ALGORITHM) -> Rate:
         """Read one rate, such as ``100/min burst 20 gcra``; ``algorithm`` is the default when it names none.
 
-        Raises ``InvalidRate`` saying what was expected, at which character (counted from 1).
+        Raises ``InvalidRate``: what was expected, at which character (counted from 1).
         """
-        return _read_rate(_Text(text)).rate(algorithm)
+        from .rate_text import read_rate  # which is written in terms of this module
+
+        return read_rate(text).rate(algorithm)
 
     def __str__(self) -> str:
         named = None if self.algorithm == DEFAULT_ALGORITHM or self.period == MONTH else self.algorithm
@@ -153,27 +134,30 @@ def parse_rates(text: str, algorithm: str = DEFAULT_ALGORITHM) -> tuple[Rate, ..
 
     Raises ``InvalidRate`` also when two rates share algorithm and period: they would share one counter.
     """
-    specs = _read_rates(text)
+    from .rate_text import read_rates
+
+    specs = read_rates(text)
     if isinstance(specs, str):
         return specs
     rates = tuple(spec.rate(algorithm) for spec in specs)
     seen: dict[tuple[str, object], Rate] = {}
     for rate in rates:
-        twin = seen.setdefault((rate.algorithm, rate.period), rate)
-        if twin is not rate:
+        first = seen.setdefault((rate.algorithm, rate.period), rate)
+        if first is not rate:
             text = gettext_noop("'%(one)s' and '%(other)s' have the same algorithm and period; keep the stricter one")
-            raise InvalidRate(text, one=str(twin), other=str(rate))
+            raise InvalidRate(text, one=str(first), other=str(rate))
     return rates
 
 
 @lru_cache(maxsize=1024)
 def normalize_rates(text: str) -> str:
-    """The canonical text of a policy's rates: ``1000 / 60sec`` becomes ``1000/min``.
+    """Return the canonical text of a policy's rates: ``1000 / 60sec`` becomes ``1000/min``.
 
-    An algorithm is kept where it was named and left out where it was not, so that such a rate goes on
-    following its policy's default.
+    It names an algorithm only where the text does: else the rate keeps following its policy's default.
     """
-    specs = _read_rates(text)
+    from .rate_text import read_rates
+
+    specs = read_rates(text)
     if isinstance(specs, str):
         return specs
     canonical = ", ".join(_format(spec.limit, spec.period, spec.burst, spec.algorithm) for spec in specs)
@@ -185,11 +169,11 @@ def normalize_rates(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def format_period(period: float | Literal["month"]) -> str:
-    """``60`` -> ``min``, ``900`` -> ``15min``, ``0.5`` -> ``0.5s``: the period as rate text writes it."""
+    """Return the period as rate text: ``60`` -> ``min``, ``900`` -> ``15min``, ``0.5`` -> ``0.5s``."""
     if period == MONTH:
         return MONTH
     period_us = round(period * _SECOND)
-    for unit, size in _UNITS.items():
+    for unit, size in UNITS.items():
         count, rest = divmod(period_us, size)
         if count and not rest:
             return unit if count == 1 else f"{count}{unit}"
@@ -203,7 +187,7 @@ def _format(limit: int, period: float | Literal["month"], burst: int | None, alg
     return f"{text} {algorithm}" if algorithm else text
 
 
-def _month_is_calendar(limit: int, algorithm: str) -> InvalidRate:
+def month_is_calendar(limit: int, algorithm: str) -> InvalidRate:
     text = gettext_noop(
         "a month is counted in calendar windows, not by %(algorithm)s; "
         "drop the algorithm, or write %(limit)s/30day %(algorithm)s"
@@ -214,14 +198,14 @@ def _month_is_calendar(limit: int, algorithm: str) -> InvalidRate:
 def as_integer(value: object) -> int | None:
     """Return the plain ``int`` of a whole number of any type, such as an enum; None for bool and all else.
 
-    The repr of an enum is what redis-py would send.
+    redis-py would send the repr of an enum.
     """
     if type(value) is int:
         return value
     if isinstance(value, bool):
         return None
     try:
-        return operator.index(value)  # type: ignore[arg-type]  # what it refuses is no whole number
+        return operator.index(value)  # type: ignore[arg-type]  # TypeError: no whole number
     except TypeError:
         return None
 
@@ -245,111 +229,9 @@ def _check_period(period: object) -> None:
 
 
 def show(value: object) -> str:
-    """The value as a message shows it: never longer than a line, whatever it is."""
+    """Return the value's repr for a message, cut to 40 characters."""
     try:
         text = repr(value)
     except ValueError:  # an int of more than 4300 digits refuses to print
         return "a number that large"
     return text if len(text) <= 40 else text[:40] + "…"
-
-
-class _Spec(NamedTuple):
-    """One rate as written: ``algorithm`` is None where the text names none."""
-
-    limit: int
-    period: float | Literal["month"]
-    burst: int | None
-    algorithm: str | None
-
-    def rate(self, default: str) -> Rate:
-        algorithm = self.algorithm
-        if algorithm is None:
-            algorithm = "fixed_window" if self.period == MONTH else default
-        return Rate(limit=self.limit, period=self.period, burst=self.burst, algorithm=algorithm)
-
-
-class _Text:
-    """A cursor over rate text that reports where reading failed."""
-
-    def __init__(self, text: str) -> None:
-        if not isinstance(text, str):
-            raise InvalidRate(gettext_noop("a rate is text such as 100/min, not %(value)s"), value=show(text))
-        if len(text) > MAX_TEXT:
-            template = gettext_noop("rate text may have %(most)s characters, this has %(length)s")
-            raise InvalidRate(template, most=MAX_TEXT, length=len(text))
-        self.text, self.start, self.at = text, 0, 0
-
-    def take(self, pattern: str) -> str | None:
-        """The next token when it matches, blanks around it passed over; else None, and nothing is consumed."""
-        match = re.compile(rf"\s*({pattern})\s*", re.ASCII | re.IGNORECASE).match(self.text, self.at)
-        if match is None:
-            return None
-        self.start, self.at = match.start(1), match.end()
-        return match[1].lower()
-
-    def number(self, what: str) -> int:
-        digits = self.take(r"[0-9][0-9_]*")
-        if digits is None:
-            raise self.expected(what)
-        plain = digits.replace("_", "").lstrip("0") or "0"
-        if len(plain) > len(str(MAX_UNITS)) or not 1 <= int(plain) <= MAX_UNITS:
-            text = gettext_noop("%(what)s must be from 1 to %(most)s, at character %(at)s")
-            raise InvalidRate(text, what=what, most=MAX_UNITS, at=self.start + 1)
-        return int(plain)
-
-    def expected(self, what: str, known: Iterable[str] = ()) -> InvalidRate:
-        rest = self.text[self.at :].strip()
-        if rest:
-            text = gettext_noop(
-                "expected %(what)s%(known)s at character %(at)s, not %(rest)s; write for example 100/min"
-            )
-        else:
-            text = gettext_noop(
-                "expected %(what)s%(known)s at character %(at)s, but the text ends; write for example 100/min"
-            )
-        among = f" ({', '.join(known)})" if known else ""
-        return InvalidRate(text, what=what, known=among, at=self.at + 1, rest=show(rest))
-
-
-def _read_rates(text: str) -> list[_Spec] | Literal["unlimited", "blocked"]:
-    cursor = _Text(text)
-    word = text.strip().lower()
-    if word == UNLIMITED or word == BLOCKED:
-        return word
-    specs = [_read_rate(cursor, more=True)]
-    while cursor.take(","):
-        specs.append(_read_rate(cursor, more=True))
-    return specs
-
-
-def _read_rate(cursor: _Text, more: bool = False) -> _Spec:
-    limit = cursor.number(gettext_noop("a limit (a number)"))
-    if not cursor.take("/"):
-        raise cursor.expected(gettext_noop("'/'"))
-    count = cursor.number(gettext_noop("a number of units")) if cursor.take("(?=[0-9])") is not None else 1
-    start = cursor.at
-    unit = _UNIT_NAMES.get(cursor.take("[a-z]+") or "")
-    if unit is None:
-        cursor.at = start
-        raise cursor.expected(gettext_noop("a unit (s, min, hour, day, week or month)"))
-    if unit == MONTH and count != 1:
-        template = gettext_noop("months are counted one by one: write %(limit)s/month, or %(limit)s/%(days)sday")
-        raise InvalidRate(template, limit=limit, days=30 * count)
-    burst = cursor.number(gettext_noop("a burst (a number)")) if cursor.take(r"burst\b") else None
-    start = cursor.at
-    algorithm = cursor.take("[a-z_]+")
-    if algorithm is not None and algorithm not in ALGORITHMS:
-        cursor.at = start
-        what = gettext_noop("an algorithm") if burst is not None else gettext_noop("'burst', an algorithm")
-        raise cursor.expected(what, ALGORITHMS)
-    if cursor.at < len(cursor.text) and not (more and cursor.text[cursor.at] == ","):
-        raise cursor.expected(gettext_noop("',' or the end") if more else gettext_noop("the end"))
-    if unit == MONTH and algorithm is not None:
-        if algorithm != "fixed_window":
-            raise _month_is_calendar(limit, algorithm)
-        algorithm = None
-    period: float | Literal["month"] = MONTH if unit == MONTH else count * (_UNITS[unit] // _SECOND)
-    spec = _Spec(limit, period, burst, algorithm)
-    # Judged here with a lenient default, so that a bad period or burst is refused wherever text is read.
-    spec.rate(DEFAULT_ALGORITHM)
-    return spec

@@ -1,4 +1,4 @@
-"""Composes ``lua/*.lua`` into the scripts that Redis runs."""
+"""Composes the scripts that Redis runs from ``lua/*.lua``."""
 
 from __future__ import annotations
 
@@ -10,55 +10,41 @@ from ..store.commands import Script
 from .rates import ALGORITHMS
 
 
-def _compose(*parts: tuple[str, str, str], flags: str = "") -> Script:
-    """Join files, each given as (name, opening, closing); the opening goes in front of the file's first line,
-    the closing behind its last.
+def _compose(*names: str, flags: str = "") -> Script:
+    """Join files; the algorithms' become the branches of one function, ``algorithm(name)``.
 
-    ``flags`` go behind the ``#!lua`` that the first file begins with.
+    ``flags`` are appended to the first file's ``#!lua`` line.
     """
     source: list[str] = []
     lines: list[tuple[str, int]] = []
     folder = files("django_ratequota") / "lua"
-    for name, opening, closing in parts:
-        body = (opening + (folder / name).read_text().rstrip()).splitlines()
-        lines += [(name, number) for number in range(1, len(body) + 1)]
+    for name in names:
+        body = (folder / f"{name}.lua").read_text().rstrip().splitlines()
+        lines += [(f"{name}.lua", number) for number in range(1, len(body) + 1)]
+        if name in ALGORITHMS:
+            body[0] = (
+                "local function algorithm(name) " * (name == ALGORITHMS[0]) + f"if name == '{name}' then {body[0]}"
+            )
+            body[-1] += " end" + " end" * (name == ALGORITHMS[-1])
         source += body
-        source[-1] += closing
     source[0] += flags
     text = "\n".join(source) + "\n"
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), tuple(lines))
 
 
-# algorithm(name) is one function, and each file a branch of it.
-_CHUNKS = [
-    (
-        f"{name}.lua",
-        "local function algorithm(name) " * (name == ALGORITHMS[0]) + f"if name == '{name}' then ",
-        " end" + " end" * (name == ALGORITHMS[-1]),
-    )
-    for name in ALGORITHMS
-]
-
-#: Judges any number of buckets: check, peek, charge, refund, acquire.
-DECIDE = _compose(("prelude.lua", "", ""), *_CHUNKS, ("driver.lua", "", ""))
-#: Judges a sequence of attempts by the same algorithms in memory: reads no key and writes none, so it runs on a
-#: server that is full, too.
-REPLAY = _compose(
-    ("prelude.lua", "", ""),
-    ("memory.lua", "", ""),
-    *_CHUNKS,
-    ("replay.lua", "", ""),
-    flags=" flags=no-writes",
-)
-#: Gives the policies a new revision.
-PUBLISH = _compose(("publish.lua", "", ""))
-#: Keeps what a process reports about itself.
-REPORT = _compose(("report.lua", "", ""))
-#: Adds what a process has noted to the statistics.
-COLLECT = _compose(("collect.lua", "", ""))
-#: Says which commands the server keeps from the caller.
-DENIED = _compose(("denied.lua", "", ""))
-#: What the scripts call, and what is sent beside them.
+#: Decides about any number of buckets: check, peek, charge, refund, acquire.
+DECIDE = _compose("prelude", *ALGORITHMS, "driver")
+#: Replays attempts by the same algorithms in memory: it reads and writes no key, so it runs on a full server too.
+REPLAY = _compose("prelude", "memory", *ALGORITHMS, "replay", flags=" flags=no-writes")
+#: Stores a new revision of the policies.
+PUBLISH = _compose("publish")
+#: Stores a process's report on itself.
+REPORT = _compose("report")
+#: Adds a process's counts to the statistics.
+COLLECT = _compose("collect")
+#: Returns the commands that the caller's ACL forbids.
+DENIED = _compose("denied")
+#: The commands that the scripts call, and those that are sent without a script.
 COMMANDS = sorted(
     {
         *re.findall(r"\bp?call\('([A-Z]+)'", DECIDE.source + PUBLISH.source + REPORT.source + COLLECT.source),

@@ -1,18 +1,19 @@
-"""What goes into a check and what comes out of it. No Django, no Redis: plain values."""
+"""What a check takes and returns: plain values that know neither Django nor Redis."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar
 
 from ..exceptions import InvalidCost
 from ..utils.shielding import shielded
-from .charges import Charge, Refund, charges_of, take
-from .fast_init import fast_init
+from .charges import Charge, Refund, Settler, charges_of, take
 from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format_period
 
 _SECOND = 10**6
-#: What a client denied for want of a store is told to wait: stores come back within seconds or not soon at all.
+Value = TypeVar("Value")
+#: Retry-After of a request that was denied because the store failed: stores come back within seconds, or much later.
 _STORE_RETRY_US = 1 * _SECOND
 
 
@@ -35,7 +36,7 @@ class Bucket:
     counted_per: str = field(default="", kw_only=True)
     #: What clients see in the RateLimit headers; "" = made from scope and rate.
     name: str = field(default="", kw_only=True)
-    #: ``enforce`` refuses; ``log`` is judged and counted, and never refuses.
+    #: ``enforce`` refuses; ``log`` is checked and counted, and never refuses.
     mode: Literal["enforce", "log"] = field(default="enforce", kw_only=True)
     #: What happens while the store gives no decision: allow | deny | local; "" = the setting ON_ERROR.
     on_error: str = field(default="", kw_only=True)
@@ -43,18 +44,18 @@ class Bucket:
     policy_id: int | None = field(default=None, kw_only=True)
 
     def __hash__(self) -> int:
-        # Few fields tell buckets apart, and every request looks up what is known of its own.
+        # Because every request hashes its buckets, only the fields that differ most.
         return hash((self.subject, self.scope, self.policy_id))
 
     @property
     def counter(self) -> tuple[object, ...]:
-        """What names the counter: equal for buckets that share it."""
+        """The counter's identity: equal for buckets that share it."""
         endpoint = self.scope if self.endpoint_id is None else self.endpoint_id
         return (self.subject, endpoint, self.counted_per, self.rate.algorithm, self.rate.period)
 
     @property
     def title(self) -> str:
-        """The name in headers and problem bodies: ``search/min``, or what ``name`` says."""
+        """The name in headers and problem bodies: ``name``, or else such as ``search/min``."""
         if self.name:
             return self.name
         plain = self.rate.algorithm == DEFAULT_ALGORITHM or self.rate.period == MONTH
@@ -78,8 +79,8 @@ class BucketStatus:
     reset_after_us: int
     #: µs that the bucket's window lasts: the calendar month's own length, else the rate's period.
     window_us: int
-    #: µs until ``remaining`` next grows, if nobody asks: 1,000,000 for ``60/min``, to the window's end for a fixed
-    #: window; None when the bucket is full, or when it is not known.
+    #: µs until ``remaining`` next grows, without more requests: 1,000,000 for ``60/min``, to the window's end for a
+    #: fixed window; None when the bucket is full, or when it is not known.
     next_after_us: int | None = None
 
     @property
@@ -113,19 +114,6 @@ class BucketStatus:
         return not self.allowed and self.bucket.mode == "enforce"
 
 
-class Settler(Protocol):
-    """The limiter that made a decision, which charges and refunds its buckets afterwards.
-
-    ``charged`` says which units a refund is of: when they were charged (µs), then for each bucket how long after
-    that it would have been full again (µs). Empty = the newest units.
-    """
-
-    def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
-    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision: ...
-    async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
-    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The outcome of one check: allowed or not, and how each bucket stands."""
@@ -135,24 +123,24 @@ class Decision:
     statuses: tuple[BucketStatus, ...] = ()
     #: The store's clock at the decision, µs since the Unix epoch; 0 when the store was not reached.
     at_us: int = 0
-    #: Names of the policies that say ``blocked``; no bucket stands behind them.
+    #: Names of the policies whose rates are ``blocked``; these have no bucket.
     blocked_by: tuple[str, ...] = ()
     #: Names of the policies that deny because the store gave no decision.
     denied_by: tuple[str, ...] = ()
     #: Why the store gave no decision (``timeout``, ``readonly`` ...); "" when it gave one.
     error: str = ""
-    #: The revision of the policies it was judged by; 0 without policies from the database.
+    #: The revision of the policies; 0 without policies from the database.
     revision: int = 0
-    #: Leads operators to what was decided; 10 letters and digits on a refusal that was noted, else "".
+    #: Finds the refusal in the admin; 10 letters and digits on a refusal that was recorded, else "".
     refusal_id: str = ""
     settler: Settler | None = field(default=None, repr=False, compare=False)
-    #: Units charged to each bucket that had room; 0 when refused, and when nothing was to be charged.
+    #: Units charged to each bucket that had room; 0 when refused, and for a peek.
     cost: int = 0
-    # What was charged and not given back; made by ``charges_of`` when it is first needed, as few decisions settle.
+    # What was charged and not given back; ``charges_of`` makes it on first use, as few decisions settle.
     _charges: list[Charge] | None = field(default=None, repr=False, compare=False)
-    # The counters of its own check, where earlier checks of the request add statuses; None = those of all statuses.
+    # The counters of its own check, where the request's earlier checks add statuses; None = all.
     _own: frozenset[object] | None = field(default=None, repr=False, compare=False)
-    # As response headers, once they were rendered; a copy with other fields has others.
+    # The response headers, once rendered; a copy with other fields does not take them over.
     _headers: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -216,7 +204,7 @@ class Decision:
 
     @property
     def _charged(self) -> tuple[Bucket, ...]:
-        """Without log-mode buckets that had no room; none where the request was refused."""
+        """The buckets that were charged: none when refused, and no log-mode bucket without room."""
         buckets = tuple(status.bucket for status in self.statuses if status.allowed) if self.allowed else ()
         own = self._own
         return buckets if own is None else tuple(bucket for bucket in buckets if bucket.counter in own)
@@ -261,7 +249,7 @@ class Decision:
         return self._after([await settler.arefund(of, cost=units, charged=at) for of, units, at in refunds])
 
     def _note(self, charged: Decision) -> Decision:
-        """Remember what was charged; what is returned settles the same units."""
+        """Add the charges to this decision's, and share them with the returned one."""
         charges, later = charges_of(self), charges_of(charged)
         for charge in later:
             charge.settled = True
@@ -271,16 +259,31 @@ class Decision:
     def _take(self, cost: int) -> list[Refund]:
         return take(charges_of(self), check_cost(cost))
 
-    def _after(self, given: list[Decision]) -> Decision:
-        """How the charged buckets stand after the last of these calls."""
-        if not given:
+    def _after(self, refunds: list[Decision]) -> Decision:
+        """Return the charged buckets' statuses after the last of these refunds."""
+        if not refunds:
             return self
-        now = {status.bucket.counter: status for one in given for status in one.statuses}
+        now = {status.bucket.counter: status for refund in refunds for status in refund.statuses}
         statuses = tuple(now.get(status.bucket.counter, status) for status in self.statuses if status.allowed)
-        return replace(given[-1], statuses=statuses if now else (), _charges=charges_of(self), _own=self._own)
+        return replace(refunds[-1], statuses=statuses if now else (), _charges=charges_of(self), _own=self._own)
 
 
-#: Make these of their fields, in order.
+def fast_init(cls: type[Value]) -> Callable[..., Value]:
+    """Return a constructor for a frozen, slotted dataclass that takes every field by position.
+
+    It runs in less than half the time of the generated ``__init__``, which sets each field by its name.
+    """
+    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    known: dict[str, Any] = {"new": object.__new__, "cls": cls}
+    known |= {f"set_{name}": getattr(cls, name).__set__ for name in names}
+    body = "".join(f"    set_{name}(made, {name})\n" for name in names)
+    text = f"def make({', '.join(names)}):\n    made = new(cls)\n{body}    return made\n"
+    exec(text, known)  # noqa: S102 - as dataclass does, of our own names
+    make: Callable[..., Value] = known["make"]
+    return make
+
+
+#: Constructors that take every field by position.
 make_status = fast_init(BucketStatus)
 make_decision = fast_init(Decision)
 
@@ -291,7 +294,7 @@ def check_cost(cost: object) -> int:
     Enums and NumPy's integers are whole numbers, True and False are not.
     """
     units = as_integer(cost)
-    # 0 is a free request: judged, and charged nothing.
+    # 0 is a free request: it is checked, and charged nothing.
     if units is None or not 0 <= units <= MAX_UNITS:
         shown = f"of type {type(cost).__name__}" if units is None else "outside it"
         raise InvalidCost(f"a cost is a whole number from 0 to {MAX_UNITS}; this one is {shown}")

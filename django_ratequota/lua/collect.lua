@@ -1,17 +1,17 @@
 #!lua
--- collect: adds what a process has noted to the statistics of one hour, bounded whatever is noted.
+-- collect: adds a process's counts to the statistics of one hour; what is stored is bounded.
 --
 -- KEYS    [1] counts by the minute   [2] counts by the quarter of an hour   [3] [4] [5] callers admitted, refused, and
---         refused in log mode   [6] recorded usage   [7] how much of it is kept   [8] refusals   [9] refusals by time
---         [10] those of a network that had some before within a minute, by time
+--         refused in log mode   [6] recorded usage   [7] its level and size   [8] refusals   [9] refusals by time
+--         [10] refusals of a network that had others in the same minute before, by time
 -- ARGV    [1] JSON: minutes, quarters {field, n ...}; callers {{member, n ...} x 3}; refusals {{id, time, n, text,
 --         1 = others of its network came before} ...}
 --         [2] a chunk of usage ("" = none)           [3] the level at which to begin the hour
 --         [4] most fields of counts   [5] most callers   [6] most bytes of usage   [7] most refusals
---         [8] [9] TTL of minutes, of all else (s)    [10] the oldest refusals worth keeping (s)
+--         [8] [9] TTL of minutes, of all else (s)    [10] the time of the oldest refusals to keep (s)
 -- Stores  hashes, sorted sets by count, a list of chunks, and for refusals a hash and a sorted set by time.
--- Returns the hour's level: usage is kept of one caller in 2^level. It rises by one with every halving of the room
---         that is left, so that there is always some.
+-- Returns the hour's level: usage is kept for one caller in 2^level. It rises by one each time the room left is
+--         halved, so that some always is.
 
 local noted = cjson.decode(ARGV[1])
 local chunk = ARGV[2]
@@ -23,7 +23,7 @@ local function add_counts(key, counts, ttl)
   local size = redis.call('HLEN', key)
   for i = 1, #counts, 2 do
     local field = counts[i]
-    -- Beyond the bound only what is counted already goes on being counted.
+    -- Beyond the bound, only the fields that are there keep counting.
     if size < most_fields or redis.call('HEXISTS', key, field) == 1 then
       if redis.call('HINCRBY', key, field, counts[i + 1]) == counts[i + 1] then
         size = size + 1
@@ -93,7 +93,7 @@ local function drop(ids)
 end
 
 drop(redis.call('ZRANGEBYSCORE', KEYS[9], '-inf', oldest))
--- Where there are too many, those go first of which a network had others in the same minute: no network fills it all.
+-- Drop first the refusals of a network that had others in the same minute, so that no network takes all the room.
 for _, key in ipairs({ KEYS[10], KEYS[9] }) do
   local excess = redis.call('ZCARD', KEYS[9]) - most_refusals
   if excess > 0 then

@@ -1,9 +1,9 @@
 #!lua
--- denied: which commands the caller's ACL keeps from the other scripts, which would fail half way.
+-- denied: which commands the caller's ACL forbids; the other scripts would fail half-way by them.
 --
 -- KEYS    [1] any key of ours.
 -- ARGV    the commands, in upper case.
--- Returns those that may not be run on that key. Runs none of them.
+-- Returns the commands that may not run on that key. Runs none of them.
 
 local denied = {}
 for _, command in ipairs(ARGV) do

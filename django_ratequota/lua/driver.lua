@@ -1,29 +1,29 @@
--- driver: judges any number of buckets at one instant, and charges all of them or none.
+-- driver: checks any number of buckets at one instant, and charges all of them or none.
 --
--- KEYS    [1] the revision key, when ARGV[3] >= 0; then one key a bucket.
+-- KEYS    [1] the revision key, when ARGV[3] >= 0; then one key per bucket.
 -- ARGV    [1] mode: check, peek, charge, refund, acquire   [2] clock (µs; 0 = the server's TIME)
 --         [3] the caller's revision (-1 = none)            [4] cost (units)
---         [5] longest wait that acquire may book (µs); of a refund, when its units were charged (0 = not known)
---         then seven a bucket: algorithm, limit, period (µs), burst, enforced (1, or 0 = log only),
+--         [5] longest wait that acquire may book (µs); for a refund, when its units were charged (0 = unknown)
+--         then seven per bucket: algorithm, limit, period (µs), burst, enforced (1, or 0 = log only),
 --         window start and finish (µs; 0 0 = none);
---         then, of a refund whose charge is known, one a bucket: how long after the charge it was full again (µs);
---         or, of a check or peek whose buckets differ in it, each bucket's own cost (units).
--- Returns whole numbers as one string, 8 bytes each, big-endian: a list would cost the caller more than the call.
---         {1, allowed, now, revision, then five a bucket: passed, remaining, retry after, reset after, next after}
+--         then, for a refund of a known charge, one per bucket: how long after the charge it was full again (µs);
+--         or, for a check or peek whose buckets differ in cost, each bucket's own cost (units).
+-- Returns whole numbers as one string, 8 bytes each, big-endian: parsing a list costs the caller more than the call.
+--         {1, allowed, now, revision, then five per bucket: passed, remaining, retry after, reset after, next after}
 --         (µs; retry after is 0 when passed, -1 when waiting cannot help; for acquire it is the booked wait; next
 --         after is when remaining first grows, 0 when the bucket is full),
 --         {2, 0, now, revision}  a newer revision is stored: reload and ask again,
---         {3, 0, now, revision}  now lies outside a caller's window: compute it anew from now.
--- Never   writes before every argument is read and every bucket is judged; a refusal writes nothing, nor does a
---         cost of 0. No key holds a count of nothing: it is deleted. Fails by no value that a key may hold.
+--         {3, 0, now, revision}  now lies outside a caller's window: compute the window from now, and ask again.
+-- Never   writes before every argument is read and every bucket is checked. A refusal writes nothing, nor does a cost
+--         of 0. A key whose count is 0 is deleted. No value that a key may hold makes the script fail.
 
 local HEADER, STRIDE = 5, 7
 local MAX_US, DAY_US = 9007199254740991, 86400000000
--- Ten years: debts may take longer to pay, keys need not outlive them.
+-- Ten years: a debt may take longer to drain, but no key needs to live longer.
 local MAX_TTL_MS = 315619200000
 local KEYS, ARGV, call = KEYS, ARGV, redis.call
 
--- Costly: where one value is sent almost always, that one is told by its text.
+-- Because this is slow, the usual values are compared as text first.
 local function number(i, least)
   local n = tonumber(ARGV[i])
   if n and n >= least and n <= MAX_US and n % 1 == 0 then
@@ -55,7 +55,7 @@ if #ARGV ~= levels and not known and not priced then
   error('ratequota: ' .. count .. ' buckets need ' .. levels .. ' arguments, not ' .. #ARGV)
 end
 
--- A simulated clock may stand still while keys expire by the server's: each write puts that off.
+-- Under a simulated clock keys still expire by the server's, so each write must renew the TTL.
 local by_server = now == 0
 if by_server then
   local time = call('TIME')
@@ -64,7 +64,7 @@ end
 local values = #KEYS > 0 and call('MGET', unpack(KEYS)) or {}
 local stored = revision
 if first == 1 and values[1] ~= ARGV[3] then
-  -- No publication stores anything but whole numbers up to the server's time; a day allows for a clock set back.
+  -- Publications store whole numbers up to the server's time only; the day allows for a clock that was set back.
   local time = call('TIME')
   local latest = time[1] * 1000000 + time[2] + DAY_US
   stored = tonumber(values[1] or revision == 0 and '0' or '') or -1
@@ -99,7 +99,7 @@ for i = 1, count do
     outside = outside or finish > 0 and (now < start or now >= finish)
   end
   local period = number(at + 3, 1)
-  -- With two fields of the algorithm's own the table has its final size.
+  -- With two more fields by the algorithm the table reaches its final size.
   local b = {settle = settle, limit = limit, period = period, burst = burst, start = start, finish = finish}
   if refunding then
     b.refunding = true
@@ -132,7 +132,7 @@ for i = 1, count do
   reply[5 * i + 2] = wait
 end
 if stored < revision then
-  -- The server lost data, or somebody wrote over it, maybe a publication that nobody has read yet: publish again.
+  -- The revision was lost or overwritten, perhaps before any process read it: publish again.
   stored = revision < now and now or revision + 1
   call('SET', KEYS[1], stored)
   return packed({2, 0, now, stored})
@@ -153,7 +153,7 @@ for i = 1, count do
   elseif units and same_finish and by_server then
     call('SET', KEYS[first + i], value, 'KEEPTTL')
   elseif units then
-    -- ms, rounded up, plus the second that makes up for whatever clock the server expires by.
+    -- ms, rounded up, plus a second for differences from the clock by which the server expires keys.
     local ttl = (finish - now) / 1000
     if ttl < MAX_TTL_MS then
       ttl = ttl > 0 and ttl + -ttl % 1 + 1000 or 1000
@@ -170,7 +170,7 @@ for i = 1, count do
   reset = reset > 0 and (reset < MAX_US and reset or MAX_US) or 0
   reply[5 * i + 1] = remaining > 0 and (remaining < MAX_US and remaining or MAX_US) or 0
   reply[5 * i + 3] = reset
-  -- Of a full bucket, and beyond 2^53, more_at may be any number, or none.
+  -- For a full bucket, and beyond 2^53, more_at may be any number, or NaN.
   reply[5 * i + 4] = more > 0 and more < reset and more or reset
 end
 return packed(reply)

@@ -5,7 +5,7 @@
 -- Admits  when count + cost <= limit.
 -- Windows begin at multiples of the period since the Unix epoch, or are the caller's calendar window
 -- [b.start, b.finish). A stored window that is newer than now (the clock went back) stays the current one.
--- Refund  takes nothing that was charged in a window before: the charge was counted until b.since + b.level.
+-- Refund  takes nothing of a charge in an earlier window: that was counted until b.since + b.level.
 -- Never   depends on the limit it was written under: an edited limit keeps the units counted.
 
 local function check(b, value, now, cost)
@@ -23,7 +23,7 @@ local function check(b, value, now, cost)
     if stored == start then
       count = counted
       if finish ~= stored_finish then
-        b.moved = true -- the calendar has changed: the key must live as long as the window does now
+        b.moved = true -- the calendar has changed: the key must live as long as the new window
       end
     end
   end

@@ -2,10 +2,10 @@
 --
 -- Stores  what token_bucket stores: level times period, time of the last drain (µs), limit and burst.
 -- Admits  when max(0, level - elapsed * limit/period) + cost <= burst.
--- The level is what a token bucket of the same numbers has used, and the two admit the same requests, so the
+-- The level equals the used tokens of a token bucket with the same numbers, and both admit the same requests, so the
 -- arithmetic is token_bucket's. As a queue (mode acquire) the level may rise above burst: each unit above it
 -- is a booked slot, served first come, first served, one every period/limit. A slot is given back only when
--- nobody has booked behind it: else the next one to book would get the last one's slot as well.
+-- none is booked behind it: else the next caller would get the last one's slot as well.
 -- Source  https://en.wikipedia.org/wiki/Leaky_bucket#As_a_meter
 
 return algorithm('token_bucket')

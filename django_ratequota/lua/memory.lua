@@ -1,10 +1,10 @@
--- memory: takes the place of the server's keys when attempts are replayed. The algorithms behind it see this
--- redis instead of the server's, so that they are the same files, word for word.
+-- memory: replaces the server's keys when attempts are replayed. The algorithms after it use this redis instead of
+-- the server's, so the same files serve both scripts.
 --
--- A bucket's string stays in b.value. Its list is the table b.key: items that came packed as big-endian doubles, as
--- they were handed over, and those pushed since. Nothing here reads or writes a key, or knows a TTL.
+-- A bucket's string stays in b.value. Its list is the table b.key: the items that the caller passed, packed as
+-- big-endian doubles, and those pushed since. Nothing here reads or writes a key, or knows a TTL.
 
--- An empty list, or the one that was handed over.
+-- A list of the packed items; '' = an empty list.
 local function new_list(packed)
   return {packed = packed, front = 0, count = #packed / 8, pushed = {}, first = #packed / 8}
 end
@@ -17,7 +17,7 @@ local function list_item(list, i)
   return list.pushed[at - list.first + 1]
 end
 
--- What the next slice is handed over.
+-- The packed items for the next slice.
 local function packed_list(list)
   local parts = {list.packed:sub(8 * list.front + 1)}
   for i = math.max(0, list.front - list.first) + 1, #list.pushed do
@@ -31,7 +31,7 @@ local commands = {
     return list.count
   end,
   LINDEX = list_item,
-  -- Only from the front: no algorithm asks by negative positions.
+  -- Without negative positions, as no algorithm uses them.
   LRANGE = function(list, start, stop)
     local items = {}
     for i = start, math.min(stop, list.count - 1) do
@@ -45,7 +45,7 @@ local commands = {
       list.count = list.count + 1
     end
   end,
-  -- Only from the front: nothing is given back in a replay.
+  -- At the front only, as a replay has no refunds.
   LTRIM = function(list, start)
     list.front, list.count = list.front + start, list.count - start
   end,

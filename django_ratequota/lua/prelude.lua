@@ -1,6 +1,6 @@
 #!lua
--- prelude: the first line of the script, and what all of its files keep to.
+-- prelude: the first line of the script, and the rules for all of its files.
 --
--- The algorithms are parts of one function, algorithm(name): a call makes the two functions that it asks for, and no
--- table of all of them, which took longer than judging a bucket.
--- x - x % 1 is the floor of x, x + -x % 1 its ceiling: exact, and no call of a function.
+-- The algorithms are branches of one function, algorithm(name): a call creates only the two functions that it needs.
+-- A table of all of them took longer to create than checking a bucket.
+-- x - x % 1 is the floor of x, x + -x % 1 its ceiling: exact, and without a function call.

@@ -1,9 +1,9 @@
 #!lua
--- publish: gives the policies a new revision, greater than any before, even after the server lost its data.
+-- publish: stores a new revision of the policies, greater than any before, even after the server lost its data.
 --
 -- KEYS    [1] the revision key.
--- Stores  max(stored + 1, server time in µs) there, without a TTL. What is stored counts as nothing where no
---         publication can have stored it: no whole number, or one more than a day ahead of the server's time.
+-- Stores  max(stored + 1, server time in µs) there, without a TTL. A stored value that no publication can have
+--         written counts as none: no whole number, or one more than a day ahead of the server's time.
 -- Returns the new revision.
 
 local time = redis.call('TIME')

@@ -1,11 +1,11 @@
--- replay: judges attempts one after the other, each at its own instant, as the driver would; touches no key.
+-- replay: checks attempts one after the other, each at its own instant, as the driver would; uses no key.
 --
 -- ARGV    [1] the attempts, packed as pairs of big-endian doubles: time (µs), cost (units), in the order of time.
---             Time 0: what follows is another subject's, and nothing of it is used yet.
---         then six a rate: algorithm, limit, period (µs), burst, what the slice before left used ('' = nothing),
+--             Time 0: another subject begins, with nothing used.
+--         then six per rate: algorithm, limit, period (µs), burst, the state after the slice before ('' = none),
 --         calendar windows packed as pairs, start and finish (µs; '' = none), in the order of time.
--- Returns one character an attempt (1 admitted, 0 refused, - for a time 0), then what each rate has left used.
--- All of the rates admit an attempt, and are charged, or none is.
+-- Returns one character per attempt (1 admitted, 0 refused, - for a time 0), then each rate's state.
+-- Either all rates admit an attempt and are charged, or none of them is charged.
 
 local STRIDE = 6
 local MAX_US = 9007199254740991
@@ -25,7 +25,7 @@ local function check_pairs(packed, what)
 end
 
 if #ARGV == 0 or (#ARGV - 1) % STRIDE ~= 0 then
-  error('ratequota: a replay takes its attempts and six arguments a rate, not ' .. #ARGV .. ' arguments')
+  error('ratequota: a replay takes its attempts and six arguments per rate, not ' .. #ARGV .. ' arguments')
 end
 check_pairs(ARGV[1], 'attempts')
 local now
@@ -50,7 +50,7 @@ for at = 2, #ARGV, STRIDE do
   buckets[#buckets + 1] = b
 end
 
--- The calendar window of now. Times only go back where another subject begins, so the search goes on from the last.
+-- The calendar window around now. Times go back only where another subject begins: the search starts at the last one.
 local function enter_window(b)
   b.start, b.finish = 0, 0
   if #b.windows == 0 then
@@ -64,7 +64,7 @@ local function enter_window(b)
     end
     b.window = b.window % #b.windows + 1
   end
-  error('ratequota: no calendar window was given for ' .. string.format('%.0f', now))
+  error('ratequota: no calendar window contains ' .. string.format('%.0f', now))
 end
 
 local function admit(cost)

@@ -1,8 +1,8 @@
 #!lua
--- report: keeps what a process says about itself, and forgets those that have fallen silent.
+-- report: stores a process's report on itself, and removes processes that no longer report.
 --
 -- KEYS    [1] the list of processes, [2] this process's report.
--- ARGV    [1] the process's name   [2] its report (JSON)   [3] how long that is worth reading (s)
+-- ARGV    [1] the process's name   [2] its report (JSON)   [3] TTL (s)
 -- Stores  the name in a sorted set by the time of its last report (s), and the report; both with that TTL.
 -- Returns the number of processes that have reported in that time.
 

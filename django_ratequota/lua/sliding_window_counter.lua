@@ -1,13 +1,13 @@
--- sliding_window_counter: two fixed windows; the previous one counts by the share of it still in sight.
+-- sliding_window_counter: two fixed windows; the previous one counts by its share of the last period.
 --
 -- Stores  one string of 24 bytes: window index, units in it, units in the window before (big-endian doubles).
 -- Admits  when previous * (1 - elapsed/period) + current + cost <= limit; kept exact by multiplying by the period.
 -- Refund  takes from the window charged, which is counted until b.since + b.level; without b.level, from the
 --         current window first, then from the previous one.
--- Never   rotates what it only reads, and never depends on the limit it was written under.
+-- Never   rotates on a read, and never depends on the limit it was written under.
 -- Source  https://blog.cloudflare.com/counting-things-a-lot-of-different-things/
 
--- The first instant at which the formula admits this cost, if nobody else asks.
+-- The first instant at which the formula admits this cost, without other requests.
 local function admitted_at(b, cost, current, previous)
   local limit, period = b.limit, b.period
   local later, early = 1, (limit - current - cost) * period / previous

@@ -2,12 +2,12 @@
 --
 -- Stores  one list of pairs: time (µs), running total of units up to and with that request. A pair takes at most
 --         16 bytes until the total passes 2^31, whatever the cost. The newest expired pair stays in front: its
---         total is what those behind it are counted from.
+--         total is the base from which the pairs behind it are counted.
 -- Admits  when the units of requests newer than now - period, plus cost, are at most the limit.
 -- Refund  takes from the request charged, which is counted until b.since + b.level, and rewrites those behind it;
 --         without b.level, takes the newest requests' units.
--- Never   reads the whole list: bounds are found by steps that double, then by bisection. Never trims what it only
---         reads. A key that holds no list is an empty one, and an item that is no number is 0.
+-- Never   reads the whole list: bounds are found by bisection. Never trims on a read.
+--         A key that holds no list counts as an empty one, and an item that is no number as 0.
 
 local function pair_time(b, i)
   return tonumber(redis.call('LINDEX', b.key, 2 * i)) or 0
@@ -17,7 +17,7 @@ local function pair_total(b, i)
   return tonumber(redis.call('LINDEX', b.key, 2 * i + 1)) or 0
 end
 
--- The first pair in [low, b.pairs) whose figure is at least bound; b.pairs when there is none.
+-- The first pair in [low, b.pairs) whose time or total (figure) is at least bound; b.pairs when there is none.
 local function bisect(b, figure, low, bound)
   local high = b.pairs
   while low < high do
@@ -36,7 +36,7 @@ end
 -- The newest pair has not.
 local function expired_at(b, edge)
   local front = redis.call('LRANGE', b.key, 0, 3)
-  -- Mostly none has, or the one that was left in front.
+  -- Usually none has, or only the one that was left in front.
   local oldest, second = tonumber(front[1]) or 0, tonumber(front[3]) or 0
   if oldest > edge then
     return 0, 0, oldest
@@ -89,7 +89,7 @@ local function add(b, units)
   redis.call('RPUSH', b.key, b.newest, b.total)
 end
 
--- From the requests of one time, whichever of them it was.
+-- Takes the units from the requests of one time, whichever of them it was.
 local function take_from(b, time, units)
   if time <= b.at - b.period then
     return
@@ -119,7 +119,7 @@ local function take_from(b, time, units)
   else
     redis.call('LTRIM', b.key, 0, 2 * first - 1)
   end
-  -- No more than the server's Lua takes as arguments of one call.
+  -- In calls of 1000 arguments: the server's Lua takes no unlimited number.
   for i = 1, #kept, 1000 do
     redis.call('RPUSH', b.key, unpack(kept, i, math.min(i + 999, #kept)))
   end

@@ -4,17 +4,17 @@
 --         limit that it was written under (4 bytes); with a burst of its own, or a limit from 2^32 on, 32 bytes:
 --         limit and burst are doubles as well. The burst is negative while booked slots may lie ahead. With 56 bytes,
 --         units used times period, limit and burst as they were before a slower limit's charge cut them off.
---         Tokens are burst minus the units used: so an edited limit or burst keeps what was used.
+--         Tokens are burst minus the units used, so an edited limit or burst keeps the usage.
 -- Admits  when min(burst, tokens + elapsed * limit/period) >= cost.
 -- Edited  Until the next charge, usage drains by the faster of the two limits, and counts as at most one full
---         bucket, the larger of the two. Charging under the slower limit, it counts as at most one of the new ones.
---         So it is waited for no longer than the longer of the two rates' own time from empty to full.
---         What that cut off is kept for limits faster than the slower one, for as long as it would have taken to drain.
--- Refund  takes what of the charge has not drained: the oldest units drain first, so that its own are the last of the
---         b.level µs. Without b.level, takes the newest units. Takes no slot behind which another one is booked, and
---         leaves the state one of the rate that it was written under.
--- Exact   while burst * period in µs stays below 2^53 (100,000/day, 2,500,000/hour), as all figures are then
---         whole numbers; beyond that an error stays far below a microsecond's refill.
+--         bucket, the larger of the two. A charge under the slower limit counts it as at most one of its own buckets.
+--         So nobody waits longer than the longer of the two rates' times from empty to full.
+--         What that cut off keeps counting for limits faster than the slower one, until it would have drained.
+-- Refund  takes the part of the charge that has not drained: the oldest units drain first, so its own are the last of
+--         the b.level µs. Without b.level, takes the newest units. Takes no slot behind which another one is booked,
+--         and leaves the state under the rate that it was written under.
+-- Exact   while burst * period in µs stays below 2^53 (100,000/day, 2,500,000/hour), as all numbers are then
+--         whole; beyond that the error stays far below a microsecond's refill.
 -- Source  https://en.wikipedia.org/wiki/Token_bucket
 
 local function check(b, value, now, cost)
@@ -31,7 +31,7 @@ local function check(b, value, now, cost)
       end
       if #value == 56 then
         local more, fast, room = struct.unpack('>ddd', value, 33)
-        if drain > limit and not b.refunding then -- for this one nothing was cut off
+        if drain > limit and not b.refunding then -- nothing was cut off for this limit
           used, limit, size = more, fast, room
         else
           b.more, b.fast, b.room = at < now and more - (now - at) * fast or more, fast, room
@@ -47,14 +47,14 @@ local function check(b, value, now, cost)
       end
       b.drain = drain
     end
-    -- Neither is NaN afterwards, whatever was stored.
+    -- Neither is NaN after this, whatever was stored.
     if not (at >= now) then
       used, at = used - (now - at) * drain, now
     end
     if not (used > 0) then
       used = 0
     end
-    -- A refund leaves the rate that the slots were booked under, its caller's may be another.
+    -- A refund keeps the rate that the slots were booked under; its caller's may differ.
     if b.booked and used <= (b.refunding and size or burst) * period then
       b.booked = nil
     end
@@ -76,17 +76,17 @@ local function settle(b, units)
   if units then
     local kept, size = limit, burst
     if units < 0 then
-      local given = -units * period
+      local refunded = -units * period
       local left = b.level and b.level * limit - (at - b.since) * math.max(limit, b.written or 0)
-      local more = b.more and b.more - math.max(0, math.min(given, left or given))
-      if left and b.written then -- no more of it was left by an edit
+      local more = b.more and b.more - math.max(0, math.min(refunded, left or refunded))
+      if left and b.written then -- an edit left no more of it
         left = math.min(left, (b.written < limit and b.size or math.max(b.size, burst)) * period)
       end
-      -- The last slot booked is the top of what is used.
+      -- The last booked slot is the top of the usage.
       if not b.booked or (left or 0) >= used then
-        used, b.more = used - math.max(0, math.min(given, left or used, used)), more
+        used, b.more = used - math.max(0, math.min(refunded, left or used, used)), more
       end
-      -- It is no usage under the caller's rate: the state stays one of the rate that it was written under.
+      -- A refund is no usage under the caller's rate: the state stays under the rate that it was written under.
       kept, size = b.written or limit, b.size or burst
       if used == 0 and b.more and b.more > 0 then
         used, kept, size, drain, b.more, b.booked = b.more, b.fast, b.room, b.fast, nil, nil
@@ -94,13 +94,13 @@ local function settle(b, units)
     else
       local before, over = used, used + units * period - burst * period
       if drain > limit and b.booking and over > 0 then
-        -- The slot begins at the instant that its caller was given, and the next one behind it.
+        -- The slot begins at the instant in its caller's reply, and the next slot behind it.
         local later = over * limit / drain
         used = used - over + later + -later % 1
       elseif drain > limit and used > burst * period then
         used = burst * period
       end
-      if used < before and not b.more then -- a faster limit counts on with what was used
+      if used < before and not b.more then -- faster limits keep counting the usage before
         b.more, b.fast, b.room = before, b.written, b.size
       end
       if b.more then

@@ -13,26 +13,28 @@ from ..policyfile import FORMATS, MAX_BYTES, Diff, apply_file, decode, export_ch
 
 
 def add_verbs(verbs: Any) -> None:
-    """Both verbs with their options."""
-    out = verbs.add_parser("export", help="Write plans, endpoints and policies as a file.")
+    """Add both verbs with their options."""
+    out = verbs.add_parser("export", help="Export plans, endpoints and policies to a file.")
+    out.set_defaults(run=export_file)
     out.add_argument("--format", choices=sorted(FORMATS), default="yaml", help="yaml (default) or json.")
     out.add_argument("--output", metavar="FILE", help="File to write (default: standard output).")
-    out.add_argument("--assignments", action="store_true", help="Who is on which plan, too.")
-    into = verbs.add_parser("import", help="Bring plans, endpoints and policies to what a file says.")
+    out.add_argument("--assignments", action="store_true", help="Include the plan assignments.")
+    into = verbs.add_parser("import", help="Import plans, endpoints and policies from a file.")
+    into.set_defaults(run=import_file)
     source = into.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "file", metavar="FILE", nargs="?", help="YAML or JSON as export writes it; - = standard input."
     )
     source.add_argument(
-        "--from-drf-settings", action="store_true", help="Instead of a file: what DRF's DEFAULT_THROTTLE_RATES say."
+        "--from-drf-settings", action="store_true", help="Import the DEFAULT_THROTTLE_RATES of DRF instead."
     )
     into.add_argument("--dry-run", action="store_true", help="Show what would change, and change nothing.")
-    into.add_argument("--prune", action="store_true", help="Delete what the file does not name, in its sections.")
-    into.add_argument("--reason", default="", help="Kept in the history.")
+    into.add_argument("--prune", action="store_true", help="Delete what the sections of the file leave out.")
+    into.add_argument("--reason", default="", help="Recorded in the history.")
 
 
 def export_file(command: BaseCommand, options: dict[str, Any]) -> None:
-    """Run ``export``."""
+    """Write the file, or print it."""
     text = export_chunks(options["format"], assignments=options["assignments"])
     if not options["output"]:
         for piece in text:
@@ -46,35 +48,35 @@ def export_file(command: BaseCommand, options: dict[str, Any]) -> None:
 
 
 def import_file(command: BaseCommand, options: dict[str, Any]) -> None:
-    """Run ``import``."""
+    """Import a file, or print its problems; raises ``CommandError``."""
     name = "<stdin>" if options["file"] == "-" else options["file"]
     notes: list[str] = []
-    wanted = {key: options[key] for key in ("prune", "dry_run", "reason")}
+    arguments = {key: options[key] for key in ("prune", "dry_run", "reason")}
     try:
         if options["from_drf_settings"]:
             from . import drf_settings as drf
 
             name, (text, notes) = drf.NAME, drf.file_of_settings()
-            diff = apply_file(text, **wanted)
+            diff = apply_file(text, **arguments)
         else:
-            diff = apply_file(decode(_bytes(options["file"])), **wanted)
+            diff = apply_file(decode(_bytes(options["file"])), **arguments)
     except InvalidFile as error:
         for number, path, message in error.problems:
             command.stderr.write(f"{name}:{number}: {path}: {message}" if path else f"{name}:{number}: {message}")
         count = len(error.problems)
         raise CommandError(f"{count} problem{'s' if count != 1 else ''} in {name}; nothing was changed") from error
     except IntegrityError as error:
-        raise CommandError(f"Others made changes meanwhile that this file contradicts; try again: {error}") from error
+        raise CommandError(f"A change made meanwhile conflicts with this file; try again: {error}") from error
     for line in diff.lines():
         command.stdout.write(line)
     command.stdout.write(_summary(diff, name, options["dry_run"]))
-    left = ", ".join(
+    unnamed = ", ".join(
         f"{count} {section.singular if count == 1 else section.name}"
         for section, count in diff.unnamed.items()
         if count
     )
-    if left:
-        command.stdout.write(f"Left alone, as the file does not name them: {left}; --prune deletes them")
+    if unnamed:
+        command.stdout.write(f"Kept although the file does not name them: {unnamed}; --prune deletes them")
     for note in notes:
         command.stdout.write(f"Note: {note}")
 
@@ -91,7 +93,7 @@ def _bytes(name: str) -> bytes:
 
 def _summary(diff: Diff, name: str, dry_run: bool) -> str:
     if not diff.changes:
-        return f"Nothing to do: the database says what {name} says"
+        return f"Nothing to do: the database equals {name}"
     created, changed, deleted = map(len, (diff.created, diff.changed, diff.deleted))
     if dry_run:
         return f"Dry run: {created} to create, {changed} to change, {deleted} to delete; nothing was changed"

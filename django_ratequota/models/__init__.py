@@ -1,4 +1,4 @@
-"""Plans, endpoints and policies as operators edit them: fields, constraints, ``clean``; and what became of them."""
+"""The models: plans, endpoints and policies as operators edit them, their history, and usage counts."""
 
 from __future__ import annotations
 

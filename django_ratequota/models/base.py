@@ -1,4 +1,4 @@
-"""What the models share: changes are recorded, in the transaction that makes them."""
+"""The base of models whose changes are recorded in the transaction that makes them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ..recording.recorder import deleting
 
 
 class RecordedModel(models.Model):
-    """A model whose changes are recorded (see ``recording``) in the transaction that makes them."""
+    """A model whose changes ``recording`` records in the transaction that makes them."""
 
     objects = RecordingManager()
 
     class Meta:
         abstract = True
-        # Changes through related objects (plan.policies.add(...)) go by the base manager.
+        # Because changes through related objects (plan.policies.add(...)) use the base manager.
         base_manager_name = "objects"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """``Model.save`` in a transaction: outside one, Django would commit before the change is recorded."""
+        """``Model.save`` in a transaction, because otherwise Django would commit before the change is recorded."""
         with transaction.atomic(using=kwargs.get("using") or policy_alias(type(self), instance=self)):
             super().save(*args, **kwargs)
 
     def delete(self, using: str | None = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
-        """``Model.delete``, recorded in batches with all that goes along."""
+        """``Model.delete``, recorded in batches together with its cascade."""
         using = using or policy_alias(type(self), instance=self)
         with deleting(using):
             return super().delete(using=using, keep_parents=keep_parents)
@@ -37,15 +37,15 @@ class RecordedModel(models.Model):
     delete.alters_data = True  # type: ignore[attr-defined]
 
     def clean_fields(self, exclude: Collection[str] | None = None) -> None:
-        """``Model.clean_fields``, but related objects need not be on a replica yet, where Django looks for them."""
+        """``Model.clean_fields``, but related objects may be missing on a replica, where Django looks for them."""
         try:
             super().clean_fields(exclude)
         except ValidationError as error:
-            errors = {name: found for name, found in error.error_dict.items() if not self._is_there(name, found)}
+            errors = {name: own for name, own in error.error_dict.items() if not self._exists(name, own)}
             if errors:
                 raise ValidationError(errors) from error
 
-    def _is_there(self, name: str, errors: Sequence[ValidationError]) -> bool:
+    def _exists(self, name: str, errors: Sequence[ValidationError]) -> bool:
         related: Any = self._meta.get_field(name).related_model
         missing = [error.params["pk"] for error in errors if error.params and "pk" in error.params]
         if related is None or len(missing) != len(errors):

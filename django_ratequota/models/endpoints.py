@@ -1,4 +1,4 @@
-"""Endpoints: what is limited."""
+"""The endpoints that policies limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT
 
 
 class Endpoint(RecordedModel):
-    """A named thing that is limited: code names it as a scope, or routes and methods match it."""
+    """A named set of requests that policies limit: code names it as a scope, or routes and methods match it."""
 
     name = models.SlugField(
         _("name"),
@@ -73,7 +73,7 @@ class Endpoint(RecordedModel):
         return self.name
 
     def clean(self) -> None:
-        """Brings routes, methods and statuses into canonical form; raises ``ValidationError`` naming line or word."""
+        """Normalize routes, methods and statuses; raise ``ValidationError`` that names the bad line or word."""
         errors: dict[str, Any] = {}
         if self.name == "all":
             errors["name"] = _("Headers say 'all' for all endpoints together; choose another name.")
@@ -88,7 +88,7 @@ class Endpoint(RecordedModel):
                 errors["routes"] = _("%(line)r: write the route only, such as /api/reports/*, no host or query.") % {
                     "line": line[:60]
                 }
-        words = [word for word in re.split(r"[\s,]+", self.methods.upper()) if word]
+        words = re.findall(r"[^\s,]+", self.methods.upper())
         words = list(dict.fromkeys("GET" if word == "HEAD" else word for word in words))
         self.methods = " ".join(words)
         unknown = [word for word in words if word not in METHODS]
@@ -97,7 +97,7 @@ class Endpoint(RecordedModel):
                 "word": unknown[0][:30],
                 "known": ", ".join(METHODS),
             }
-        words = [word for word in re.split(r"[\s,]+", self.charged_statuses.lower()) if word]
+        words = re.findall(r"[^\s,]+", self.charged_statuses.lower())
         self.charged_statuses = ", ".join(sorted(set(words)))
         unknown = [word for word in words if not _STATUS.fullmatch(word)]
         if unknown:

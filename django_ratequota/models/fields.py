@@ -1,4 +1,4 @@
-"""Model fields that store rates and subjects in their canonical form, however they are written."""
+"""Model fields that store rates and subjects in canonical form."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import models
 
-from ..engine.rates import DEFAULT_ALGORITHM, MAX_TEXT, normalize_rates, parse_rates
+from ..engine.rates import DEFAULT_ALGORITHM, MAX_TEXT, normalize_rates
 from ..exceptions import InvalidRate
-from ..recording.validators import canonical_subject, rate_problem
+from ..recording.validators import canonical_subject, check_rates, rate_problem
 
 
 class RatesField(models.CharField):  # type: ignore[type-arg]
-    """Rates as text, such as ``10/s, 1000/hour burst 50``; cleaning and storing make the text canonical.
+    """Rates as text, such as ``10/s, 1000/hour burst 50``, made canonical by cleaning and storing.
 
-    Both raise ``ValidationError`` saying what was expected, at which character.
+    Both raise ``ValidationError`` with what was expected at which character.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -23,7 +23,7 @@ class RatesField(models.CharField):  # type: ignore[type-arg]
         super().__init__(*args, **kwargs)
 
     def to_python(self, value: Any) -> Any:
-        """The canonical text; raises ``ValidationError``."""
+        """Return the canonical text. Raises ``ValidationError``."""
         text = super().to_python(value)
         if not text:
             return text
@@ -33,30 +33,27 @@ class RatesField(models.CharField):  # type: ignore[type-arg]
             raise ValidationError(rate_problem(error), code="invalid_rate") from error
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
-        """The canonical text, put on the object as well, so that it reads as it is stored.
+        """Return the canonical text, and set it on the object.
 
-        Raises ``ValidationError`` where the rates make no sense together, or with the object's own ``algorithm``.
+        Raises ``ValidationError`` if the rates contradict each other or the object's ``algorithm``.
         """
         value = self.get_prep_value(super().pre_save(model_instance, add))
         setattr(model_instance, self.attname, value)
         algorithm = getattr(model_instance, "algorithm", DEFAULT_ALGORITHM)
         if value and isinstance(value, str) and isinstance(algorithm, str):  # no SQL expressions
-            try:
-                parse_rates(value, algorithm)
-            except InvalidRate as error:
-                raise ValidationError(rate_problem(error), code="invalid_rate") from error
+            check_rates(value, algorithm)
         return value
 
     def get_prep_value(self, value: Any) -> Any:
-        """The text to look for: text that cannot be read as it is, so that rows with it can be found."""
+        """Return the text for lookups: canonical, or unchanged if unreadable, so that such rows are found."""
         try:
             return self.to_python(value)
         except ValidationError:
             return models.Field.get_prep_value(self, value)
 
     def get_db_prep_save(self, value: Any, connection: Any) -> Any:
-        """The text to store, by saving, ``update`` and bulk writes alike; raises ``ValidationError``."""
-        if not hasattr(value, "as_sql"):  # what an SQL expression writes, only the database knows
+        """Return the text to store, for saves, ``update`` and bulk writes alike. Raises ``ValidationError``."""
+        if not hasattr(value, "as_sql"):  # only the database knows the value of an SQL expression
             value = self.to_python(value)
             if value == "" and not self.blank:
                 raise ValidationError(self.error_messages["blank"], code="blank")
@@ -64,28 +61,28 @@ class RatesField(models.CharField):  # type: ignore[type-arg]
 
 
 class SubjectField(models.CharField):  # type: ignore[type-arg]
-    """A subject such as ``ip:203.0.113.0/24``; saving, ``update`` and bulk writes store its usual spelling.
+    """A subject such as ``ip:203.0.113.0/24``, stored in canonical form by saves, ``update`` and bulk writes.
 
-    A subject that cannot be read is stored as it is: its kind may be missing in IDENTIFIERS for now. Forms refuse it.
+    An invalid subject is stored unchanged, because its kind may be missing in IDENTIFIERS for now. Forms refuse it.
     """
 
     def deconstruct(self) -> Any:
-        """The field as migrations know it: its column is that of a CharField."""
+        """Deconstruct as a CharField, because the column is the same."""
         name, _, args, kwargs = super().deconstruct()
         return name, "django.db.models.CharField", args, kwargs
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
-        """The usual spelling, put on the object as well, so that it reads as it is stored."""
-        value = _usual_spelling(super().pre_save(model_instance, add))
+        """Return the canonical subject, and set it on the object."""
+        value = _canonical_or_unchanged(super().pre_save(model_instance, add))
         setattr(model_instance, self.attname, value)
         return value
 
     def get_db_prep_save(self, value: Any, connection: Any) -> Any:
-        """The text to store, by saving, ``update`` and bulk writes alike."""
-        return super().get_db_prep_save(_usual_spelling(value), connection)
+        """Return the text to store, for saves, ``update`` and bulk writes alike."""
+        return super().get_db_prep_save(_canonical_or_unchanged(value), connection)
 
 
-def _usual_spelling(value: Any) -> Any:
+def _canonical_or_unchanged(value: Any) -> Any:
     if not value or not isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""Who changed what, when and why."""
+"""The history of policy changes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from ..recording.validators import visible
 
 
 class PolicyChange(models.Model):
-    """One change to what is enforced, written in the change's own transaction; never edited, never deleted.
+    """One change of a policy, written in the change's own transaction; never edited, never deleted.
 
-    Resets of what was counted and units given back are written here as well. They change nothing that is enforced,
-    so processes that read the changes pass them over. Its ids are not revisions: ids are not handed out in the
-    order of commits.
+    Resets of counters and units given back are recorded here as well. Because they change no policy, processes that
+    read the changes skip them. Ids are no revisions, because ids are not assigned in the order of commits.
     """
 
     class Action(models.TextChoices):
@@ -56,11 +55,11 @@ class PolicyChange(models.Model):
         verbose_name = _("policy change")
         verbose_name_plural = _("policy changes")
         ordering = ["-pk"]
-        # The history of one object: its page, and what is restored along with it.
+        # For one object's history: its page, and restoring it.
         indexes = [models.Index(fields=["model", "object_id"], name="ratequota_change_object")]
-        # Declared, so Django's check of JSONField opens no database to find it out: SQLite would leave an empty file.
+        # Because Django's check of JSONField would otherwise open the database, and SQLite leave an empty file.
         required_db_features = ["supports_json_field"]
 
     def __str__(self) -> str:
         action, name = str(self.get_action_display()), visible(self.object_text)
-        return f"{action}: {name}" if name else action  # a publication is of no object
+        return f"{action}: {name}" if name else action  # a publication has no object

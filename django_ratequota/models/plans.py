@@ -1,4 +1,4 @@
-"""Plans, and who is on which since when."""
+"""Plans, and their assignments to users."""
 
 from __future__ import annotations
 
@@ -111,5 +111,5 @@ class PlanAssignment(RecordedModel):
         return f"{visible(self.user)}: {self.plan}"
 
     def clean(self) -> None:
-        """Refuses an end that is not after the start."""
+        """Raise ``ValidationError`` if the end is not after the start."""
         check_dates(self.starts_at, self.ends_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -12,9 +13,8 @@ from django.db.models.functions import Cast, Coalesce
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import COUNTED_PER, settings
-from ..engine.rates import ALGORITHMS, DEFAULT_ALGORITHM, parse_rates
-from ..exceptions import InvalidRate
-from ..recording.validators import canonical_subject, check_dates, rate_problem, visible
+from ..engine.rates import ALGORITHMS, DEFAULT_ALGORITHM
+from ..recording.validators import canonical_subject, check_dates, check_rates, visible
 from .base import RecordedModel
 from .endpoints import Endpoint
 from .fields import RatesField, SubjectField
@@ -126,7 +126,7 @@ class RatePolicy(RecordedModel):
         verbose_name = _("rate policy")
         verbose_name_plural = _("rate policies")
         ordering = ["endpoint__name", "plan__name", "pk"]
-        # What these allow, and to whom, is decided in admin/rights.py.
+        # Enforced by admin/permissions.py.
         permissions = [
             ("reset_usage", "Can reset what was counted"),
             ("grant_override", "Can grant overrides to users and subjects"),
@@ -139,7 +139,7 @@ class RatePolicy(RecordedModel):
                 name="ratequota_policy_one_audience",
                 violation_error_message=_("Choose one audience: user, subject or plan; leave the other two empty."),
             ),
-            # NULLs count as equal here, which plain unique constraints deny on SQLite and old PostgreSQL.
+            # Coalesced, because plain unique constraints treat NULLs as different on SQLite and old PostgreSQL.
             models.UniqueConstraint(
                 Coalesce(F("endpoint"), Value(0)),
                 Coalesce(Cast(F("user"), CharField()), Value("")),
@@ -160,7 +160,7 @@ class RatePolicy(RecordedModel):
 
     @property
     def audience(self) -> str:
-        """Whom the policy is for, in words."""
+        """Return the policy's audience in words."""
         if self.user_id is not None:
             return _("user %s") % visible(self.user)
         if self.subject:
@@ -170,26 +170,21 @@ class RatePolicy(RecordedModel):
         return str(_("everyone"))
 
     def clean(self) -> None:
-        """Judges the fields together; raises ``ValidationError`` saying what to write instead."""
+        """Validate the fields together; raise ``ValidationError`` with what to write instead."""
         errors: dict[str, Any] = {}
-        for name, check in (
-            ("rates", self._check_rates),
-            ("subject", self._check_subject),
-            ("counted_per", self._check_counted_per),
-            ("ends_at", lambda: check_dates(self.starts_at, self.ends_at)),
-        ):
+        checks: dict[str, Callable[[], None]] = {
+            "rates": lambda: check_rates(self.rates, self.algorithm),
+            "subject": self._check_subject,
+            "counted_per": self._check_counted_per,
+            "ends_at": lambda: check_dates(self.starts_at, self.ends_at),
+        }
+        for name, check in checks.items():
             try:
                 check()
             except ValidationError as error:
                 errors[name] = error.error_dict[name] if hasattr(error, "error_dict") else error
         if errors:
             raise ValidationError(errors)
-
-    def _check_rates(self) -> None:
-        try:
-            parse_rates(self.rates, self.algorithm)
-        except InvalidRate as error:
-            raise ValidationError(rate_problem(error), code="invalid_rate") from error
 
     def _check_subject(self) -> None:
         if self.subject:

@@ -1,4 +1,4 @@
-"""Requests counted, for longer than Redis keeps them."""
+"""Usage counts, kept for longer than Redis keeps them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..recording.databases import PrimaryQuerySet
 
 
 class UsageCount(models.Model):
-    """Requests of one hour or day at one place, kept by ``ratequota rollup`` when Redis lets them go."""
+    """Requests of one hour or day in one series, written by ``ratequota rollup`` before Redis drops them."""
 
     class Length(models.TextChoices):
         HOUR = "hour", _("hour")

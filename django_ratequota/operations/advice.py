@@ -1,6 +1,6 @@
-"""What an operator should hear about a policy or an endpoint that is saved: what can be proved, and what to do.
+"""Warnings about a policy or an endpoint that is saved: only what can be proved, each with what to do.
 
-Each rule says why it holds. What cannot be proved is not said.
+The docstring of each rule proves it.
 """
 
 from __future__ import annotations
@@ -29,71 +29,71 @@ from .scenarios import duration, number
 _NEVER_US = 2**63
 _HOUR_US = 3600 * 10**6
 _MANY_PERIODS = 100
-#: Characters of a name that a sentence shows.
+#: Most characters of a name in a warning.
 _SHOWN_CHARACTERS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What else there is, as far as it bears on a policy."""
+    """The other objects that matter for a policy."""
 
     now_us: int
-    #: Other policies, of any group; those that are off or ended do no harm here.
+    #: Other policies, of any group; may include those that are off or ended.
     others: Sequence[PolicyFacts] = ()
-    #: Kinds of counting for which some user has an override for all endpoints.
+    #: Values of ``counted_per`` for which some user has an override for all endpoints.
     overridden: Collection[str] = ()
-    #: Names of the plans that nobody is on, by id.
+    #: Plans without users: id -> name.
     empty_plans: dict[int, str] = field(default_factory=dict)
     #: The policy's endpoint; None = all endpoints.
     endpoint: EndpointFacts | None = None
 
 
 def about_policy(policy: PolicyFacts, around: Surroundings) -> list[str]:
-    """Sentences on a policy, the gravest first; none when there is nothing to say."""
+    """Return warnings about a policy, the most serious first."""
     never = _never_counts(policy, around.now_us)
     if never:
         return [never]
-    told = [_shadowed(policy, around), _nobody_on_plan(policy, around)]
     rates = () if isinstance(policy.rates, str) else policy.rates
-    told += _costs_too_much(rates, around.endpoint)
-    told += _never_binds(rates)
-    told += _bound_elsewhere(policy, rates, around)
-    told += _meaningless_bursts(rates)
-    return [text for text in told if text]
+    warnings = [_shadowed(policy, around), _nobody_on_plan(policy, around)]
+    warnings += _costs_too_much(rates, around.endpoint)
+    warnings += _never_binds(rates)
+    warnings += _bound_elsewhere(policy, rates, around)
+    warnings += _meaningless_bursts(rates)
+    return [text for text in warnings if text]
 
 
 def about_endpoint(endpoint: Endpoint) -> list[str]:
-    """Sentences on an endpoint.
+    """Return warnings about an endpoint.
 
-    A view's scope and the routes are read from the URLconf, the admin's included. Code may name a scope where that
-    does not show (on a method of a view, say), so the sentence says what it depends on.
+    Scopes of views and routes are read from the URLconf, the admin's included. Code may name a scope elsewhere, for
+    one on a method of a view, so the warning says what it depends on.
     """
     if endpoint.name in known_scopes():
         return []
     if endpoint.routes and matched_routes(endpoint, known_routes(admin=True)):
         return []
     text = _(
-        "As far as the URLconf tells, nothing uses “%(name)s”: no view has it as its scope, and no route matches. "
-        "Unless code names it elsewhere, as in check_request(request, scope=…), nothing is counted here. Correct the "
-        "name or the routes."
+        "Nothing in the URLconf uses “%(name)s”: no view has it as its scope, and no route matches. Unless code "
+        "names it elsewhere, as in check_request(request, scope=…), nothing is counted here. Correct the name or the "
+        "routes."
     )
     return [text % {"name": visible(endpoint.name)[:_SHOWN_CHARACTERS]}]
 
 
 def about_saved(policies: Iterable[RatePolicy], seen: Any) -> list[list[str]]:
-    """``about_policy`` for rows, saved or about to be, in their order; as many queries for many as for one.
+    """Return the warnings about each policy, saved or not, in their order; the number of queries is constant.
 
-    ``seen`` is a queryset of the policies that the operator may see: no sentence mentions another one.
+    ``seen`` is a queryset of the policies that the operator may see: no warning mentions another one.
     """
     facts = [policy_facts(row) for row in policies]
     now = timezone.now()
-    plans = {one.plan_id for one in facts if one.plan_id is not None}
-    users = [one.user for one in facts if one.user]
-    pks = [one.endpoint_id for one in facts if one.endpoint_id is not None]
-    near = Q(endpoint=None) | Q(endpoint__in=pks)
-    others = [policy_facts(row) for row in seen.filter(near, Q(user=None) | Q(user__in=users)).order_by()]
+    plans = {policy.plan_id for policy in facts if policy.plan_id is not None}
+    users = [policy.user for policy in facts if policy.user]
+    pks = [policy.endpoint_id for policy in facts if policy.endpoint_id is not None]
+    same_endpoints = Q(endpoint=None) | Q(endpoint__in=pks)
+    others = [policy_facts(row) for row in seen.filter(same_endpoints, Q(user=None) | Q(user__in=users)).order_by()]
     overrides = seen.filter(endpoint=None, user__isnull=False).exclude(mode=RatePolicy.Mode.OFF)
-    taken = set(
+    used = set(
         PlanAssignment.objects.filter(Q(ends_at=None) | Q(ends_at__gt=now), plan__in=plans)
         .order_by()
         .values_list("plan_id", flat=True)
@@ -104,18 +104,20 @@ def about_saved(policies: Iterable[RatePolicy], seen: Any) -> list[list[str]]:
         now_us=time.time_ns() // 1000,
         others=others,
         overridden=set(overrides.order_by().values_list("counted_per", flat=True).distinct()),
-        # What PLAN_RESOLVER answers is not known here.
+        # Unknown with PLAN_RESOLVER, which needs a request.
         empty_plans={}
         if settings.plan_resolver
         else {
-            plan.pk: plan.name for plan in Plan.objects.filter(pk__in=plans, default_for="") if plan.pk not in taken
+            plan.pk: plan.name for plan in Plan.objects.filter(pk__in=plans, default_for="") if plan.pk not in used
         },
     )
-    return [about_policy(one, replace(around, endpoint=endpoints.get(one.endpoint_id or 0))) for one in facts]
+    return [
+        about_policy(policy, replace(around, endpoint=endpoints.get(policy.endpoint_id or 0))) for policy in facts
+    ]
 
 
 def matched_routes(endpoint: Endpoint, routes: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those of the (route, URL name or "") that the endpoint's patterns match, whatever the method."""
+    """Return the (route, URL name or "") that the endpoint's patterns match, for any method."""
     patterns = tuple(endpoint.routes.split())
     facts = EndpointFacts(id=0, name="", routes=patterns, methods=frozenset(), cost=1)
     alone = Snapshot(revision=0, plans={}, defaults={}, endpoints={0: facts}, groups={})
@@ -126,14 +128,11 @@ def matched_routes(endpoint: Endpoint, routes: Iterable[tuple[str, str]]) -> lis
     ]
 
 
-# --- Policies that never win. ---
-
-
 def _never_counts(policy: PolicyFacts, now_us: int) -> str:
     if policy.mode == "off":
-        return _("Its mode is off: it limits nobody. Choose “enforce” or “log only” to put it to use.")
+        return _("Its mode is off: it limits nobody. Choose “enforce” or “log only” to use it.")
     if policy.ends_us is not None and policy.ends_us <= now_us:
-        return _("It has ended: it will never count again. Give it a later end, or none.")
+        return _("It has ended: it never applies again. Set a later end, or none.")
     return ""
 
 
@@ -148,7 +147,7 @@ def _shadowed(policy: PolicyFacts, around: Surroundings) -> str:
     rivals = [
         rival
         for rival in around.others
-        if _place(rival)[:2] == _place(policy)[:2]
+        if _audience_key(rival)[:2] == _audience_key(policy)[:2]
         and _includes(rival, policy)
         and rival.id != policy.id
         and rival.mode != "off"
@@ -162,20 +161,22 @@ def _shadowed(policy: PolicyFacts, around: Surroundings) -> str:
             covering.append(rival)
             start = until
         if start >= end:
-            text = _("It never wins: for the same callers %(others)s comes first. End that, or edit it instead.")
+            text = _(
+                "It never wins: for the same callers %(others)s takes precedence. End that one, or edit it instead."
+            )
             return text % {"others": ", ".join(_named(rival) for rival in covering)}
     return ""
 
 
 def _includes(rival: PolicyFacts, policy: PolicyFacts) -> bool:
-    """Whether every caller that ``policy`` is for is one that ``rival`` is for."""
+    """Whether the audience of ``rival`` includes that of ``policy``."""
     wide, narrow = rival.network, policy.network
     if wide is None or narrow is None:
-        return _place(rival)[2:] == _place(policy)[2:]
+        return _audience_key(rival)[2:] == _audience_key(policy)[2:]
     return wide.version == narrow.version and narrow.subnet_of(wide)  # type: ignore[arg-type]
 
 
-def _place(policy: PolicyFacts) -> tuple[object, ...]:
+def _audience_key(policy: PolicyFacts) -> tuple[object, ...]:
     return (policy.endpoint_id, policy.counted_per, policy.user, policy.subject, policy.plan_id)
 
 
@@ -188,15 +189,12 @@ def _nobody_on_plan(policy: PolicyFacts, around: Surroundings) -> str:
     return text % {"plan": visible(name)[:_SHOWN_CHARACTERS]}
 
 
-# --- Limits that never bind. ---
-
-
 def _costs_too_much(rates: Sequence[Rate], endpoint: EndpointFacts | None) -> Iterator[str]:
     """No algorithm admits a cost above the capacity, however long the client waits."""
     for rate in rates:
         if endpoint is not None and endpoint.cost > rate.capacity:
             text = _(
-                "A request that costs %(cost)s units, as the endpoint “%(endpoint)s” says, is always refused: "
+                "A request to “%(endpoint)s” costs %(cost)s units and is always refused: "
                 "“%(rate)s” never has room for more than %(room)s. Raise the limit or burst, or lower the cost."
             )
             numbers = {"cost": number(endpoint.cost), "room": number(rate.capacity)}
@@ -208,7 +206,7 @@ def _never_binds(rates: Sequence[Rate]) -> Iterator[str]:
     for position, rate in enumerate(rates):
         for other, stricter in enumerate(rates):
             how = binds_first(stricter, rate)
-            # Of two that are equal the first one stays.
+            # Of two equal rates the first one stays.
             if other != position and how and not (other > position and binds_first(rate, stricter)):
                 yield (
                     _("“%(rate)s” never refuses anything: “%(stricter)s” always refuses first. Drop or change one.")
@@ -220,8 +218,8 @@ def _never_binds(rates: Sequence[Rate]) -> Iterator[str]:
 def _bound_elsewhere(policy: PolicyFacts, rates: Sequence[Rate], around: Surroundings) -> Iterator[str]:
     """A policy for all endpoints counts every request that one for an endpoint counts, and maybe more.
 
-    Both are enforced together, and counted per the same thing they count for the same subject. It must win for all
-    those whom the other is for: it is for the same or everyone, has no dates, and nothing comes before it.
+    Both are enforced together, and with the same ``counted_per`` they count the same subjects. It must win for all
+    callers of the other: its audience is the same or everyone, it has no dates, and nothing takes precedence over it.
     """
     if policy.endpoint_id is None or policy.counted_per in around.overridden:
         return
@@ -238,32 +236,32 @@ def _bound_elsewhere(policy: PolicyFacts, rates: Sequence[Rate], around: Surroun
     if top is None or top.dated or top.mode != "enforce" or isinstance(top.rates, str):
         return
     everyone = not (top.user or top.subject or top.plan_id)
-    if not everyone and _place(top)[2:] != _place(policy)[2:]:
+    if not everyone and _audience_key(top)[2:] != _audience_key(policy)[2:]:
         return
     for rate in rates:
-        stricter = next((one for one in top.rates if binds_first(one, rate)), None)
+        stricter = next((other for other in top.rates if binds_first(other, rate)), None)
         if stricter is not None:
             text = _(
                 "“%(rate)s” never refuses anything: %(other)s, for all endpoints together, counts the same callers "
-                "and always refuses first. Lower this one, or raise that."
+                "and always refuses first. Lower this rate, or raise the other."
             )
             yield text % {"rate": rate, "other": _named(top)} + _condition(binds_first(stricter, rate))
 
 
 def _meaningless_bursts(rates: Sequence[Rate]) -> Iterator[str]:
-    """A bucket is told by its capacity B and the time T it takes to fill: ``L/P burst B`` is the same as ``B/T``."""
+    """A bucket is defined by its capacity B and the time T to fill it: ``L/P burst B`` equals ``B/T``."""
     for rate in rates:
         fills_us = rate.capacity * rate.period_us // rate.limit
         if rate.capacity >= _MANY_PERIODS * rate.limit and fills_us >= _HOUR_US:
             text = _(
-                "“%(rate)s” is the same bucket as %(burst)s units in %(span)s: that many pass at once, and only then "
-                "the limit is felt. Lower the burst, or write the rate by the longer period."
+                "“%(rate)s” is the same bucket as %(burst)s units in %(span)s: that many pass at once before the "
+                "limit takes effect. Lower the burst, or write the rate with the longer period."
             )
             yield text % {"rate": rate, "burst": number(rate.capacity), "span": duration(fills_us)}
 
 
 def _condition(how: str) -> str:
-    return "" if how == "always" else " " + _("(As long as no code charges requests afterwards.)")
+    return "" if how == "always" else " " + _("(Unless code charges requests afterwards.)")
 
 
 def _named(policy: PolicyFacts) -> str:

@@ -1,4 +1,4 @@
-"""More for one caller, for a while: overrides that end by themselves, and units given back. Knows no admin."""
+"""Boosts (overrides that raise one caller's limit for a while) and grants (units given back to counters)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ..conf import settings
-from ..engine.calendar_windows import calendar_window
+from ..engine.calendar_windows import window_end_us
 from ..engine.rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
 from ..engine.types import Bucket, BucketStatus
 from ..models import PolicyChange, RatePolicy
@@ -36,29 +36,29 @@ _SUBJECT_LENGTH = RatePolicy._meta.get_field("subject").max_length
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What a boost would change, as the resolver sees it."""
+    """What a boost would change: the policy in force now, and those that follow it."""
 
-    #: What is in force now; None = nothing.
+    #: The policy in force now; None = none.
     now: PolicyFacts | None
-    #: What takes its place before it ends, and when (µs); None = nothing does.
+    #: The policy that replaces the boost before its end, and when (µs); None = none.
     overtaken: tuple[PolicyFacts, int] | None
-    #: What is in force once the boost has ended; None = nothing.
+    #: The policy in force after the boost's end; None = none.
     after: PolicyFacts | None
 
 
 def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[BucketStatus, ...]:
-    """Give each bucket so many units back, write it into the history, and return how they stood before.
+    """Give ``units`` back to each bucket, record that in the history, and return their statuses before.
 
-    Raises ``ValidationError`` when some bucket has used fewer, and ``StoreError``: then the subjects before the
-    one that failed keep what they got, and it is written down.
+    Raises ``ValidationError`` when a bucket has used fewer units, and ``StoreError``: then the subjects before the
+    one that failed keep their units, and that is recorded.
     """
     limiter = default_limiter()
     before = peek(buckets)
     for status in before.values():
         if status.used < units:
             text = _(
-                "%(counter)s has used %(used)d: no more than that can be given back. To let the caller have more "
-                "than the limit, grant a boost: it raises the limit itself."
+                "%(counter)s has used %(used)d: no more than that can be given back. To give the caller more than "
+                "the limit, grant a boost: it raises the limit itself."
             )
             raise ValidationError(text % {"counter": status.bucket.title, "used": status.used})
     for subject, own in by_subject(before):
@@ -69,10 +69,10 @@ def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[Buck
 
 
 def why_no_boost(explanation: Explanation, policy: PolicyFacts) -> str:
-    """Why no boost of this winner is for the caller alone, in a sentence; "" when it can be had."""
+    """Return why a boost of this winner is impossible, as a sentence; "" when it is possible."""
     subject = subject_of(explanation, policy)
     if subject is None or why_shared(policy.counted_per, subject):
-        return _("%(why)s A boost for one caller would change it for nobody.") % {
+        return _("%(why)s A boost for one caller would change nothing.") % {
             "why": why_shared(policy.counted_per, subject)
         }
     if policy.rates == UNLIMITED:
@@ -80,7 +80,7 @@ def why_no_boost(explanation: Explanation, policy: PolicyFacts) -> str:
     if policy.mode != "enforce":
         return _("It refuses nobody: it only logs.")
     if never_outranked(policy):
-        return _("It blocks a user or a subject, and no other policy outranks that: end it, or give it an end.")
+        return _("It blocks a user or a subject, and no other policy outranks that: end it, or set an end date.")
     if policy.user or subject.startswith("user:"):
         return ""
     try:
@@ -88,7 +88,7 @@ def why_no_boost(explanation: Explanation, policy: PolicyFacts) -> str:
     except ValidationError as error:
         return " ".join(error.messages)
     if canonical != subject or len(subject) > (_SUBJECT_LENGTH or 0):
-        return _("No policy can name this subject: it is too long, or begins or ends with a blank.")
+        return _("No policy can name this subject: it is too long, or begins or ends with a space.")
     if policy.network is None and _outranks(policy, subject):
         names = {"winner": policy.subject, "subject": subject}
         return _("It is for %(winner)s, which comes before any policy for %(subject)s: edit it instead.") % names
@@ -96,13 +96,13 @@ def why_no_boost(explanation: Explanation, policy: PolicyFacts) -> str:
 
 
 def subject_of(explanation: Explanation, policy: PolicyFacts) -> str | None:
-    """Whose counter a winner uses."""
+    """Return the subject of a winner's counter."""
     plan = explanation.plan
     return explanation.context.caller.subject(policy.counted_per, plan.id if plan else None)
 
 
-def proposed(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
-    """The boost, unsaved and without an end: the winner's fields, the caller as audience, and twice the rates."""
+def propose_boost(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
+    """Return an unsaved boost without an end: the winner's fields, the caller as audience, and twice the rates."""
     facts = policy_facts(winner)
     boost = RatePolicy(
         endpoint=winner.endpoint,
@@ -111,9 +111,9 @@ def proposed(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
         algorithm=winner.algorithm,
         mode=winner.mode,
         on_error=winner.on_error,
-        # On the second: at work at once in every process, however their views of Redis' clock differ by milliseconds.
-        # Not before the winner: of two dated policies the one that started last counts.
-        starts_at=instant(max(explanation.context.now_us // _SECOND_US * _SECOND_US, facts.starts_us or 0)),
+        # Rounded down to the second, because processes see Redis' clock some milliseconds apart.
+        # Not before the winner, because of two dated policies the one that started last wins.
+        starts_at=to_datetime(max(explanation.context.now_us // _SECOND_US * _SECOND_US, facts.starts_us or 0)),
     )
     subject = subject_of(explanation, facts) or ""
     kind, _colon, value = subject.partition(":")
@@ -127,12 +127,12 @@ def proposed(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
 
 
 def _outranks(winner: PolicyFacts, subject: str) -> bool:
-    """Whether a boost for the subject would lose to the winner: for an address within one client's network, say."""
+    """Whether a boost for the subject would lose to the winner, for one an address to its /64 network."""
     return specificity(winner) > specificity(policy_facts(RatePolicy(subject=subject, rates="1/s")))
 
 
 def doubled(rates: tuple[Rate, ...] | str, algorithm: str) -> str:
-    """Twice the rates as text, where ``algorithm`` need not be named; "" for the words."""
+    """Return twice the rates as text, without naming ``algorithm``; "" for ``unlimited`` and ``blocked``."""
     if isinstance(rates, str):
         return ""
     texts = []
@@ -146,49 +146,46 @@ def doubled(rates: tuple[Rate, ...] | str, algorithm: str) -> str:
 
 
 def window_end(bucket: Bucket, now_us: int) -> Any:
-    """When the bucket's window ends, as Django keeps times; None for algorithms that have no windows."""
-    rate = bucket.rate
-    if rate.calendar:
-        return instant(calendar_window(rate.calendar, now_us, settings.time_zone)[1])
-    if rate.algorithm != "fixed_window":
+    """Return when the bucket's window ends, as a model field's value; None for algorithms without windows."""
+    if bucket.rate.algorithm != "fixed_window":
         return None
-    return instant(now_us - now_us % rate.period_us + rate.period_us)
+    return to_datetime(window_end_us(bucket.rate, now_us, settings.time_zone))
 
 
-def instant(at_us: int) -> Any:
-    """µs since the Unix epoch as Django keeps times: aware, unless USE_TZ is off."""
+def to_datetime(at_us: int) -> Any:
+    """Convert µs since the Unix epoch to a model field's value: aware, unless USE_TZ is off."""
     aware = datetime.fromtimestamp(at_us / _SECOND_US, tz=UTC)
     return aware if django_settings.USE_TZ else timezone.make_naive(aware)
 
 
 def outlook(context: EvaluationContext, boost: RatePolicy) -> Outlook:
-    """What the boost would change; ``context`` is as it was explained."""
+    """Return what the boost would change in the explanation's ``context``."""
     facts = replace(policy_facts(boost), id=sys.maxsize)  # the newest policy has the highest id
-    there = _with(context, facts)
+    boosted = _with_policy(context, facts)
     group = context.snapshot.groups.get(facts.endpoint_id, {}).get(facts.counted_per)
     rivals = (*(group.policies if group else ()), *context.entry.policies)
     end_us = facts.ends_us or sys.maxsize
     overtaken = None
     for at_us in sorted({policy.starts_us or 0 for policy in rivals}):
         if context.now_us < at_us < end_us and overtaken is None:
-            winner = _winner(there, facts, at_us)
+            winner = _winner(boosted, facts, at_us)
             overtaken = (winner, at_us) if winner is not None and winner is not facts else None
     return Outlook(
         now=_winner(context, facts, context.now_us),
         overtaken=overtaken,
-        after=_winner(there, facts, end_us),
+        after=_winner(boosted, facts, end_us),
     )
 
 
-def _winner(context: EvaluationContext, like: PolicyFacts, at_us: int) -> PolicyFacts | None:
-    """Who wins in the group of ``like`` at that time."""
+def _winner(context: EvaluationContext, policy: PolicyFacts, at_us: int) -> PolicyFacts | None:
+    """Return the winner in the policy's group at that time."""
     winners = resolve(replace(context, now_us=at_us)).winners
-    place = (like.endpoint_id, like.counted_per)
-    return next((winner for winner in winners if (winner.endpoint_id, winner.counted_per) == place), None)
+    group = (policy.endpoint_id, policy.counted_per)
+    return next((winner for winner in winners if (winner.endpoint_id, winner.counted_per) == group), None)
 
 
-def _with(context: EvaluationContext, policy: PolicyFacts) -> EvaluationContext:
-    """As if the policy were there, too."""
+def _with_policy(context: EvaluationContext, policy: PolicyFacts) -> EvaluationContext:
+    """Return the context with one more policy."""
     if policy.user:
         return replace(context, entry=replace(context.entry, policies=(*context.entry.policies, policy)))
     groups = dict(context.snapshot.groups)

@@ -1,4 +1,4 @@
-"""How a caller stands: each limit that applies, wherever it applies; nothing is consumed."""
+"""Read the limits of a caller at one endpoint or at all, for clients. Nothing is consumed."""
 
 from __future__ import annotations
 
@@ -6,55 +6,55 @@ from dataclasses import dataclass
 
 from django.db import Error as DatabaseError
 
-from ..enforcement.steps import limiter_or_error, now_us, stored_revision
+from ..enforcement.steps import evaluation_context, limiter_or_error, stored_revision
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import NewerRevision, StoreError
 from ..policies.facts import NOBODY, EndpointFacts, UserEntry
 from ..policies.requests.identity import Caller
-from ..policies.resolver import EvaluationContext, Resolution, resolve_uncached
+from ..policies.resolver import Resolution, resolve_uncached
 from ..policies.snapshot import Snapshot
 from ..runtime import process
 from ..store.base import Call
 from ..utils.sansio import drive
 
-#: Limits that are shown, and endpoints that are looked at for them: the first in the alphabet, a user's own before.
+#: Most limits returned, and most endpoints searched: in alphabetical order, those with a user's own policies first.
 MAX_LIMITS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerLimits:
-    """The limits that a caller is held to."""
+    """The limits that are enforced for a caller."""
 
-    #: Enforced buckets, those for all endpoints first, and how each stands; None while the store does not say.
+    #: Enforced buckets with their status, those for all endpoints first; None while Redis does not answer.
     limits: tuple[tuple[Bucket, BucketStatus | None], ...]
-    #: Names of the policies that say ``blocked``.
+    #: Names of policies whose rate is ``blocked``.
     blocked_by: tuple[str, ...]
-    #: Whether there were more limits, or more endpoints with limits, than ``MAX_LIMITS``.
+    #: Whether limits are missing because of ``MAX_LIMITS``.
     truncated: bool
 
     @property
     def available(self) -> bool:
-        """Whether the store told how every limit stands."""
+        """Whether every limit has a status."""
         return all(status is not None for _, status in self.limits)
 
 
-def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> CallerLimits:
-    """How the caller stands at one endpoint and under the limits for all; None = at every endpoint.
+def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True) -> CallerLimits:
+    """Return the limits at one endpoint and those for all endpoints together; ``scope`` None = at every endpoint.
 
-    Makes one call to the store, within the deadline of a decision, and none while its breaker is open. Without
-    ``ask`` it makes none, and the counts are unknown. Raises ``LookupError`` when no endpoint has that
-    name, and ``django.db.Error`` when no policies were ever read.
+    Makes one call to Redis, within the deadline of a decision, and none while its breaker is open. Without ``ask``
+    it makes none, and no limit has a status. Raises ``LookupError`` when no endpoint has that name, and
+    ``django.db.Error`` when no policies were ever read.
     """
     limiter = limiter_or_error()
     call = limiter.store.call() if ask and not isinstance(limiter, StoreError) else None
     snapshot = process.policies.current()
-    # Policies that are read now are the newest; they are read once at most, however fast operators publish.
+    # None = just reloaded, so no newer revision is looked for: at most one reload, however often operators publish.
     revision = None if snapshot is None else snapshot.revision
     if snapshot is None:
         snapshot = process.policies.reload(0 if call is None else drive(stored_revision(limiter), call.do))
     while True:
-        resolution, more = _resolve(caller, snapshot, scope, now_us(limiter))
+        resolution, more = _resolve(limiter, caller, snapshot, scope)
         buckets = tuple(bucket for bucket in resolution.buckets if bucket.mode == "enforce")
         shown = buckets[:MAX_LIMITS]
         try:
@@ -65,7 +65,7 @@ def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> C
             try:
                 snapshot = process.policies.reload(newer.revision)
             except DatabaseError:
-                pass  # the last known policies go on, by which requests are judged as well
+                pass  # go on with the last known policies, as requests do
     return CallerLimits(
         limits=tuple((bucket, statuses.get(bucket)) for bucket in shown),
         blocked_by=resolution.blocked_by,
@@ -76,7 +76,7 @@ def standing(caller: Caller, scope: str | None = None, *, ask: bool = True) -> C
 def _peek(
     limiter: Limiter | StoreError, call: Call | None, buckets: tuple[Bucket, ...], revision: int | None
 ) -> dict[Bucket, BucketStatus]:
-    """Return the status of each bucket; empty where the store does not answer. Raises ``NewerRevision``."""
+    """Return the status of each bucket; empty where Redis does not answer. Raises ``NewerRevision``."""
     if call is None or isinstance(limiter, StoreError):
         return {}
     try:
@@ -86,19 +86,14 @@ def _peek(
     return {status.bucket: status for status in decision.statuses}
 
 
-def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) -> tuple[Resolution, bool]:
-    """What applies to the caller, and whether there are endpoints with limits that were not looked at."""
+def _resolve(
+    limiter: Limiter | StoreError, caller: Caller, snapshot: Snapshot, scope: str | None
+) -> tuple[Resolution, bool]:
+    """Return what applies to the caller, and whether endpoints with limits were left out."""
     user_id = caller.user_id
     entry = NOBODY if user_id is None else process.policies.user(user_id) or _load(user_id)
     endpoints = _endpoints(snapshot, entry, scope)
-    context = EvaluationContext(
-        caller=caller,
-        entry=entry,
-        endpoints=endpoints[:MAX_LIMITS],
-        scope=scope,
-        snapshot=snapshot.overview.snapshot,
-        now_us=at_us,
-    )
+    context = evaluation_context(limiter, caller, entry, endpoints[:MAX_LIMITS], scope, snapshot.overview.snapshot)
     return resolve_uncached(context), len(endpoints) > MAX_LIMITS
 
 
@@ -110,7 +105,7 @@ def _load(user_id: str) -> UserEntry:
 
 
 def _endpoints(snapshot: Snapshot, entry: UserEntry, scope: str | None) -> tuple[EndpointFacts, ...]:
-    """The endpoint of that name; without one, the first ``MAX_LIMITS`` + 1 where policies may limit the caller."""
+    """Return the named endpoint; without a name, the first ``MAX_LIMITS`` + 1 that may limit the caller."""
     overview = snapshot.overview
     if scope is not None:
         endpoint = overview.by_name.get(scope)

@@ -1,4 +1,4 @@
-"""What the deletion of a plan or an endpoint took along: policies and assignments, as the history holds them."""
+"""Find in the history which policies and assignments were deleted with a plan or an endpoint."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from ..recording.recorder import in_batches
 
 KINDS: dict[str, Any] = {str(model._meta.model_name): model for model in (Plan, PlanAssignment, Endpoint, RatePolicy)}
-#: What goes with an object: (kind, the field that points at it).
+#: Kind -> the kinds deleted with it, and the field of each that refers to it.
 _DEPENDENTS = {"plan": [("ratepolicy", "plan"), ("planassignment", "plan")], "endpoint": [("ratepolicy", "endpoint")]}
-#: The rows of a cascade are recorded one after the other. A longer pause between two of them: another deletion.
+#: The rows of a cascade are recorded one after another. After a longer pause another deletion begins.
 _PAUSE = timedelta(seconds=5)
 _CASCADE = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """An entry of the history about an object that was deleted along with another; without the object's fields."""
+    """A history entry of an object that was deleted with another; without the object's fields."""
 
     #: Primary key of the ``PolicyChange``.
     pk: int
@@ -35,7 +35,7 @@ class Deletion:
 
 
 def deleted_along(change: PolicyChange) -> tuple[Deletion, ...]:
-    """Return what the latest deletion of the change's object took along and is not there again, oldest first."""
+    """Return what was deleted with the change's object the last time and does not exist again, oldest first."""
     deletions = PolicyChange.objects.filter(action=PolicyChange.Action.DELETE)
     own = deletions.filter(model=change.model, object_id=change.object_id).first()
     if own is None:
@@ -49,36 +49,37 @@ def deleted_along(change: PolicyChange) -> tuple[Deletion, ...]:
         near += _read(kind, same_moment.filter(**{f"before__{pointer}": key}))
     found = _unbroken(own, near)
     present = _present(found)
-    return tuple(one for one in found if one.pk not in present)
+    return tuple(deletion for deletion in found if deletion.pk not in present)
 
 
 def _read(kind: str, entries: models.QuerySet[PolicyChange]) -> Iterator[Deletion]:
-    # Not the whole entries: of 50,000 they would fill the memory.
+    # Some columns only: 50,000 whole entries would fill the memory.
     columns = ("pk", "object_id", "at", *(("before__user", "before__subject") if kind == "ratepolicy" else ()))
     for pk, object_id, at, *audience in entries.values_list(*columns):
         yield Deletion(pk, kind, object_id, at, any(audience))
 
 
 def _unbroken(own: PolicyChange, near: list[Deletion]) -> list[Deletion]:
-    """Those of the same deletion: without a pause between one and the next, in either direction from ``own``."""
+    """Return the entries of the same cascade: going out from ``own``, none after a pause."""
     chain = []
-    before = sorted((one for one in near if one.at <= own.at), key=lambda one: one.at, reverse=True)
-    after = sorted((one for one in near if one.at > own.at), key=lambda one: one.at)
+    near.sort(key=lambda deletion: deletion.at)
+    before = [deletion for deletion in reversed(near) if deletion.at <= own.at]
+    after = [deletion for deletion in near if deletion.at > own.at]
     for direction in (before, after):
         last = own.at
-        for one in direction:
-            if abs(one.at - last) > _PAUSE:
+        for deletion in direction:
+            if abs(deletion.at - last) > _PAUSE:
                 break
-            chain.append(one)
-            last = one.at
-    return sorted(chain, key=lambda one: one.pk)
+            chain.append(deletion)
+            last = deletion.at
+    return sorted(chain, key=lambda deletion: deletion.pk)
 
 
 def _present(deletions: list[Deletion]) -> set[int]:
-    """Primary keys of the deletions whose object is there again."""
+    """Return the primary keys of entries whose object exists again."""
     present = set()
     for kind, model in KINDS.items():
-        own = {one.object_id: one.pk for one in deletions if one.model == kind}
+        own = {deletion.object_id: deletion.pk for deletion in deletions if deletion.model == kind}
         for keys in in_batches(list(own)):
             pks = model._base_manager.filter(pk__in=keys).values_list("pk", flat=True)
             present |= {own[str(pk)] for pk in pks}

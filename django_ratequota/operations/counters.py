@@ -1,4 +1,4 @@
-"""What was counted: which counters an override has, and how they are reset. Every reset leaves an entry."""
+"""Peek and reset counters, and find those of an override. Every reset is recorded in the history."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from .explain import explain_caller
 
 
 def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
-    """How the buckets stand; raises ``StoreError``. On a Cluster, those whose server is down are left out."""
-    limiter, asked = default_limiter(), tuple(buckets)
-    batches = (asked[at : at + MAX_BUCKETS] for at in range(0, len(asked), MAX_BUCKETS))
+    """Return the status of each bucket, except those of a Cluster node that is down; raises ``StoreError``."""
+    limiter, all_buckets = default_limiter(), tuple(buckets)
+    batches = (all_buckets[at : at + MAX_BUCKETS] for at in range(0, len(all_buckets), MAX_BUCKETS))
     return {status.bucket: status for batch in batches for status in limiter.peek(batch).statuses}
 
 
 def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ...]:
-    """Forget what the buckets counted, write it into the history, and return how they stood before.
+    """Reset the buckets to zero, record that in the history, and return their statuses before.
 
-    One subject after the other, each wholly or not at all. Raises ``StoreError`` at the first that fails; those
-    before it stay reset, and written down. What requests consume between the look and the reset is not mentioned.
+    Subject by subject, each completely or not at all. Raises ``StoreError`` at the first that fails; subjects before
+    it stay reset and recorded. Units consumed between peek and reset are not in the statuses.
     """
     limiter = default_limiter()
     before: list[BucketStatus] = []
@@ -46,24 +46,23 @@ def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ..
     return tuple(before)
 
 
-def reset_caller(caller: Caller, reason: str = "", **where: Any) -> tuple[BucketStatus, ...]:
-    """``reset`` for what counts the caller; takes what ``explain_caller`` takes.
+def reset_caller(caller: Caller, reason: str = "", **request: Any) -> tuple[BucketStatus, ...]:
+    """Reset the caller's own buckets at a request; takes the arguments of ``explain_caller``.
 
-    Only the caller's own: buckets shared with others (counted per plan or everyone, or for want of an address) keep
-    their counts.
+    Buckets shared with others (counted per plan or everyone, or without an address) keep their counts.
     """
-    buckets = explain_caller(caller, **where).resolution.buckets
+    buckets = explain_caller(caller, **request).resolution.buckets
     return reset((b for b in buckets if not why_shared(b.counted_per, b.subject)), reason)
 
 
 def why_shared(counted_per: str, subject: str | None) -> str:
-    """Why a counter is not one caller's own, in a sentence; "" when it is."""
+    """Return why a counter is not one caller's own, as a sentence; "" when it is."""
     if counted_per == "plan":
         return _("Everyone on the plan is counted together here.")
     if counted_per == "everyone":
         return _("Everyone is counted together here.")
     if subject == UNKNOWN:
-        return _("All callers whose address cannot be told are counted together here.")
+        return _("All callers without a known address are counted together here.")
     kind = failed_kind(subject or "")
     if kind:
         return _("All callers for whom the function of %(kind)s raises are counted together here.") % {"kind": kind}
@@ -71,7 +70,7 @@ def why_shared(counted_per: str, subject: str | None) -> str:
 
 
 def by_subject(buckets: Iterable[Bucket]) -> list[tuple[str, list[Bucket]]]:
-    """The buckets of each subject, which change together or not at all, up to as many as one call takes."""
+    """Group the buckets by subject, at most ``MAX_BUCKETS`` per group: each group changes atomically."""
     subjects: dict[str, list[Bucket]] = {}
     for bucket in buckets:
         subjects.setdefault(bucket.subject, []).append(bucket)
@@ -83,9 +82,9 @@ def by_subject(buckets: Iterable[Bucket]) -> list[tuple[str, list[Bucket]]]:
 
 
 def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolicy], dict[RatePolicy, str]]:
-    """The counters of the policies' own subjects, each with its policy; and the other policies, with the reason.
+    """Return the counters of the policies' own subjects with their policy, and the other policies with a reason.
 
-    Each counter comes once, with the limit of the policy that counts now, if there are several.
+    A counter of several policies has the limit of the active one.
     """
     now_us = time.time_ns() // 1000
     rows = [(policy, policy_facts(policy)) for policy in policies]
@@ -104,7 +103,7 @@ def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolic
 
 
 def _own_subject(policy: PolicyFacts) -> str | None:
-    """Whose counter the policy uses, where its audience is one subject and counted as itself; else None."""
+    """Return the subject of the policy's counter if its audience is that subject alone; else None."""
     if policy.user:
         own, caller = f"user:{policy.user}", DescribedCaller(user_id=policy.user, address=None)
     elif policy.network is not None:
@@ -122,7 +121,7 @@ def _own_subject(policy: PolicyFacts) -> str | None:
 
 
 def _unreadable(policy: PolicyFacts) -> bool:
-    """Whether the subject, written past the model's validation, names an address that is none."""
+    """Whether the subject is an invalid address, saved without the model's validation."""
     return policy.network is None and policy.subject.startswith("ip:")
 
 
@@ -132,7 +131,7 @@ def _why_none(policy: PolicyFacts, subject: str | None) -> str:
     if policy.rates == UNREADABLE:
         return _("Its rates cannot be read.")
     if subject is None and not policy.user and not policy.subject:
-        return _("It is no override: many callers are counted by it.")
+        return _("It is not an override: it counts many callers.")
     if _unreadable(policy):
         return _("Its subject cannot be read.")
     if policy.network is not None and policy.counted_per in ("caller", "ip"):

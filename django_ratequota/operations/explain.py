@@ -1,4 +1,4 @@
-"""What applies to a caller at an endpoint, and why, as operators ask. Nothing is consumed."""
+"""Explain which policies apply to a caller's request, and why. Nothing is consumed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..enforcement.deciding import judge
-from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
+from ..enforcement.decide import decide
+from ..enforcement.steps import Step, StepRunner, evaluation_context, limiter_or_error
 from ..engine.types import Bucket, Decision, check_cost
 from ..exceptions import StoreError
 from ..policies.exemptions import exempt, exempt_candidate
@@ -24,21 +24,21 @@ from ..utils.sansio import drive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What applies to a caller at an endpoint, and why; nothing was consumed."""
+    """The policies that apply to a caller's request, and why."""
 
     plan: PlanFacts | None
     candidates: tuple[Candidate, ...]
     resolution: Resolution
-    #: What ``check`` would decide now; its statuses stand in the order of ``resolution.buckets``.
+    #: What ``check`` would decide now; statuses in the order of ``resolution.buckets``.
     decision: Decision
-    #: Where the plan comes from, in a few words for operators.
+    #: Where the plan comes from, in words for operators.
     plan_source: str
-    #: What the resolver was asked, to be asked again with a change.
+    #: The resolver's input, for resolving again with a change.
     context: EvaluationContext
 
     @property
     def built_in(self) -> list[Bucket]:
-        """The buckets that no policy made."""
+        """Buckets that no policy made."""
         return [bucket for bucket in self.resolution.buckets if bucket.policy_id is None]
 
 
@@ -52,30 +52,23 @@ def explain_caller(
     view: Any = None,
     cost: int | None = None,
 ) -> Explanation:
-    """Return what applies to the caller's request of ``cost`` units; None = the endpoint's own cost.
+    """Explain the caller's request of ``cost`` units; None = the endpoint's own cost.
 
-    ``view`` is what the URLconf has for the route, None = unknown. Raises ``django.db.Error``; a failing store shows
-    in the decision.
+    ``view`` is the view of the route; None = unknown. Raises ``django.db.Error``; without Redis the decision is
+    degraded.
     """
 
     def steps() -> Generator[Step, Any, Explanation]:
-        snapshot, entry = newest(caller)
+        snapshot, entry = newest_policies(caller)
         handling = handling_of_view(view, method)
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
-        context = EvaluationContext(
-            caller=caller,
-            entry=entry,
-            endpoints=endpoints,
-            scope=scope,
-            snapshot=snapshot,
-            now_us=now_us(limiter),
-        )
+        context = evaluation_context(limiter, caller, entry, endpoints, scope, snapshot)
         resolution, candidates = resolve(context), explain(context)
         resolution = exempt(resolution, name, view, caller)
-        candidates = tuple(exempt_candidate(one, name, view) for one in candidates)
+        candidates = tuple(exempt_candidate(candidate, name, view) for candidate in candidates)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
-        decision = yield from judge(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
+        decision = yield from decide(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
         return Explanation(
             plan=plan_of(context),
             candidates=candidates,
@@ -89,8 +82,8 @@ def explain_caller(
     return drive(steps(), StepRunner(limiter).do)
 
 
-def newest(caller: Caller) -> tuple[Snapshot, UserEntry]:
-    """Return the newest policies, which the caller's next request is checked by, and the caller's own entry.
+def newest_policies(caller: Caller) -> tuple[Snapshot, UserEntry]:
+    """Return the policies that the caller's next request is checked by, and the caller's own entry.
 
     Raises ``django.db.Error``.
     """

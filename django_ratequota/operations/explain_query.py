@@ -1,4 +1,4 @@
-"""Whom operators ask about, and where: said in a form, on the command line, or by a refusal that was kept."""
+"""A caller and a request to explain: from a form, the command line, or a recorded refusal."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from ..models import Endpoint, Plan
 from ..monitoring.refusals import Refusal
 from ..policies.requests.identity import UNKNOWN, DescribedCaller, client_text
 from ..policies.requests.routes import find_route, known_views, resolve_path, resolved
-from ..policies.requests.views import scope_of
+from ..policies.requests.views import scope_of, shows_usage
 from ..recording.validators import visible
 from ..utils.addresses import unmap
 from .explain import Explanation, explain_caller
 
-#: Names of endpoints that a message lists.
+#: Most endpoint names in a message.
 _LISTED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainQuery:
-    """A caller and a request of theirs, in words; what cannot be read is told when it is asked for."""
+    """A caller and a request, as text; the methods raise ``ValidationError`` on what cannot be read."""
 
     #: Primary key of the user as text; None = anonymous.
     user_id: str | None = None
-    #: An address, or the IPv6 network that counts as one client; ``unknown`` = none could be told.
+    #: An address, or the IPv6 network that counts as one client; "" or ``unknown`` = no address.
     ip: str = ""
-    #: What IDENTIFIERS would answer, by name.
+    #: Values of IDENTIFIERS by name.
     identifiers: Mapping[str, str] = field(default_factory=dict)
-    #: What PLAN_RESOLVER would answer; None = nothing.
+    #: Result of PLAN_RESOLVER; None = no plan.
     plan_slug: str | None = None
-    #: An endpoint's name; "" = none named.
+    #: Endpoint name (scope); "" = none.
     endpoint: str = ""
-    #: A path, or a route as endpoints list it; "" = none.
+    #: A path, or a route as written in an endpoint; "" = none.
     path: str = ""
     method: str = "GET"
     #: Units; None = the endpoint's own cost.
     cost: int | None = None
 
     @classmethod
-    def about(cls, caller: str, ip: str = "", **where: Any) -> ExplainQuery:
-        """About a caller as counters and refusals name them: ``user:42``, ``ip:203.0.113.7``, ``tenant:acme``."""
+    def for_caller(cls, caller: str, ip: str = "", **request: Any) -> ExplainQuery:
+        """Build a query for a caller as counters name it: ``user:42``, ``ip:203.0.113.7``, ``tenant:acme``."""
         kind, _colon, value = caller.partition(":")
         return cls(
             user_id=value if kind == "user" else None,
             ip=ip.partition(":")[2] or (value if kind == "ip" else ""),
             identifiers={} if kind in ("user", "ip") else {kind: value},
-            **where,
+            **request,
         )
 
     @classmethod
-    def of(cls, refusal: Refusal) -> ExplainQuery:
-        """The request that was refused, to be asked about as things stand now."""
+    def from_refusal(cls, refusal: Refusal) -> ExplainQuery:
+        """Build a query for the request that was refused, to explain it by the current policies."""
         slug = None
         if settings.plan_resolver and refusal.plan_id is not None:
             slug = Plan.objects.filter(pk=refusal.plan_id).values_list("slug", flat=True).first()
         known = Endpoint.objects.filter(name=refusal.scope).exists()
-        found = cls.about(
+        query = cls.for_caller(
             refusal.caller,
             refusal.ip,
             plan_slug=slug,
@@ -72,14 +72,14 @@ class ExplainQuery:
             method=refusal.method,
             cost=refusal.cost,
         )
-        # Counters name what the caller's name does not: what refused comes first, as forms ask about one.
-        subjects = [one.subject for one in sorted(refusal.buckets, key=lambda one: not one.refused)]
-        counted = {kind: value for kind, _colon, value in (subject.partition(":") for subject in subjects)}
-        known_kinds = {kind: value for kind, value in counted.items() if kind in settings.identifiers}
-        return replace(found, identifiers={**known_kinds, **found.identifiers})
+        # Buckets name identifiers that the caller's name lacks. Refusing buckets first, because forms show the first.
+        buckets = sorted(refusal.buckets, key=lambda bucket: not bucket.refused)
+        counted = {kind: value for kind, _colon, value in (bucket.subject.partition(":") for bucket in buckets)}
+        identifiers = {kind: value for kind, value in counted.items() if kind in settings.identifiers}
+        return replace(query, identifiers={**identifiers, **query.identifiers})
 
     def caller(self) -> DescribedCaller:
-        """Who asks; raises ``ValidationError`` on ``ip``."""
+        """Return the caller; raises ``ValidationError`` on ``ip``."""
         try:
             address = _address(self.ip.strip())
         except ValidationError as error:
@@ -88,30 +88,34 @@ class ExplainQuery:
             user_id=self.user_id, address=address, identifiers=dict(self.identifiers), plan_slug=self.plan_slug
         )
 
-    def place(self) -> dict[str, Any]:
-        """What ``explain_caller`` takes beside the caller; raises ``ValidationError`` on ``endpoint`` or ``path``."""
-        scope = self.endpoint or None
-        if scope and not Endpoint.objects.filter(name=scope).exists():
+    def request_arguments(self) -> dict[str, Any]:
+        """Return arguments of ``explain_caller``; raises ``ValidationError`` on ``endpoint`` or ``path``.
+
+        Without a path, the view is the only one that declares the scope, or the usage endpoint.
+        """
+        scope, path = self.endpoint or None, self.path.strip()
+        request: dict[str, Any] = {"scope": scope, "method": self.method.upper()}
+        if path:
+            route, name, view = _resolve(path)
+            request |= {"route": route, "name": name, "scope": scope or scope_of(view), "view": view}
+        elif scope:
+            views = [view for _route, _name, view in known_views() if scope_of(view) == scope]
+            request["view"] = views[0] if views and (len(views) == 1 or all(map(shows_usage, views))) else None
+        # The usage endpoint has a built-in limit, and need not have a row.
+        built_in = shows_usage(request.get("view")) and scope_of(request["view"]) == scope
+        if scope and not built_in and not Endpoint.objects.filter(name=scope).exists():
             names = ", ".join(Endpoint.objects.values_list("name", flat=True)[:_LISTED]) or _("none yet")
             text = _("There is no endpoint %(name)r; there are: %(names)s")
             raise ValidationError({"endpoint": text % {"name": scope[:100], "names": visible(names)}})
-        where: dict[str, Any] = {"scope": scope, "method": self.method.upper()}
-        path = self.path.strip()
-        if path:
-            route, name, view = _resolve(path)
-            where |= {"route": route, "name": name, "scope": scope or scope_of(view), "view": view}
-        elif scope and where["method"] not in ("GET", "HEAD"):
-            views = [view for _, _, view in known_views() if scope_of(view) == scope]
-            where["view"] = views[0] if len(views) == 1 else None
-        return where
+        return request
 
     def explain(self) -> Explanation:
-        """What applies now; raises ``ValidationError`` and ``django.db.Error``."""
-        return explain_caller(self.caller(), **self.place(), cost=self.cost)
+        """Return what applies now; raises ``ValidationError`` and ``django.db.Error``."""
+        return explain_caller(self.caller(), **self.request_arguments(), cost=self.cost)
 
 
 def _address(text: str) -> str | None:
-    """One client's address; None where there is none."""
+    """Return one client's address; None where there is none. Raises ``ValidationError``."""
     if not text or f"ip:{text}" == UNKNOWN:
         return None
     try:
@@ -131,7 +135,7 @@ def _address(text: str) -> str | None:
 
 
 def _resolve(path: str) -> tuple[str | None, str | None, Any]:
-    """(route, URL name, view) of a path, or of a route as endpoints list it, in whichever language."""
+    """Return (route, URL name, view) of a path or a route, in any language; raises ``ValidationError``."""
     found = find_route(path)
     if found is not None:
         return found

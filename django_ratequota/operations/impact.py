@@ -1,9 +1,8 @@
-"""What a policy would have refused: recorded usage, replayed by the real algorithms against rates not saved yet.
+"""Estimate what a policy would have refused: recorded attempts, replayed by the real algorithms.
 
-Records say how many attempts a caller made in a second, not when in it: they are taken as spread evenly. Attempt
-``i`` of ``n`` equal ones (counted from 0) is at the second's beginning plus ``i * 10**6 // n`` µs; where a counter
-has several records in one second, each is spread by itself, and attempts at one instant go in the order of records.
-Attempts that were refused in reality count as attempts like the others.
+Records hold the number of a caller's attempts in a second, which are spread evenly over it: attempt ``i`` of ``n``
+(from 0) is ``i * 10**6 // n`` µs after the second's beginning. Several records of a counter in one second are each
+spread by themselves; attempts at the same µs keep the order of records. Refused attempts count like admitted ones.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from ..models import RatePolicy
 from ..monitoring import attempts
 from ..monitoring.attempts import Attempts
 from ..policies.facts import PolicyFacts, policy_facts
-from .impact_audience import Concerned, NotEstimable, subject_for
+from .impact_audience import NotEstimable, RecordedAudience, subject_for
 from .replay import replay_each
 from .scenarios import number
 
-#: Attempts that one estimate replays; beyond that, a part of the callers.
+#: Most attempts that one estimate replays; of more, it replays those of some callers.
 MOST_ATTEMPTS = 200_000
-#: For the whole estimate; the replay has at least a quarter of it, however long reading the records took.
+#: Time for the whole estimate; the replay gets at least a quarter of it, however long reading the records took.
 SECONDS = 2.0
 _EXACT = 2**53
 _DAY_SECONDS = 86_400
-#: A day may be an hour or two longer where clocks change.
+#: Longest windows in seconds: where clocks change, a day may be two hours longer.
 _LONGEST = {
     "day": _DAY_SECONDS + 7200,
     "week": 7 * _DAY_SECONDS + 7200,
@@ -44,23 +43,23 @@ _LONGEST = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impact:
-    """What a policy would have refused, and what was really refused of the same requests, by whatever policies."""
+    """What a policy would have refused, and what all policies really refused of the same requests."""
 
-    #: Since when there are records (aware); None = there are none.
+    #: Time of the first record (aware); None = no records.
     since: datetime | None
-    #: The part of all callers whose attempts were recorded and replayed; 1.0 = all.
+    #: Share of the callers whose attempts were recorded and replayed; 1.0 = all.
     share: float
-    #: Callers whose requests the policy concerns, and those of whom it would have refused some.
+    #: Callers to whose requests the policy applies, and those it would have refused at least once.
     clients: int
     refused_clients: int
     requests: int
     refused_requests: int
     really_refused_clients: int
     really_refused_requests: int
-    #: Callers left out because another policy comes first for them.
-    others_clients: int
-    #: Policies that come first, but for whom the records do not tell.
-    untold_policies: int
+    #: Callers left out because another policy takes precedence.
+    left_out_clients: int
+    #: Policies that take precedence for callers that the records do not identify.
+    unknown_policies: int
 
 
 class _Totals:
@@ -73,7 +72,7 @@ class _Totals:
         self.really_refused_clients: set[str] = set()
 
     def add(self, records: Sequence[Attempts]) -> None:
-        """Count what was recorded."""
+        """Count recorded attempts."""
         for record in records:
             self.requests += record.admitted + record.refused
             self.clients.add(record.caller)
@@ -82,26 +81,24 @@ class _Totals:
                 self.really_refused_clients.add(record.caller)
 
     def refuse(self, caller: str, times: int = 1) -> None:
-        """Count what would have been refused."""
+        """Count attempts of the caller that would have been refused."""
         self.refused += times
         self.refused_clients.add(caller)
 
 
 def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, seconds: float = SECONDS) -> Impact:
-    """What the policy would have refused in the last so many hours, had it been enforced all that time.
+    """Estimate what the policy would have refused, had it been enforced for the last ``hours``.
 
-    ``policy`` is clean and need not be saved. It is replayed by itself: what other policies refuse is not taken off
-    before. Callers for whom another policy of the same endpoint and counted_per comes first now are left out. Once
-    the time is over, the callers looked at so far are the estimate. Raises ``NotEstimable`` and ``StoreError``.
+    ``policy`` is clean and need not be saved. It is replayed alone: refusals by other policies are not subtracted.
+    Callers for whom another policy of the same endpoint and counted_per takes precedence now are left out. After
+    ``seconds``, the estimate is based on the callers replayed so far. Raises ``NotEstimable`` and ``StoreError``.
     """
     until = time.monotonic() + seconds
     facts = replace(policy_facts(policy), mode="enforce")
-    subject_of, concerned = subject_for(facts.counted_per), Concerned(facts)
+    subject_of, audience = subject_for(facts.counted_per), RecordedAudience(facts)
     recorded = attempts.recorded_attempts(hours)
     if recorded.share < 1 and facts.counted_per in ("ip", "plan", "everyone"):
-        raise NotEstimable(
-            _("Cannot be estimated: its counters are shared, and only a part of the callers is recorded.")
-        )
+        raise NotEstimable(_("Cannot be estimated: its counters are shared, and only some callers are recorded."))
     subjects: dict[str, list[Attempts]] = {}
     for record in recorded.attempts:
         if facts.endpoint_id is None or facts.endpoint_id in record.endpoint_ids:
@@ -109,30 +106,30 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
             if subject is not None:
                 subjects.setdefault(subject, []).append(record)
     until = max(until, time.monotonic() + seconds / 4)
-    totals, looked_at = _replay(facts, subjects, concerned, most, until)
+    totals, replayed = _replay(facts, subjects, audience, most, until)
     return Impact(
         since=recorded.since,
-        share=recorded.share * (looked_at / len(subjects) if subjects else 1),
+        share=recorded.share * (replayed / len(subjects) if subjects else 1),
         clients=len(totals.clients),
         refused_clients=len(totals.refused_clients),
         requests=totals.requests,
         refused_requests=totals.refused,
         really_refused_clients=len(totals.really_refused_clients),
         really_refused_requests=totals.really_refused,
-        others_clients=len(concerned.others),
-        untold_policies=concerned.untold,
+        left_out_clients=len(audience.left_out),
+        unknown_policies=audience.unknown,
     )
 
 
 def sentences(impact: Impact, hours: int = 24) -> list[str]:
-    """The estimate in words."""
+    """Return the estimate in sentences."""
     if impact.since is None or not impact.requests:
         return [
-            _("In the last %(hours)d h no request was recorded that the policy concerns.") % {"hours": hours},
+            _("In the last %(hours)d h no request was recorded that the policy applies to.") % {"hours": hours},
             *_part(impact),
             *_left_out(impact),
         ]
-    told = [
+    totals = [
         _(
             "In the last %(hours)d h this would have refused %(refused)s of %(clients)s clients, "
             "%(percent)s of %(requests)s requests."
@@ -145,8 +142,8 @@ def sentences(impact: Impact, hours: int = 24) -> list[str]:
             "requests": number(impact.requests),
         },
         ngettext(
-            "Of the same requests %(percent)s were really refused, by whatever policies, to %(refused)s client.",
-            "Of the same requests %(percent)s were really refused, by whatever policies, to %(refused)s clients.",
+            "Of the same requests %(percent)s were really refused, by any policy, to %(refused)s client.",
+            "Of the same requests %(percent)s were really refused, by any policy, to %(refused)s clients.",
             impact.really_refused_clients,
         )
         % {
@@ -154,7 +151,7 @@ def sentences(impact: Impact, hours: int = 24) -> list[str]:
             "refused": number(impact.really_refused_clients),
         },
     ]
-    return [*told, *_part(impact), *_left_out(impact)]
+    return [*totals, *_part(impact), *_left_out(impact)]
 
 
 def _part(impact: Impact) -> list[str]:
@@ -164,26 +161,26 @@ def _part(impact: Impact) -> list[str]:
 
 
 def _left_out(impact: Impact) -> list[str]:
-    told = []
-    if impact.others_clients:
+    found = []
+    if impact.left_out_clients:
         text = ngettext(
-            "Left out: %(count)s client for whom another policy comes first.",
-            "Left out: %(count)s clients for whom another policy comes first.",
-            impact.others_clients,
+            "Left out: %(count)s client for whom another policy takes precedence.",
+            "Left out: %(count)s clients for whom another policy takes precedence.",
+            impact.left_out_clients,
         )
-        told.append(text % {"count": number(impact.others_clients)})
-    if impact.untold_policies:
+        found.append(text % {"count": number(impact.left_out_clients)})
+    if impact.unknown_policies:
         text = ngettext(
-            "Not considered: %(count)s policy that comes first, as the records do not tell whom it is for.",
-            "Not considered: %(count)s policies that come first, as the records do not tell whom they are for.",
-            impact.untold_policies,
+            "Ignored: %(count)s policy that takes precedence for callers that the records do not identify.",
+            "Ignored: %(count)s policies that take precedence for callers that the records do not identify.",
+            impact.unknown_policies,
         )
-        told.append(text % {"count": number(impact.untold_policies)})
-    return told
+        found.append(text % {"count": number(impact.unknown_policies)})
+    return found
 
 
 def _percent(part: float, whole: float) -> str:
-    """``1.2 %``; neither "some" nor "not all" is rounded away."""
+    """Return ``1.2 %``; never 0 for some nor 100 for not all."""
     percent = 100 * part / whole if whole else 0.0
     if 0 < percent < 0.1:
         return f"< {number(0.1)} %"
@@ -191,30 +188,30 @@ def _percent(part: float, whole: float) -> str:
 
 
 def _replay(
-    policy: PolicyFacts, subjects: dict[str, list[Attempts]], concerned: Concerned, most: int, until: float
+    policy: PolicyFacts, subjects: dict[str, list[Attempts]], audience: RecordedAudience, most: int, until: float
 ) -> tuple[_Totals, int]:
-    """Count what would have been refused, and the subjects looked at: all, or as many as the bounds allow.
+    """Return the totals, and how many subjects were replayed: all, or as many as the bounds allow.
 
-    Which ones those are depends on their names' hashes only, so that the next estimate takes the same ones first.
+    Subjects are replayed in the order of their hashes, so that the next estimate begins with the same ones.
     """
     totals = _Totals()
     rates: tuple[Rate, ...] = () if isinstance(policy.rates, str) else policy.rates
     waiting: deque[list[tuple[int, int, str]]] = deque()
-    looked_at, full = 0, False
+    replayed, full = 0, False
 
     def sequences() -> Iterator[list[tuple[int, int]]]:
-        nonlocal looked_at, full
+        nonlocal replayed, full
         left = most
         for subject in sorted(subjects, key=_hash):
             if time.monotonic() > until:
                 return
-            records = concerned.among(subjects[subject])
+            records = audience.select(subjects[subject])
             count = sum(record.admitted + record.refused for record in records)
             reaches = bool(rates) and not never_refused(rates, records)
             full = reaches and count > left
             if full:
                 return
-            looked_at += 1
+            replayed += 1
             totals.add(records)
             if policy.rates == BLOCKED:
                 for record in records:
@@ -232,11 +229,11 @@ def _replay(
         raise NotEstimable(
             _("Cannot be estimated: more than %(most)s requests share one counter.") % {"most": number(most)}
         )
-    return totals, looked_at
+    return totals, replayed
 
 
 def spread(records: Sequence[Attempts]) -> list[tuple[int, int, str]]:
-    """(µs, cost, caller) of every attempt, in the order of time, as the module says."""
+    """Return (µs, cost, caller) of every attempt, in the order of time, spread as the module docstring says."""
     attempts = [
         (record.second * 10**6 + position * 10**6 // count, record.cost, record.caller)
         for record in records
@@ -248,19 +245,19 @@ def spread(records: Sequence[Attempts]) -> list[tuple[int, int, str]]:
 
 
 def never_refused(rates: Sequence[Rate], records: Sequence[Attempts]) -> bool:
-    """Whether a counter with these attempts, in the order of time, can refuse none of them; False = it might.
+    """Whether a counter certainly refuses none of these attempts, which are in the order of time; False = it might.
 
-    It cannot where no span as long as the period holds more units than both limit and burst. Fixed windows and the
-    log admit any such span whole; the windowed counter looks at two periods at most. In a bucket, ``m`` periods and
-    a part hold at most ``(m + 1) × min(limit, burst)``, that is the burst and what drips in meanwhile. Spans are
-    counted in whole seconds, one more than the period touches.
+    True if no span of one period holds more units than the limit and the burst. Fixed windows and the log admit any
+    such span; the windowed counter depends on two periods at most. In a bucket, ``m`` periods and a fraction hold at
+    most ``(m + 1) × min(limit, burst)``: the burst and what is refilled meanwhile. Spans are counted in whole
+    seconds, one more than the period touches.
     """
     units = [(record.second, (record.admitted + record.refused) * record.cost) for record in records]
     total = sum(size for _second, size in units)
     for rate in rates:
         room = min(rate.limit, rate.capacity)
         if rate.capacity * rate.period_us >= _EXACT:
-            room //= 2  # doubles round there: half of it is beyond doubt
+            room //= 2  # doubles are rounded there: half of the room is certain
         if total <= room:
             continue
         period_us = rate.period_us * (2 if rate.algorithm == "sliding_window_counter" else 1)
@@ -271,7 +268,7 @@ def never_refused(rates: Sequence[Rate], records: Sequence[Attempts]) -> bool:
 
 
 def _busiest(units: Sequence[tuple[int, int]], span: int) -> int:
-    """The most units in any ``span`` consecutive seconds."""
+    """Return the most units in any ``span`` consecutive seconds."""
     most = inside = first = 0
     for second, size in units:
         inside += size

@@ -1,4 +1,4 @@
-"""Which of the recorded attempts a policy concerns, and whose counter each uses."""
+"""Select the recorded attempts that a policy applies to, and the subject that each counts for."""
 
 from __future__ import annotations
 
@@ -22,42 +22,45 @@ from ..policies.snapshot import Group
 
 
 class NotEstimable(RateQuotaError):
-    """The records do not tell what the policy would have done; the message says why, in the operator's language."""
+    """The records do not show what the policy would have done; the message says why, for operators."""
 
 
-def _told(kind: str) -> bool:
-    """Whether a record's caller says this of everyone who has it: what ``CALLER`` asks for first is never hidden."""
+def _identifies(kind: str) -> bool:
+    """Whether recorded caller names identify every caller of this kind.
+
+    True only for the first entry of ``CALLER``: later ones are recorded only when the earlier ones gave no value.
+    """
     return bool(settings.caller[0] == kind)
 
 
-class Concerned:
-    """Picks the recorded attempts that a policy counts; raises ``NotEstimable`` where the records do not tell."""
+class RecordedAudience:
+    """Selects the recorded attempts that a policy counts; raises ``NotEstimable`` where records lack the caller."""
 
     def __init__(self, policy: PolicyFacts) -> None:
         self._is_of_audience = _audience(policy)
-        #: ``untold``: how many policies come first, but for whom the records do not tell.
-        self._is_beaten, self.untold, plans = _beaten_by_others(policy)
-        self._asks_for_plans = plans or policy.plan_id is not None or policy.counted_per == "plan"
-        #: Callers left out so far because another policy comes first for them.
-        self.others: set[str] = set()
+        #: ``unknown``: policies that take precedence for callers that the records do not identify.
+        self._is_outranked, self.unknown, plans = _outranking(policy)
+        self._needs_plans = plans or policy.plan_id is not None or policy.counted_per == "plan"
+        #: Callers left out so far because another policy takes precedence.
+        self.left_out: set[str] = set()
 
-    def among(self, records: Sequence[Attempts]) -> list[Attempts]:
-        """Those of the records that the policy counts."""
+    def select(self, records: Sequence[Attempts]) -> list[Attempts]:
+        """Return the records that the policy counts."""
         known: dict[tuple[str, str, int | None], bool] = {}
         for record in records:
-            who = (record.caller, record.ip, record.plan_id)
-            if who not in known:
-                if self._asks_for_plans and record.plan_id == UNKNOWN_PLAN:
-                    raise _not_told("plan")
-                known[who] = self._is_of_audience(record)
-                if known[who] and self._is_beaten(record):
-                    known[who] = False
-                    self.others.add(record.caller)
+            caller = (record.caller, record.ip, record.plan_id)
+            if caller not in known:
+                if self._needs_plans and record.plan_id == UNKNOWN_PLAN:
+                    raise _not_recorded("plan")
+                known[caller] = self._is_of_audience(record)
+                if known[caller] and self._is_outranked(record):
+                    known[caller] = False
+                    self.left_out.add(record.caller)
         return [record for record in records if known[record.caller, record.ip, record.plan_id]]
 
 
 def _audience(policy: PolicyFacts) -> Callable[[Attempts], bool]:
-    """Whether a record is of the policy's audience."""
+    """Return a function that tells whether a record is in the policy's audience; raises ``NotEstimable``."""
     if policy.user:
         return _is_caller("user", policy.user)
     if policy.network is not None:
@@ -76,15 +79,15 @@ def _audience(policy: PolicyFacts) -> Callable[[Attempts], bool]:
     return lambda _record: True
 
 
-def _not_told(kind: str) -> NotEstimable:
-    text = _("Cannot be estimated: the records do not tell every caller's %(kind)s.")
+def _not_recorded(kind: str) -> NotEstimable:
+    text = _("Cannot be estimated: the records do not hold every caller's %(kind)s.")
     return NotEstimable(text % {"kind": kind})
 
 
 def _is_caller(kind: str, value: str) -> Callable[[Attempts], bool]:
-    if not _told(kind):
+    if not _identifies(kind):
         raise NotEstimable(
-            _("Cannot be estimated: the records name callers by %(caller)s, and do not tell every %(kind)s.")
+            _("Cannot be estimated: the records name callers by %(caller)s, and do not hold every %(kind)s.")
             % {"caller": ", ".join(settings.caller), "kind": kind}
         )
     name = stored_name(f"{kind}:{value}")
@@ -92,7 +95,7 @@ def _is_caller(kind: str, value: str) -> Callable[[Attempts], bool]:
 
 
 def subject_for(counted_per: str) -> Callable[[Attempts], str | None]:
-    """Whose counter a record uses; None = no counter of the policy."""
+    """Return a function from a record to the subject of its counter; None = none. Raises ``NotEstimable``."""
     if counted_per == "caller":
         return lambda record: record.caller
     if counted_per == "ip":
@@ -101,16 +104,16 @@ def subject_for(counted_per: str) -> Callable[[Attempts], str | None]:
         return lambda record: None if record.plan_id is None else f"plan:{record.plan_id}"
     if counted_per == "everyone":
         return lambda _record: "everyone"
-    if not _told(counted_per):
-        raise _not_told(counted_per)
+    if not _identifies(counted_per):
+        raise _not_recorded(counted_per)
     return lambda record: record.caller if record.caller.startswith(f"{counted_per}:") else None
 
 
-def _beaten_by_others(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], int, bool]:
-    """Whether a record's caller has a policy that comes before this one now; how many such ones cannot be told; and
-    whether some of them are for plans.
+def _outranking(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], int, bool]:
+    """Return a function that tells whether another policy takes precedence for a record's caller now.
 
-    Policies that share no caller with this one are left aside.
+    Then the number of such policies whose callers the records do not identify, and whether some are for plans.
+    Policies whose audience shares no caller with this one are ignored.
     """
     same: dict[str, Any] = {"endpoint_id": policy.endpoint_id, "counted_per": policy.counted_per}
     rows = RatePolicy.objects.filter(**same).exclude(pk=policy.id).exclude(mode=RatePolicy.Mode.OFF).order_by()
@@ -118,8 +121,8 @@ def _beaten_by_others(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], 
     callers: set[str] = set()
     plans: set[int] = set()
     networks: list[PolicyFacts] = []
-    everyone, untold = False, 0
-    # Plain rows: there may be a policy for each of thousands of addresses.
+    everyone, unknown = False, 0
+    # Values instead of model instances, because there may be a policy for each of thousands of addresses.
     for rival in map(policy_facts, rows.values_list(*POLICY_COLUMNS, named=True)):
         if not rival.rates or not rival.active(now_us) or precedence(rival) < precedence(policy):
             continue
@@ -128,30 +131,30 @@ def _beaten_by_others(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], 
         kind, _colon, value = f"user:{rival.user}".partition(":") if rival.user else rival.subject.partition(":")
         if rival.network is not None:
             if rival.network.version == 6 and rival.network.prefixlen > settings.ipv6_prefix:
-                untold += 1
+                unknown += 1
             else:
                 networks.append(rival)
-        elif kind and _told(kind):
+        elif kind and _identifies(kind):
             callers.add(stored_name(f"{kind}:{value}"))
         elif kind:
-            untold += 1
+            unknown += 1
         elif rival.plan_id is not None:
             plans.add(rival.plan_id)
         else:
             everyone = True
     by_address = Group(networks)
 
-    def beaten(record: Attempts) -> bool:
+    def outranked(record: Attempts) -> bool:
         if everyone or record.caller in callers or record.plan_id in plans:
             return True
         address = _address(record.ip) if networks else None
         return address is not None and next(by_address.containing(address), None) is not None
 
-    return beaten, untold, bool(plans)
+    return outranked, unknown, bool(plans)
 
 
 def _disjoint(one: PolicyFacts, other: PolicyFacts) -> bool:
-    """Whether no request's caller is of both audiences: of users, plans, networks and values of a kind it has one."""
+    """Whether no caller is in both audiences: it has one user, plan, address, and value of an identifier."""
     if one.network is not None and other.network is not None:
         return one.network.version != other.network.version or not one.network.overlaps(other.network)
     if one.user or other.user:
@@ -164,7 +167,7 @@ def _disjoint(one: PolicyFacts, other: PolicyFacts) -> bool:
 
 @lru_cache(maxsize=100_000)
 def _address(ip: str) -> Any:
-    """The address that was recorded, the first one of a network that counts as one client; None = none was."""
+    """Return the recorded address, of an IPv6 network the first; None = none."""
     try:
         return ip_address(ip.removeprefix("ip:").partition("/")[0])
     except ValueError:

@@ -1,9 +1,9 @@
-"""What rates would have made of a sequence of attempts: judged by the real algorithms, on the attempts' own clock.
+"""Replay a sequence of attempts against rates, by the real algorithms, on the attempts' own clock.
 
     replay([Rate.parse("2/s")], [(1_000_000, 1), (1_000_001, 1), (1_000_002, 1)])  # [True, True, False]
 
-Redis runs the algorithms (``lua/replay.lua``) in slices of so many attempts, and keeps nothing: no key is read or
-written. Both functions raise ``StoreError`` when it gives no answer, and ``ValueError`` on attempts out of order.
+Redis runs the algorithms (``lua/replay.lua``) on slices of the attempts, and reads and writes no key. Both functions
+raise ``StoreError`` when it does not answer, and ``ValueError`` on attempts out of order.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..utils.sansio import drive
 #: (time in µs since the Unix epoch, cost in units): (1_763_702_400_000_000, 1).
 Attempt = tuple[int, int]
 
-#: Attempts a call, of one rate: a server that is busy with them answers nobody else, for 1 to 3 ms.
+#: Attempts per call for one rate: the server is blocked for 1 to 3 ms.
 SLICE = 1000
-#: How much longer these take: their bounds are searched for.
+#: How much longer an attempt takes: the log is searched for its bounds.
 _SLOWER = {"sliding_window_log": 3}
 _MAX_US = 2**53 - 1
-#: Between two sequences, and never the time of an attempt.
-_NEXT: Attempt = (0, 0)
+#: Separates two sequences; no attempt has this time.
+_SEPARATOR: Attempt = (0, 0)
 _ADMITTED = ord("1")
 
 
@@ -39,11 +39,11 @@ def replay(
     limiter: Limiter | None = None,
     slice_size: int | None = None,
 ) -> list[bool]:
-    """Whether each attempt would have been admitted; same order and length as ``attempts``.
+    """Return whether each attempt would have been admitted; same order and length as ``attempts``.
 
-    One subject asks, of whom nothing is used before the first attempt. The attempts are in the order of time.
-    Every rate must admit an attempt, else it is refused and charged to none. ``limiter`` (default: the one of
-    the settings) names the server, and the time zone of calendar windows.
+    All attempts are one subject's, in the order of time, and nothing is used before the first. Every rate must admit
+    an attempt, else it is refused and charged to none. ``limiter`` (default: that of the settings) names the server
+    and the time zone of calendar windows.
     """
     return next(replay_each(rates, [attempts], limiter=limiter, slice_size=slice_size))
 
@@ -55,29 +55,29 @@ def replay_each(
     limiter: Limiter | None = None,
     slice_size: int | None = None,
 ) -> Iterator[list[bool]]:
-    """``replay`` for many subjects with counters of their own: a list a sequence, in their order, as they are done.
+    """Replay the sequences of many subjects, each with its own counters; yields one list per sequence, in order.
 
-    Sequences are read as they are needed, and short ones share a call.
+    Sequences are read as needed, and short ones share a call.
     """
     slice_size = slice_size or max(1, SLICE // max(1, sum(_SLOWER.get(rate.algorithm, 1) for rate in rates)))
-    engine = _Engine(rates, limiter or default_limiter())
+    replayer = _Replayer(rates, limiter or default_limiter())
     waiting: list[Attempt] = []
     outcomes: list[bool] = []
     for sequence in sequences:
         _check_order(sequence)
-        waiting += (*sequence, _NEXT)
+        waiting += (*sequence, _SEPARATOR)
         start = 0
         while len(waiting) - start >= slice_size:
-            outcomes = yield from _finished(outcomes, engine.judge(waiting[start : start + slice_size]))
+            outcomes = yield from _finished(outcomes, replayer.run(waiting[start : start + slice_size]))
             start += slice_size
         waiting = waiting[start:]
     if waiting:
-        yield from _finished(outcomes, engine.judge(waiting))
+        yield from _finished(outcomes, replayer.run(waiting))
 
 
-def _finished(begun: list[bool], replied: bytes) -> Generator[list[bool], None, list[bool]]:
-    """Yield the sequences that ended in this slice; returns what the last has so far."""
-    *ended, rest = replied.split(b"-")
+def _finished(begun: list[bool], reply: bytes) -> Generator[list[bool], None, list[bool]]:
+    """Yield the sequences that ended in this slice; return the outcomes of the unfinished one."""
+    *ended, rest = reply.split(b"-")
     for part in ended:
         begun += [outcome == _ADMITTED for outcome in part]
         yield begun
@@ -86,25 +86,25 @@ def _finished(begun: list[bool], replied: bytes) -> Generator[list[bool], None, 
     return begun
 
 
-class _Engine:
-    """The rates, and what the subject whose turn it is has used of them."""
+class _Replayer:
+    """The rates, and the current subject's state in each."""
 
     def __init__(self, rates: Sequence[Rate], limiter: Limiter) -> None:
         self._limiter = limiter
         self._rates = rates
-        self._used: list[bytes] = [b""] * len(rates)
+        self._states: list[bytes] = [b""] * len(rates)
 
-    def judge(self, attempts: Sequence[Attempt]) -> bytes:
-        """One character an attempt: 1, 0, and - for the end of a sequence."""
+    def run(self, attempts: Sequence[Attempt]) -> bytes:
+        """Return one character per attempt: 1 = admitted, 0 = refused, - = end of a sequence."""
         args: list[object] = [b"".join(pack(">dd", at_us, cost) for at_us, cost in attempts)]
-        for rate, used in zip(self._rates, self._used, strict=True):
-            args += (rate.algorithm, rate.limit, rate.period_us, rate.capacity, used, self._windows(rate, attempts))
+        for rate, state in zip(self._rates, self._states, strict=True):
+            args += (rate.algorithm, rate.limit, rate.period_us, rate.capacity, state, self._windows(rate, attempts))
         reply = drive(run_script(REPLAY, (), args), self._limiter.store.execute)
-        outcomes, *self._used = reply
+        outcomes, *self._states = reply
         return bytes(outcomes)
 
     def _windows(self, rate: Rate, attempts: Sequence[Attempt]) -> bytes:
-        """The calendar windows that the attempts lie in, in the order of time; none for other rates."""
+        """Return the calendar windows of the attempts, packed, in the order of time; empty for other rates."""
         if not rate.calendar:
             return b""
         windows: set[tuple[int, int]] = set()
@@ -120,7 +120,7 @@ def _check_order(attempts: Sequence[Attempt]) -> None:
     before = 1
     for at_us, cost in attempts:
         if not before <= at_us <= _MAX_US:
-            raise ValueError(f"attempts are in the order of time, in µs from 1 to 2^53; {at_us} follows {before}")
+            raise ValueError(f"attempts must be in the order of time, in µs from 1 to 2^53; {at_us} follows {before}")
         if not 0 <= cost <= MAX_UNITS:
-            raise ValueError(f"a cost is a whole number from 0 to {MAX_UNITS}, not {cost}")
+            raise ValueError(f"a cost must be a whole number from 0 to {MAX_UNITS}, not {cost}")
         before = at_us

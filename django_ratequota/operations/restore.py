@@ -1,7 +1,7 @@
-"""Brings plans, assignments, endpoints and policies back to a state that the history holds.
+"""Restore a version of a plan, assignment, endpoint or policy from the history.
 
-``plan_restoration`` compares a recorded state with the object as it is now, ``restore`` writes it. The object keeps
-its primary key, also when it is made anew: counters are keyed by the endpoint's, and the history tells by it.
+``plan_restoration`` compares a version with the current object, ``restore`` writes it. The object keeps its primary
+key, also when it was deleted: counters and the history refer to it.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from .cascades import KINDS, Deletion, deleted_along
 __all__ = ["KINDS", "Restoration", "Version", "plan_restoration", "problems", "restore", "versions"]
 
 Version = Literal["before", "after"]
-#: Whether what a relation of an object points at exists.
-_IsThere = Callable[[models.Model, Any], bool]
+#: (object, relation) -> whether the related object exists.
+_Exists = Callable[[models.Model, Any], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restoration:
-    """What restoring a version would do, found out before anything is written."""
+    """What restoring a version would change; nothing is written."""
 
     change: PolicyChange
     version: Version
-    #: The object as the database holds it now; None when it is deleted.
+    #: The stored object; None when it is deleted.
     current: models.Model | None
-    #: The object as it would be, not saved; its fields are whatever the history says.
+    #: The restored object, unsaved and not validated.
     target: models.Model
-    #: Fields that hold something else now.
+    #: Fields with another value now.
     differing: tuple[str, ...]
-    #: Deletions, in the same moment as the object's own, of what belonged to it and is still missing.
+    #: What was deleted with the object and does not exist again.
     along: tuple[Deletion, ...] = field(default=())
 
     @property
     def seen(self) -> str:
-        """Tells one state of the object from another: what the operator looked at must be what is overwritten."""
+        """A hash of the stored state, to refuse overwriting another state than the operator saw."""
         state = None if self.current is None else field_values(self.current)
         return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:20]
 
 
 def versions(change: PolicyChange) -> tuple[Version, ...]:
-    """The states of the change that can be gone back to; that the object did not exist yet is none of them."""
+    """Return the versions of this change that can be restored. "Did not exist" cannot be."""
     if change.model not in KINDS:
         return ()
     found: list[Version] = []
@@ -66,10 +66,9 @@ def versions(change: PolicyChange) -> tuple[Version, ...]:
 def plan_restoration(
     change: PolicyChange, version: Version, *, lock: bool = False, along: bool = True
 ) -> Restoration:
-    """Compare the version with the object as it is now; raises ``ValidationError`` where it cannot be read any more.
+    """Compare the version with the stored object; raises ``ValidationError`` if the version is unreadable now.
 
-    ``lock`` keeps others from changing the object until the transaction ends; ``along`` looks for what was deleted
-    with it.
+    ``lock`` locks the object until the transaction ends; ``along`` looks for what was deleted with it.
     """
     model: Any = KINDS[change.model]
     state = change.before if version == "before" else change.after
@@ -91,29 +90,29 @@ def restore(
     along: bool = False,
     written: Callable[[Sequence[models.Model]], None] = lambda rows: None,
 ) -> None:
-    """Write the version, and with ``along`` what was deleted along with it; one transaction, one publication.
+    """Write the version, and with ``along`` what was deleted with it; one transaction, one publication.
 
-    ``written`` is called with the object, then with each batch of the others. Raises ``ValidationError`` saying what
-    does not fit any more; nothing is changed then.
+    ``written`` is called with the object, then with each batch of the others. Raises ``ValidationError`` with all
+    problems; then nothing has changed.
     """
     using = policy_alias(type(restoration.target))
     with acting(actor, reason), transaction.atomic(using=using):
         written([_write(restoration, using)])
-        for batch in _return(restoration.along, using) if along else ():
+        for batch in _restore_along(restoration.along, using) if along else ():
             written(batch)
 
 
-def _return(deletions: Sequence[Deletion], using: str) -> Iterator[list[models.Model]]:
-    """Restore what was deleted along, in batches of one kind."""
+def _restore_along(deletions: Sequence[Deletion], using: str) -> Iterator[list[models.Model]]:
+    """Restore deleted objects, in batches of one kind."""
     for kind, model in KINDS.items():
-        for pks in in_batches([one.pk for one in deletions if one.model == kind]):
+        for pks in in_batches([deletion.pk for deletion in deletions if deletion.model == kind]):
             changes = list(PolicyChange.objects.filter(pk__in=pks).order_by("pk"))
-            # One by one, where the database or a row has an objection: that finds and names the row.
-            yield _insert(model, changes, using) or [_return_one(change, using) for change in changes]
+            # One by one if a batch fails, to name the row that is refused.
+            yield _insert(model, changes, using) or [_restore_one(change, using) for change in changes]
 
 
 def _insert(model: Any, changes: list[PolicyChange], using: str) -> list[models.Model] | None:
-    """Insert what was deleted by as many statements for 500 as for one; None where one of them does not fit."""
+    """Insert the deleted objects by one statement; None where one of them is refused."""
     try:
         targets = _targets(model, changes)
         with transaction.atomic(using=using):
@@ -124,14 +123,14 @@ def _insert(model: Any, changes: list[PolicyChange], using: str) -> list[models.
 
 
 def _targets(model: Any, changes: list[PolicyChange]) -> list[models.Model]:
-    """The deleted objects, valid but for what the database sees to; raises ``ValidationError``."""
+    """Return the deleted objects, valid except for database constraints; raises ``ValidationError``."""
     states = [change.before or {} for change in changes]
-    is_there = _presence(model, states)
-    relations = [one.name for one in model._meta.concrete_fields if one.is_relation]
+    exists = _related_objects(model, states)
+    relations = [field.name for field in model._meta.concrete_fields if field.is_relation]
     targets = []
     for change, state in zip(changes, states, strict=True):
-        target = _target(model, _read(model._meta.pk, change.object_id), state, None, is_there)[0]
-        missing = _missing(target, is_there)
+        target = _target(model, _read(model._meta.pk, change.object_id), state, None, exists)[0]
+        missing = _missing(target, exists)
         if missing:
             raise ValidationError(missing)
         target.clean_fields(exclude=relations)
@@ -140,31 +139,31 @@ def _targets(model: Any, changes: list[PolicyChange]) -> list[models.Model]:
     return targets
 
 
-def _presence(model: Any, states: list[dict[str, Any]]) -> _IsThere:
-    """``_is_there`` for the objects of the states, by one query for each relation."""
+def _related_objects(model: Any, states: list[dict[str, Any]]) -> _Exists:
+    """Return ``_related_exists`` for the objects of these states, with one query per relation."""
     known: dict[str, set[Any]] = {}
-    for one in model._meta.concrete_fields:
-        if one.is_relation:
-            keys = {_read(one, state.get(one.name)) for state in states}
-            name = one.target_field.name
-            rows = one.related_model._base_manager.filter(**{f"{name}__in": keys})
-            known[one.name] = {None, *rows.values_list(name, flat=True)}
-    return lambda target, one: getattr(target, one.attname) in known[one.name]
+    for relation in model._meta.concrete_fields:
+        if relation.is_relation:
+            keys = {_read(relation, state.get(relation.name)) for state in states}
+            name = relation.target_field.name
+            rows = relation.related_model._base_manager.filter(**{f"{name}__in": keys})
+            known[relation.name] = {None, *rows.values_list(name, flat=True)}
+    return lambda target, relation: getattr(target, relation.attname) in known[relation.name]
 
 
-def _return_one(change: PolicyChange, using: str) -> models.Model:
+def _restore_one(change: PolicyChange, using: str) -> models.Model:
     try:
         return _write(plan_restoration(change, "before", lock=True, along=False), using)
     except ValidationError as error:
-        text = _("%(object)s cannot be restored along: %(errors)s")
-        given = {"object": Truncator(change).chars(100), "errors": " ".join(error.messages)}
-        raise ValidationError(text % given) from error
+        text = _("%(object)s cannot be restored with it: %(errors)s")
+        params = {"object": Truncator(change).chars(100), "errors": " ".join(error.messages)}
+        raise ValidationError(text % params) from error
 
 
 def problems(restoration: Restoration) -> list[str]:
-    """What does not fit any more, in sentences; empty when the version can be written as things stand."""
+    """Return why the version cannot be written now, in sentences; empty when it can."""
     target = restoration.target
-    missing = _missing(target, _is_there)
+    missing = _missing(target, _related_exists)
     if missing:
         return missing
     try:
@@ -174,21 +173,21 @@ def problems(restoration: Restoration) -> list[str]:
     return []
 
 
-def _missing(target: models.Model, is_there: _IsThere) -> list[str]:
-    """Which objects that the target refers to are deleted, in sentences."""
+def _missing(target: models.Model, exists: _Exists) -> list[str]:
+    """Return which related objects of the target are deleted, in sentences."""
     text = _("The %(kind)s with the id %(pk)s is deleted; restore or create that first.")
-    relations: list[Any] = [one for one in target._meta.concrete_fields if one.is_relation]
+    relations: list[Any] = [field for field in target._meta.concrete_fields if field.is_relation]
     return [
-        text % {"kind": one.related_model._meta.verbose_name, "pk": getattr(target, one.attname)}
-        for one in relations
-        if not is_there(target, one)
+        text % {"kind": relation.related_model._meta.verbose_name, "pk": getattr(target, relation.attname)}
+        for relation in relations
+        if not exists(target, relation)
     ]
 
 
-def _is_there(target: models.Model, one: Any) -> bool:
-    """Whether what the relation points at exists; an empty one points at nothing that could be missing."""
-    key = getattr(target, one.attname)
-    return key is None or one.related_model._base_manager.filter(**{one.target_field.name: key}).exists()
+def _related_exists(target: models.Model, relation: Any) -> bool:
+    """Whether the related object exists, or the relation is empty."""
+    key = getattr(target, relation.attname)
+    return key is None or relation.related_model._base_manager.filter(**{relation.target_field.name: key}).exists()
 
 
 def _target(
@@ -196,47 +195,47 @@ def _target(
     pk: Any,
     state: dict[str, Any],
     current: models.Model | None,
-    is_there: _IsThere = _is_there,
+    exists: _Exists = _related_exists,
 ) -> tuple[models.Model, tuple[str, ...]]:
-    """The object of the state, and the names of the fields that differ from the current one's.
+    """Return the object of the state, and the names of the fields that differ from the current one's.
 
-    A field that the state does not know, being newer, stays as it is.
+    A field that was added to the model after the state was recorded keeps its current value.
     """
-    known: dict[str, Any] = {one.name: one for one in model._meta.concrete_fields}
-    gone = [name for name in state if name not in known]
-    if gone:
-        text = _("This version is older than the app: it has fields that there are no more (%(names)s).")
-        raise ValidationError(text % {"names": ", ".join(gone)})
+    known: dict[str, Any] = {field.name: field for field in model._meta.concrete_fields}
+    removed = [name for name in state if name not in known]
+    if removed:
+        text = _("This version has fields that no longer exist (%(names)s).")
+        raise ValidationError(text % {"names": ", ".join(removed)})
     now = {} if current is None else field_values(current)
     target = model(pk=pk)
     target._state.adding = current is None
     target._state.db = None if current is None else current._state.db
-    for name, one in known.items():
-        if name in state and not one.primary_key:
-            setattr(target, one.attname, _read(one, state[name]))
+    for name, column in known.items():
+        if name in state and not column.primary_key:
+            setattr(target, column.attname, _read(column, state[name]))
         elif current is not None:
-            setattr(target, one.attname, getattr(current, one.attname))
-        if one.is_relation and one.remote_field.on_delete is models.SET_NULL and not is_there(target, one):
-            setattr(target, one.attname, None)
+            setattr(target, column.attname, getattr(current, column.attname))
+        if column.is_relation and column.remote_field.on_delete is models.SET_NULL and not exists(target, column):
+            setattr(target, column.attname, None)
     then = field_values(target)
     differing = []
     for name in then:
         if name not in now or now[name] != then[name]:
             differing.append(name)
-        elif current is not None:  # the history's times are whole milliseconds, the object's are not
+        elif current is not None:  # the history rounds times to milliseconds
             setattr(target, known[name].attname, getattr(current, known[name].attname))
     return target, tuple(name for name in differing if not known[name].primary_key)
 
 
-def _read(one: Any, value: Any) -> Any:
-    """A recorded value as the field holds it."""
-    reader = one.target_field if one.is_relation else one
+def _read(field: Any, value: Any) -> Any:
+    """Convert a recorded value to the field's; raises ``ValidationError``."""
+    reader = field.target_field if field.is_relation else field
     try:
-        return None if value is None and one.null else reader.to_python(value)
+        return None if value is None and field.null else reader.to_python(value)
     except ValidationError as error:
         text = _("%(field)s: %(value)r cannot be read any more. %(errors)s")
-        given = {"field": one.verbose_name, "value": str(value)[:100], "errors": " ".join(error.messages)}
-        raise ValidationError(text % given) from error
+        params = {"field": field.verbose_name, "value": str(value)[:100], "errors": " ".join(error.messages)}
+        raise ValidationError(text % params) from error
 
 
 def _write(restoration: Restoration, using: str) -> models.Model:
@@ -245,7 +244,7 @@ def _write(restoration: Restoration, using: str) -> models.Model:
     if found:
         raise ValidationError(found)
     if restoration.current is None:
-        # Raw: the time at which an assignment was made is the time at which it was made, not that of its return.
+        # Raw, because ``auto_now_add`` would replace the time at which an assignment was created.
         target.save_base(raw=True, using=using, force_insert=True)
     else:
         target.save(using=using, force_update=True)
@@ -253,8 +252,8 @@ def _write(restoration: Restoration, using: str) -> models.Model:
 
 
 def _named(target: models.Model, error: ValidationError) -> list[str]:
-    """The messages, each with the field it is about."""
-    names = {one.name: one.verbose_name for one in target._meta.concrete_fields}
+    """Return the messages, each with the name of its field."""
+    names = {field.name: field.verbose_name for field in target._meta.concrete_fields}
     found = []
     for name, messages in error.message_dict.items():
         found += [f"{names[name]}: {text}" if name in names else text for text in messages]

@@ -1,6 +1,6 @@
-"""How rates treat three typical clients, judged by the real algorithms on a simulated clock.
+"""Preview how rates treat three typical clients, by the real algorithms on a simulated clock.
 
-Each scenario is made for one of the rates, its scale, while all of them are enforced, as for a policy.
+Each scenario is built for one of the rates, its ``scale``, while all rates are enforced, as in a policy.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from dataclasses import dataclass
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
-from ..engine.calendar_windows import calendar_window
+from ..engine.calendar_windows import window_end_us
 from ..engine.rates import Rate, format_period
 from ..runtime import default_limiter
 from .replay import Attempt, replay_each
 
-#: 2025-11-03 00:00 UTC, a Monday: in no time zone a day on which clocks change.
+#: 2025-11-03 00:00 UTC, a Monday on which clocks change in no time zone.
 _START_US = 1_762_128_000_000_000
 _SLOTS = 40
-#: Instants at which an even stream asks, at most.
+#: Most different times of requests in an even stream.
 _INSTANTS = 1500
-#: A client that asks for more than the limit asks for this much of it.
+#: Requests of a client above the limit, as a multiple of it.
 _ABOVE = 1.5
 _MAX_SPAN_US = 50 * 366 * 86_400 * 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What a client asked for and what it got, over time."""
+    """A client's admitted and refused units over time."""
 
     title: str
-    #: What there is to see, in a sentence or two.
+    #: What happened, in a sentence or two.
     sentence: str
-    #: When each slot begins, from the scenario's beginning or the window's edge: "0 s", "-15 s".
+    #: Start of each slot, counted from the scenario's start or the window's edge: "0 s", "-15 s".
     labels: tuple[str, ...]
     #: Units in each slot; same order and length as ``labels``.
     admitted: tuple[int, ...]
@@ -42,18 +42,18 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class _Script:
-    """What a client does, and the slots to show it in."""
+    """A client's attempts, and the slots to show them in."""
 
     attempts: Sequence[Attempt]
     start_us: int
     span_us: int
     slots: int
-    #: The instant that labels count from.
+    #: The time that labels count from.
     zero_us: int
 
 
 def scenarios(rates: Sequence[Rate], scale: Rate) -> tuple[Scenario, ...]:
-    """A steady stream above the limit, bursts at a window's edge, a burst after a pause; raises ``StoreError``."""
+    """Return a stream above the limit, bursts at a window's edge, a burst after a pause; raises ``StoreError``."""
     edge_us = _edge_us(scale)
     room = min(rate.capacity for rate in rates)
     scripts = (_stream(scale, edge_us, room), _edge(scale, edge_us), _pause(scale, edge_us, room))
@@ -72,7 +72,7 @@ def scenarios(rates: Sequence[Rate], scale: Rate) -> tuple[Scenario, ...]:
 
 
 def duration(span_us: int) -> str:
-    """``90 s`` as ``1.5 min``: one unit, at most one decimal."""
+    """Format µs with one unit and at most one decimal: 90 s as ``1.5 min``."""
     sign, size = ("−", -span_us) if span_us < 0 else ("", span_us)
     for unit, unit_us in (("d", 86_400 * 10**6), ("h", 3600 * 10**6), ("min", 60 * 10**6), ("s", 10**6)):
         if size >= unit_us:
@@ -81,10 +81,10 @@ def duration(span_us: int) -> str:
 
 
 def at_once(units: int) -> Iterator[int]:
-    """Costs that, asked for at one instant, get what so many requests of 1 unit would get.
+    """Yield costs of which, at one time, as many units are admitted as of ``units`` requests of 1 unit.
 
-    Each is at most one more than the sum of those behind it: so whatever room there is, taking those that fit in
-    this order fills it, or takes all. A million requests become 20.
+    Each cost is at most one more than the sum of those after it, so admitting in this order all that fit uses any
+    room completely. A million requests become 20.
     """
     while units:
         yield (cost := (units + 1) // 2)
@@ -92,16 +92,14 @@ def at_once(units: int) -> Iterator[int]:
 
 
 def _edge_us(scale: Rate) -> int:
-    """The beginning of a window, not the first."""
-    if scale.calendar:
-        return calendar_window(scale.calendar, _START_US, default_limiter().time_zone)[1]
-    return (_START_US // scale.period_us + 1) * scale.period_us
+    """Return the start of a window, not of the first one."""
+    return window_end_us(scale, _START_US, default_limiter().time_zone)
 
 
 def _evenly(start_us: int, units: int, span_us: int, room: int) -> tuple[list[Attempt], int]:
-    """Requests of 1 unit, evenly over the span, and the span: a part of it where there are too many for one replay.
+    """Return requests of 1 unit, spread evenly over the span, and the span, cut where they are too many for a replay.
 
-    Several come at one instant, but never more than half of what fits at one.
+    Several may come at one time, but never more than half of the ``room``.
     """
     most = max(1, room // 2)
     if units > most * _INSTANTS:
@@ -116,7 +114,7 @@ def _evenly(start_us: int, units: int, span_us: int, room: int) -> tuple[list[At
 
 
 def _stream(scale: Rate, edge_us: int, room: int) -> _Script:
-    # Long enough to use a large burst up, and to see what follows.
+    # Long enough to use up a large burst, and to show what follows.
     periods = max(4, -(-3 * scale.capacity // scale.limit))
     periods = max(4, min(periods, _MAX_SPAN_US // scale.period_us))
     units = max(6, int(_ABOVE * scale.limit * periods))
@@ -148,12 +146,12 @@ def _about_stream(scale: Rate, script: _Script, outcome: list[bool]) -> str:
     }
     first = next((at_us for (at_us, _cost), ok in zip(script.attempts, outcome, strict=True) if not ok), None)
     if first is None:
-        return _("Asks for %(asked)s, evenly, for %(span)s: all pass.") % numbers
+        return _("Requests %(asked)s, evenly, for %(span)s: all pass.") % numbers
     numbers["first"] = duration(first - script.start_us)
     if first == script.start_us:
-        return _("Asks for %(asked)s, evenly: in the last %(last)s %(passed)s of %(of)s pass.") % numbers
+        return _("Requests %(asked)s, evenly: in the last %(last)s %(passed)s of %(of)s pass.") % numbers
     return (
-        _("Asks for %(asked)s, evenly: the first %(first)s all pass; in the last %(last)s %(passed)s of %(of)s.")
+        _("Requests %(asked)s, evenly: in the first %(first)s all pass; in the last %(last)s %(passed)s of %(of)s.")
         % numbers
     )
 
@@ -163,7 +161,7 @@ def _about_edge(scale: Rate, script: _Script, outcome: list[bool]) -> str:
     after = _units(script, outcome, since_us=script.zero_us, admitted=True)
     numbers = {"asked": number(scale.limit), "before": number(before), "after": number(after)}
     return (
-        _("Asks for %(asked)s at once right before the edge and again right after it: %(before)s and %(after)s pass.")
+        _("Requests %(asked)s at once just before the edge and again just after it: %(before)s and %(after)s pass.")
         % numbers
     )
 
@@ -179,7 +177,7 @@ def _about_pause(scale: Rate, script: _Script, outcome: list[bool]) -> str:
     }
     return (
         _(
-            "Asks for %(asked)s at once: %(at_once)s pass. Then asks for %(more)s evenly in the next %(span)s: "
+            "Requests %(asked)s at once: %(at_once)s pass. Then requests %(more)s evenly in the next %(span)s: "
             "%(passed)s pass."
         )
         % numbers
@@ -189,7 +187,7 @@ def _about_pause(scale: Rate, script: _Script, outcome: list[bool]) -> str:
 def _units(
     script: _Script, outcome: list[bool], *, since_us: int = 0, until_us: int = 2**62, admitted: bool = False
 ) -> int:
-    """Units asked for, or admitted, from ``since_us`` until before ``until_us``."""
+    """Return the units requested, or ``admitted``, from ``since_us`` until before ``until_us``."""
     return sum(
         cost
         for (at_us, cost), ok in zip(script.attempts, outcome, strict=True)
@@ -215,6 +213,6 @@ def _shown(title: str, sentence: str, script: _Script, outcome: list[bool]) -> S
 
 
 def number(value: float) -> str:
-    """The number as the operator's language writes it, floats with at most one decimal."""
+    """Format the number for the active language, floats with at most one decimal."""
     text = f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
     return number_format(text, use_l10n=True, force_grouping=True)

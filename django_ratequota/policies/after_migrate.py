@@ -1,4 +1,4 @@
-"""Publishes changes that nothing records: those of ``flush``, and of data migrations through historical models."""
+"""Publishes changes that nobody records: by ``flush``, and by data migrations through historical models."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _HOLD_POLICIES = ("plan", "planassignment", "endpoint", "ratepolicy", "policycha
 
 
 def publish_after_migrate(using: str, plan: Any = None, apps: Any = current, **_: Any) -> None:
-    """Receive ``post_migrate``, which ``flush`` sends without a ``plan``; ``apps`` has the models of the tables."""
+    """Receive ``post_migrate``; ``flush`` sends it without a ``plan``. ``apps`` holds the models as migrated."""
     if using != policy_alias():
         return
     names = [f"{migration.app_label}.{migration.name}" for migration, _backwards in plan or () if _writes(migration)]
     if plan is None or names:
         policies.expire()
         if not _record(names, using, apps) and plan is None:
-            # Where no row is left, neither is the history: a new revision makes other processes read everything.
+            # Without a row to write the history is empty too: a new revision makes other processes read everything.
             _publish_quietly()
 
 
@@ -39,7 +39,7 @@ def _publish_quietly() -> None:
     try:
         default_limiter().publish()
     except StoreError as error:
-        # Tests flush after each test, and many have no Redis.
+        # No warning, because test suites flush after each test, and many run without Redis.
         logger.info("the database was flushed, and no new revision published: %s", error)
 
 
@@ -56,7 +56,7 @@ def _flat(operations: Iterable[Any]) -> Iterator[Any]:
 
 
 def _record(names: list[str], using: str, apps: Any) -> bool:
-    """Write that anything may have changed, unless there is neither a policy nor a history."""
+    """Record that anything may have changed; return False without policies and history, or if that failed."""
     try:
         models = [apps.get_model(_LABEL, name) for name in _HOLD_POLICIES]
         with transaction.atomic(using=using):

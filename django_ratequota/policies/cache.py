@@ -1,8 +1,8 @@
-"""The in-process picture of all policies at one revision, and the protocol that keeps it current.
+"""This process's cache of all policies, and the protocol that keeps it current.
 
-A ``Snapshot`` is immutable: plans, endpoints, and the policies for subjects, plans and everyone. What belongs to
-one user only is a ``UserEntry``, loaded on demand and kept in a bounded LRU. ``PolicyCache`` holds both and reloads
-what the PolicyChange rows it has not seen say has changed.
+Plans, endpoints and shared policies are one immutable ``Snapshot``. Each user's own policies and assignments are a
+``UserEntry``, loaded on demand and kept in a bounded LRU. A reload reads the PolicyChange rows that this process has
+not read yet, and the rows that they name.
 """
 
 from __future__ import annotations
@@ -27,47 +27,46 @@ from .snapshot import Snapshot
 
 logger = logging.getLogger("django_ratequota")
 
-#: Unseen changes are applied row by row up to ``FEW``, or a quarter of the policies held, and to this number at most:
-#: reading everything takes less than more of them.
+#: Unread changes are applied row by row up to ``FEW`` or a quarter of the policies held, but no more than this many,
+#: because reading everything is faster then.
 _MANY = 10_000
-#: Seconds between two looks for policies that ended long ago.
+#: Seconds between two removals of policies that ended long ago.
 _TIDY_SECONDS = 3600
 
 
 class PolicyCache:
-    """This process's policies: the current snapshot and the users in use.
+    """The current snapshot, and the entries of recent users.
 
-    A request takes ``current()``, then ``user(...)``; both are at least as new as the snapshot's revision. When
-    the store reports a newer revision, ``reload`` reads what has changed.
+    A request takes ``current()``, then ``user(...)``; both are at least as new as the snapshot's revision. When Redis
+    reports a newer revision, ``reload`` reads what has changed.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew, as a fresh process does: for tests."""
+        """Reset to the state of a new process, for tests."""
         self._lock = ForkSafeLock()
         self._users_lock = ForkSafeLock()
         self._snapshot: Snapshot | None = None
         self._users: OrderedDict[str, UserEntry] = OrderedDict()
-        #: Ids of the endpoints at which some user has a policy of their own (None = all endpoints), each with what
-        #: these policies are counted per; None = not known.
+        #: Endpoint id (None = all endpoints) -> the counted_per of the users' own policies there; None = not loaded.
         self.user_endpoints: Mapping[int | None, frozenset[str]] | None = None
-        # Grows whenever users are dropped: an entry read before that is used once and not kept.
+        # Incremented when users are dropped. An entry whose read began before that is not kept.
         self._drops = 0
-        self._seen = ChangeCursor()
+        self._cursor = ChangeCursor()
         self._polled = self._tidied = 0.0
-        # The newest revision that anybody has asked for.
+        # The newest revision that a caller of reload() needs.
         self._wanted = 0
-        # How many unseen changes are applied row by row.
+        # Most unread changes that are applied row by row.
         self._most = FEW
         # Whether the last attempt to read policies succeeded.
         self._readable = True
-        #: How often policies were read because some had changed, and how many seconds that took together.
+        #: Number of reloads that changed the snapshot, and the total seconds they took.
         self.reloads, self.reload_seconds = 0, 0.0
 
     def expire(self) -> None:
-        """Let the next request read everything again, after changes that were not recorded."""
+        """Make the next request read everything, after changes that were not recorded."""
         with self._lock, self._users_lock:
             self._snapshot = None
             self._users.clear()
@@ -75,24 +74,24 @@ class PolicyCache:
             self._drops += 1
 
     def current(self) -> Snapshot | None:
-        """The snapshot in force; None before the first ``reload``.
+        """Return the current snapshot; None before the first ``reload``.
 
-        None as well inside a transaction that has changed policies: it is judged by what it wrote, which is
-        nobody else's business yet and may be rolled back.
+        Also None inside a transaction that has changed policies: its requests are checked by its own changes, which
+        no other request may see yet.
         """
         return None if publication_pending() else self._snapshot
 
     def overdue(self) -> bool:
-        """Whether it is time to look for changes whose publication was lost."""
+        """Whether POLL_SECONDS have passed since the last look for changes whose publication was lost."""
         return time.monotonic() - self._polled >= float(settings.poll_seconds)
 
     def reload(self, revision: int, instead_of: int | None = None) -> Snapshot:
-        """Bring the snapshot to ``revision``, a number read from the store before this call.
+        """Bring the snapshot to ``revision``, a number read from Redis before this call, and return it.
 
-        ``instead_of`` is a greater one that the store has refused. One thread reads the database, others wait for it.
-        Raises ``django.db.Error`` when it cannot; the last snapshot stays in force.
+        ``instead_of`` is a greater revision that Redis has refused. One thread reads the database, the others wait.
+        Raises ``django.db.Error`` if the database cannot be read; the last snapshot then stays current.
         """
-        # All that wait for one thread's look are served by it: each revision is published after its commit.
+        # One read serves all waiting threads, because each revision is published after its commit.
         self._wanted = max(self._wanted if instead_of is None else 0, revision)
         with self._lock:
             if publication_pending():
@@ -101,12 +100,11 @@ class PolicyCache:
             snapshot = self._snapshot
             if snapshot is not None and snapshot.revision >= revision and snapshot.revision != instead_of:
                 return snapshot
-            # What a transaction of the request's own sees may be older than what others wait for.
-            alone = in_transaction()
-            return self._refresh(revision if alone else max(revision, self._wanted))
+            # Inside the request's own transaction, the data read may be older than the revision that others wait for.
+            return self._refresh(revision if in_transaction() else max(revision, self._wanted))
 
     def poll(self) -> Snapshot | None:
-        """Look for unseen changes without a new revision; returns at once while another thread looks."""
+        """Apply unread changes without a new revision. Returns at once if another thread is reloading."""
         if not self._lock.acquire(blocking=False):
             return self._snapshot
         try:
@@ -117,9 +115,9 @@ class PolicyCache:
             self._lock.release()
 
     def user(self, user_id: str, pending: bool | None = None) -> UserEntry | None:
-        """The user's entry if it is in memory, and the open transaction, if any, has changed no policy.
+        """Return the user's entry if it is in memory; None inside a transaction that has changed policies.
 
-        ``pending`` says whether it has, where the caller knows.
+        ``pending`` is whether there is such a transaction; None = find out.
         """
         if publication_pending() if pending is None else pending:
             return None
@@ -159,9 +157,11 @@ class PolicyCache:
     def _refresh(self, revision: int) -> Snapshot:
         self._polled = begun = time.monotonic()
         before = self._snapshot
-        # Changes are read before the data they announce: one that commits in between is read twice, never missed.
+        # Changes are read before the rows that they name: one that commits in between is read twice, never missed.
         with self._reading():
-            changes, seen = self._seen.read_unseen(self._most) if before is not None else ChangeCursor.from_history()
+            changes, cursor = (
+                self._cursor.read_unseen(self._most) if before is not None else ChangeCursor.from_history()
+            )
             if before is None or any(change.everything for change in changes):
                 snapshot = load_snapshot(revision, before)
                 self._most = min(_MANY, max(FEW, sum(1 for _ in held_policies(snapshot)) // 4))
@@ -185,20 +185,20 @@ class PolicyCache:
                 self._users.clear()
             for user in users:
                 self._users.pop(user, None)
-        self._snapshot, self._seen = snapshot, seen
+        self._snapshot, self._cursor = snapshot, cursor
         return snapshot
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Wraps reads of the database; logs once when they begin to fail, and once when they succeed again."""
+        """Wrap reads of the database; log once when they begin to fail, and once when they succeed again."""
         try:
             with reading_policies():
                 yield
         except DatabaseError as error:
             if self._readable:
                 self._readable = False
-                goes_on = "" if self._snapshot is None else ", the last known ones go on"
-                logger.error("the policies cannot be read%s: %s", goes_on, error)
+                fallback = "" if self._snapshot is None else ", the last known ones go on"
+                logger.error("the policies cannot be read%s: %s", fallback, error)
             raise
         if not self._readable:
             self._readable = True

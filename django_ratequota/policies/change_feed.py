@@ -1,6 +1,7 @@
-"""Which PolicyChange rows a process has seen, and what those it has not seen touch.
+"""Which PolicyChange rows a process has read, and which users and rows the unread ones touch.
 
-Rows are told by id. Ids are handed out before commits, so a row may turn up below others seen long before it.
+Rows are identified by id. Because ids are assigned before the commit, a row may appear below others that were read
+long before.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ from django.utils import timezone
 
 from ..recording.recorder import affects_requests
 
-#: Ids left out below the newest may still turn up, for this many seconds.
+#: Seconds during which a missing id below the newest may still appear.
 _LATE_COMMIT_SECONDS = 3600
-#: So many runs of missing ids are told apart; older ones are taken together.
+#: Most gaps (runs of missing ids) that are kept; the oldest are merged into one.
 _MAX_GAPS = 100
-#: Actions of entries about what was counted: nothing that a process holds has changed.
+#: Actions on counters: no policy has changed.
 _COUNTED = ("reset", "grant")
-#: Changes that are read one by one whatever a snapshot holds.
+#: Number of changes up to which they are always read one by one.
 FEW = 2_000
-#: Models whose rows a snapshot holds, and the one whose rows are one user's own.
+#: The models of a snapshot's rows, and the model whose rows belong to one user.
 PLAN, ENDPOINT, POLICY, _ASSIGNMENT = "plan", "endpoint", "ratepolicy", "planassignment"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one PolicyChange row touches."""
+    """The users and the row that one PolicyChange touches."""
 
-    #: Users whose entries it makes stale.
+    #: Users whose entries are out of date.
     users: frozenset[str] = frozenset()
-    #: (model, primary key) of the row that it touches among what the snapshot holds.
+    #: (model, primary key) of the snapshot's row that is out of date; None = none.
     row: tuple[str, int] | None = None
-    #: Whether it may touch anything at all.
+    #: Whether anything may be out of date.
     everything: bool = False
 
     @classmethod
@@ -46,7 +47,7 @@ class Change:
             return cls()
         if touched_user:
             return cls(frozenset([touched_user]))
-        users = frozenset(str(one["user"]) for one in (before, after) if one and one.get("user") is not None)
+        users = frozenset(str(state["user"]) for state in (before, after) if state and state.get("user") is not None)
         if model == _ASSIGNMENT and users:
             return cls(users)
         if model in (PLAN, ENDPOINT, POLICY) and object_id.isdecimal():
@@ -59,19 +60,19 @@ EVERYTHING = Change(everything=True)
 
 @dataclass(frozen=True, slots=True)
 class ChangeCursor:
-    """Which PolicyChange rows were seen: all up to the newest, but for gaps."""
+    """The PolicyChange rows that were read: all up to ``newest``, except for ``gaps``."""
 
     newest: int = 0
-    #: When the newest row was written; tells it from one of another history, restored from a backup.
+    #: When the newest row was written. It differs if a backup has replaced the history.
     at: Any = None
-    #: Runs of ids that were not seen, as (id below, id above, since when by the monotonic clock).
+    #: (id below, id above, when it was found by the monotonic clock) of each run of missing ids.
     gaps: tuple[tuple[int, int, float], ...] = ()
 
     @classmethod
     def from_history(cls) -> tuple[list[Change], ChangeCursor]:
-        """No change to heed, as everything is about to be read; and all rows seen that are there now.
+        """Return no changes, and a cursor that has read all present rows: for callers that read everything next.
 
-        Its gaps are those of the time in which others may still commit late.
+        Its gaps are only those of rows young enough for a late commit.
         """
         rows = _rows()
         late = timezone.now() - timedelta(seconds=_LATE_COMMIT_SECONDS)
@@ -79,9 +80,9 @@ class ChangeCursor:
         return [], cls(*before).after(list(rows.filter(pk__gt=before[0]).values_list("pk", "at")))
 
     def read_unseen(self, most: int = FEW) -> tuple[list[Change], ChangeCursor]:
-        """Read the rows that were not seen: what they touch, and what has been seen then.
+        """Read the unread rows; return their changes and the cursor behind them.
 
-        More than ``most`` are not read one by one: they may touch anything.
+        More than ``most`` rows become one change of everything.
         """
         unseen = _rows().filter(self._unseen())
         columns = ("pk", "at", "action", "model", "object_id", "touched_user", "before", "after")
@@ -93,12 +94,12 @@ class ChangeCursor:
             ids = [row[:2] for row in found]
             changes = [Change.read(*row[3:]) for row in found if row[0] != self.newest and row[2] not in _COUNTED]
         if self.newest and (self.newest, self.at) not in ids:
-            # Another history than the one seen so far, from a backup say.
+            # The history is another one, restored from a backup for example.
             return [EVERYTHING], ChangeCursor.from_history()[1]
         return changes, self.after(ids)
 
     def _unseen(self) -> Q:
-        """The rows not seen, and the newest that was: it tells whether this is the same history."""
+        """The unread rows, and the newest read one, which shows whether the history is the same."""
         condition = Q(pk__gte=self.newest)
         for low, high, since in self.gaps:
             if time.monotonic() - since < _LATE_COMMIT_SECONDS:
@@ -106,7 +107,7 @@ class ChangeCursor:
         return condition
 
     def after(self, ids: list[tuple[int, Any]]) -> ChangeCursor:
-        """With these rows (id, at) seen as well, in the order of their ids."""
+        """Return the cursor with these rows, (id, at) in the order of ids, read as well."""
         newest, at = max([(self.newest, self.at), *ids[-1:]], key=lambda row: row[0])
         gaps = []
         for low, high, since in (*self.gaps, (self.newest, newest, time.monotonic())):
@@ -114,7 +115,7 @@ class ChangeCursor:
             gaps += [(a, b, since) for a, b in pairwise([low, *inside, high]) if b - a > 1]
         gaps = sorted(gap for gap in gaps if time.monotonic() - gap[2] < _LATE_COMMIT_SECONDS)
         if len(gaps) > _MAX_GAPS:
-            # As one run, what lies between the oldest is read more than once, which is better than never.
+            # Rows between the merged gaps are read again, which does no harm.
             oldest = gaps[: 1 - _MAX_GAPS]
             gaps[: 1 - _MAX_GAPS] = [(oldest[0][0], oldest[-1][1], max(since for _, _, since in oldest))]
         return ChangeCursor(newest, at, tuple(gaps))

@@ -1,7 +1,7 @@
-"""Pages that policies for all endpoints spare: those of Django's admin, and the usage endpoint.
+"""Exempts views from policies for all endpoints: the pages of Django's admin, and the usage endpoint.
 
-Such policies could lock operators out of the admin, and hide from a client that its quota is used up. Policies for an
-endpoint apply there as everywhere.
+Otherwise such policies could lock operators out of the admin, and a client could not see that its quota is used up.
+Policies that name an endpoint apply everywhere.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .requests.routes import is_admin_page
 from .requests.views import shows_usage
 from .resolver import Resolution
 
-#: The rate per caller at the usage endpoint where no policy is enforced for it.
+#: The built-in rate per caller at the usage endpoint, used if no policy is enforced for it.
 USAGE_RATE = Rate.parse("60/min")
 
 
 def exempt(resolution: Resolution, name: str | None, view: Any, caller: Caller) -> Resolution:
-    """Return the resolution without the policies that do not apply at the view of that URL name."""
+    """Return the resolution without the policies that the view is exempt from; ``name`` is its URL name."""
     if shows_usage(view):
         own = narrow(resolution, _names_endpoint)
         enforced = any(policy.mode == "enforce" for policy in own.winners)
@@ -35,7 +35,7 @@ def exempt(resolution: Resolution, name: str | None, view: Any, caller: Caller) 
 
 
 def exempt_candidate(candidate: Candidate, name: str | None, view: Any) -> Candidate:
-    """Return the candidate, lost where its policy does not apply at the view of that URL name."""
+    """Return the candidate; it has lost if the view is exempt from its policy. ``name`` is the view's URL name."""
     if candidate.policy.endpoint_id is not None:
         return candidate
     if shows_usage(view):
@@ -48,12 +48,12 @@ def exempt_candidate(candidate: Candidate, name: str | None, view: Any) -> Candi
 
 
 def _usage_bucket(caller: Caller) -> Bucket:
-    """The caller's bucket of ``USAGE_RATE``. Without an endpoint id, its key is apart from those of all endpoints."""
+    """Return the caller's bucket of ``USAGE_RATE``."""
     return Bucket(caller.name, USAGE_RATE, scope="usage", counted_per="caller", on_error="allow")
 
 
 def narrow(resolution: Resolution, only: Callable[[PolicyFacts], bool]) -> Resolution:
-    """Return the resolution with ``only`` some of its policies, and no bucket that is built in."""
+    """Return the resolution with the policies for which ``only`` is true, without built-in buckets."""
     winners = tuple(policy for policy in resolution.winners if only(policy))
     ids = {policy.id for policy in winners}
     buckets = tuple(bucket for bucket in resolution.buckets if bucket.policy_id in ids)

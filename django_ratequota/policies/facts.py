@@ -1,4 +1,4 @@
-"""Plans, endpoints and policies as the resolver needs them: immutable, and made from rows."""
+"""Plans, endpoints and policies as the resolver needs them: immutable, made from database rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..engine.rates import Rate, parse_rates
 from ..exceptions import InvalidRate
 from ..utils.addresses import Network, unmap_network
 
-#: A policy that is not stored yet comes after all that are.
+#: Id of an unsaved policy: the highest, as if it were saved now.
 _NEW_ID = 2**63
-#: ``PolicyFacts.rates`` where this version can read neither the text nor an earlier one: ``on_error`` decides.
+#: ``PolicyFacts.rates`` if this version can read neither the text nor an earlier one: ``on_error`` decides.
 UNREADABLE = "unreadable"
 
 
@@ -25,11 +25,11 @@ class PlanFacts:
     id: int
     name: str
     slug: str
-    #: Who is on it without an assignment: authenticated, anonymous, or "" for nobody.
+    #: Callers on it without an assignment: authenticated, anonymous, or "" = nobody.
     default_for: str = ""
 
 
-# Told apart by identity, as users' entries are: they are parts of keys that every request looks up.
+# Compared by identity, as UserEntry is, because both are parts of keys that every request looks up.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EndpointFacts:
     """An endpoint as the resolver needs it; ``methods`` empty = all."""
@@ -39,7 +39,7 @@ class EndpointFacts:
     routes: tuple[str, ...]
     methods: frozenset[str]
     cost: int
-    #: Statuses of the responses that count, such as 401 and 5xx; empty = every request counts.
+    #: Statuses of the responses that are charged, such as 401 and 5xx; empty = all.
     charged_statuses: frozenset[str] = frozenset()
 
 
@@ -53,26 +53,26 @@ class PolicyFacts:
     subject: str
     plan_id: int | None
     counted_per: str
-    #: What ``rates`` were read from.
+    #: The text that ``rates`` were parsed from.
     text: str
-    #: The rates to count by, or the words unlimited and blocked; or ``UNREADABLE``.
+    #: The rates, or one of the words unlimited, blocked and ``UNREADABLE``.
     rates: tuple[Rate, ...] | str
     mode: str
     on_error: str
     starts_us: int | None
     ends_us: int | None
-    #: The addresses that a subject ``ip:...`` stands for; None for other audiences.
+    #: The addresses of a subject ``ip:...``; None for other audiences.
     network: Network | None = None
-    #: The stored text, where this version cannot read it; None where it can.
+    #: The stored text if this version cannot read it, else None.
     unread: str | None = None
 
     @property
     def dated(self) -> bool:
-        """Whether it has a start or an end: a dated policy beats an open one."""
+        """Whether it has a start or an end: a dated policy outranks an open one."""
         return self.starts_us is not None or self.ends_us is not None
 
     def active(self, now_us: int) -> bool:
-        """Whether it counts at ``now_us``."""
+        """Whether it applies at ``now_us``."""
         return (self.starts_us is None or self.starts_us <= now_us) and (
             self.ends_us is None or now_us < self.ends_us
         )
@@ -80,7 +80,7 @@ class PolicyFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """A user's plan for a time."""
+    """A user's plan from ``starts_us`` until ``ends_us``, in µs since the Unix epoch; None = open."""
 
     plan_id: int
     starts_us: int
@@ -90,13 +90,13 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UserEntry:
-    """What belongs to one user only."""
+    """One user's own policies and plan assignments."""
 
     policies: tuple[PolicyFacts, ...] = ()
     assignments: tuple[Assignment, ...] = ()
 
     def plan_id(self, now_us: int) -> int | None:
-        """The plan assigned at ``now_us``: a dated assignment first, then the latest start, then the highest id."""
+        """Return the plan assigned at ``now_us``: dated before open, then the latest start, then the highest id."""
         active = [a for a in self.assignments if a.starts_us <= now_us and (a.ends_us is None or now_us < a.ends_us)]
         best = max(active, key=lambda a: (a.ends_us is not None, a.starts_us, a.id), default=None)
         return None if best is None else best.plan_id
@@ -106,7 +106,7 @@ NOBODY = UserEntry()
 
 
 def endpoint_facts(endpoint: Any) -> EndpointFacts:
-    """What an Endpoint row says."""
+    """Return the facts of an ``Endpoint``."""
     return EndpointFacts(
         id=endpoint.pk,
         name=endpoint.name,
@@ -117,7 +117,7 @@ def endpoint_facts(endpoint: Any) -> EndpointFacts:
     )
 
 
-#: What ``policy_facts`` reads of a RatePolicy.
+#: The columns of RatePolicy that ``policy_facts`` reads.
 POLICY_COLUMNS = (
     *("pk", "endpoint_id", "user_id", "subject", "plan_id", "counted_per", "rates", "algorithm", "mode", "on_error"),
     *("starts_at", "ends_at"),
@@ -125,7 +125,7 @@ POLICY_COLUMNS = (
 
 
 def policy_facts(policy: Any) -> PolicyFacts:
-    """What a RatePolicy says, given as the object or as a row of ``POLICY_COLUMNS``."""
+    """Return the facts of a ``RatePolicy``, which may be a named row of ``POLICY_COLUMNS``."""
     rates = read_rates(policy.rates, policy.algorithm)
     return PolicyFacts(
         id=_NEW_ID if policy.pk is None else policy.pk,
@@ -146,7 +146,7 @@ def policy_facts(policy: Any) -> PolicyFacts:
 
 
 def read_rates(text: Any, algorithm: Any) -> tuple[Rate, ...] | str | None:
-    """The rates that a policy's text stands for; None where this version cannot read them."""
+    """Parse a policy's rates; None if this version cannot read the text."""
     try:
         return _parse(text, algorithm)
     except InvalidRate:
@@ -154,7 +154,7 @@ def read_rates(text: Any, algorithm: Any) -> tuple[Rate, ...] | str | None:
 
 
 def to_us(moment: datetime) -> int:
-    """µs since the Unix epoch."""
+    """Return µs since the Unix epoch."""
     return round(moment.timestamp() * 10**6)
 
 
@@ -164,9 +164,9 @@ def _network(subject: str) -> Network | None:
         return None
     try:
         return unmap_network(ip_network(value))
-    except ValueError:  # written past the model's validation: it matches nobody
+    except ValueError:  # stored without the model's validation: it matches nobody
         return None
 
 
-# Thousands of policies say a few dozen rates among them: parsed once, and held once.
+# Because thousands of policies share a few dozen rate texts, each is parsed and held once.
 _parse = lru_cache(maxsize=1024)(parse_rates)

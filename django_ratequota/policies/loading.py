@@ -11,7 +11,6 @@ from django.core.exceptions import ValidationError
 from django.utils import timezone
 
 from .change_feed import ENDPOINT, PLAN, POLICY
-from .deltas import changed
 from .facts import (
     NOBODY,
     POLICY_COLUMNS,
@@ -23,7 +22,7 @@ from .facts import (
     policy_facts,
     to_us,
 )
-from .snapshot import Snapshot, group_policies
+from .snapshot import Snapshot, group_policies, with_rows
 from .unreadable import with_readable_rates
 
 #: Primary keys per query: some databases take at most a thousand parameters.
@@ -33,9 +32,9 @@ _KEPT = timedelta(days=1)
 
 
 def load_snapshot(revision: int, before: Snapshot | None = None) -> Snapshot:
-    """Read all shared policies from the database (three queries); raises ``django.db.Error``.
+    """Read all shared policies from the database (three queries). Raises ``django.db.Error``.
 
-    ``before`` is the snapshot that this one replaces: it remembers what unreadable rates meant.
+    ``before`` is the snapshot that this one replaces: its rates are kept where the new ones are unreadable.
     """
     from ..models import Endpoint, Plan
 
@@ -50,7 +49,7 @@ def load_snapshot(revision: int, before: Snapshot | None = None) -> Snapshot:
 
 
 def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snapshot:
-    """Read these rows, (model, primary key) each, and return the snapshot with them; raises ``django.db.Error``."""
+    """Read the rows, (model, primary key) each, and return the snapshot with them. Raises ``django.db.Error``."""
     from ..models import Endpoint, Plan
 
     ids: dict[str, list[int]] = {PLAN: [], ENDPOINT: [], POLICY: []}
@@ -59,7 +58,7 @@ def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snap
     plans = [_plan_facts(plan) for plan in _found(Plan.objects.order_by(), ids[PLAN])]
     endpoints = [endpoint_facts(endpoint) for endpoint in _found(Endpoint.objects.order_by(), ids[ENDPOINT])]
     policies = _active_facts(_shared(), _remembered(snapshot), ids[POLICY])
-    return changed(
+    return with_rows(
         snapshot,
         plans=dict.fromkeys(ids[PLAN]) | {plan.id: plan for plan in plans},
         endpoints=dict.fromkeys(ids[ENDPOINT]) | {endpoint.id: endpoint for endpoint in endpoints},
@@ -72,14 +71,16 @@ def held_policies(snapshot: Snapshot) -> Iterator[PolicyFacts]:
 
 
 def without_ended(snapshot: Snapshot) -> Snapshot:
-    """The snapshot as it would be loaded now: changes bring policies in, and no change tells of their end."""
+    """Return the snapshot without policies that ended long ago, because no change records their end."""
     ended = to_us(timezone.now() - _KEPT)
-    gone = [policy.id for policy in held_policies(snapshot) if policy.ends_us is not None and policy.ends_us < ended]
-    return changed(snapshot, plans={}, endpoints={}, policies=dict.fromkeys(gone))
+    long_ended = [
+        policy.id for policy in held_policies(snapshot) if policy.ends_us is not None and policy.ends_us < ended
+    ]
+    return with_rows(snapshot, plans={}, endpoints={}, policies=dict.fromkeys(long_ended))
 
 
 def not_ended(policies: Any) -> Any:
-    """Those of the policies (a queryset) that may count yet."""
+    """Return the queryset of policies without those that ended long ago."""
     return policies.exclude(ends_at__lt=timezone.now() - _KEPT)
 
 
@@ -94,13 +95,13 @@ def _shared() -> Any:
 
 
 def _found(rows: Any, ids: Sequence[int]) -> Iterator[Any]:
-    """The rows with these primary keys, in as many queries as parameters allow."""
+    """Yield the rows with these primary keys, in batches."""
     for at in range(0, len(ids), _BATCH):
         yield from rows.filter(pk__in=ids[at : at + _BATCH])
 
 
 def _remembered(snapshot: Snapshot | None) -> Callable[[int], PolicyFacts | None]:
-    """Finds a policy of the snapshot by its id."""
+    """Return a function that finds a policy of the snapshot by id."""
     groups = {} if snapshot is None else snapshot.groups
     return lambda pk: next(
         (group.by_id[pk] for rivals in groups.values() for group in rivals.values() if pk in group.by_id), None
@@ -110,14 +111,14 @@ def _remembered(snapshot: Snapshot | None) -> Callable[[int], PolicyFacts | None
 def load_user(user_id: str) -> UserEntry:
     from ..models import PlanAssignment, RatePolicy
 
-    # A principal may be no row of the user model: a service account of a token, say.
+    # The id may belong to no row of the user model, as a token's service account.
     key = get_user_model()._meta.pk
     try:
         value = key.to_python(user_id)
-        key.run_validators(value)  # a number beyond the column's range overflows in SQLite's driver
+        key.run_validators(value)  # because a number beyond the column's range overflows in SQLite's driver
     except ValidationError:
         return NOBODY
-    if str(value) != user_id:  # "010" reads as 10, and is not that user
+    if str(value) != user_id:  # "010" parses as 10, and is not that user
         return NOBODY
     assignments = PlanAssignment.objects.filter(user_id=user_id).order_by()
     rows = assignments.values_list("pk", "plan_id", "starts_at", "ends_at")
@@ -135,9 +136,9 @@ def _active_facts(
     remembered: Callable[[int], PolicyFacts | None] = lambda pk: None,
     ids: Sequence[int] | None = None,
 ) -> list[PolicyFacts]:
-    """What these policies say, or those of them with these ids; what ended long ago is left out."""
+    """Return the facts of a queryset's policies (only ``ids`` if not None), without those that ended long ago."""
     rows = not_ended(policies).order_by()
-    # Plain rows: to make model objects of thousands of policies would double what loading takes.
+    # Plain rows, because model objects would double the time that loading takes.
     plain = rows.values_list(*POLICY_COLUMNS, named=True)
     return with_readable_rates(
         [policy_facts(row) for row in (plain if ids is None else _found(plain, ids))], remembered

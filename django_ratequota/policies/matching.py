@@ -1,37 +1,37 @@
-"""What competes where: the endpoints of a request, and the groups of policies there.
+"""Matches a request to its endpoints, and the endpoints to the groups of policies that compete there.
 
-Both are the same for all requests of a route, so the snapshot remembers them.
+Because both are the same for all requests of a route, the snapshot's memo keeps them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from .facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
 from .requests.identity import Caller
-from .requests.methods import MethodHandling, counts
+from .requests.methods import MethodHandling
 from .requests.routes import spellings
 from .snapshot import Group, Snapshot
 
 
 class Contest(NamedTuple):
-    """A group that a request is subject to, in one place."""
+    """The policies that compete at one endpoint (None = all endpoints) and counted_per; one of them wins."""
 
     endpoint: EndpointFacts | None
     counted_per: str
-    #: The user's own policies there.
+    #: The user's own policies.
     own: list[PolicyFacts]
     group: Group | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MatchedPolicies:
-    """What competes at some endpoints, those without a user's own policies all alike."""
+    """The contests at a set of endpoints. Users without policies of their own share one instance."""
 
     groups: tuple[Contest, ...]
-    #: Kinds of subjects to know of a caller, and whether its address counts as well.
+    #: Kinds of subjects that the contests depend on, and whether they depend on the address as well.
     kinds: tuple[str, ...]
     by_address: bool
     endpoint_ids: tuple[int, ...]
@@ -47,23 +47,18 @@ def match_endpoints(
     method: str,
     handling: MethodHandling = "any",
 ) -> tuple[EndpointFacts, ...]:
-    """The endpoints that a request belongs to: the one named by its scope first, then those matched by route.
+    """Return the endpoints of a request: first the one that its scope names, then those that match its route.
 
     ``route`` is the resolved route with a leading slash in the default language, ``name`` the URL name with its
-    namespaces. A route with DRF's format suffix matches with and without it, a route that depends on the language in
-    each. A scope without an endpoint matches nothing. ``handling`` says what the view does with the method.
+    namespaces. A route with DRF's format suffix matches with and without it, a translated route in each language. A
+    scope without an endpoint matches nothing. ``handling`` is what the view does with the method.
     """
     method = "GET" if method == "HEAD" else method
-    # All that no endpoint names is alike, so that neither scopes nor methods made up by clients fill the memory.
     if method == "GET" and handling == "any":
-        handling = "own"  # the form of a view that takes posts, most often
-    key = (
-        scope if scope in snapshot.names else None,
-        route,
-        name,
-        method if method in snapshot.methods else "",
-        handling,
-    )
+        handling = "own"  # most often the form of a view that takes posts
+    # Scopes and methods that no endpoint names share a key: clients could fill the memo with made-up ones.
+    scope = scope if scope in snapshot.names else None
+    key = (scope, route, name, method if method in snapshot.methods else "", handling)
     remembered = snapshot.memo.endpoints
     matched = remembered.get(key)
     if matched is None:
@@ -75,7 +70,7 @@ def match_endpoints(
 def match_policies(
     snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, entry: UserEntry
 ) -> MatchedPolicies:
-    """The groups that compete at the endpoints, as ``match_endpoints`` found them, and for the user."""
+    """Return the contests at the endpoints, in the order of ``match_endpoints``, with the user's own policies."""
     own = entry if entry.policies else NOBODY
     named = bool(endpoints) and endpoints[0].name == scope
     remembered, key = snapshot.memo.policies, (endpoints, named, own)
@@ -89,14 +84,14 @@ def match_policies(
 def contenders(
     caller: Caller, own: list[PolicyFacts], group: Group | None, plan_id: int | None
 ) -> Iterator[PolicyFacts]:
-    """The policies of a group whose audience includes the caller."""
+    """Yield the policies of a contest whose audience includes the caller."""
     if own:
         yield from (policy for policy in own if policy.mode != "off")
     if group is None:
         return
     for kind in group.kinds:
         value = caller.value(kind)
-        if value:  # no policy is for callers whose value cannot be found out
+        if value:  # "" = the identifier failed, and no policy names such callers
             yield from group.by_subject.get(f"{kind}:{value}", ())
     if group.by_network and caller.address is not None:
         yield from group.containing(caller.address)
@@ -114,8 +109,23 @@ def _match(
         for endpoint in snapshot.endpoints.values()
         if endpoint.name == scope or any(_matches(pattern, routes, name) for pattern in endpoint.routes)
     ]
-    counted = [endpoint for endpoint in matched if counts(endpoint, method, handling, matched)]
+    counted = [endpoint for endpoint in matched if _counts(endpoint, method, handling, matched)]
     return tuple(sorted(counted, key=lambda endpoint: (endpoint.name != scope, endpoint.id)))
+
+
+def _counts(endpoint: EndpointFacts, method: str, handling: MethodHandling, matched: Iterable[EndpointFacts]) -> bool:
+    """Whether a request counts at one of the endpoints ``matched`` by its route or scope.
+
+    If the view's code serves several methods, they count at all of these endpoints, unless an operator tells them
+    apart: by another endpoint that names the method, and none of this endpoint's methods.
+    """
+    if method in endpoint.methods:
+        return True
+    if handling == "free" or (handling == "own" and endpoint.methods):
+        return False
+    if handling == "every" or not endpoint.methods:
+        return True
+    return not any(method in one.methods and one.methods.isdisjoint(endpoint.methods) for one in matched)
 
 
 def _find_policies(
@@ -130,25 +140,25 @@ def _find_policies(
                 own.setdefault(policy.counted_per, []).append(policy)
         groups = snapshot.groups.get(endpoint_id, {})
         found += [Contest(endpoint, per, own.get(per, []), groups.get(per)) for per in {**groups, **own}]
-    kinds = {one.counted_per for one in found}.difference(("caller", "plan", "everyone"))
+    kinds = {contest.counted_per for contest in found}.difference(("caller", "plan", "everyone"))
     return MatchedPolicies(
         groups=tuple(found),
-        kinds=tuple(kinds.union(*[one.group.kinds for one in found if one.group])),
-        by_address=any(one.group and one.group.by_network for one in found),
+        kinds=tuple(kinds.union(*[contest.group.kinds for contest in found if contest.group])),
+        by_address=any(contest.group and contest.group.by_network for contest in found),
         endpoint_ids=tuple(endpoint.id for endpoint in endpoints),
         cost=(endpoints[0].cost if named else 0) or max((e.cost for e in endpoints), default=1),
     )
 
 
 def _matches(pattern: str, routes: tuple[str, ...], name: str | None) -> bool:
-    """Whether a glob covers a spelling of the route, or the name."""
+    """Whether a glob covers a spelling of the route, or the URL name."""
     if pattern.startswith("/"):
         return any(_covers(pattern, route) for route in routes)
     return name is not None and _covers(pattern, name)
 
 
 def _covers(pattern: str, text: str) -> bool:
-    """Whether a glob covers a text. Only * is special: routes are full of brackets."""
+    """Whether a glob covers a text. Only * is special, because routes are full of brackets."""
     first, *parts = pattern.split("*")
     if not parts:
         return text == pattern

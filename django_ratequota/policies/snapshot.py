@@ -1,4 +1,7 @@
-"""The policies of all endpoints, indexed by audience, and the snapshot that requests are checked by: immutable."""
+"""The immutable snapshot that requests are resolved by: plans, endpoints, and policies indexed by audience.
+
+``with_rows`` applies changed rows to a snapshot; the result shares with it what the rows do not touch.
+"""
 
 from __future__ import annotations
 
@@ -6,45 +9,52 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..utils.bounded_cache import BoundedCache
-from ..utils.chunked_mapping import Parted
+from ..utils.chunked_mapping import ChunkedMapping
 from .facts import EndpointFacts, PlanFacts, PolicyFacts
 
-#: What a snapshot remembers of late: matches of routes, places, resolutions (about 1 kB each).
+#: Most entries of each kind in a ``Memo``, about 1 kB each.
 _ENDPOINTS, _POLICIES, _RESOLUTIONS = 4096, 4096, 8192
-#: Places of many endpoints at once that are remembered (about 10 kB each).
+#: Most ``MatchedPolicies`` in an overview's memo, about 10 kB each.
 _OVERVIEWS = 16
-#: Indexes of a group; the others are of networks of one size.
+#: Two of a group's indexes. The others hold the networks of one size each.
 _SUBJECTS, _PLANS = "subjects", "plans"
+
+Facts = TypeVar("Facts")
+#: id -> the row as the database holds it now; None = the database has no such row.
+Rows = Mapping[int, Facts | None]
+#: endpoint id (None = all endpoints) -> counted_per -> the policies that compete there.
+Groups = Mapping[int | None, Mapping[str, "Group"]]
+Matches = BoundedCache[tuple[EndpointFacts, ...]]
 
 
 class Group:
-    """The policies that compete for one endpoint and counted_per, indexed by audience; users' own left out.
+    """The policies of one endpoint and counted_per, indexed by audience; policies of users are not included.
 
-    Immutable: ``changed`` makes another one.
+    Immutable: ``changed`` returns a new group.
     """
 
     __slots__ = ("by_id", "by_network", "by_plan", "by_subject", "everyone", "kinds")
 
     def __init__(self, policies: Iterable[PolicyFacts]) -> None:
-        #: All of them, those that are off included.
-        self.by_id: Parted[int, PolicyFacts] = Parted({})
-        self.by_subject: Parted[str, list[PolicyFacts]] = Parted({})
+        #: All policies of the group, including those that are off.
+        self.by_id: ChunkedMapping[int, PolicyFacts] = ChunkedMapping({})
+        self.by_subject: ChunkedMapping[str, list[PolicyFacts]] = ChunkedMapping({})
         #: (address length in bits, host bits) -> network number -> policies
-        self.by_network: dict[tuple[int, int], Parted[int, list[PolicyFacts]]] = {}
-        #: Plan id -> policies; those for everyone under None.
-        self.by_plan: Parted[int | None, list[PolicyFacts]] = Parted({})
-        #: Kinds of the subjects above -> how many subjects.
+        self.by_network: dict[tuple[int, int], ChunkedMapping[int, list[PolicyFacts]]] = {}
+        #: Plan id -> policies; None -> the policies for everyone.
+        self.by_plan: ChunkedMapping[int | None, list[PolicyFacts]] = ChunkedMapping({})
+        #: Kind of subject -> number of its subjects in ``by_subject``.
         self.kinds: Counter[str] = Counter()
         self._fill(frozenset(), {policy.id: policy for policy in policies})
 
     @property
     def policies(self) -> Collection[PolicyFacts]:
-        """All policies of the group, those that are off included, for ``explain``."""
+        """All policies of the group, including those that are off, for ``explain``."""
         return self.by_id.values()
 
     @property
@@ -52,35 +62,35 @@ class Group:
         """Whether a policy of the group is for a plan."""
         return len(self.by_plan) > (None in self.by_plan)
 
-    def changed(self, gone: Set[int], come: Mapping[int, PolicyFacts]) -> Group:
-        """Return a copy without the policies with the ids ``gone``, and with those that ``come``, by id."""
+    def changed(self, removed: Set[int], added: Mapping[int, PolicyFacts]) -> Group:
+        """Return a copy without the policies whose ids are in ``removed``, and with those in ``added`` (by id)."""
         group = copy(self)
-        group._fill(gone, come)
+        group._fill(removed, added)
         return group
 
-    def _fill(self, gone: Set[int], come: Mapping[int, PolicyFacts]) -> None:
-        """``changed`` in place; replaces what a copy shares, and changes none of it."""
-        #: Index -> key -> the policies there are to be.
+    def _fill(self, removed: Set[int], added: Mapping[int, PolicyFacts]) -> None:
+        """Change the group in place. Indexes that a copy shares are replaced, never changed."""
+        #: Index -> key -> the policies that the index will hold under that key.
         indexed: dict[Any, dict[Any, list[PolicyFacts]]] = {}
-        for policy in (self.by_id[pk] for pk in gone):
+        for policy in (self.by_id[pk] for pk in removed):
             if policy.mode != "off":
-                index, key = _place(policy)
+                index, key = _index_of(policy)
                 indexed.setdefault(index, {}).setdefault(key, [])
-        for policy in come.values():
+        for policy in added.values():
             if policy.mode != "off":
-                index, key = _place(policy)
+                index, key = _index_of(policy)
                 indexed.setdefault(index, {}).setdefault(key, []).append(policy)
         for index, rivals in indexed.items():
-            self._replace(index, rivals, gone)
-        self.by_id = self.by_id.changed(gone, come)
+            self._replace(index, rivals, removed)
+        self.by_id = self.by_id.changed(removed, added)
         self.everyone = self.by_plan.get(None, [])
 
-    def _replace(self, index: Any, rivals: dict[Any, list[PolicyFacts]], gone: Set[int]) -> None:
+    def _replace(self, index: Any, rivals: dict[Any, list[PolicyFacts]], removed: Set[int]) -> None:
         indexes: dict[Any, Any] = {_SUBJECTS: self.by_subject, _PLANS: self.by_plan, **self.by_network}
-        known = indexes.get(index, Parted({}))
+        known = indexes.get(index, ChunkedMapping({}))
         if known:
             for key, own in rivals.items():
-                own[:0] = [policy for policy in known.get(key, ()) if policy.id not in gone]
+                own[:0] = [policy for policy in known.get(key, ()) if policy.id not in removed]
         filled = {key: own for key, own in rivals.items() if own}
         changed = known.changed(rivals.keys() - filled.keys(), filled)
         if index == _SUBJECTS:
@@ -92,10 +102,10 @@ class Group:
             self.by_plan = changed
         else:
             networks = {**self.by_network, index: changed}
-            self.by_network = {size: one for size, one in networks.items() if one}
+            self.by_network = {size: policies for size, policies in networks.items() if policies}
 
     def containing(self, address: IPv4Address | IPv6Address) -> Iterator[PolicyFacts]:
-        """The policies for networks that the address is in."""
+        """Yield the policies for networks that contain the address."""
         bits, value = address.max_prefixlen, int(address)
         for (length, hosts), policies in self.by_network.items():
             if length == bits:
@@ -103,64 +113,57 @@ class Group:
 
 
 class Memo:
-    """What was worked out from one snapshot lately, by ``resolver``: bounded, and gone with the snapshot.
+    """Recent results of ``matching`` and ``resolver`` for one snapshot: bounded, and discarded with the snapshot.
 
-    ``endpoints`` depend on endpoints only: snapshots with the same endpoints share them.
+    ``endpoints`` (those that match a route) is shared by snapshots that have the same endpoints.
     """
 
     __slots__ = ("endpoints", "overview", "policies", "resolutions")
 
-    def __init__(
-        self,
-        endpoints: BoundedCache[tuple[EndpointFacts, ...]] | None = None,
-        policies: int = _POLICIES,
-    ) -> None:
-        self.endpoints: BoundedCache[tuple[EndpointFacts, ...]] = (
-            BoundedCache(_ENDPOINTS) if endpoints is None else endpoints
-        )
+    def __init__(self, endpoints: Matches | None = None, policies: int = _POLICIES) -> None:
+        self.endpoints: Matches = BoundedCache(_ENDPOINTS) if endpoints is None else endpoints
         self.policies: BoundedCache[Any] = BoundedCache(policies)
         self.resolutions: BoundedCache[Any] = BoundedCache(_RESOLUTIONS)
-        #: See ``Snapshot.overview``; None = not made yet.
+        #: ``Snapshot.overview`` once it was read.
         self.overview: Overview | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All that is not one user's own, as the database held it at ``revision`` or later."""
+    """All plans, endpoints and shared policies, as the database held them at ``revision`` or later."""
 
     revision: int
     plans: Mapping[int, PlanFacts]
     #: default_for -> plan id
     defaults: Mapping[str, int]
     endpoints: Mapping[int, EndpointFacts]
-    #: endpoint id (None = all endpoints) -> counted_per -> the policies that compete there.
-    groups: Mapping[int | None, Mapping[str, Group]]
+    groups: Groups
     loaded_at: float = field(default_factory=time.time)
-    #: The endpoints' names, and the methods that some endpoint is particular about.
+    #: The endpoints' names, and all methods that some endpoint names.
     names: frozenset[str] = field(init=False, repr=False)
     methods: frozenset[str] = field(init=False, repr=False)
-    #: Whether some endpoint counts only responses of some statuses.
+    #: Whether an endpoint has ``charged_statuses``.
     by_outcome: bool = field(init=False, repr=False)
-    #: A copy with other policies remembers nothing of these.
+    #: Not copied to a snapshot with other policies.
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         endpoints = self.endpoints.values()
         object.__setattr__(self, "by_outcome", any(endpoint.charged_statuses for endpoint in endpoints))
         object.__setattr__(self, "names", frozenset(endpoint.name for endpoint in endpoints))
-        object.__setattr__(self, "methods", frozenset[str]().union(*[one.methods for one in endpoints]))
+        object.__setattr__(self, "methods", frozenset[str]().union(*[endpoint.methods for endpoint in endpoints]))
 
     def at(self, revision: int) -> Snapshot:
-        """The same, read at this revision as of now."""
+        """Return the same snapshot for this revision, loaded now."""
         return self._with(revision=revision)
 
-    def with_groups(self, groups: Mapping[int | None, Mapping[str, Group]]) -> Snapshot:
-        """The same plans and endpoints with other policies; remembers which endpoints match a route."""
+    def with_groups(self, groups: Groups) -> Snapshot:
+        """Return a snapshot with the same plans and endpoints and other policies. It keeps ``memo.endpoints``."""
         return self._with(groups=groups, memo=Memo(self.memo.endpoints))
 
     @property
     def overview(self) -> Overview:
-        """The endpoints as looks at many of them need them; sorted once per snapshot."""
+        """The endpoints sorted and by name, for evaluating many of them at once; made once per snapshot."""
         if self.memo.overview is None:
             limited = (endpoint for endpoint in self.endpoints.values() if endpoint.id in self.groups)
             self.memo.overview = Overview(
@@ -171,29 +174,29 @@ class Snapshot:
         return self.memo.overview
 
     def _with(self, **fields: Any) -> Snapshot:
-        # A copy: what ``__post_init__`` finds out about a thousand endpoints stays as it is.
+        # A copy, because ``__post_init__`` would go through all endpoints again.
         other = copy(self)
         for name, value in {"loaded_at": time.time(), **fields}.items():
             object.__setattr__(other, name, value)
         return other
 
     def plan_by_slug(self, slug: str) -> PlanFacts | None:
-        """The plan that code calls ``slug``."""
+        """Return the plan with this slug; None if there is none."""
         return next((plan for plan in self.plans.values() if plan.slug == slug), None)
 
 
 class Overview(NamedTuple):
-    """A snapshot's endpoints as looks at many of them need them."""
+    """A snapshot's endpoints, for evaluating many of them at once."""
 
-    #: A copy with a memo of its own: places of many endpoints would evict the places that requests use.
+    #: A copy with its own memo, because the results for many endpoints would evict those that requests use.
     snapshot: Snapshot
-    #: The endpoints that have policies, users' own policies left out; sorted by name.
+    #: The endpoints that have shared policies, sorted by name.
     limited: tuple[EndpointFacts, ...]
     by_name: Mapping[str, EndpointFacts]
 
 
-def group_policies(policies: Iterable[PolicyFacts]) -> dict[int | None, dict[str, Group]]:
-    """``Snapshot.groups`` of policies that are no user's own."""
+def group_policies(policies: Iterable[PolicyFacts]) -> Groups:
+    """Return ``Snapshot.groups`` of shared policies."""
     groups: dict[int | None, dict[str, list[PolicyFacts]]] = {}
     for policy in policies:
         groups.setdefault(policy.endpoint_id, {}).setdefault(policy.counted_per, []).append(policy)
@@ -203,8 +206,63 @@ def group_policies(policies: Iterable[PolicyFacts]) -> dict[int | None, dict[str
     }
 
 
-def _place(policy: PolicyFacts) -> tuple[Any, Any]:
-    """The index of a group that the policy belongs to, and its key there."""
+def with_rows(
+    snapshot: Snapshot, *, plans: Rows[PlanFacts], endpoints: Rows[EndpointFacts], policies: Rows[PolicyFacts]
+) -> Snapshot:
+    """Return the snapshot with these rows; the same object if it holds them already."""
+    groups = _regrouped(snapshot.groups, policies)
+    if plans or endpoints:
+        return replace(
+            snapshot,
+            plans=_merged(snapshot.plans, plans),
+            defaults=_defaults(snapshot.defaults, plans),
+            endpoints=_merged(snapshot.endpoints, endpoints),
+            groups=groups,
+            loaded_at=time.time(),
+        )
+    return snapshot if groups is snapshot.groups else snapshot.with_groups(groups)
+
+
+def _merged(known: Mapping[int, Facts], rows: Rows[Facts]) -> Mapping[int, Facts]:
+    if not rows:
+        return known
+    merged = {pk: facts for pk, facts in known.items() if pk not in rows}
+    return merged | {pk: facts for pk, facts in rows.items() if facts is not None}
+
+
+def _defaults(known: Mapping[str, int], plans: Rows[PlanFacts]) -> dict[str, int]:
+    kept = {audience: pk for audience, pk in known.items() if pk not in plans}
+    return kept | {plan.default_for: pk for pk, plan in plans.items() if plan is not None and plan.default_for}
+
+
+def _regrouped(groups: Groups, policies: Rows[PolicyFacts]) -> Groups:
+    """Return the groups with each policy in its present group; the same object if nothing has changed."""
+    added: dict[tuple[int | None, str], dict[int, PolicyFacts]] = {}
+    for pk, policy in policies.items():
+        if policy is not None:
+            added.setdefault((policy.endpoint_id, policy.counted_per), {})[pk] = policy
+    touched: dict[tuple[int | None, str], Group] = {}
+    for endpoint_id, rivals in groups.items():
+        for counted_per, group in rivals.items():
+            # Where a policy is now, whatever its change says about where it was.
+            removed = group.by_id.common(policies.keys())
+            new = added.pop((endpoint_id, counted_per), {})
+            if {pk: group.by_id[pk] for pk in removed} != new:
+                touched[endpoint_id, counted_per] = group.changed(removed, new)
+    touched |= {key: Group(new.values()) for key, new in added.items()}
+    if not touched:
+        return groups
+    regrouped = dict(groups)
+    for (endpoint_id, counted_per), group in touched.items():
+        rivals = {**regrouped.get(endpoint_id, {}), counted_per: group}
+        regrouped[endpoint_id] = {name: held for name, held in rivals.items() if held.by_id}
+        if not regrouped[endpoint_id]:
+            del regrouped[endpoint_id]
+    return regrouped
+
+
+def _index_of(policy: PolicyFacts) -> tuple[Any, Any]:
+    """Return the index of the group that the policy belongs to, and its key in that index."""
     network = policy.network
     if network is not None:
         hosts = network.max_prefixlen - network.prefixlen

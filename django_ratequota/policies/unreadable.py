@@ -1,8 +1,8 @@
-"""What policies mean whose rates this version cannot read: they were written past the model's validation, or by a
-newer version while one takes the other's place.
+"""Policies whose rates this version cannot read: stored without the model's validation, or by a newer version during
+an upgrade.
 
-Their last readable rates go on: those that this process held, else the newest in the history. A policy without any
-does what its ``on_error`` says.
+Their last readable rates apply: those that this process held, else the newest in the history. Without any, the
+policy's ``on_error`` decides.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .facts import UNREADABLE, PolicyFacts, policy_facts, read_rates
 
 logger = logging.getLogger("django_ratequota")
 
-#: Texts that are listed, and objects whose history is read in one query.
+#: Most texts in ``find_unreadable``, and policies whose history is read by one query.
 _LISTED, _BATCH = 20, 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """A rate text that this version cannot read."""
+    """A rate text that this version cannot read, and a policy that has it."""
 
-    #: A policy with the text (the model's object), and how many others have it.
+    #: One of the policies with the text (a RatePolicy), and how many others have it.
     policy: Any
     others: int
     #: What was expected, at which character.
     problem: str
-    #: The text of the policy's last readable rates; "" = there are none, and ``on_error`` decides.
+    #: The policy's last readable rates as text; "" = none: ``on_error`` decides.
     last_rates: str
 
     def __str__(self) -> str:
@@ -50,9 +50,9 @@ class Unreadable:
 def with_readable_rates(
     policies: list[PolicyFacts], remembered: Callable[[int], PolicyFacts | None]
 ) -> list[PolicyFacts]:
-    """Return the policies with their last readable rates in place of unreadable ones; logs each of these.
+    """Return the policies, unreadable rates replaced by the last readable ones. Log an error for each such policy.
 
-    ``remembered`` finds a policy by its id as this process held it until now. Raises ``django.db.Error``.
+    ``remembered`` returns a policy by id as this process held it before. Raises ``django.db.Error``.
     """
     unread = [policy for policy in policies if policy.rates == UNREADABLE]
     if not unread:
@@ -72,7 +72,7 @@ def with_readable_rates(
 
 
 def find_unreadable() -> list[Unreadable]:
-    """The texts in the database that cannot be read, ``_LISTED`` of them at most; raises ``django.db.Error``."""
+    """Return the unreadable texts in the database, at most ``_LISTED``. Raises ``django.db.Error``."""
     model = apps.get_model("django_ratequota", "RatePolicy")
     texts = model.objects.order_by().values_list("rates", "algorithm")
     bad: dict[int, int] = {}
@@ -92,7 +92,7 @@ def find_unreadable() -> list[Unreadable]:
 
 
 def readable_facts(policy: Any) -> PolicyFacts:
-    """What a RatePolicy says, by its last readable rates in the history where its own cannot be read."""
+    """Return the facts of a RatePolicy, unreadable rates replaced by the last readable ones in its history."""
     return with_readable_rates([policy_facts(policy)], lambda pk: None)[0]
 
 
@@ -105,7 +105,7 @@ def _problem(policy: Any) -> str:
 
 
 def _recorded(ids: Iterable[int]) -> dict[int, tuple[str, tuple[Rate, ...] | str]]:
-    """Policy's id -> (text, rates) of the newest state in its history that can be read."""
+    """Return policy id -> (text, rates) of the newest readable state in its history."""
     found: dict[int, tuple[str, tuple[Rate, ...] | str]] = {}
     ids = list(ids)
     changes = apps.get_model("django_ratequota", "PolicyChange").objects.filter(model=POLICY).order_by("-pk")

@@ -1,1 +1,1 @@
-"""Each change of the policies: checked, kept in the history, published on commit. Imports no model."""
+"""Records each change of policies: validated, written to the history, published on commit. Imports no model."""

@@ -1,4 +1,4 @@
-"""Which database holds the policies, and how to read there inside a request's transaction."""
+"""The database that holds the policies, and how to read it inside a request's transaction."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from django.db import models, router, transaction
 def policy_alias(model: type[models.Model] | None = None, **hints: Any) -> str:
     """Return the database alias that policies are written to.
 
-    Whatever judges or records policies reads there as well: a replica may lag behind a publication. ``model`` and
-    ``hints`` are those of ``router.db_for_write``; None = the model of the policies.
+    Code that checks or records policies reads there as well, because a replica may lag behind a publication.
+    ``model`` and ``hints`` are passed to ``router.db_for_write``; None = RatePolicy.
     """
     alias: str = router.db_for_write(model or apps.get_model("django_ratequota", "RatePolicy"), **hints)
     return alias
@@ -30,7 +30,7 @@ def in_transaction() -> bool:
 
 @contextmanager
 def reading_policies() -> Iterator[None]:
-    """Put reads of policies into a savepoint where a transaction is open.
+    """Read policies in a savepoint if a transaction is open.
 
     On PostgreSQL a failed query fails all later ones of its transaction, which may be the view's (ATOMIC_REQUESTS).
     """

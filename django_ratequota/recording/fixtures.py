@@ -1,4 +1,4 @@
-"""Records what fixtures load (``loaddata``), though a fixture may bring a history with ids of its own."""
+"""Records what fixtures load (``loaddata``), even if a fixture brings PolicyChange rows with ids of its own."""
 
 from __future__ import annotations
 
@@ -14,42 +14,43 @@ _BATCH = 500
 
 
 def record_loaded(change: Any, using: str) -> None:
-    """Write one row of the history beside a fixture, and publish it on commit."""
-    behind = _reset_sequence(type(change), using)
+    """Write a PolicyChange while a fixture is loaded, and publish it on commit."""
+    reset = _reset_sequence(type(change), using)
     with transaction.atomic(using=using, savepoint=False):
         try:
-            with transaction.atomic(using=using, savepoint=bool(behind)):
+            with transaction.atomic(using=using, savepoint=bool(reset)):
                 change.save(using=using, force_insert=True)
         except IntegrityError:
-            if not behind:
+            if not reset:
                 raise
-            # The fixture's rows have taken the ids that the sequence hands out.
-            _execute(behind, using)
+            # The fixture's rows have taken the next ids of the sequence.
+            _execute(reset, using)
             change.save(using=using, force_insert=True)
         publish_on_commit(using)
         loaded_ids(using).add(change.pk)
 
 
 def move_aside(model: Any, pk: Any, using: str) -> None:
-    """Move the rows written beside a fixture, if one of them has the id that the fixture brings.
+    """Give the rows that ``record_loaded`` wrote new ids if one of them has the id ``pk`` that the fixture brings.
 
-    They move above all ids, so that other processes read them as new. Each move doubles the ids, so few are needed.
+    The new ids are above all others, so that other processes read the rows as new. Each time the ids double, so this
+    happens a few times at most.
     """
     ids = loaded_ids(using)
     if pk not in ids:
         return
     rows = model._base_manager.using(using)
     top = rows.aggregate(top=Max("pk"))["top"]
-    mine = sorted(ids)
-    for begin in range(0, len(mine), _BATCH):
-        rows.filter(pk__in=mine[begin : begin + _BATCH]).update(id=F("id") + top)
+    recorded = sorted(ids)
+    for begin in range(0, len(recorded), _BATCH):
+        rows.filter(pk__in=recorded[begin : begin + _BATCH]).update(id=F("id") + top)
     ids.clear()
-    ids.update(one + top for one in mine)
+    ids.update(recorded_id + top for recorded_id in recorded)
     _execute(_reset_sequence(model, using), using)
 
 
 def _reset_sequence(model: Any, using: str) -> list[str]:
-    """SQL that lets new ids begin above all rows; none where the database does that by itself."""
+    """Return SQL that sets the next id above all rows; none if the database does that by itself."""
     return list(transaction.get_connection(using).ops.sequence_reset_sql(no_style(), [model]))
 
 

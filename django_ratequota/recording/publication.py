@@ -1,4 +1,4 @@
-"""Publishes a transaction's policy changes once it has been committed."""
+"""Publishes the policy changes of a transaction after its commit."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from ..runtime import default_limiter
 
 logger = logging.getLogger("django_ratequota")
 
-#: Sent after a change was committed and published, in the process that made it. ``revision`` is the new
-#: revision, or None when Redis could not be reached: then processes find the change by themselves.
+#: Sent in the process that made a change, after its commit and publication. ``revision`` is the new revision; None if
+#: Redis could not be reached: other processes then find the change within POLL_SECONDS.
 policies_changed = Signal()
 
 _unpublished: ContextVar[Callable[[], None] | None] = ContextVar("ratequota_unpublished", default=None)
 
 
 class _Thread(threading.local):
-    """What this thread's open transactions have to publish."""
+    """The publications of this thread's open transactions."""
 
     def __init__(self) -> None:
-        # Weak: Django alone holds a publication, until the commit or the rollback. So each lives for as long as
-        # its changes are pending.
+        # Weak, because Django holds the only reference until the commit or the rollback: so a publication lives as
+        # long as its changes are pending.
         self.publications: WeakSet[_Publication] = WeakSet()
 
 
-_mine = _Thread()
+_thread = _Thread()
 
 
 class _Publication:
     """The publication of one transaction's changes."""
 
-    __slots__ = ("__weakref__", "_failed", "_revision", "_told", "loaded", "published", "using")
+    __slots__ = ("__weakref__", "_failed", "_revision", "_sent", "loaded", "published", "using")
 
     def __init__(self, using: str) -> None:
         self.using = using
-        #: Whether a commit, or a test that runs the hooks of one, has published it.
+        #: Whether it was published, by a commit or by a test that runs its hooks.
         self.published = False
-        #: Ids of the history's rows that were written beside a fixture.
+        #: Ids of the PolicyChange rows that were written while a fixture was loaded.
         self.loaded: set[int] = set()
         self._revision: int | None = None
-        self._told = False
+        self._sent = False
         self._failed = _unpublished.get()
 
     def publish(self) -> None:
-        """Give the policies a new revision; never fails, as the changes are committed."""
+        """Publish a new revision. Never fails, because the changes are committed already."""
         if self.published:
             return
         self.published = True
@@ -70,38 +70,38 @@ class _Publication:
                 self._failed()
 
     def run(self) -> None:
-        """Publish, and send ``policies_changed``; the hook of each change."""
+        """Publish, and send ``policies_changed``; the ``on_commit`` hook of each change."""
         self.publish()
-        if not self._told:
-            self._told = True
+        if not self._sent:
+            self._sent = True
             policies_changed.send_robust(sender=None, revision=self._revision)
 
 
 def publish_on_commit(using: str) -> None:
-    """Publish when the alias' open transaction is committed: once, however many changes it holds."""
+    """Publish once when the open transaction of the alias is committed, however many changes it holds."""
     publication = _open_publication(using)
     if publication is None:
         _publish_at_commit(transaction.get_connection(using))
         publication = _Publication(using)
-    # With each change: tests that capture hooks run those registered since, and a savepoint's go with it.
+    # For each change, because tests run captured hooks, and a savepoint's rollback discards its hooks.
     transaction.on_commit(publication.run, using=using, robust=True)
-    _mine.publications.add(publication)
+    _thread.publications.add(publication)
 
 
 def publication_pending() -> bool:
-    """Whether an open transaction of this thread holds policy changes of its own, visible to nobody else yet."""
-    return len(_mine.publications) > 0
+    """Whether an open transaction of this thread holds policy changes, which only this thread sees yet."""
+    return len(_thread.publications) > 0
 
 
 def loaded_ids(using: str) -> set[int]:
-    """Return the ids written beside a fixture in the alias' open transaction, to be added to."""
+    """Return the set of ids written while a fixture is loaded in the open transaction; callers add to it."""
     publication = _open_publication(using)
     return set() if publication is None else publication.loaded
 
 
 @contextmanager
 def when_unpublished(call: Callable[[], None]) -> Iterator[None]:
-    """Call ``call`` where a change made inside was committed, but could not be published."""
+    """Call ``call`` if a change made inside is committed, but cannot be published."""
     token = _unpublished.set(call)
     try:
         yield
@@ -110,14 +110,13 @@ def when_unpublished(call: Callable[[], None]) -> Iterator[None]:
 
 
 def _open_publication(using: str) -> _Publication | None:
-    mine = (one for one in _mine.publications if one.using == using and not one.published)
-    return next(mine, None)
+    return next((one for one in _thread.publications if one.using == using and not one.published), None)
 
 
 def _publish_at_commit(connection: Any) -> None:
-    """Let the connection's own ``commit`` publish.
+    """Make the connection's ``commit`` publish.
 
-    Hooks of ``on_commit`` do not run where an earlier one has raised, nor ever where AUTOCOMMIT is False.
+    ``on_commit`` hooks do not run after an earlier one has raised, and never if AUTOCOMMIT is False.
     """
     if getattr(connection.commit, "publishes", False):
         return
@@ -126,8 +125,8 @@ def _publish_at_commit(connection: Any) -> None:
     @wraps(commit)
     def commit_and_publish() -> None:
         commit()
-        for publication in [one for one in _mine.publications if one.using == connection.alias]:
-            _mine.publications.discard(publication)
+        for publication in [one for one in _thread.publications if one.using == connection.alias]:
+            _thread.publications.discard(publication)
             if connection.settings_dict["AUTOCOMMIT"]:
                 publication.publish()
             else:

@@ -13,14 +13,14 @@ from .validators import refuse_unreadable
 
 
 class RecordingQuerySet(PrimaryQuerySet):
-    """A queryset whose mass changes are recorded and published like single ones."""
+    """A queryset whose bulk changes are recorded and published like single ones."""
 
     def update(self, **kwargs: Any) -> int:
         """``QuerySet.update``, recorded row by row."""
         count = 0
         with transaction.atomic(using=self.db):
             rows, pks = self._rows()
-            # These rows and no others: one that another transaction has committed since would go unrecorded.
+            # By key, because a matching row that another transaction commits meanwhile would go unrecorded.
             for batch in in_batches(pks) or [[]]:
                 before = rows_by_pk(self.model, batch, self.db, lock=True)
                 count += super(RecordingQuerySet, rows.filter(pk__in=list(before))).update(**kwargs)
@@ -29,7 +29,7 @@ class RecordingQuerySet(PrimaryQuerySet):
                     refuse_unreadable(row, after.get(pk))
                 self._record((before[pk], after.get(pk)) for pk in before)
                 if len(after) < len(before):
-                    # Keys were written over: the rows are there under others, which the database does not say.
+                    # The update has changed primary keys, and the database does not return the new ones.
                     record_publication(f"new keys of {self.model._meta.verbose_name_plural}", self.db)
         return count
 
@@ -41,7 +41,7 @@ class RecordingQuerySet(PrimaryQuerySet):
             created = super().bulk_create(objs, *args, **kwargs)
             over = kwargs.get("update_conflicts") or kwargs.get("ignore_conflicts") or len(args) > 1
             if over or any(instance.pk is None for instance in created):
-                # Which rows were written, and over what, the database does not say; MySQL says no keys at all.
+                # The database does not return which rows were overwritten, and MySQL returns no keys at all.
                 record_publication(f"bulk_create of {self.model._meta.verbose_name_plural}", self.db)
             else:
                 for batch in in_batches([instance.pk for instance in created]):
@@ -51,7 +51,7 @@ class RecordingQuerySet(PrimaryQuerySet):
     bulk_create.alters_data = True  # type: ignore[attr-defined]
 
     def bulk_update(self, objs: Iterable[Any], fields: Iterable[str], batch_size: int | None = None) -> int:
-        """``QuerySet.bulk_update``, recorded row by row; in statements of one batch, as ``update`` makes of them."""
+        """``QuerySet.bulk_update``, recorded row by row, in statements of at most ``BATCH`` rows."""
         return super().bulk_update(objs, fields, BATCH if batch_size is None else min(batch_size, BATCH))
 
     bulk_update.alters_data = True  # type: ignore[attr-defined]
@@ -66,12 +66,12 @@ class RecordingQuerySet(PrimaryQuerySet):
     delete.queryset_only = True  # type: ignore[attr-defined]
 
     def insert_as_they_are(self, objs: Sequence[models.Model]) -> list[models.Model]:
-        """Insert and record a batch, with each field as it stands, also keys and times of making; as stored then."""
+        """Insert and record objects unchanged, with their keys and ``auto_now_add`` times; return the stored rows."""
         fields = self.model._meta.concrete_fields
         with transaction.atomic(using=self.db):
             size = max(1, transaction.get_connection(self.db).ops.bulk_batch_size(list(fields), list(objs)))
             for start in range(0, len(objs), size):
-                # Raw, as fixtures are loaded: ``bulk_create`` would set the time of making.
+                # Raw, as for fixtures, because ``bulk_create`` would set ``auto_now_add`` fields.
                 self._insert(objs[start : start + size], fields=fields, using=self.db, raw=True)  # type: ignore[attr-defined]
             rows = list(rows_by_pk(self.model, [one.pk for one in objs], self.db).values())
             self._record((None, row) for row in rows)
@@ -80,16 +80,16 @@ class RecordingQuerySet(PrimaryQuerySet):
     insert_as_they_are.queryset_only = True  # type: ignore[attr-defined]
 
     def _rows(self) -> tuple[Any, list[Any]]:
-        """The rows that an update will touch, as a queryset to take batches of, and their keys."""
+        """Return a queryset from which an update takes batches, and the keys of the rows that it will change."""
         ordered = self.order_by()
         query = ordered.query
         keys = ordered.values_list("pk", flat=True)
         if query.count_active_tables() > 1 or query.group_by is not None or query.distinct:
-            # Each batch meets the conditions again. One on related rows may find a row more than once.
+            # Batches keep the conditions. A condition on related rows may find a row more than once.
             return self, list(dict.fromkeys(keys))
         if transaction.get_connection(self.db).features.has_select_for_update:
             keys = keys.select_for_update()
-        # Locked, they meet the conditions for good: a list of 50,000 keys need not be sent with every batch.
+        # Locked rows keep meeting the conditions, which may be a list of 50,000 keys: not sent with every batch.
         rows = self._chain()  # type: ignore[attr-defined]
         rows.query.clear_where()
         return rows, list(keys)

@@ -1,8 +1,8 @@
-"""Records every change to what is enforced, in the change's own transaction, and publishes it on commit.
+"""Writes a PolicyChange for every change to policies, in the change's transaction, and publishes it on commit.
 
-Saves and deletes come here from ``signals``; ``update``, ``bulk_create`` and ``bulk_update``, for which Django
-sends no signal, from the managers' own queryset below. Changes of many rows are read and recorded in batches: no
-statement grows with the number of rows, as databases limit its parameters.
+Saves and deletes come from ``models.receivers``; ``update``, ``bulk_create`` and ``bulk_update``, for which Django
+sends no signal, from ``querysets``. Many rows are read and recorded in batches, because databases limit the
+parameters of a statement.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .validators import refuse_duplicates, refuse_unreadable, visible
 _Item = TypeVar("_Item")
 
 _author: ContextVar[tuple[Any, str]] = ContextVar("ratequota_author", default=(None, ""))
-#: Rows that are read, written and recorded by one statement each.
+#: Most rows that one statement reads or writes.
 BATCH = 500
-#: The alias that ``deleting`` collects deletions for, and the (model, primary key) of those not recorded yet.
+#: (alias, [(model, primary key)]) of the deletions that ``deleting`` has collected and not recorded yet.
 _deletions: ContextVar[tuple[str, list[tuple[Any, Any]]] | None] = ContextVar("ratequota_deletions", default=None)
-#: Model -> fields that are for operators only: no request can see them.
+#: Model -> fields that no request depends on.
 _FOR_OPERATORS = {
     "plan": ("description",),
     "endpoint": ("description",),
@@ -46,7 +46,7 @@ _FOR_OPERATORS = {
 
 @contextmanager
 def acting(actor: Any, reason: str = "") -> Iterator[None]:
-    """Changes made inside are recorded as ``actor``'s (a user or None), for ``reason``."""
+    """Record the changes made inside as made by ``actor`` (a user or None), for ``reason``."""
     token = _author.set((actor, reason))
     try:
         yield
@@ -60,12 +60,12 @@ def in_batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:
 
 
 def field_values(instance: models.Model) -> dict[str, Any]:
-    """The object's fields as JSON values, times in whole milliseconds."""
+    """Return the object's fields as JSON values, times in whole milliseconds."""
     encoder = DjangoJSONEncoder()
     values: dict[str, Any] = {}
     for field in instance._meta.concrete_fields:
         value = field.value_from_object(instance)
-        if isinstance(value, datetime):  # the encoder writes 400 µs as ".000", and 0 µs as nothing
+        if isinstance(value, datetime):  # because the encoder writes 400 µs as ".000", and 0 µs as nothing
             value = value.replace(microsecond=value.microsecond // 1000 * 1000)
         plain = value is None or isinstance(value, str | int | float | bool)
         values[field.name] = value if plain else encoder.encode(value).strip('"')
@@ -75,9 +75,9 @@ def field_values(instance: models.Model) -> dict[str, Any]:
 def rows_by_pk(
     model: type[models.Model], pks: Collection[Any], using: str, lock: bool = False
 ) -> dict[Any, models.Model]:
-    """The objects as the database holds them, by primary key, their related objects with them; one query.
+    """Return the stored objects by primary key, with their related objects, in one query.
 
-    ``lock`` keeps others from changing them until the transaction ends, where the database can.
+    ``lock`` locks the rows until the transaction ends, if the database can.
     """
     rows = model._base_manager.using(using).filter(pk__in=pks).order_by("pk")
     connection = transaction.get_connection(using)
@@ -87,15 +87,15 @@ def rows_by_pk(
     found = {row.pk: row for row in (rows.select_related(*related) if related else rows)}
     missing = [pk for pk in pks if pk not in found]
     if missing:
-        # Not there, or a fixture names a related object that it has yet to bring.
+        # Missing rows, or rows of a fixture whose related object is not loaded yet.
         found |= {row.pk: row for row in rows.filter(pk__in=missing)}
     return found
 
 
 def record(before: models.Model | None, after: models.Model | None, using: str, raw: bool = False) -> None:
-    """Write one change, from the stored object ``before`` to ``after``, and publish it on commit.
+    """Record one change, from the stored object ``before`` to ``after``, and publish it on commit.
 
-    ``raw`` is that of Django's signals: a fixture is loaded.
+    ``raw`` is the argument of Django's signals: True while a fixture is loaded.
     """
     change = change_row(before, after)
     if change is not None and raw:
@@ -108,9 +108,9 @@ def record(before: models.Model | None, after: models.Model | None, using: str, 
 
 @contextmanager
 def deleting(using: str) -> Iterator[None]:
-    """Record what is deleted inside in batches, before the first row goes.
+    """Record the deletions made inside in batches, before the first row is deleted.
 
-    Django announces every row of a deletion and of its cascade (``pre_delete``) before it runs the first statement.
+    Django sends ``pre_delete`` for every row of a deletion and its cascade before it runs the first statement.
     """
     announced: list[tuple[Any, Any]] = []
 
@@ -128,7 +128,7 @@ def deleting(using: str) -> Iterator[None]:
 
 
 def record_deletion(model: Any, pk: Any, using: str) -> None:
-    """Record that the row is about to be deleted: inside ``deleting`` with the others, else at once."""
+    """Record that the row will be deleted: inside ``deleting`` together with others, else at once."""
     collected = _deletions.get()
     if collected is not None and collected[0] == using:
         collected[1].append((model, pk))
@@ -139,14 +139,14 @@ def record_deletion(model: Any, pk: Any, using: str) -> None:
 def _record_deletions(rows: list[tuple[Any, Any]], using: str) -> None:
     for model, announced in groupby(rows, key=itemgetter(0)):
         for pks in in_batches([pk for _model, pk in announced]):
-            # As the database holds them: a cascade takes what belongs to an object now, whatever the object says.
+            # As stored, because a cascade deletes what belongs to the stored object, not to the one in memory.
             held = rows_by_pk(model, pks, using, lock=True)
             if held:
                 write_changes([change_row(row, None) for row in held.values()], using)
 
 
 def record_publication(reason: str, using: str | None = None) -> None:
-    """Write a change that makes every process read all policies again, for edits by other means (raw SQL)."""
+    """Record a change that makes every process read all policies again, after edits by other means (raw SQL)."""
     PolicyChange = _policy_change()
     actor = _author.get()[0]
     change = PolicyChange(model="*", action=PolicyChange.Action.PUBLISH, actor=actor, reason=reason[:200])
@@ -154,45 +154,47 @@ def record_publication(reason: str, using: str | None = None) -> None:
 
 
 def record_reset(subject: str, before: Sequence[BucketStatus], reason: str = "") -> None:
-    """Write that counters of the subject are being reset, given as they stood before.
+    """Record a reset of the subject's counters; ``before`` holds their statuses before it.
 
-    Nothing is published: no process holds anything that a reset makes stale.
+    Nothing is published, because processes hold nothing that a reset makes stale.
     """
     _record_counters(_policy_change().Action.RESET, subject, before, reason, lambda status: status.used)
 
 
 def record_grant(subject: str, before: Sequence[BucketStatus], units: int, reason: str = "") -> None:
-    """Write that counters of the subject are being given units back; published as little as a reset is."""
+    """Record that each of the subject's counters gets up to ``units`` back. Nothing is published."""
     _record_counters(_policy_change().Action.GRANT, subject, before, reason, lambda status: min(units, status.used))
 
 
 def _record_counters(
-    action: str, subject: str, before: Sequence[BucketStatus], reason: str, given: Callable[[BucketStatus], int]
+    action: str, subject: str, before: Sequence[BucketStatus], reason: str, returned: Callable[[BucketStatus], int]
 ) -> None:
-    """``given`` says how many units a counter gets back."""
+    """``returned`` computes the units that a counter gets back."""
     kind, _colon, user_id = subject.partition(":")
     users: Any = get_user_model()
     user = users._base_manager.using(policy_alias(users)).filter(pk=user_id).first() if kind == "user" else None
-    actor, reason_given = _author.get()
+    actor, default_reason = _author.get()
     _policy_change().objects.create(
         model="counter",
         object_text=visible(subject if user is None else _("user %s") % user)[:300],
         touched_user="" if user is None else _fitting(user_id),
         action=action,
         actor=actor,
-        reason=(reason or reason_given)[:200],
+        reason=(reason or default_reason)[:200],
         before={s.bucket.title: {"used": s.used, "remaining": s.remaining} for s in before},
-        after={s.bucket.title: {"used": s.used - given(s), "remaining": s.remaining + given(s)} for s in before},
+        after={
+            s.bucket.title: {"used": s.used - returned(s), "remaining": s.remaining + returned(s)} for s in before
+        },
     )
 
 
 def _policy_change() -> Any:
-    # By name: the models import this module for their manager.
+    # By name, because the models import this package.
     return apps.get_model("django_ratequota", "PolicyChange")
 
 
 def change_row(before: models.Model | None, after: models.Model | None) -> Any:
-    """The row to write; None where nothing changed."""
+    """Return the unsaved PolicyChange from one stored object to the other; None if no field differs."""
     PolicyChange = _policy_change()
     instance = after or before
     states = [None if state is None else field_values(state) for state in (before, after)]
@@ -217,20 +219,20 @@ def change_row(before: models.Model | None, after: models.Model | None) -> Any:
 
 
 def _fitting(user_id: str) -> str:
-    """The key as ``touched_user``; "" where it is too long: a part of it would be another user's."""
+    """Return the key for ``touched_user``; "" if it is too long, because a part of it could be another user's."""
     return user_id if len(user_id) <= _policy_change()._meta.get_field("touched_user").max_length else ""
 
 
 def affects_requests(model: str, before: Any, after: Any) -> bool:
-    """Whether a request can see the change; ``before`` and ``after`` are the object's fields, None = no object."""
+    """Whether requests depend on the change of the fields from ``before`` to ``after``; None = no object."""
     if not before or not after:
         return True
-    unseen = _FOR_OPERATORS.get(model, ())
-    return any(before.get(name) != after.get(name) for name in {*before, *after} if name not in unseen)
+    ignored = _FOR_OPERATORS.get(model, ())
+    return any(before.get(name) != after.get(name) for name in {*before, *after} if name not in ignored)
 
 
 def _new_reason(states: list[dict[str, Any] | None]) -> str:
-    """The object's own reason where this change brought it; an older one is the reason of an older change."""
+    """Return the object's ``reason`` if this change has set it; else it is the reason of an older change."""
     before, after = ("" if state is None else state.get("reason") or "" for state in states)
     return "" if after == before else after
 
@@ -238,12 +240,12 @@ def _new_reason(states: list[dict[str, Any] | None]) -> str:
 def _text(instance: models.Model) -> str:
     try:
         return str(instance)
-    except ObjectDoesNotExist:  # a fixture names a related object that it has yet to bring
+    except ObjectDoesNotExist:  # a fixture has not loaded the related object yet
         return f"{instance._meta.verbose_name} {instance.pk}"
 
 
 def write_changes(changes: list[Any], using: str) -> None:
-    # In the caller's transaction if there is one: this one is for AUTOCOMMIT False and for calls outside of any.
+    # A transaction of its own only outside of any other, or with AUTOCOMMIT False.
     with transaction.atomic(using=using, savepoint=False):
         _refuse_duplicates(changes, using)
         _policy_change().objects.using(using).bulk_create(changes, batch_size=BATCH)

@@ -1,4 +1,4 @@
-"""What the models share: subjects in one spelling, dates in order, names that disturb no other text."""
+"""Validators of the models: rates, subjects, dates, and unique constraints that the database cannot enforce."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from ..engine.rates import parse_rates
 from ..exceptions import InvalidRate
 from ..utils.addresses import unmap_network
 
-#: Characters that turn around whatever text stands next to them.
+#: Characters that change the direction of the text around them.
 _DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")
 
 
 def visible(text: Any) -> str:
-    """The text with each character that would turn its neighbours around written as its code."""
+    """Return the text with characters that change the direction of text escaped."""
     return _DIRECTIONS.sub(lambda found: f"\\u{ord(found[0]):x}", str(text))
 
 
 def rate_problem(error: InvalidRate) -> str:
-    """What is wrong with a rate, in the language of whoever wrote it."""
+    """Return the error's message in the active language."""
     params = {name: gettext(str(value)) if name == "what" else value for name, value in error.params.items()}
     text = gettext(error.template)
     return text % params if params else text
 
 
 def canonical_subject(text: str) -> str:
-    """``kind:value`` with an address or network in its usual spelling; raises ``ValidationError``.
+    """Return ``kind:value`` with addresses and networks in canonical form. Raises ``ValidationError``.
 
-    An address or network alone is taken as ``ip:``.
+    ``ip:`` is put in front of an address or network without a kind.
     """
     text = text.strip()
     kind, colon, value = text.partition(":")
@@ -63,35 +63,40 @@ def canonical_subject(text: str) -> str:
 
 def _is_network(text: str) -> bool:
     try:
-        # With its host bits set it is one as well: what is wrong with it is said as of ``ip:``.
+        # Also with host bits set: the caller's error message then names the problem.
         ipaddress.ip_network(text, strict=False)
     except ValueError:
         return False
     return True
 
 
-def refuse_unreadable(before: Any, after: Any) -> None:
-    """Raise ``ValidationError`` where a write has left rates in a row that cannot be read.
-
-    The field judges its text alone; what ``algorithm`` makes of it, or an SQL expression wrote, shows in the row.
-    """
-    written: tuple[Any, Any] = (getattr(after, "rates", None), getattr(after, "algorithm", None))
-    if None in written or (before is not None and written == (before.rates, before.algorithm)):
-        return
+def check_rates(text: str, algorithm: str) -> None:
+    """Raise ``ValidationError`` if the rates cannot be parsed."""
     try:
-        parse_rates(*written)
+        parse_rates(text, algorithm)
     except InvalidRate as error:
         raise ValidationError(rate_problem(error), code="invalid_rate") from error
 
 
+def refuse_unreadable(before: Any, after: Any) -> None:
+    """Raise ``ValidationError`` if a write has stored rates that cannot be parsed.
+
+    RatesField validates only its text, without the row's ``algorithm``, and no SQL expressions.
+    """
+    written: tuple[Any, Any] = (getattr(after, "rates", None), getattr(after, "algorithm", None))
+    if None in written or (before is not None and written == (before.rates, before.algorithm)):
+        return
+    check_rates(*written)
+
+
 def check_dates(starts_at: Any, ends_at: Any) -> None:
-    """Raises ``ValidationError`` on ``ends_at`` unless the end lies after the start, where both are given."""
+    """Raise ``ValidationError`` for ``ends_at`` if both are set and the end is not after the start."""
     if starts_at is not None and ends_at is not None and ends_at <= starts_at:
         raise ValidationError({"ends_at": _("The end must lie after the start.")})
 
 
 def unsupported_constraints(model: type[models.Model], using: str) -> list[models.UniqueConstraint]:
-    """The model's constraints that the database cannot hold, as MySQL and MariaDB cannot hold conditional ones."""
+    """Return the model's unique constraints that the database cannot enforce, as MySQL no conditional ones."""
     features = connections[using].features
     return [
         rule
@@ -105,13 +110,16 @@ def unsupported_constraints(model: type[models.Model], using: str) -> list[model
 
 
 def refuse_duplicates(model: type[models.Model], using: str) -> None:
-    """Raise ``IntegrityError`` where rows break a constraint that the database itself cannot hold.
+    """Raise ``IntegrityError`` if rows violate a unique constraint that the database cannot enforce.
 
-    Called in the transaction that wrote them, which does not see what others write at the same moment.
+    Call it in the transaction that wrote the rows. It does not see rows of concurrent transactions.
     """
-    for rule in unsupported_constraints(model, using):
+    for constraint in unsupported_constraints(model, using):
         rows: Any = model._base_manager.using(using).order_by()
-        rows = rows if rule.condition is None else rows.filter(rule.condition)
-        keys = {f"_key{number}": one for number, one in enumerate((*map(models.F, rule.fields), *rule.expressions))}
+        rows = rows if constraint.condition is None else rows.filter(constraint.condition)
+        keys = {
+            f"_key{number}": key
+            for number, key in enumerate((*map(models.F, constraint.fields), *constraint.expressions))
+        }
         if rows.annotate(**keys).values(*keys).annotate(_rows=models.Count("pk")).filter(_rows__gt=1).exists():
-            raise IntegrityError(f"two rows break the constraint {rule.name}")
+            raise IntegrityError(f"two rows break the constraint {constraint.name}")

@@ -1,8 +1,8 @@
-"""Redis as the limiter sees it: commands go in, replies or one ``StoreError`` come out, within one time a decision.
+"""Redis as a place to send commands: each returns its reply or raises ``StoreError``, within the decision's deadline.
 
-Logic that talks to Redis yields command tuples (see ``twin``). ``Store.call()`` carries out those of one decision,
-under one deadline and the circuit breaker. Which server a command goes to is the store's business: the one server
-here; the master that a Sentinel names, or the owner of a Cluster's slot, in the modules of these names.
+Logic that talks to Redis yields command tuples (see ``utils.sansio``). ``Store.call()`` carries out those of one
+decision, under one deadline and behind the circuit breaker. The store chooses the server: the only one here; the
+master that a Sentinel names, or the owner of a Cluster's slot, in ``sentinel`` and ``cluster``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .budget import Budget
 from .commands import Command, Script, ScriptCall
 from .server import Pause, Send, Server, server_info
 
-#: Consecutive failures after which a server is left alone.
+#: Consecutive failures that open a server's breaker.
 FAILURES = 3
-#: The part of a decision's time that a server must have had for its silence to count against it; its own earlier
-#: answers, or another server, may have used the rest up.
+#: A timeout counts as the server's failure only if it had this share of the decision's time: other commands, or
+#: another server, may have used the rest.
 _FAIR_SHARE = 0.4
 
 #: Commands, besides scripts, whose first argument is a key.
@@ -37,23 +37,23 @@ Steps = Generator[Send | Pause, Any, Any]
 class Store:
     """One Redis server."""
 
-    #: Whether keys live on several servers, so that only those of one subject can be judged together.
+    #: Whether keys live on several servers, so that only buckets of one subject can be checked in one call.
     clustered = False
 
     def __init__(self, server: Server, timeout: float, failures: int = FAILURES) -> None:
-        """``timeout`` is in seconds and bounds all commands of a decision; the breaker opens after ``failures``."""
+        """``timeout`` (seconds) bounds all commands of a decision; the breaker opens after ``failures``."""
         self.timeout = timeout
         self._server = server
         self._breaker = Breaker(server.name, failures, surplus_at=lambda: server.activity.surplus_at)
 
     @property
     def breakers(self) -> tuple[Breaker, ...]:
-        """The state of each server that decisions depend on."""
+        """The breaker of each server that decisions depend on."""
         return (self._breaker,)
 
     @property
     def exposed(self) -> bool:
-        """Whether Redis is reached by a network without a password or a client certificate."""
+        """Whether Redis is reached through a network, without a password or a client certificate."""
         return self._server.trusting and self._server.remote
 
     def carry_out(self, command: Command, call: Call) -> Any:
@@ -67,9 +67,9 @@ class Store:
             return await call.astep(Send(self._server, command))
 
     def info(self, call: Call | None = None) -> dict[str, dict[str, str]]:
-        """What each server that decides says of itself (INFO), by name (host:port); raises ``StoreError``.
+        """Return the INFO fields of each server that decides, by its name (host:port); raises ``StoreError``.
 
-        As part of ``call``, else within a time of its own.
+        They are read as part of ``call``; without one, within a deadline of their own.
         """
         # All of it: before Redis 7, two sections were a syntax error.
         replies = drive(self._survey_steps(("INFO",)), (call or Call(self, always=True)).step)
@@ -79,11 +79,11 @@ class Store:
         return {self._server.name: (yield Send(self._server, command))}
 
     def call(self) -> Call:
-        """Carries out the commands of one decision; raises ``StoreLeftAlone`` while the breaker is open."""
+        """Return a call for the commands of one decision; it raises ``StoreLeftAlone`` while the breaker is open."""
         return Call(self, always=False)
 
     def execute(self, command: Command) -> Any:
-        """Send one command that an operator or a check asked for, breaker open or not; raises ``StoreError``."""
+        """Send one command for an operator or a check, even while the breaker is open; raises ``StoreError``."""
         return Call(self, always=True).do(command)
 
     async def aexecute(self, command: Command) -> Any:
@@ -91,16 +91,16 @@ class Store:
         return await Call(self, always=True).ado(command)
 
     def close(self) -> None:
-        """Drop every idle connection of this process's threads; the next command connects anew."""
+        """Close all idle connections of this process's threads; the next command reconnects."""
         self._server.close()
 
 
-class SeveralServers(Store, ABC):
-    """A store that finds out where a command goes."""
+class RoutingStore(Store, ABC):
+    """A store that finds the server of each command."""
 
     @abstractmethod
     def steps(self, command: Command, always: bool) -> Steps:
-        """What to send where, and in which order, for one command; ``always`` passes an open breaker."""
+        """Return the steps of one command; with ``always`` they pass an open breaker."""
 
     def carry_out(self, command: Command, call: Call) -> Any:
         """Send one command of the call; raises ``StoreError``."""
@@ -112,7 +112,7 @@ class SeveralServers(Store, ABC):
 
 
 class Call:
-    """The commands of one decision, which wait for the server together for the store's timeout at most."""
+    """The commands of one decision; together they wait for the server for the store's timeout at most."""
 
     __slots__ = ("_budget", "_store", "always")
 
@@ -120,7 +120,7 @@ class Call:
         self._store = store
         #: Whether it passes an open breaker.
         self.always = always
-        # What happens between commands (reading policies, say) is not Redis' doing, and does not count.
+        # Time between commands, such as reading policies, does not count.
         self._budget = Budget(store.timeout)
 
     def do(self, command: Command) -> Any:
@@ -132,39 +132,39 @@ class Call:
         return await self._store.acarry_out(command, self)
 
     def step(self, step: Send | Pause) -> Any:
-        """One step of a command, in what is left of the budget."""
+        """Carry out one step of a command, within what is left of the budget."""
         if isinstance(step, Pause):
             return time.sleep(self._pause(step))
-        begun, budget = time.monotonic(), self._part(step)
+        begun, budget = time.monotonic(), self._budget_of(step)
         seconds, budget.left_at_send = budget.left, None
         try:
             return step.server.send(step.command, budget, step.asking)
         except StoreError as error:
-            if error.reason == "timeout" and not self._tells(step.server, begun, seconds, budget):
+            if error.reason == "timeout" and not self._is_failure(step.server, begun, seconds, budget):
                 raise OutOfTime(self._store.timeout) from error
             raise
         finally:
-            self._used(budget)
+            self._spend(budget)
 
     async def astep(self, step: Send | Pause) -> Any:
         """``step``, awaited."""
         if isinstance(step, Pause):
             return await asyncio.sleep(self._pause(step))
-        begun, budget = time.monotonic(), self._part(step)
+        begun, budget = time.monotonic(), self._budget_of(step)
         seconds, budget.left_at_send = budget.left, None
         try:
             return await step.server.asend(step.command, budget, step.asking)
         except StoreError as error:
-            if error.reason == "timeout" and not self._tells(step.server, begun, seconds, budget):
+            if error.reason == "timeout" and not self._is_failure(step.server, begun, seconds, budget):
                 raise OutOfTime(self._store.timeout) from error
             raise
         finally:
-            self._used(budget)
+            self._spend(budget)
 
-    def _tells(self, server: Server, begun: float, seconds: float, budget: Budget) -> bool:
-        """Whether a timeout tells of the server: it had a fair share of the time, and answered nobody meanwhile.
+    def _is_failure(self, server: Server, begun: float, seconds: float, budget: Budget) -> bool:
+        """Whether a timeout is the server's failure: it had a fair share of the time, and made no reply in it.
 
-        The share of a command that had a connection counts from there, and then no login is an answer.
+        Once a command has a connection, its share counts from there, and logins are no replies.
         """
         in_queue = budget.left_at_send is None
         if budget.left_at_send is not None:
@@ -178,32 +178,32 @@ class Call:
         self._budget.left -= step.seconds
         return step.seconds
 
-    def _part(self, step: Send) -> Budget:
+    def _budget_of(self, step: Send) -> Budget:
         if self._budget.used_up:
             raise OutOfTime(self._store.timeout)
         return self._budget if step.share == 1.0 else self._budget.part(step.share)
 
-    def _used(self, budget: Budget) -> None:
+    def _spend(self, budget: Budget) -> None:
         if budget is not self._budget:
             self._budget.left -= budget.spent
 
 
 def run_script(script: Script, keys: Sequence[str], args: Sequence[object]) -> Generator[Command, Any, Any]:
-    """The one step that runs a script."""
+    """Return the step that runs a script."""
     return (yield ScriptCall(script, keys, args))
 
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Raise ``StoreError`` where the block cannot read what Redis holds, because another client wrote it."""
+    """Raise ``StoreError`` when the block cannot read a value in Redis, because another client wrote it."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, zlib.error) as error:
-        raise StoreError("response", f"Redis holds what was never stored there: {error!r:.200}") from error
+        raise StoreError("response", f"Redis holds a value of another client: {error!r:.200}") from error
 
 
 def routed_key(command: Command) -> str | None:
-    """The key that says which server a command belongs to; None when any will do."""
+    """Return the key that decides which server a command goes to; None = any."""
     if command[0] in ("EVALSHA", "EVAL"):
         return command[3] if command[2] else None
     return command[1] if command[0] in _KEYED else None

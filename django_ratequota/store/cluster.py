@@ -1,7 +1,7 @@
 """Redis Cluster: each key lives on the master that owns its slot.
 
-Slots are learned from the cluster itself and corrected by its MOVED answers. Each master has a breaker of its own:
-one that is down degrades the requests that need a counter in its slots, the shared ones included, and no others.
+The cluster names the owners of its slots; its MOVED errors correct them. Each master has its own breaker: one that is
+down degrades only the requests that need a counter in its slots, shared counters included.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from redis.crc import key_slot
 
 from ..exceptions import StoreError
 from ..utils.locks import ForkSafeLock
-from .base import FAILURES, SeveralServers, Steps, routed_key
+from .base import FAILURES, RoutingStore, Steps, routed_key
 from .breaker import Breaker
 from .commands import Command, ScriptCall
 from .server import Pause, Send, Server
 
 Address = tuple[str, int]
 
-#: Seconds between two looks at who owns what, while something is amiss.
-_LOOK_SECONDS = 0.25
-#: Seconds to wait while the keys of a subject are on their way from one master to another.
+#: Seconds between two reads of the slots' owners, while these are out of date.
+_RELOAD_SECONDS = 0.25
+#: Seconds to wait while a subject's keys are moving from one master to another.
 _MOVING_SECONDS = 0.005
 #: Redirections of one command; a cluster at rest needs one at most.
 _REDIRECTIONS = 8
@@ -37,7 +37,7 @@ class _Node:
     breaker: Breaker
 
 
-class ClusterStore(SeveralServers):
+class ClusterStore(RoutingStore):
     """All masters of a Redis Cluster."""
 
     clustered = True
@@ -51,35 +51,35 @@ class ClusterStore(SeveralServers):
         failures: int = FAILURES,
         remap: Callable[[Address], Address] | None = None,
     ) -> None:
-        """``addresses`` are of any nodes; ``kind`` and ``kwargs`` say how to connect to each.
+        """``addresses`` are of any nodes; ``kind`` and ``kwargs`` are redis-py's connection class and its options.
 
-        ``remap`` turns an address that the cluster names into the one to connect to.
+        ``remap`` maps an address that the cluster names to the one to connect to.
         """
         self.timeout = timeout
         self._kind, self._kwargs = kind, kwargs
-        self._most, self._remap = failures, remap
+        self._failures, self._remap = failures, remap
         self._lock = ForkSafeLock()
         self._nodes: dict[Address, _Node] = {}
-        self._start = [self._node(address) for address in addresses]
-        #: The owner of each slot; None before the first look.
+        self._configured = [self._node(address) for address in addresses]
+        #: The owner of each slot; None until they are first read.
         self._slots: list[_Node | None] | None = None
         self._stale = False
-        self._look_at = 0.0
+        self._reload_at = 0.0
 
     @property
     def breakers(self) -> tuple[Breaker, ...]:
-        """Of every master; of the nodes that were configured, before the first look."""
-        return tuple(node.breaker for node in dict.fromkeys(self._slots or self._start) if node is not None)
+        """The breaker of every master; of the configured nodes until the slots are first read."""
+        return tuple(node.breaker for node in dict.fromkeys(self._slots or self._configured) if node is not None)
 
     @property
     def exposed(self) -> bool:
-        """Whether nodes are reached by a network without a password or a client certificate."""
-        return any(node.server.trusting and node.server.remote for node in self._start)
+        """Whether nodes are reached through a network, without a password or a client certificate."""
+        return any(node.server.trusting and node.server.remote for node in self._configured)
 
     def steps(self, command: Command, always: bool) -> Steps:
-        """Send to the owner of the command's key, wherever that has moved; without a key, to any master."""
-        if self._slots is None or (self._stale and self._may_look()):
-            yield from self._look(always)
+        """Send to the owner of the command's key, following redirections; without a key, to any master."""
+        if self._slots is None or (self._stale and self._may_reload()):
+            yield from self._load_slots(always)
         key = routed_key(command)
         slot = 0 if key is None else key_slot(key.encode())
         node, asking = self._owner(slot), False
@@ -100,8 +100,8 @@ class ClusterStore(SeveralServers):
                 if not isinstance(to, redis.exceptions.AskError) or redirections == _REDIRECTIONS:
                     raise
                 redirections += 1
-                # An empty host means the one that answered.
-                node = self._named((to.host or node.server.host, int(to.port)))
+                # An empty host means the one that replied.
+                node = self._node_named((to.host or node.server.host, int(to.port)))
                 asking = error.reason == "ask"
                 if not asking:
                     self._stale = True
@@ -109,12 +109,12 @@ class ClusterStore(SeveralServers):
                         self._slots[slot] = node
 
     def close(self) -> None:
-        """Drop every idle connection of this process's threads; the next command connects anew."""
-        for node in (*self._start, *self._nodes.values()):
+        """Close all idle connections of this process's threads; the next command reconnects."""
+        for node in (*self._configured, *self._nodes.values()):
             node.server.close()
 
     def _survey_steps(self, command: Command) -> Steps:
-        yield from self._look(always=True)
+        yield from self._load_slots(always=True)
         replies = {}
         for node in dict.fromkeys(self._slots or ()):
             if node is not None:
@@ -134,57 +134,59 @@ class ClusterStore(SeveralServers):
             if node is None:
                 host, port = address
                 server = Server(self._kind, {**self._kwargs, "host": host, "port": port})
-                breaker = Breaker(server.name, self._most, surplus_at=lambda: server.activity.surplus_at)
+                breaker = Breaker(server.name, self._failures, surplus_at=lambda: server.activity.surplus_at)
                 node = self._nodes[address] = _Node(server, breaker)
             return node
 
-    def _named(self, address: Address) -> _Node:
-        """The node at an address that the cluster named; raises ``StoreError``."""
+    def _node_named(self, address: Address) -> _Node:
+        """Return the node at an address that the cluster named; raises ``StoreError``."""
         if self._remap is not None:
             try:
                 host, port = self._remap(address)
                 address = str(host), int(port)
-            except Exception as error:  # the project's own function; a request must not fail by it
+            except Exception as error:  # it is the project's function, and must fail no request
                 raise StoreError("configuration", f"address_remap fails for {address}: {error!r}") from error
         return self._node(address)
 
-    def _may_look(self) -> bool:
+    def _may_reload(self) -> bool:
         with self._lock:
             now = time.monotonic()
-            if now < self._look_at:
+            if now < self._reload_at:
                 return False
-            self._look_at = now + _LOOK_SECONDS
+            self._reload_at = now + _RELOAD_SECONDS
             return True
 
-    def _look(self, always: bool) -> Steps:
-        """Ask who owns what: those first that answered last time."""
-        nodes = sorted(dict.fromkeys((*self._nodes.values(), *self._start)), key=lambda node: node.breaker.failing)
-        trouble: StoreError | None = None
+    def _load_slots(self, always: bool) -> Steps:
+        """Read the slots' owners, asking first the nodes that did not fail last."""
+        nodes = sorted(
+            dict.fromkeys((*self._nodes.values(), *self._configured)), key=lambda node: node.breaker.failing
+        )
+        failure: StoreError | None = None
         for node in nodes:
             try:
                 with node.breaker.guard(always):
-                    # One that hangs must leave time for the others, and for the command itself.
+                    # Because a node may hang, time is left for the others and for the command itself.
                     ranges = yield Send(node.server, ("CLUSTER", "SLOTS"), 0.5)
             except StoreError as error:
-                trouble = error
+                failure = error
                 continue
             if ranges:
-                return self._learn(ranges, node.server.host)
+                return self._set_slots(ranges, node.server.host)
         if self._slots is None:
-            raise trouble or StoreError("clusterdown", "no node knows who owns what")
+            raise failure or StoreError("clusterdown", "no node names the owners of the slots")
 
-    def _learn(self, ranges: list[Any], host: str) -> None:
+    def _set_slots(self, ranges: list[Any], host: str) -> None:
         slots: list[_Node | None] = [None] * 16384
         owners = set()
         for first, last, master, *_ in ranges:
             name = master[0].decode() if isinstance(master[0], bytes) else master[0]
-            # Unknown (empty, None or "?") means the host that was asked.
-            owner = self._named((name if name and name != "?" else host, int(master[1])))
+            # Unknown (empty, None or "?") means the host that replied.
+            owner = self._node_named((name if name and name != "?" else host, int(master[1])))
             owners.add(owner)
             slots[first : last + 1] = [owner] * (last + 1 - first)
         self._slots, self._stale = slots, False
         with self._lock:
             gone = [self._nodes.pop(address) for address, node in list(self._nodes.items()) if node not in owners]
         for node in gone:
-            if node not in self._start:
+            if node not in self._configured:
                 node.server.retire()

@@ -1,7 +1,7 @@
-"""How a connection is made: its class, TLS, and a login that takes one round trip.
+"""Makes connections: their class, TLS, and a login in one round trip.
 
-redis-py's own greeting takes up to six (HELLO, AUTH, SELECT, CLIENT SETNAME, twice CLIENT SETINFO). Here redis-py
-connects without credentials, by RESP2, which needs no HELLO; login, database and name then go out together.
+redis-py's own handshake takes up to six (HELLO, AUTH, SELECT, CLIENT SETNAME, twice CLIENT SETINFO). Here redis-py
+connects without credentials, by RESP2, which needs no HELLO; login, database and name are then sent together.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..exceptions import ConfigurationError
 from .budget import Budget
 from .sockets import patient, set_thread_budget
 
-#: Seconds that connecting may take, whatever its decision's timeout: the connection serves the next decision.
+#: Seconds that connecting may take; more than a decision's timeout, as the connection serves the next decision.
 CONNECT_SECONDS = 5.0
 
-#: Options of a client that its decisions must not inherit. Retries, for one: a client that retried lost replies
+#: Connection options of the alias or client that are dropped. Retries, for one: a client that retried lost replies
 #: counted one request eleven times.
 _IGNORED = frozenset(
     {
@@ -42,15 +42,15 @@ _IGNORED = frozenset(
         "maint_notifications_config",
         "maint_notifications_pool_handler",
         "oss_cluster_maint_notifications_handler",
-        "max_connections",  # the server's own number
+        "max_connections",  # ``Server`` reads it
         "connection_pool",  # of a Sentinel, by which its connections find the master
         "protocol",
     }
 )
-#: What the login sends by itself.
+#: Options that the login sends itself.
 _LOGIN = ("db", "username", "password", "credential_provider", "client_name")
 
-#: Any of redis-py's classes of connections -> the class for threads, and the class for tasks.
+#: redis-py's connection classes -> the class for threads, the class for tasks.
 _CLASSES: dict[type, tuple[type, type]] = {}
 for _sync, _async, _managed in (
     (
@@ -76,9 +76,9 @@ class Handshake:
     """Makes connections to one server."""
 
     def __init__(self, kind: type, kwargs: dict[str, Any]) -> None:
-        """``kind`` is redis-py's class of connections, ``kwargs`` what a client makes them with.
+        """``kind`` is redis-py's connection class, ``kwargs`` its options.
 
-        Raises ``ConfigurationError`` for classes other than redis-py's own TCP, TLS and Unix sockets, and for
+        Raises ``ConfigurationError`` for classes other than redis-py's own for TCP, TLS and Unix sockets, and for
         options that these do not take.
         """
         try:
@@ -100,7 +100,7 @@ class Handshake:
             self._provider = redis.UsernamePasswordCredentialProvider(login["username"], login["password"])
         self._database, self._name = login.get("db"), login.get("client_name")
         self._options = {**options, "protocol": 2}
-        # Tasks' connections take fewer options: those of TLS come as one context, no other says anything there.
+        # Tasks' connections take fewer options; those of TLS are passed as one context.
         taken = _parameters(self._async_class)
         self._async_options = {
             key: value for key, value in self._options.items() if key in taken and not key.startswith("ssl_")
@@ -108,7 +108,7 @@ class Handshake:
         self._tls = None
         if isinstance(model, redis.SSLConnection):
             self._tls = _Tls(model)
-            if model.cert_reqs == ssl.CERT_NONE:  # which leaves no name to check; redis-py 6.0 fails there
+            if model.cert_reqs == ssl.CERT_NONE:  # then there is no name to check; redis-py 6.0 raises
                 self._options["ssl_check_hostname"] = False
 
     def connect(self, seconds: float = CONNECT_SECONDS) -> Any:
@@ -126,7 +126,7 @@ class Handshake:
                 try:
                     connection.read_response()
                 except redis.exceptions.NoPermissionError:
-                    if command is not _PING:  # refused or not, it was answered
+                    if command is not _PING:  # an ACL may refuse it, and that is a reply too
                         raise
         except BaseException as error:
             connection.disconnect()
@@ -157,7 +157,7 @@ class Handshake:
         return connection
 
     def _commands(self, credentials: tuple[str, ...] | None) -> list[tuple[Any, ...]]:
-        """What to send on a new connection, all at once: something always, so that the server has answered once."""
+        """Return the commands of the login; never none, so that the server has replied once."""
         if not self._logs_in:
             return [_PING]
         commands: list[tuple[Any, ...]] = []
@@ -171,47 +171,47 @@ class Handshake:
 
 
 class _Tls:
-    """The options of redis-py's TLS connection as one context, which tasks' connections share."""
+    """The TLS options of redis-py's connection as one context, which tasks' connections share."""
 
     def __init__(self, connection: Any) -> None:
-        self._of = connection
+        self._connection = connection
 
     @cached_property
     def context(self) -> ssl.SSLContext:
-        """The context; raises ``ConfigurationError`` for options that only threads' connections have."""
-        of = self._of
-        if of.ssl_validate_ocsp or of.ssl_validate_ocsp_stapled:
+        """The context; raises ``ConfigurationError`` for options that only threads' connections support."""
+        options = self._connection
+        if options.ssl_validate_ocsp or options.ssl_validate_ocsp_stapled:
             raise ConfigurationError(
                 "redis-py validates OCSP for threads only; for asyncio, leave ssl_validate_ocsp out"
             )
         context = ssl.create_default_context()
-        context.check_hostname = of.check_hostname and of.cert_reqs != ssl.CERT_NONE
-        context.verify_mode = of.cert_reqs
-        for flag in getattr(of, "ssl_include_verify_flags", None) or ():
+        context.check_hostname = options.check_hostname and options.cert_reqs != ssl.CERT_NONE
+        context.verify_mode = options.cert_reqs
+        for flag in getattr(options, "ssl_include_verify_flags", None) or ():
             context.verify_flags |= flag
-        for flag in getattr(of, "ssl_exclude_verify_flags", None) or ():
+        for flag in getattr(options, "ssl_exclude_verify_flags", None) or ():
             context.verify_flags &= ~flag
-        if of.certfile or of.keyfile:
-            context.load_cert_chain(of.certfile, of.keyfile, of.certificate_password)
-        if of.ca_certs or of.ca_path or of.ca_data:
-            context.load_verify_locations(of.ca_certs, of.ca_path, of.ca_data)
-        if of.ssl_min_version is not None:
-            context.minimum_version = of.ssl_min_version
-        if of.ssl_ciphers:
-            context.set_ciphers(of.ssl_ciphers)
+        if options.certfile or options.keyfile:
+            context.load_cert_chain(options.certfile, options.keyfile, options.certificate_password)
+        if options.ca_certs or options.ca_path or options.ca_data:
+            context.load_verify_locations(options.ca_certs, options.ca_path, options.ca_data)
+        if options.ssl_min_version is not None:
+            context.minimum_version = options.ssl_min_version
+        if options.ssl_ciphers:
+            context.set_ciphers(options.ssl_ciphers)
         return context
 
 
 def _unnamed(connection: Any) -> Any:
-    """The connection without the name of its library, which redis-py sends in two more round trips."""
+    """Return the connection without its library's name, which redis-py sends in two more round trips."""
     connection.lib_name = connection.lib_version = connection.driver_info = None
     return connection
 
 
 def _raise_refused(error: BaseException) -> None:
-    """Turn into no connection what else passed as an answer: a plain error reply, or a connect function's own error.
+    """Raise ``ConnectionError`` for an error reply without a prefix, and for a connect function's own error.
 
-    It concerns every command, not one.
+    Else it would count as a reply to one command, while it concerns every command.
     """
     own = isinstance(error, Exception) and not isinstance(error, redis.RedisError | OSError)
     if own or type(error) is redis.ResponseError:
@@ -219,7 +219,7 @@ def _raise_refused(error: BaseException) -> None:
 
 
 def _credentials(provider: Any) -> tuple[str, ...] | None:
-    """The provider's credentials; whatever it raises, there is no connection."""
+    """Return the provider's credentials; any error that it raises becomes a ``ConnectionError``."""
     try:
         return provider and provider.get_credentials()  # type: ignore[no-any-return]
     except Exception as error:
@@ -227,7 +227,7 @@ def _credentials(provider: Any) -> tuple[str, ...] | None:
 
 
 async def _acredentials(provider: Any) -> tuple[str, ...] | None:
-    """``_credentials``, awaited; of a provider that can only block, in a thread."""
+    """``_credentials``, awaited; in a thread where the provider has no async method."""
     method = getattr(type(provider), "get_credentials_async", None)
     if method is None or method is redis.CredentialProvider.get_credentials_async:
         return provider and await asyncio.to_thread(_credentials, provider)  # type: ignore[no-any-return]
@@ -239,10 +239,10 @@ async def _acredentials(provider: Any) -> tuple[str, ...] | None:
 
 @cache
 def option_names() -> frozenset[str]:
-    """The names of all options that connections of any kind take."""
+    """Return the names of the options of all connection classes."""
     return frozenset(name for kind in _CLASSES for name in _parameters(kind))
 
 
 def _parameters(cls: type) -> set[str]:
-    """The names of all options that a class of connections and its bases take."""
+    """Return the names of the options of a connection class and its bases."""
     return {name for base in cls.__mro__ for name in inspect.signature(base).parameters}

@@ -1,4 +1,4 @@
-"""Sockets of this process's threads that wait as a decision's budget allows."""
+"""Sockets for this process's threads, whose reads and writes wait as long as the decision's budget allows."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 
 from .budget import Budget
 
-#: The budget of the command that this thread is carrying out.
+#: The budget of this thread's current command.
 _current = threading.local()
 
 
 def set_thread_budget(budget: Budget) -> None:
-    """Let this thread's reads and writes wait as ``budget`` allows."""
+    """Let this thread's reads and writes wait as long as ``budget`` allows."""
     _current.budget = budget
 
 
 class _PatientSocket:
-    """A non-blocking socket whose reads and writes wait as the thread's budget allows, through any number of pieces.
+    """A non-blocking socket whose reads and writes wait, all together, as long as the thread's budget allows.
 
-    redis-py's timeouts count from each single step: a slow server took six of them on a new connection.
+    redis-py's timeout starts again with each step: a slow server took six of them on a new connection.
     """
 
     def __init__(self, sock: Any) -> None:
         sock.setblocking(False)
         self._sock = sock
-        #: TLS may hold decrypted bytes that no poll tells of.
+        #: TLS may hold decrypted bytes that a poll does not report.
         self.encrypted = isinstance(sock, ssl.SSLSocket)
         self._waits = True
         self._poll: Any = None
@@ -40,7 +40,7 @@ class _PatientSocket:
         return getattr(self._sock, name)
 
     def settimeout(self, seconds: float | None) -> None:
-        """Wait not at all for 0; any other wait is up to the budget."""
+        """Do not wait for 0; any other wait is up to the budget."""
         self._waits = seconds != 0
 
     def readable(self, seconds: float) -> bool:
@@ -57,10 +57,10 @@ class _PatientSocket:
         return bool(poll.poll(seconds * 1000))
 
     def recv(self, *args: Any) -> Any:
-        return self._now_or_later(self._sock.recv, *args)
+        return self._read(self._sock.recv, *args)
 
     def recv_into(self, *args: Any) -> Any:
-        return self._now_or_later(self._sock.recv_into, *args)
+        return self._read(self._sock.recv_into, *args)
 
     def sendall(self, data: Any) -> None:
         sent = self._send(data)
@@ -78,7 +78,7 @@ class _PatientSocket:
             except ssl.SSLWantReadError:
                 _current.budget.wait(self.readable)
 
-    def _now_or_later(self, read: Callable[..., Any], *args: Any) -> Any:
+    def _read(self, read: Callable[..., Any], *args: Any) -> Any:
         if self._waits and not self.encrypted:
             _current.budget.wait(self.readable)
         while True:
@@ -93,14 +93,16 @@ class _PatientSocket:
 
 
 def patient(plain: type) -> type:
+    """Return a subclass of redis-py's connection class that uses such a socket."""
+
     class Patient(plain):  # type: ignore[misc]
         def _connect(self) -> Any:
             self._link = _PatientSocket(super()._connect())
             return self._link
 
         def is_stale(self) -> bool:
-            """Whether the server has closed it, or sent what nobody asked for."""
-            # With TLS, what came may be no reply.
+            """Whether the server has closed it, or sent something without a command."""
+            # With TLS, bytes that arrived may be no reply.
             return self._link.readable(0) and bool(not self._link.encrypted or self.can_read())
 
     Patient.__name__ = plain.__name__

@@ -1,4 +1,4 @@
-"""``{% load ratequota %}``: how the caller of the page stands."""
+"""``{% load ratequota %}``: how much of its limits the page's caller has used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from ..engine.types import BucketStatus
 from ..exceptions import StoreError
-from ..operations.caller_limits import standing
+from ..operations.caller_limits import caller_limits
 from ..policies.requests.identity import Caller
 from ..runtime import default_limiter
 
@@ -22,34 +22,34 @@ register = template.Library()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """How the caller stands at one limit, or, where there are several, at the one with the smallest share left."""
+    """How much of one limit is used; of several, the one with the smallest share left."""
 
     #: The limit's name, as clients see it in headers: ``search/min``.
     name: str
-    #: Units that it holds, those still free, and those used.
+    #: Units: the limit, those still free, and those used.
     limit: int
     remaining: int
     used: int
-    #: When all of them are free again, and when one is; now, or in the past, where they are.
+    #: When all units are free again, and when one is; now or in the past if they are.
     reset: datetime
     retry_at: datetime
-    #: Every limit that applies, this one included; ``()`` within these.
+    #: Every limit that applies, this one included; ``()`` in each of these.
     limits: tuple[Usage, ...] = ()
 
 
 @register.simple_tag(takes_context=True)
 def ratequota_usage(context: Any, scope: str) -> Usage | None:
-    """``{% ratequota_usage "search" as usage %}``: how the page's caller stands at the endpoint; consumes nothing.
+    """``{% ratequota_usage "search" as usage %}``: the usage of the page's caller at the endpoint; consumes nothing.
 
-    None where no limit applies, where no endpoint has that name, and while the store or the database is down.
+    None where no limit applies, no endpoint has that name, or Redis or the database is down.
     """
     request = context.get("request")
     if request is None:
         return None
     try:
         if any(breaker.open for breaker in default_limiter().store.breakers):
-            return None  # a page does not wait for a server that is known to be down
-        limits = standing(Caller(request), scope).limits
+            return None  # a page must not wait for a server that is known to be down
+        limits = caller_limits(Caller(request), scope).limits
     except (LookupError, StoreError, DatabaseError, SynchronousOnlyOperation):
         return None
     now = timezone.now()

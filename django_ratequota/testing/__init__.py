@@ -1,6 +1,6 @@
-"""Helpers for the tests of projects that use django-ratequota: policies of a test's own, a clock, assertions.
+"""Helpers for the tests of projects that use django-ratequota: policies for one test, a clock, assertions.
 
-Under pytest they come as fixtures too, see ``plugin``. Importing this imports neither Django nor Redis.
+``plugin`` has them as pytest fixtures. Importing this package imports neither Django nor Redis.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The clock that decides in tests."""
+"""The clock by which limits count in tests."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ _SECOND = 10**6
 
 
 class Clock:
-    """A clock that stands still until it is moved; ``Limiter(clock=...)`` takes it as well.
+    """A clock that stands still until the test moves it; also for ``Limiter(clock=...)``.
 
-    With ``running=True`` it goes on with real time. Redis still lets keys go by real time: a test that stands in a
-    debugger for longer than a limit's period finds that limit unused.
+    With ``running=True`` it runs with real time. Keys in Redis always expire by real time: after a stop in a debugger
+    that is longer than a limit's period, that limit is unused.
     """
 
     def __init__(self, at: datetime | None = None, *, running: bool = False) -> None:
-        """``at`` (aware; None = now) is where it begins."""
+        """``at`` is the time it begins at (aware; None = now)."""
         self._running = running
         self._offset_us = 0 if running else _now_us()
         if at is not None:
             self.move_to(at)
 
     def __call__(self) -> int:
-        """µs since the Unix epoch."""
+        """Return µs since the Unix epoch."""
         return self._offset_us + (_now_us() if self._running else 0)
 
     def __repr__(self) -> str:
@@ -31,17 +31,17 @@ class Clock:
 
     @property
     def now(self) -> datetime:
-        """What it shows, in UTC."""
+        """The time it shows, in UTC."""
         return datetime.fromtimestamp(self() / _SECOND, UTC)
 
     def advance(self, seconds: float) -> None:
-        """Move on; by less than 0, back."""
+        """Move forward, or back where ``seconds`` is negative."""
         self._offset_us += round(seconds * _SECOND)
 
     def move_to(self, at: datetime) -> None:
-        """Move to a time, which must be aware."""
+        """Move to ``at``; raises ``ValueError`` unless it is aware."""
         if at.tzinfo is None:
-            raise ValueError(f"{at!r} says no time zone: write datetime(..., tzinfo=UTC)")
+            raise ValueError(f"{at!r} has no time zone: write datetime(..., tzinfo=UTC)")
         self._offset_us += round(at.timestamp() * _SECOND) - self()
 
 

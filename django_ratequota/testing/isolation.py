@@ -28,66 +28,66 @@ from ..store.base import Store
 from .clock import Clock
 from .policies import FixedPolicies
 
-#: Keys of one command; far more than a test has.
-_TOGETHER = 500
-#: Seconds that a decision may take.
-_PATIENCE = 5.0
+#: Most keys deleted by one command.
+_MAX_KEYS = 500
+#: Seconds that a decision may take, at least: the machine that tests may be busy.
+_MIN_TIMEOUT = 5.0
 
 
 class Scene:
-    """Policies, clock and counters; in force from ``enter`` to ``leave``."""
+    """Policies, a clock and counters, in force from ``enter`` to ``leave``."""
 
     def __init__(self, policies: PolicyCache | FixedPolicies, clock: Clock | None) -> None:
-        #: What the engine takes for the time.
+        #: The engine's clock.
         self.clock = clock or Clock()
         self.policies = policies
-        # No thread hands over what is counted here.
+        # No thread sends its counts to Redis.
         self._collector = Collector()
         self._name = secrets.token_hex(5)
         self._limiters: list[SceneLimiter] = []
-        # Others where a test overrides the settings meanwhile.
+        # One for each settings that the test overrides.
         self.limiter = OncePerSettings(self._make_limiter)
         self.local_limiter = OncePerSettings(
             lambda: LocalLimiter(settings.local_share, clock=lambda: self.clock() / 10**6)
         )
-        #: (counter, level) -> until when ``quota_threshold`` was sent for it (µs).
-        self._told: dict[tuple[object, ...], int] = {}
+        #: (counter, level) -> time (µs) until which ``quota_threshold`` is not sent again.
+        self._sent_until: dict[tuple[object, ...], int] = {}
 
     def reset(self) -> None:
-        """Forget all that was counted."""
-        for one in self._limiters:
-            one.forget_keys()
+        """Forget everything that was counted."""
+        for limiter in self._limiters:
+            limiter.forget_keys()
         self.local_limiter.forget()
-        self._told.clear()
+        self._sent_until.clear()
 
     @property
     def entered(self) -> bool:
-        """Whether this context has entered it."""
+        """Whether this context has entered the scene."""
         return self in _own.get()
 
     def record(self, context: Any, route: str | None, *decided: Any) -> str:
-        """Record a decision; returns the id of a refusal, as in production, "" without one."""
+        """Record a decision and return the id of a refusal, as in production; "" without one."""
         return self._collector.record(context, route or "", *decided) if settings.statistics_seconds else ""
 
     def observe(self, decision: Decision) -> None:
-        """Send ``quota_threshold``: at once, as a test does not wait."""
+        """Send ``quota_threshold`` at once: a test does not wait for a thread."""
         for status in decision.statuses if not decision.degraded else ():
             for level in levels_reached(status):
                 key = (*status.bucket.counter, level)
-                if self._told.get(key, 0) <= decision.at_us:
-                    self._told[key] = decision.at_us + sent_for_us(status)
+                if self._sent_until.get(key, 0) <= decision.at_us:
+                    self._sent_until[key] = decision.at_us + sent_for_us(status)
                     at = datetime.fromtimestamp(decision.at_us / 10**6, UTC)
                     quota_threshold.send_robust(sender=None, level=level, status=status, at=at, suppressed=0)
 
     def enter(self, all_threads: bool) -> None:
-        """Be in force in this context, or in all threads of the process."""
+        """Put it in force in this context, or in all threads of the process."""
         _install()
         _own.set((*_own.get(), self))
         if all_threads:
             _shared.append(self)
 
     def leave(self) -> None:
-        """Be in force no more, and leave nothing in Redis."""
+        """Put it out of force, and delete its keys in Redis."""
         _own.set(tuple(scene for scene in _own.get() if scene is not self))
         if self in _shared:
             _shared.remove(self)
@@ -100,51 +100,51 @@ class Scene:
 
 
 class SceneLimiter(Limiter):
-    """The default limiter's server, with keys that no other scene, process or test run has."""
+    """A limiter on the settings' server, with keys that no other scene, process or test run has."""
 
     def __init__(self, clock: Clock, name: str, *, fixed: bool) -> None:
-        # It begins with the project's prefix, which an ACL may demand. 16 characters are the most.
+        # An ACL may demand that keys begin with the project's prefix. 16 characters are the most.
         super().__init__(clock=clock, prefix=f"{settings.prefix[:5]}:{name}", deny_cache_seconds=0)
-        self.store = _store()  # on connections that are open already
+        self.store = _store()  # shared, so that scenes open no connections
         self._fixed = fixed
         self._buckets: set[Bucket] = set()
-        # Whether Redis may hold a key of ours.
-        self._asked = False
-        if fixed:  # nothing can be published: requests without limits need no Redis
+        # Whether Redis may hold one of its keys.
+        self._used = False
+        if fixed:  # nothing can be published, so requests without limits need no Redis
             self._revision_max_age = float("inf")
 
     def publish(self) -> int:
-        """Tell those outside the scene too: what is committed in a test is committed."""
-        self._asked = True
+        """Publish outside of the scene too: a commit in a test is a commit."""
+        self._used = True
         _outside.limiter().publish()
         return super().publish()
 
     def _begin(self, mode: str, buckets: Iterable[Bucket], *args: Any) -> Any:
         buckets = tuple(buckets)
         self._buckets.update(buckets)
-        self._asked = self._asked or bool(buckets) or not self._fixed
+        self._used = self._used or bool(buckets) or not self._fixed
         return super()._begin(mode, buckets, *args)
 
     def forget_keys(self) -> None:
-        """Delete all that was counted; what Redis does not delete now goes when its time is over."""
+        """Delete its keys; if Redis fails, they expire by themselves."""
         keys = [*{bucket_key(self.prefix, bucket) for bucket in self._buckets}, revision_key(self.prefix)]
-        asked, self._asked, self._buckets = self._asked, False, set()
-        size = 1 if self.store.clustered else _TOGETHER
+        used, self._used, self._buckets = self._used, False, set()
+        size = 1 if self.store.clustered else _MAX_KEYS
         try:
-            for start in range(0, len(keys) if asked else 0, size):
+            for start in range(0, len(keys) if used else 0, size):
                 self.store.execute(("DEL", *keys[start : start + size]))
         except StoreError:
             pass
 
 
-#: The scenes entered in this context, the last one counts; async code and the threads of asgiref inherit them.
+#: The scenes entered in this context; the last one is in force. Async code and the threads of asgiref inherit them.
 _own: ContextVar[tuple[Scene, ...]] = ContextVar("ratequota_scenes", default=())
-#: Those in force where this context has none.
+#: The scenes of all threads, in force in contexts that have entered none.
 _shared: list[Scene] = []
 
 
 def current_scene() -> Scene | None:
-    """The scene in force; None outside of any."""
+    """Return the scene in force; None outside of scenes."""
     own = _own.get()
     return own[-1] if own else _shared[-1] if _shared else None
 
@@ -176,9 +176,9 @@ def _install() -> None:
 
 
 def _make_store() -> Store:
-    """Connect to the settings' server, with more patience than requests have: a machine that tests may be busy."""
+    """Connect to the settings' server, with a longer timeout."""
     store = store_from_settings(settings)
-    store.timeout = max(store.timeout, _PATIENCE)
+    store.timeout = max(store.timeout, _MIN_TIMEOUT)
     return store
 
 

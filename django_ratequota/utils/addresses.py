@@ -1,4 +1,4 @@
-"""Addresses in one spelling, and their networks: of clients, proxies and policies alike."""
+"""IP addresses in one spelling, and their networks: for clients, proxies and policies."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-#: Leading bits of an address that make its network, by version: a site's usual share.
+#: Prefix length of an address's network, by IP version: the usual allocation to one site.
 _NETWORK_BITS = {4: 24, 6: 48}
-#: The first 96 bits of ``64:ff9b::/96``, by which a NAT64 writes IPv4 addresses (RFC 6052, section 2.1).
+#: The first 96 bits of ``64:ff9b::/96``, in which a NAT64 embeds IPv4 addresses (RFC 6052, section 2.1).
 _NAT64 = int(IPv6Address("64:ff9b::")) >> 32
-#: Addresses that no translator may write so (RFC 6052, section 3.1). A packet from one is forged, so it must count
-#: neither as a trusted proxy nor as an internal caller. Addresses for documentation and tests are unmapped as usual.
+#: Addresses that no NAT64 may embed (RFC 6052, section 3.1). Because a packet from one is forged, it counts neither
+#: as a trusted proxy nor as an internal caller. Addresses for documentation and tests are unmapped as usual.
 _NOT_TRANSLATED = tuple(
     map(
         IPv4Network,
@@ -30,11 +30,10 @@ _NOT_TRANSLATED = tuple(
 
 
 def unmap(address: Address) -> Address:
-    """Return the IPv4 address behind ``::ffff:203.0.113.7`` or ``64:ff9b::203.0.113.7``, any other as it is.
+    """Return the IPv4 address in ``::ffff:203.0.113.7`` or ``64:ff9b::203.0.113.7``; any other address unchanged.
 
-    A /64 mask would put all of them into one counter. Left alone are ``64:ff9b:1::/48``, as each network chooses for
-    itself where the IPv4 address stands there (RFC 8215), and 6to4 and Teredo, whose IPv4 address is that of a router
-    or a NAT: it is no client's.
+    A /64 mask would put all of them into one counter. ``64:ff9b:1::/48`` is not unmapped, as each network chooses the
+    place of the IPv4 address (RFC 8215), nor are 6to4 and Teredo, whose IPv4 address is a router's or a NAT's.
     """
     if isinstance(address, IPv4Address):
         return address
@@ -48,9 +47,9 @@ def unmap(address: Address) -> Address:
 
 
 def unmap_network(network: Network) -> Network:
-    """Return ``::ffff:203.0.113.0/120`` and ``64:ff9b::203.0.113.0/120`` as 203.0.113.0/24, any other as it is.
+    """Return ``::ffff:203.0.113.0/120`` and ``64:ff9b::203.0.113.0/120`` as 203.0.113.0/24; any other unchanged.
 
-    ``64:ff9b::/96`` stays as it is: it would be all of IPv4.
+    ``64:ff9b::/96`` too is unchanged: it would be all of IPv4.
     """
     if network.prefixlen < 96:
         return network

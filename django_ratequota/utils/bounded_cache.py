@@ -1,4 +1,4 @@
-"""A bounded memory of what was worked out lately, for values that are cheap enough to work out again."""
+"""A bounded cache for values that are cheap to compute again."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Value]):
-    """Keeps the last ``size`` values or fewer, at least half as many; None is no value.
+    """Keeps the most recently used values: ``size`` at most, half as many at least. None cannot be a value.
 
-    Two generations instead of an exact LRU: a hit is one look into a dict and takes no lock, while moving a key to
-    the end of an order would need one. Threads that meet in here may lose values, which are then worked out anew.
+    Two generations instead of an exact LRU: a hit is one lookup in a dict and needs no lock, as moving a key to the
+    end of an order would. Concurrent threads may lose values, which are then computed again.
     """
 
     __slots__ = ("_half", "_old", "_young")
@@ -23,7 +23,7 @@ class BoundedCache(Generic[Value]):
         self._old: dict[Hashable, Value] = {}
 
     def get(self, key: Hashable) -> Value | None:
-        """The value put under the key; None when there is none, or no longer."""
+        """Return the key's value; None when there is none (any more)."""
         value = self._young.get(key)
         if value is None:
             value = self._old.get(key)
@@ -32,7 +32,7 @@ class BoundedCache(Generic[Value]):
         return value
 
     def put(self, key: Hashable, value: Value) -> None:
-        """Keep the value, and let go of those that were not asked for in a long time."""
+        """Keep the value; drop the least recently used half when the cache is full."""
         if len(self._young) >= self._half:
             self._old, self._young = self._young, {}
         self._young[key] = value

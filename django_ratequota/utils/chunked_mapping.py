@@ -1,4 +1,4 @@
-"""A dict in parts, of which a changed copy shares all parts but those that the change touches."""
+"""An immutable mapping in chunks: a changed copy shares all chunks except the changed ones."""
 
 from __future__ import annotations
 
@@ -9,57 +9,57 @@ from typing import Any, Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
-#: Entries of a part, on average and at most twice as many: to copy 10^5 entries takes 10 ms, to copy 500 some µs.
-_SIZE = 256
+#: Average entries per chunk; twice as many at most. Copying 10^5 entries takes 10 ms, copying 500 a few µs.
+_CHUNK_SIZE = 256
 
 
-class Parted(Mapping[Key, Value], Generic[Key, Value]):
-    """An immutable mapping; ``changed`` makes another one in the time of a few entries."""
+class ChunkedMapping(Mapping[Key, Value], Generic[Key, Value]):
+    """An immutable mapping; ``changed`` returns a copy in the time of a few entries."""
 
-    __slots__ = ("_length", "_parts")
+    __slots__ = ("_chunks", "_length")
 
     def __init__(self, entries: Mapping[Key, Value]) -> None:
         self._length = len(entries)
-        self._parts: list[dict[Key, Value]] = [{} for _ in range(1 + self._length // _SIZE)]
+        self._chunks: list[dict[Key, Value]] = [{} for _ in range(1 + self._length // _CHUNK_SIZE)]
         for key, value in entries.items():
-            self._parts[hash(key) % len(self._parts)][key] = value
+            self._chunks[hash(key) % len(self._chunks)][key] = value
 
     def __getitem__(self, key: Key) -> Value:
-        return self._parts[hash(key) % len(self._parts)][key]
+        return self._chunks[hash(key) % len(self._chunks)][key]
 
-    def get(self, key: Any, default: Any = None) -> Any:  # the mixin's raises an error in between
-        """The key's value, or the default."""
-        return self._parts[hash(key) % len(self._parts)].get(key, default)
+    def get(self, key: Any, default: Any = None) -> Any:  # the mixin's raises and catches KeyError
+        """Return the key's value, or the default."""
+        return self._chunks[hash(key) % len(self._chunks)].get(key, default)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._parts[hash(key) % len(self._parts)]
+        return key in self._chunks[hash(key) % len(self._chunks)]
 
     def __iter__(self) -> Iterator[Key]:
-        return chain.from_iterable(self._parts)
+        return chain.from_iterable(self._chunks)
 
     def __len__(self) -> int:
         return self._length
 
     def common(self, keys: KeysView[Key]) -> set[Key]:
-        """Return those of the keys that have a value here; takes as long as the fewer of both."""
-        if len(self._parts) > len(keys):
+        """Return the keys that have a value here, in the time of the smaller set."""
+        if len(self._chunks) > len(keys):
             return {key for key in keys if key in self}
-        return set().union(*[part.keys() & keys for part in self._parts])
+        return set().union(*[chunk.keys() & keys for chunk in self._chunks])
 
-    def changed(self, gone: Iterable[Key], come: Mapping[Key, Value]) -> Parted[Key, Value]:
-        """Return a copy without the keys ``gone``, and with the entries that ``come``."""
-        parts = list(self._parts)
-        fresh: set[int] = set()
-        for key in (*gone, *come):
-            at = hash(key) % len(parts)
-            if at not in fresh:
-                fresh.add(at)
-                parts[at] = dict(parts[at])
-            if key in come:
-                parts[at][key] = come[key]
+    def changed(self, removed: Iterable[Key], added: Mapping[Key, Value]) -> ChunkedMapping[Key, Value]:
+        """Return a copy without the keys ``removed`` and with the entries ``added``."""
+        chunks = list(self._chunks)
+        copied: set[int] = set()
+        for key in (*removed, *added):
+            at = hash(key) % len(chunks)
+            if at not in copied:
+                copied.add(at)
+                chunks[at] = dict(chunks[at])
+            if key in added:
+                chunks[at][key] = added[key]
             else:
-                parts[at].pop(key, None)
-        grown = sum(len(parts[at]) - len(self._parts[at]) for at in fresh)
-        other: Parted[Key, Value] = Parted.__new__(Parted)
-        other._parts, other._length = parts, self._length + grown
-        return Parted(dict(other)) if other._length > 2 * _SIZE * len(parts) else other
+                chunks[at].pop(key, None)
+        grown = sum(len(chunks[at]) - len(self._chunks[at]) for at in copied)
+        other: ChunkedMapping[Key, Value] = ChunkedMapping.__new__(ChunkedMapping)
+        other._chunks, other._length = chunks, self._length + grown
+        return ChunkedMapping(dict(other)) if other._length > 2 * _CHUNK_SIZE * len(chunks) else other

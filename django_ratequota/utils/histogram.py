@@ -1,4 +1,4 @@
-"""How long decisions took: counts by duration, since the process began and over the last minute."""
+"""Durations of decisions: counts per bin, since the process began and over the last minute."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
-#: Upper bounds in seconds: 50 µs and so on by a fifth more each, up to about 10 s; beyond lies one bin more.
+#: Upper bounds in seconds: from 50 µs, each a fifth higher, up to about 10 s; one more bin holds longer durations.
 BOUNDS: tuple[float, ...] = tuple(round(50e-6 * 1.2**step, 7) for step in range(68))
 _SLICE_SECONDS = 10
 _SLICES = 7  # six whole ones make the last minute, the seventh is filling
@@ -17,26 +17,26 @@ class Histogram:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: Since the process began; one count a bin, then those above the last bound.
+        #: Since the process began: one count per bin, the last for durations above all bounds.
         self.counts = [0] * (len(BOUNDS) + 1)
         #: Sum of all durations, in seconds.
         self.total = 0.0
-        #: When the last one was recorded, by the clock; None before the first.
+        #: When the last duration was recorded, by ``clock``; None before the first.
         self.recorded_at: float | None = None
-        # One slice for every ten seconds of the last minute, each with the number of its time.
+        # One slice per ten seconds of the last minute: its number since the clock's zero, and its counts.
         self._slices = [(-1, [0] * (len(BOUNDS) + 1)) for _ in range(_SLICES)]
 
     def record(self, seconds: float) -> None:
         """Count one duration."""
-        place = bisect_left(BOUNDS, seconds)
+        bin_ = bisect_left(BOUNDS, seconds)
         now = self.recorded_at = self._clock()
         number = int(now // _SLICE_SECONDS)
         at, counts = self._slices[number % _SLICES]
         if at != number:
             counts = [0] * (len(BOUNDS) + 1)
             self._slices[number % _SLICES] = (number, counts)
-        counts[place] += 1
-        self.counts[place] += 1
+        counts[bin_] += 1
+        self.counts[bin_] += 1
         self.total += seconds
 
     def idle(self) -> float | None:
@@ -44,18 +44,18 @@ class Histogram:
         return None if self.recorded_at is None else self._clock() - self.recorded_at
 
     def last_minute(self) -> list[int]:
-        """The counts of the last 60 to 70 seconds."""
+        """Return the counts of the last 60 to 70 seconds."""
         oldest = int(self._clock() // _SLICE_SECONDS) - _SLICES
         return merged(counts for number, counts in self._slices if number > oldest)
 
 
 def merged(histograms: Iterable[Sequence[int]]) -> list[int]:
-    """The counts of several histograms together."""
+    """Return the sum of several histograms' counts."""
     return [sum(bins) for bins in zip([0] * (len(BOUNDS) + 1), *histograms, strict=True)]
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:
-    """The duration (seconds, its bin's upper bound) that ``share`` of all did not exceed; None without any."""
+    """Return the upper bound (seconds) of the bin that holds the quantile ``share``; None without counts."""
     wanted, passed = share * sum(counts), 0
     for bound, count in zip((*BOUNDS, float("inf")), counts, strict=True):
         passed += count

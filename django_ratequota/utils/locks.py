@@ -1,4 +1,4 @@
-"""A lock that a fork leaves open: whoever held it at that moment is not in the child to release it."""
+"""A lock that is unlocked in a forked child, where the thread that held it does not exist."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import weakref
 
 
 class ForkSafeLock:
-    """``threading.Lock``, free again in every forked child."""
+    """``threading.Lock``, unlocked in every forked child."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         _locks.add(self)
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Take it; without ``blocking``, say False when it is taken."""
+        """Acquire the lock; without ``blocking``, return False when it is locked."""
         return self._lock.acquire(blocking)
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
         self._lock.release()
 
     def locked(self) -> bool:
-        """Whether somebody holds it."""
+        """Whether it is locked."""
         return self._lock.locked()
 
     def __enter__(self) -> None:
@@ -36,9 +36,9 @@ class ForkSafeLock:
 _locks: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
 
 
-def _free() -> None:
+def _unlock_all() -> None:
     for lock in _locks:
         lock._lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_free)
+os.register_at_fork(after_in_child=_unlock_all)

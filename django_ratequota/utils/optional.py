@@ -1,4 +1,4 @@
-"""The optional packages: imported on use, and asked for by the name of their extra where they are missing."""
+"""Imports optional packages on use; where one is missing, the error names the extra that installs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..exceptions import ConfigurationError
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """The optional module; raises ``ConfigurationError`` naming the extra that installs it."""
+    """Import and return the module; raises ``ConfigurationError`` naming the extra that installs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Problems of this process that Redis is not the cause of: logged once a minute, and kept a minute for ``health``."""
+"""Problems that Redis did not cause, such as a failing identifier: logged, and shown in ``health`` for a minute."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _lock = ForkSafeLock()
 def note_problem(reason: str, text: str, error: Exception | None = None) -> None:
     """Keep the problem for ``Health.errors``, and log it once a minute, with the traceback of ``error``.
 
-    Reasons are names from the code or the settings: no client can add one.
+    Reasons are names from the code or the settings, so that no client can add one.
     """
     if remember(reason, text):
         logger.error("%s", text, exc_info=error)
 
 
 def remember(reason: str, message: str) -> bool:
-    """Keep the message for ``recent``; returns whether it is time to log the reason again."""
+    """Keep the message for ``recent``; returns whether the reason is to be logged, once a minute."""
     with _lock:
         now, last = time.monotonic(), _problems.get(reason)
         logs = last is None or now >= last.logged_at + _MINUTE
@@ -47,12 +47,12 @@ def remember(reason: str, message: str) -> bool:
 
 
 def recent() -> dict[str, str]:
-    """The problems of the last minute: reason -> message of the last one."""
+    """Return the problems of the last minute: reason -> its last message."""
     with _lock:
         since = time.monotonic() - _MINUTE
         return {reason: problem.message for reason, problem in _problems.items() if problem.seen_at > since}
 
 
 def forget() -> None:
-    """As if nothing had been noted."""
+    """Forget all problems."""
     _problems.clear()

@@ -1,7 +1,7 @@
-"""Runs one piece of logic synchronously or asynchronously.
+"""Sans-I/O drivers: run one generator synchronously or awaited.
 
-Code that needs input or output is written once, as a generator that yields what it wants done and is sent the
-result (or thrown the error); it runs under either driver. So no verb exists in two versions that drift apart.
+Logic with input and output is written once, as a generator: it yields each step, and gets its result sent or its
+error thrown. So a verb and its async twin cannot drift apart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 def drive(steps: Generator[Step, Any, Result], do: Callable[[Step], Any]) -> Result:
-    """Run the generator, doing each step with ``do``; returns what it returns, raises what it raises."""
+    """Run the generator, carrying out each step with ``do``; returns its result, raises its error."""
     try:
         step = next(steps)
         while True:

@@ -1,7 +1,7 @@
-"""Awaits calls that must reach Redis although their caller is cancelled.
+"""Shields calls that must reach Redis even when their caller is cancelled.
 
-An ASGI server cancels the task of a request whose client hangs up. A charge that ended with it would make the work
-that it pays for free of charge.
+An ASGI server cancels the task of a request whose client hangs up. If the charge were cancelled too, the work would
+not be paid for.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-#: Most calls that go on without their callers; beyond that, a call is cancelled with its caller.
-MOST = 1000
-#: The calls that go on without their callers: an event loop itself holds its tasks weakly.
-_alone: set[asyncio.Task[Any]] = set()
+#: Most calls that outlive their callers; more are cancelled with their callers.
+MAX_DETACHED = 1000
+#: Calls that outlive their callers; kept here, as an event loop holds its tasks only weakly.
+_detached: set[asyncio.Task[Any]] = set()
 
 
 async def shielded(call: Coroutine[Any, Any, Result]) -> Result:
@@ -27,9 +27,9 @@ async def shielded(call: Coroutine[Any, Any, Result]) -> Result:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        if len(_alone) < MOST:
-            _alone.add(task)
-            task.add_done_callback(_alone.discard)
+        if len(_detached) < MAX_DETACHED:
+            _detached.add(task)
+            task.add_done_callback(_detached.discard)
         else:
             task.cancel()
         raise

@@ -285,7 +285,9 @@ def test_a_refusal_by_an_identifier_asks_about_its_value(
     kept.refusals = [refused(alice, buckets=others)]
     cards = counters(look(operator, id="ABCDE12345"))
     assert any(card.startswith("all/min per tenant tenant:acme 0 of 5") for card in cards), cards
-    assert ExplainQuery.of(refused(alice, buckets=(replace(own, subject="tenant:"),))).identifiers == {"tenant": ""}
+    assert ExplainQuery.from_refusal(refused(alice, buckets=(replace(own, subject="tenant:"),))).identifiers == {
+        "tenant": ""
+    }
 
 
 @pytest.mark.parametrize(
@@ -635,7 +637,7 @@ def test_the_command_tells_the_same(alice: User, kept: Kept) -> None:
     assert f"search/min of user:{alice.pk}: 0 of 10 left, refused" in text
     assert "plan         Free (assigned)" in text
     assert f"search/min of user:{alice.pk}: 10 of 10 left" in text
-    with pytest.raises(CommandError, match="No refusal 'ZZZZZ99999' is kept; they are kept for 48 hours"):
+    with pytest.raises(CommandError, match="No refusal 'ZZZZZ99999' is recorded; refusals are kept for 48 hours"):
         call_command("ratequota", "explain", "--id", "ZZZZZ99999", stdout=out)
 
 
@@ -691,8 +693,8 @@ def test_from_a_refused_response_to_what_was_decided(
     ("read", "field"),
     [
         (lambda: ExplainQuery(ip="nonsense").caller(), "ip"),
-        (lambda: ExplainQuery(ip="::1", endpoint="gone").place(), "endpoint"),
-        (lambda: ExplainQuery(ip="::1", path="/gone/").place(), "path"),
+        (lambda: ExplainQuery(ip="::1", endpoint="gone").request_arguments(), "endpoint"),
+        (lambda: ExplainQuery(ip="::1", path="/gone/").request_arguments(), "path"),
     ],
 )
 def test_a_question_names_the_field_that_cannot_be_read(read: Callable[[], Any], field: str) -> None:

@@ -76,7 +76,7 @@ class Tasks:
         self.server = server
 
     async def __aenter__(self) -> Tasks:
-        self.pool: Any = await self.server._of_this_loop()
+        self.pool: Any = await self.server._connections_of_loop()
         return self
 
     async def __aexit__(self, *_: object) -> None:

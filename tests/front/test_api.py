@@ -14,10 +14,10 @@ from django.test import Client
 from django.urls import reverse
 from rest_framework.test import APIRequestFactory
 
-from django_ratequota.admin.permissions import PolicyRights
+from django_ratequota.admin.permissions import PolicyPermissions
 from django_ratequota.api import LOOKING, QuotaLimitSerializer, QuotaUsageSerializer, UsageView
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
-from django_ratequota.operations import caller_limits as standing
+from django_ratequota.operations import caller_limits
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.requests.identity import Caller
 from tests.project.views import request_from
@@ -186,7 +186,7 @@ def test_the_last_known_policies_are_told_while_the_database_is_down(
 
 
 def test_how_much_one_request_looks_at_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing, "MAX_LIMITS", 2)
+    monkeypatch.setattr(caller_limits, "MAX_LIMITS", 2)
     for name in ("c", "b", "a"):
         RatePolicy.objects.create(endpoint=Endpoint.objects.create(name=name), rates="9/hour")
     found = usage(client)
@@ -198,8 +198,8 @@ def test_what_requests_remember_is_not_pushed_out(client: Client) -> None:
     RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="9/hour")
     client.get("/search/")
     memo = policies.current().memo  # type: ignore[union-attr]
-    before = [(dict(kept._young), dict(kept._old)) for kept in (memo.policies, memo.resolutions, memo.endpoints)]
-    assert standing.standing(Caller(request_from())).limits
+    before = [(dict(kept._young), dict(kept._old)) for kept in (memo.places, memo.resolutions, memo.matches)]
+    assert caller_limits.caller_limits(Caller(request_from())).limits
     assert policies.current().memo is memo  # type: ignore[union-attr]
     assert [(kept._young, kept._old) for kept in (memo.policies, memo.resolutions, memo.endpoints)] == before
 
@@ -263,7 +263,7 @@ def test_the_right_to_ask_is_that_of_the_admin(operator: User) -> None:
     """Who may look at policies is decided in admin.rights; the endpoint must not grow apart from it."""
     own = RatePolicy._meta.default_permissions
     codenames = [f"{verb}_ratepolicy" for verb in own] + [name for name, _ in RatePolicy._meta.permissions]
-    rights = PolicyRights(RatePolicy, admin.site)
+    rights = PolicyPermissions(RatePolicy, admin.site)
     for count in (0, 1, 2):
         for held in combinations(codenames, count):
             request = request_from(may(operator, *held))

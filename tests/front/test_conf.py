@@ -64,7 +64,7 @@ PROXIES = ["10.0.0.0/8", " ::1 ", "unix"]
         ({"USER_CACHE_SIZE": 1}, "user_cache_size", 1),
     ],
 )
-def test_what_a_key_accepts(raw: dict[str, Any], field: str, expected: Any) -> None:
+def test_accepted_values(raw: dict[str, Any], field: str, expected: Any) -> None:
     found, problems = read(raw)
     assert problems == []
     assert getattr(found, field) == expected
@@ -149,7 +149,7 @@ NUMBERS = ["0.1", None, True, float("nan"), float("inf"), -1, 10**9, [1]]
         ("TIME_ZONE", dateutil.tz.gettz("Asia/Tokyo"), "Write a zone of the IANA database"),
     ],
 )
-def test_what_a_key_refuses_keeps_its_default_and_says_what_to_write(key: str, value: Any, hint: str) -> None:
+def test_a_refused_value_keeps_the_default_and_has_a_hint(key: str, value: Any, hint: str) -> None:
     found, problems = read({key: value, "POLL_SECONDS" if key != "POLL_SECONDS" else "TIMEOUT": 5})
     assert [(problem.key, problem.warning) for problem in problems] == [(key, False)]
     assert key in problems[0].message
@@ -172,7 +172,7 @@ def test_what_a_key_refuses_keeps_its_default_and_says_what_to_write(key: str, v
         (7, "Known keys: BREAKER_FAILURES, CACHE, "),
     ],
 )
-def test_an_unknown_key_is_told_which_was_meant(key: Any, hint: str) -> None:
+def test_an_unknown_key_gets_a_did_you_mean(key: Any, hint: str) -> None:
     found, [problem] = read({key: 1})
     assert problem.warning
     assert problem.message == f"RATEQUOTA has no key {key!r}; it is ignored."
@@ -181,7 +181,7 @@ def test_an_unknown_key_is_told_which_was_meant(key: Any, hint: str) -> None:
 
 
 @pytest.mark.parametrize("raw", [None, [], "x", 7])
-def test_what_is_no_mapping_is_one_problem(raw: Any) -> None:
+def test_a_setting_that_is_no_mapping_is_one_problem(raw: Any) -> None:
     found, [problem] = read(raw)
     assert (problem.key, problem.hint, problem.warning) == ("RATEQUOTA", "Write RATEQUOTA = {...}.", False)
     assert found == Settings()
@@ -208,7 +208,7 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(list(KEYS)), VALUES, max_size=4))
 @examples(300)
-def test_reading_never_fails_and_a_problem_says_what_to_write(raw: dict[str, Any]) -> None:
+def test_reading_never_fails_and_each_problem_has_a_hint(raw: dict[str, Any]) -> None:
     found, problems = read(raw)
     assert all(problem.hint and problem.key in raw for problem in problems)
     refused = {problem.key for problem in problems}
@@ -227,14 +227,14 @@ def test_the_settings_in_force_follow_overrides() -> None:
     assert (settings.prefix, default_limiter().prefix) == ("rqtest", "rqtest")
 
 
-def test_djangos_time_zone_is_the_default_and_its_override_counts() -> None:
+def test_djangos_time_zone_is_the_default_and_may_be_overridden() -> None:
     with override_settings(TIME_ZONE="Asia/Tokyo"):
         assert default_limiter().time_zone == settings.time_zone == ZoneInfo("Asia/Tokyo")
     with override_settings(TIME_ZONE="Asia/Tokyo", RATEQUOTA={"TIME_ZONE": "Europe/Berlin"}):
         assert settings.time_zone == ZoneInfo("Europe/Berlin")
 
 
-def test_other_settings_leave_the_limiter_alone() -> None:
+def test_overriding_other_settings_keeps_the_limiter() -> None:
     limiter = default_limiter()
     with override_settings(DEBUG=True):
         assert default_limiter() is limiter

@@ -108,7 +108,7 @@ def test_a_bad_cost_is_an_error_when_decorating(cost: Any) -> None:
 
 @pytest.mark.parametrize("scope", [7, ["search"], b"search"])
 def test_a_bad_scope_is_an_error_when_decorating(scope: Any) -> None:
-    with pytest.raises(TypeError, match="scope is the name of an endpoint"):
+    with pytest.raises(TypeError, match="scope must be the name of an endpoint"):
         ratequota(scope)
 
 

@@ -219,7 +219,7 @@ class TestTag:
         with override_policies({"search": "3/min"}):
             for _ in range(3):
                 assert render(request=request_from()) == ""
-            monkeypatch.setattr("django_ratequota.templatetags.ratequota.standing", pytest.fail)
+            monkeypatch.setattr("django_ratequota.templatetags.ratequota.caller_limits", pytest.fail)
             assert render(request=request_from()) == "", "the breaker is open by now: nobody is asked"
 
     @pytest.mark.django_db(transaction=True)

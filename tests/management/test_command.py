@@ -13,14 +13,14 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import RequestFactory
-from django_ratequota.store.info import server_version
 
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.monitoring import health
 from django_ratequota.runtime import default_limiter
+from django_ratequota.store.server import server_version
 from django_ratequota.utils.histogram import BOUNDS
-from tests.front.test_checks import introducing
+from tests.support.fake_redis import fake_redis
 from tests.support.operators import a_customer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -76,7 +76,7 @@ def test_explain_sees_an_edit_that_was_just_made(alice: User) -> None:
 def test_explain_takes_the_plan_that_a_resolver_would_say(alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
     Plan.objects.create(name="Pro", slug="pro")
-    with pytest.raises(CommandError, match="give --plan SLUG"):
+    with pytest.raises(CommandError, match="by --plan SLUG"):
         run("explain", "--user", "alice")
     assert "plan         none (PLAN_RESOLVER names none" in run("explain", "--user", "alice", "--plan", "")
     text = run("explain", "--user", "alice", "--plan", "pro")
@@ -91,10 +91,18 @@ def test_explain_resolves_a_path_and_its_view() -> None:
     assert "admin-login/min per ip of ip:203.0.113.7: 5 of 5 left" in text
 
 
+@pytest.mark.parametrize("args", [["--endpoint", "usage"], ["--path", "/quota/usage/"]])
+def test_explain_shows_the_built_in_limit_of_the_usage_endpoint(args: list[str]) -> None:
+    RatePolicy.objects.create(rates="5/min")
+    text = run("explain", "--ip", "203.0.113.7", *args)
+    assert "lost: policies for all endpoints spare the usage endpoint" in text
+    assert "  built in: usage/min of ip:203.0.113.7: 60 of 60 left" in text
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["explain"], "Say who is asking"),
+        (["explain"], "Name the caller"),
         (["explain", "--user", "nobody"], "There is no user 'nobody'"),
         (["explain", "--ip", "300.1.1.1"], "does not appear to be an IPv4 or IPv6 address"),
         (["explain", "--ip", "::1", "--endpoint", "serach"], "There is no endpoint 'serach'; there are: none yet"),
@@ -130,7 +138,7 @@ def test_publish_carries_raw_sql_to_the_next_request(alice: User) -> None:
         cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'blocked' WHERE user_id IS NOT NULL")
     assert ask(alice).allowed
     before = default_limiter().stored_revision()
-    assert "every process reads all policies anew" in run("publish", "--reason", "OPS-7")
+    assert "every process reloads all policies" in run("publish", "--reason", "OPS-7")
     assert default_limiter().stored_revision() > before
     assert not ask(alice).allowed
     assert PolicyChange.objects.first().reason == "OPS-7"
@@ -243,10 +251,10 @@ def test_status_shows_a_process_that_decides(alice: User) -> None:
 
 def test_status_of_a_store_that_keeps_things_to_itself(settings: Any) -> None:
     body = b"# Server\r\nredis_version:7.2.4\r\n"
-    with introducing(b"$%d\r\n%s\r\n" % (len(body), body)) as url:
+    with fake_redis(b"$%d\r\n%s\r\n" % (len(body), body)) as url:
         settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
         out = io.StringIO()
-        with pytest.raises(CommandError, match=r"Redis gives no answer \(response\)"):
+        with pytest.raises(CommandError, match=r"Redis did not answer \(response\)"):
             call_command("ratequota", "status", stdout=out)
     assert "store        redis 7.2.4 at 127.0.0.1:" in out.getvalue()
     assert "eviction     unknown, unknown keys evicted" in out.getvalue()
@@ -262,7 +270,7 @@ def test_an_unreachable_store_is_an_error_in_a_sentence(verb: list[str], setting
     }
     if verb[0] == "reset":
         RatePolicy.objects.create(rates="5/min")
-    with pytest.raises(CommandError, match=r"Redis gives no answer \(connection\)"):
+    with pytest.raises(CommandError, match=r"Redis did not answer \(connection\)"):
         run(*verb)
 
 
@@ -275,4 +283,4 @@ def test_explain_works_while_the_store_is_down(alice: User, settings: Any) -> No
     }
     text = run("explain", "--user", "alice", "--endpoint", "search")
     assert "no live counter" in text
-    assert "Redis gives no answer: connection" in text
+    assert "Redis did not answer: connection" in text

@@ -86,7 +86,7 @@ def test_the_usual_settings(settings: Any) -> None:
     assert run(settings, USUAL, *classes, options=("--reason", "OPS-7")) == [*DIFF, "5 created, 0 changed, 0 deleted"]
     assert set(PolicyChange.objects.values_list("reason", flat=True)) == {"OPS-7"}
     again = run(settings, USUAL, *classes)
-    assert again == ["Nothing to do: the database says what DEFAULT_THROTTLE_RATES says"]
+    assert again == ["Nothing to do: the database equals DEFAULT_THROTTLE_RATES"]
     assert run(settings, USUAL | {"uploads": "30/hour"}, *classes) == [
         "~ policy everyone × uploads: rates 20/hour -> 30/hour",
         "0 created, 1 changed, 0 deleted",
@@ -179,7 +179,7 @@ def test_rates_that_no_default_class_has_are_for_all_endpoints_and_say_so(settin
 def test_what_is_there_stays_unless_pruned(settings: Any) -> None:
     RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="5/min")
     lines = run(settings, {"user": "9/day"}, USER)
-    assert lines[-1] == "Left alone, as the file does not name them: 1 policy; --prune deletes them"
+    assert lines[-1] == "Kept although the file does not name them: 1 policy; --prune deletes them"
     assert run(settings, {"user": "9/day"}, USER, options=("--prune",))[-1] == "0 created, 0 changed, 1 deleted"
 
 

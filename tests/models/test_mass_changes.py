@@ -427,7 +427,7 @@ def test_one_of_many_that_does_not_fit_is_named_and_stops_all() -> None:
     key = gone.pk
     gone.delete()
     last = newest()
-    with pytest.raises(Exception, match=f"u{BATCH + 4}: Free cannot be restored along: The user with the id {key}"):
+    with pytest.raises(Exception, match=f"u{BATCH + 4}: Free cannot be restored with it: The user with the id {key}"):
         restore(plan_restoration(deletion(), "before"), actor=None, reason="", along=True)
     assert not Plan.objects.exists()
     assert newest() == last

@@ -200,5 +200,5 @@ def test_the_receiver_in_the_docs(limiter: Limiter, caplog: Any) -> None:
         spend(limiter, Bucket("user:1", Rate.parse("5/day"), scope="search"), 4)
         alerts.send()
     finally:
-        quota_threshold.disconnect(defined["tell"])
+        quota_threshold.disconnect(defined["notify_sales"])
     assert caplog.messages == ["user:1 used 80 % of search/day"]

@@ -180,15 +180,15 @@ def run(*args: str) -> str:
 def test_the_command(count: Callable[..., None], now: int) -> None:
     count(3, 5)
     with time_machine.travel(now, tick=False):
-        assert run() == "2 hourly and 2 daily rows written, 0 old ones deleted\n"
+        assert run() == "2 hourly and 2 daily rows written, 0 old rows deleted\n"
         assert (
-            run("--keep-hours", "0", "--keep-days", "0") == "0 hourly and 0 daily rows written, 4 old ones deleted\n"
+            run("--keep-hours", "0", "--keep-days", "0") == "0 hourly and 0 daily rows written, 4 old rows deleted\n"
         )
 
 
 def test_the_command_without_redis(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
-    with pytest.raises(CommandError, match="Redis gives no answer"):
+    with pytest.raises(CommandError, match="Redis did not answer"):
         run()
 
 

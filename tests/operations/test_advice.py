@@ -275,7 +275,7 @@ def test_what_always_binds_first_does_so_whatever_is_charged_and_refunded(
         ("100/min, 10000/hour", ["“10000/hour” never refuses anything: “100/min” always refuses first"]),
         ("10000/hour, 100/min", ["“10000/hour” never refuses"]),
         ("100/min, 100/min leaky_bucket", ["“100/min leaky_bucket” never refuses"]),
-        ("100/day fixed_window, 4000/month", ["(As long as no code charges"]),
+        ("100/day fixed_window, 4000/month", ["(Unless code charges"]),
         ("unlimited", []),
         ("blocked", []),
         ("10/min burst 1000", ["same bucket as 1,000 units in 1.7 h"]),

@@ -26,7 +26,7 @@ from django_ratequota.engine.types import Bucket
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.monitoring import refusals
 from django_ratequota.operations import boosts as boosting
-from django_ratequota.operations.boosts import doubled, outlook, proposed, why_no_boost, window_end
+from django_ratequota.operations.boosts import doubled, outlook, propose_boost, why_no_boost, window_end
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.change_feed import ChangeCursor
 from django_ratequota.policies.facts import to_us
@@ -242,7 +242,7 @@ def test_a_boost_starts_no_earlier_than_the_override_that_it_replaces(alice: Use
     usual = RatePolicy.objects.create(user=alice, endpoint=Endpoint.objects.get(), rates="15/hour", starts_at=half)
     explanation = ExplainQuery(user_id=str(alice.pk), endpoint="search").explain()
     explanation.context.now_us = to_us(half) + 1
-    boost = proposed(explanation, usual)
+    boost = propose_boost(explanation, usual)
     boost.ends_at = half + timedelta(hours=1)
     seen = outlook(explanation.context, boost)
     assert (seen.now and seen.now.id, seen.overtaken, seen.after and seen.after.id) == (usual.pk, None, usual.pk)
@@ -293,7 +293,7 @@ def test_a_users_own_policy_per_address_is_boosted_for_the_user(operator: Client
     [
         ({"counted_per": "everyone"}, {"ip": "::1"}, "Everyone is counted together here. A boost for one caller"),
         ({"counted_per": "plan"}, {"ip": "::1"}, "Everyone on the plan is counted together here. A boost for one"),
-        ({}, {"ip": "unknown"}, "All callers whose address cannot be told are counted together here."),
+        ({}, {"ip": "unknown"}, "All callers without a known address are counted together here."),
         ({"rates": "unlimited"}, {"ip": "::1"}, "It is unlimited already."),
         ({"mode": "log"}, {"ip": "::1"}, "It refuses nobody: it only logs."),
         ({"rates": "blocked", "subject": "ip:::/16"}, {"ip": "::1"}, "It blocks a user or a subject, and no other"),
@@ -371,7 +371,7 @@ def test_windows_end_where_the_engine_ends_them(alice: User) -> None:
     ):
         bucket = Bucket("user:1", Rate.parse(rate))
         decision = limiter.check([bucket])
-        engine = boosting.instant(decision.at_us + decision.statuses[0].reset_after_us)
+        engine = boosting.to_datetime(decision.at_us + decision.statuses[0].reset_after_us)
         assert window_end(bucket, decision.at_us) == engine
     assert window_end(Bucket("user:1", Rate.parse("5/hour")), limiter.now_us) is None
 
@@ -379,7 +379,7 @@ def test_windows_end_where_the_engine_ends_them(alice: User) -> None:
 def test_the_outlook_agrees_with_what_then_happens(alice: User) -> None:
     question = ExplainQuery(user_id=str(alice.pk), endpoint="search")
     explanation = question.explain()
-    boost = proposed(explanation, sold())
+    boost = propose_boost(explanation, sold())
     boost.ends_at = timezone.now() + timedelta(hours=1)
     seen = outlook(explanation.context, boost)
     assert (seen.now, seen.after) == (seen.after, seen.now)

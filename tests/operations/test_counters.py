@@ -180,8 +180,8 @@ def test_the_list_asks_and_resets_nothing(operator: Client, alice: User) -> None
         ["user alice", "search", "3", "6 of 9", "9/day"],
     ]
     text = page.content.decode()
-    assert "plan Free × all endpoints: 100/hour<br>It is no override" in text
-    assert "everyone × all endpoints: 100/hour<br>It is no override" in text
+    assert "plan Free × all endpoints: 100/hour<br>It is not an override" in text
+    assert "everyone × all endpoints: 100/hour<br>It is not an override" in text
     assert "ip:203.0.113.0/24 × all endpoints: 100/hour<br>It is for a network" in text
     assert re.findall(r'name="_selected_action" value="(\d+)"', text) == [str(override.pk)]
     assert left(ask(alice, scope="search"))[-2:] == [1, 5]
@@ -283,7 +283,7 @@ def test_so_many_are_left_out_by_name_and_no_more(operator: Client) -> None:
     for number in range(25):
         RatePolicy.objects.create(plan=Plan.objects.create(name=f"p{number}", slug=f"p{number}"), rates="5/s")
     text = operator.post(LIST, selected(*RatePolicy.objects.all())).content.decode()
-    assert text.count("It is no override") == 20
+    assert text.count("It is not an override") == 20
     assert "and 5 more" in text
 
 

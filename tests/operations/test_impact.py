@@ -29,7 +29,7 @@ from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
 from django_ratequota.monitoring.records import UNKNOWN_PLAN
 from django_ratequota.operations import impact
 from django_ratequota.operations.impact import Impact, estimate, never_refused, sentences, spread
-from django_ratequota.operations.impact_audience import Concerned, NotEstimable
+from django_ratequota.operations.impact_audience import NotEstimable, RecordedAudience
 from django_ratequota.operations.replay import replay
 from tests.conftest import Clock
 from tests.project.views import request_from
@@ -242,9 +242,9 @@ def test_whom_a_policy_concerns(recorded: Any, fields: dict[str, Any], concerned
 @pytest.mark.parametrize(
     ("fields", "caller", "share", "why"),
     [
-        ({"counted_per": "tenant"}, ["user", "ip"], 1.0, "do not tell every caller's tenant"),
-        ({"subject": "tenant:acme"}, ["user", "tenant", "ip"], 1.0, "do not tell every tenant"),
-        ({"user_id": 1}, ["tenant", "user", "ip"], 1.0, "do not tell every user"),
+        ({"counted_per": "tenant"}, ["user", "ip"], 1.0, "do not hold every caller's tenant"),
+        ({"subject": "tenant:acme"}, ["user", "tenant", "ip"], 1.0, "do not hold every tenant"),
+        ({"user_id": 1}, ["tenant", "user", "ip"], 1.0, "do not hold every user"),
         ({"subject": "ip:2001:db8::1"}, ["user", "ip"], 1.0, "only the first 64 bits"),
         ({"counted_per": "everyone"}, ["user", "ip"], 0.5, "counters are shared"),
         ({"counted_per": "plan"}, ["user", "ip"], 0.5, "counters are shared"),
@@ -275,7 +275,7 @@ def test_callers_whose_plan_nobody_asked_for_are_not_estimated(recorded: Any, as
         policy.counted_per = "plan"
     if asks == "rival":
         RatePolicy.objects.create(plan=plan, rates="5/s")
-    with pytest.raises(NotEstimable, match="do not tell every caller's plan"):
+    with pytest.raises(NotEstimable, match="do not hold every caller's plan"):
         estimate(policy)
 
 
@@ -319,8 +319,8 @@ def test_callers_with_a_more_specific_policy_are_left_out(recorded: Any, own: st
     }[own]
     policy.rates = "blocked"
     found = estimate(policy)
-    assert (found.clients, found.refused_clients, found.others_clients) == (clients, clients, others)
-    assert found.untold_policies == untold
+    assert (found.clients, found.refused_clients, found.left_out_clients) == (clients, clients, others)
+    assert found.unknown_policies == untold
 
 
 @pytest.mark.parametrize("mode", ["enforce", "log"])
@@ -331,13 +331,13 @@ def test_who_is_blocked_is_left_out_and_whom_a_block_concerns_is_not(recorded: A
     recorded(record(caller=f"user:{alice.pk}", admitted=3), record(caller="ip:203.0.113.7", admitted=2))
     block = RatePolicy(subject="ip:203.0.113.0/24", rates="blocked", mode=mode)
     found = estimate(block)
-    assert (found.clients, found.refused_requests, found.others_clients) == (2, 5, 0)
+    assert (found.clients, found.refused_requests, found.left_out_clients) == (2, 5, 0)
     block.save()
     found = estimate(own)
     expected = (0, 1) if mode == "enforce" else (1, 0)
-    assert (found.clients, found.others_clients) == expected
+    assert (found.clients, found.left_out_clients) == expected
     gate = estimate(RatePolicy(rates="blocked"))
-    assert (gate.clients, gate.others_clients) == (0, 2)
+    assert (gate.clients, gate.left_out_clients) == (0, 2)
 
 
 def calls_of(work: Callable[[], Any]) -> int:
@@ -374,27 +374,27 @@ def test_rivals_that_share_no_caller_cost_no_caller_anything(recorded: Any) -> N
     )
     found = estimate(network)
     # .9, and the upper half.
-    assert (found.clients, found.others_clients, found.untold_policies) == (127, 129, 0)
+    assert (found.clients, found.left_out_clients, found.unknown_policies) == (127, 129, 0)
     assert calls_of(lambda: estimate(network, seconds=60)) - alone < 100 * 256
     network.rates = "blocked"
     found = estimate(network)
-    assert (found.clients, found.others_clients, found.untold_policies) == (256, 0, 0), "a block comes first"
+    assert (found.clients, found.left_out_clients, found.unknown_policies) == (256, 0, 0), "a block comes first"
     other = estimate(RatePolicy(user=users[1], rates="1/day"))
-    assert (other.clients, other.others_clients, other.untold_policies) == (0, 0, 0)
+    assert (other.clients, other.left_out_clients, other.unknown_policies) == (0, 0, 0)
 
 
 def test_the_search_for_callers_stops_at_the_budget(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what is known by then. The clock here is advanced by how long each look at a caller takes."""
     now = 0.0
     monkeypatch.setattr(impact, "time", SimpleNamespace(monotonic=lambda: now))
-    among = Concerned.among
+    select = RecordedAudience.select
 
     def slow(self: Any, records: Any) -> Any:
         nonlocal now
         now += 0.125
-        return among(self, records)
+        return select(self, records)
 
-    monkeypatch.setattr(Concerned, "among", slow)
+    monkeypatch.setattr(RecordedAudience, "select", slow)
     recorded(*(record(caller=f"user:{number}", admitted=3) for number in range(100)))
     found = estimate(RatePolicy(rates="1/min"), seconds=2.0)
     assert (found.clients, found.refused_requests, found.share) == (17, 34, 0.17)
@@ -408,7 +408,7 @@ def test_a_policy_that_loses_to_its_twin_concerns_nobody(recorded: Any) -> None:
     RatePolicy.objects.create(rates="5/s", starts_at=timezone.now() - timedelta(days=1))
     recorded(record())
     found = estimate(RatePolicy(rates="1/s"))
-    assert (found.clients, found.others_clients) == (0, 1)
+    assert (found.clients, found.left_out_clients) == (0, 1)
     assert "no request was recorded" in sentences(found)[0]
     assert "Left out: 1 client " in sentences(found)[1]
 
@@ -481,15 +481,15 @@ def test_the_sentences_say_it() -> None:
         refused_requests=1200,
         really_refused_clients=1,
         really_refused_requests=1,
-        others_clients=2,
-        untold_policies=1,
+        left_out_clients=2,
+        unknown_policies=1,
     )
     assert sentences(found) == [
         "In the last 24 h this would have refused 37 of 4,210 clients, 1.2 % of 100,000 requests.",
-        "Of the same requests < 0.1 % were really refused, by whatever policies, to 1 client.",
+        "Of the same requests < 0.1 % were really refused, by any policy, to 1 client.",
         "This is an estimate from 25 % of the callers.",
-        "Left out: 2 clients for whom another policy comes first.",
-        "Not considered: 1 policy that comes first, as the records do not tell whom it is for.",
+        "Left out: 2 clients for whom another policy takes precedence.",
+        "Ignored: 1 policy that takes precedence for callers that the records do not identify.",
     ]
 
 

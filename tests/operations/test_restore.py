@@ -324,7 +324,7 @@ def test_one_that_does_not_fit_any_more_stops_all(operator: Client, deleted_plan
     newest = last().pk
     page = text(confirm(operator, change, "before", along="on"))
     assert "Nothing was restored." in page
-    assert re.search(r"search: 2/s cannot be restored along: The endpoint with the id \d+ is deleted", page)
+    assert re.search(r"search: 2/s cannot be restored with it: The endpoint with the id \d+ is deleted", page)
     assert not Plan.objects.exists()
     assert last().pk == newest
     assert not LogEntry.objects.exists()
@@ -419,7 +419,7 @@ def test_a_name_taken_meanwhile_and_a_second_default_are_refused_in_words(operat
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"colour": "red"}, "it has fields that there are no more (colour)"),
+        ({"colour": "red"}, "This version has fields that no longer exist (colour)"),
         ({"rates": "10/fortnight"}, "cannot be read any more"),
         ({"counted_per": "tenant"}, "Nothing is counted per &#x27;tenant&#x27;"),
         ({"algorithm": "abacus"}, "is not a valid choice"),

@@ -15,13 +15,13 @@ from benchmarks.targets import TARGETS, compare
 ROOT = Path(__file__).parents[2]
 
 
-def test_blocks_take_turns_and_begin_with_another_each_time() -> None:
+def test_blocks_take_turns_and_rotate_who_begins() -> None:
     made: list[str] = []
     interleave({name: lambda name=name: made.append(name) for name in "abc"}, blocks=3, times=2)
     assert "".join(made) == "aabbcc" + "bbccaa" + "ccaabb" + "aabbcc"
 
 
-def test_a_figure_is_the_median_of_blocks_and_the_first_does_not_count() -> None:
+def test_a_figure_is_the_median_of_all_blocks_but_the_first() -> None:
     now = 0.0
     steps = iter([100.0, 1.0, 2.0, 9.0])
 
@@ -65,7 +65,7 @@ def test_a_table_aligns_numbers_and_shows_three_digits() -> None:
     ]
 
 
-def test_a_target_says_whether_it_is_met_and_by_how_much_it_is_not() -> None:
+def test_a_target_says_whether_and_by_how_much_it_is_missed() -> None:
     rows = compare({"check_1": 1.15, "peers_3": 2.0, "log_entry_bytes": 20.0}, whole=False).rows
     assert [row[1:] for row in rows] == [
         ("≤ 1.15 ×", "1.15 ×", "met"),
@@ -75,7 +75,7 @@ def test_a_target_says_whether_it_is_met_and_by_how_much_it_is_not() -> None:
     assert [row[3] for row in compare({}, whole=True).rows] == ["not measured"] * len(TARGETS)
 
 
-def test_a_quick_run_measures_and_names_the_packages_that_are_not_here() -> None:
+def test_a_quick_run_measures_and_names_missing_packages() -> None:
     words = [sys.executable, "-m", "benchmarks", "one_decision", "memory", "--quick"]
     inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     done = subprocess.run(words, cwd=ROOT, env=inherited, capture_output=True, text=True, timeout=300)

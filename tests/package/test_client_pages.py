@@ -67,7 +67,7 @@ told["problems"] = [answer.json() for answer in told["problems"]]
 found = SchemaGenerator().get_schema(public=True)
 told["documented"] = sorted(found["paths"]["/search/"]["get"]["responses"])
 bases = [base.__name__ for base in schema.AutoSchema.__bases__]
-told["both"] = [hasattr(errors.exception_handler, "says_problems"), bases]
+told["both"] = [hasattr(errors.exception_handler, "returns_problems"), bases]
 collecting.collector.flush()
 told["metrics"] = get("/metrics/").content.decode()
 from prometheus_client import generate_latest
@@ -90,7 +90,7 @@ def named(page: str, name: str) -> list[str]:
     return found
 
 
-def test_the_snippets_make_a_project(redis_client: redis.Redis, tmp_path: Path) -> None:
+def test_the_snippets_together_make_a_working_project(redis_client: redis.Redis, tmp_path: Path) -> None:
     merged = [f"{block}\nrest |= REST_FRAMEWORK" for block in named("api.md", "settings.py")]
     settings = [SETTINGS % server.url(), "rest = {}", *merged, "REST_FRAMEWORK = rest"]
     (tmp_path / "settings.py").write_text("\n".join(settings))

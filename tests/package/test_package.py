@@ -29,13 +29,13 @@ def run(code: str, **environment: str) -> list[str]:
     return result.stdout.splitlines()
 
 
-def test_importing_the_package_imports_nothing_of_weight() -> None:
+def test_importing_the_package_is_light() -> None:
     heavy = {"redis", "rest_framework", "django_redis", "django", "http_sf", "django_ratequota.models", "asyncio"}
     code = "import sys, django_ratequota; print(*sys.modules, sep='\\n')"
     assert heavy.isdisjoint(run(code))
 
 
-def test_setting_the_project_up_imports_no_more_than_it_needs() -> None:
+def test_django_setup_imports_only_what_it_needs() -> None:
     """The admin's, DRF's and the headers' rooms are for those who enter them; a management command does not."""
     code = """
 import sys, django
@@ -56,7 +56,7 @@ def test_every_public_name_resolves() -> None:
         _ = django_ratequota.Limitter  # type: ignore[attr-defined]
 
 
-def test_a_public_name_may_be_asked_for_before_settings_are_there() -> None:
+def test_public_names_import_before_settings_exist() -> None:
     code = "from django_ratequota import Rate, Bucket, Decision, RateQuotaError, Limiter; print(Rate.parse('5/min'))"
     assert run(code) == ["5/min"]
 
@@ -116,5 +116,5 @@ print([name for name in sys.modules if name.partition(".")[0] == "rest_framework
 """
 
 
-def test_a_project_without_rest_framework_and_admin_is_limited_all_the_same(redis_client: object) -> None:
+def test_a_project_without_rest_framework_and_admin(redis_client: object) -> None:
     assert run(PROJECT, SERVER=server.url())[-3:] == ["[200, 429, 200]", '"all/hour";r=0', "[]"]

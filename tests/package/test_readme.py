@@ -50,7 +50,7 @@ print(get("/c/").json(), get("/c/").json(), get("/c/").status_code)
 """
 
 
-def test_snippets_limit_a_new_project(redis_client: object, tmp_path: Path) -> None:
+def test_the_snippets_limit_a_new_project(redis_client: object, tmp_path: Path) -> None:
     lines = snippet(PAGE, "settings.py")
     assert len(lines.splitlines()) == 5, "an app is wired in a comment and four lines"
     added = lines.replace("redis://127.0.0.1:6379/0", server.url())
@@ -74,18 +74,18 @@ def rows() -> dict[str, str]:
     return dict(re.findall(r"^\| `([A-Z0-9_]+)` \| (.*?) \|", README, re.MULTILINE))
 
 
-def test_every_setting_is_in_the_table() -> None:
+def test_the_table_has_every_setting() -> None:
     assert set(rows()) == set(KEYS)
 
 
 @pytest.mark.parametrize("key", sorted(set(rows()) - {"TIME_ZONE"}))
-def test_defaults_in_the_table_are_the_codes(key: str) -> None:
+def test_the_table_has_the_right_defaults(key: str) -> None:
     default = getattr(Settings(), key.lower())
     shown = rows()[key].strip("`").replace('"', "'")
     assert shown == repr(list(default) if isinstance(default, tuple) else default)
 
 
-def test_what_stands_before_the_first_link_is_short() -> None:
+def test_the_text_before_the_first_link_is_short() -> None:
     before = re.split(r"(?<!!)\[[^\]]+\]\(", README)[0]
     assert len(before.split()) < 400
     assert [link for link in links(PAGE) if not (ROOT / link).exists()] == []

@@ -54,7 +54,7 @@ def test_every_kind_of_server_and_database_has_a_leg() -> None:
     assert {"postgresql", "uuid", "drfnew"} <= factors("[a-z]+")
 
 
-def test_every_file_that_a_leg_runs_is_there() -> None:
+def test_every_file_that_a_leg_runs_exists() -> None:
     named = [name for one in LEGS for name in leg.tests_of(one) if not name.startswith("--deselect=")]
     assert {name for names in leg.PARTS.values() for name in names.split()} == {name[6:-3] for name in named}
     assert [name for name in named if not (ROOT / name).exists()] == []
@@ -79,7 +79,7 @@ def test_hooks_pin_what_lint_runs() -> None:
         ("Valkey server v=7.0.1 sha=00000000:1 malloc=libc bits=64 build=0", "redis70", False),
     ],
 )
-def test_a_server_is_what_the_leg_says(
+def test_a_server_has_the_version_of_its_leg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, factor: str, fits: bool
 ) -> None:
     program = tmp_path / "server"
@@ -91,7 +91,7 @@ def test_a_server_is_what_the_leg_says(
     assert says.split()[2].removeprefix("v=") in told
 
 
-def test_a_server_that_is_not_here_is_told(
+def test_a_missing_server_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(leg.SERVERS, "redis70", lambda: None)
@@ -101,7 +101,7 @@ def test_a_server_that_is_not_here_is_told(
     assert capsys.readouterr().out == (tmp_path / "legs").read_text() == f"not run: {name}: no redis70 is here\n"
 
 
-def test_a_leg_holds_its_versions_to_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_leg_fails_with_versions_other_than_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     python = f"py{sys.version_info[0]}{sys.version_info[1]}"
     assert leg.mismatches([python, f"django{django.VERSION[0]}{django.VERSION[1]}", "drfnew", "uuid"]) == []
     assert leg.main(f"{python}-django11-drfnew-valkey91", []) == 1

@@ -23,7 +23,7 @@ DIFF = """\
 + policy pro × all endpoints: rates 1/s
 """
 
-LEFT = "Left alone, as the file does not name them: 1 policy; --prune deletes them\n"
+LEFT = "Kept although the file does not name them: 1 policy; --prune deletes them\n"
 
 
 def test_dry_run_prints_the_changes_of_the_import(some: None, file: Any) -> None:
@@ -52,7 +52,7 @@ def test_dry_run_prints_the_changes_of_the_import(some: None, file: Any) -> None
 def test_an_equal_file_changes_nothing(some: None, file: Any) -> None:
     history, revision = PolicyChange.objects.count(), default_limiter().stored_revision()
     name = file(SOME + ASSIGNED)
-    assert run("import", name, "--prune") == f"Nothing to do: the database says what {name} says\n"
+    assert run("import", name, "--prune") == f"Nothing to do: the database equals {name}\n"
     assert (history, revision) == (PolicyChange.objects.count(), default_limiter().stored_revision())
 
 

@@ -99,7 +99,7 @@ def test_json_may_be_indented_with_tabs(some: None) -> None:
 
 def test_a_file_is_read_from_standard_input(some: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(SOME.encode())))
-    assert run("import", "-") == "Nothing to do: the database says what <stdin> says\n"
+    assert run("import", "-") == "Nothing to do: the database equals <stdin>\n"
 
 
 @pytest.mark.parametrize(

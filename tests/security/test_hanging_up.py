@@ -17,7 +17,7 @@ from asgiref.sync import async_to_sync
 from django.http import HttpResponse
 
 from django_ratequota import Bucket, Limiter, Rate, check_request
-from django_ratequota.enforcement.outcome import asettle
+from django_ratequota.enforcement.settlement import asettle
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.utils import shielding
 from tests.enforcement.test_propagation import Process
@@ -166,8 +166,8 @@ async def settled() -> None:
     """Wait for all that goes on without a caller; garbage collection takes none of it."""
     gc.collect()
     async with asyncio.timeout(SECONDS):
-        while shielding._alone:
-            await asyncio.wait(shielding._alone)
+        while shielding._detached:
+            await asyncio.wait(shielding._detached)
             await asyncio.sleep(0)
 
 
@@ -233,7 +233,7 @@ def test_a_cancelled_caller_does_not_wait_for_redis(redis_client: redis.Redis) -
         decision = await limiter.acheck([TOKENS])
         proxy.freeze()
         await while_it_waits(decision.acharge(5))
-        alone = list(shielding._alone)
+        alone = list(shielding._detached)
         assert not alone[0].done()
         errors = await asyncio.wait_for(asyncio.gather(*alone, return_exceptions=True), SECONDS)
         return [error.reason for error in errors]
@@ -243,11 +243,11 @@ def test_a_cancelled_caller_does_not_wait_for_redis(redis_client: redis.Redis) -
     finally:
         proxy.close()
         limiter.store.close()
-    assert not shielding._alone
+    assert not shielding._detached
 
 
 def test_no_more_than_a_number_goes_on_alone(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shielding, "MOST", 2)
+    monkeypatch.setattr(shielding, "MAX_DETACHED", 2)
     ended: list[int] = []
 
     async def story() -> None:
@@ -259,7 +259,7 @@ def test_no_more_than_a_number_goes_on_alone(redis_client: redis.Redis, monkeypa
 
         for number in range(3):
             await while_it_waits(shielding.shielded(call(number)))
-        assert len(shielding._alone) == 2
+        assert len(shielding._detached) == 2
         go_on.set()
         await settled()
 
@@ -270,10 +270,10 @@ def test_no_more_than_a_number_goes_on_alone(redis_client: redis.Redis, monkeypa
 def test_a_loop_that_ends_takes_them_along() -> None:
     async def story() -> None:
         await while_it_waits(shielding.shielded(asyncio.Event().wait()))
-        assert len(shielding._alone) == 1
+        assert len(shielding._detached) == 1
 
     asyncio.run(story())
-    assert not shielding._alone
+    assert not shielding._detached
 
 
 def test_errors_reach_a_caller_that_is_there(limiter: Limiter) -> None:

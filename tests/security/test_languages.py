@@ -180,10 +180,10 @@ def test_pages_know_routes_in_the_default_language_alone(code: str | None) -> No
 )
 def test_explain_finds_a_path_of_any_language(code: str, path: str, route: str) -> None:
     with translation.override(code):
-        assert ExplainQuery(path=path).place()["route"] == route
+        assert ExplainQuery(path=path).request_arguments()["route"] == route
         assert translation.get_language() == code
         with pytest.raises(ValidationError):
-            ExplainQuery(path="/xx/x/").place()
+            ExplainQuery(path="/xx/x/").request_arguments()
         assert find_route("/xx/x/") is None
 
 

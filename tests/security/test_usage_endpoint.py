@@ -16,7 +16,7 @@ from django.test import Client
 from django_ratequota import Bucket, Rate
 from django_ratequota.engine.limiter import Limiter
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.operations.caller_limits import standing
+from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies import resolver
 from django_ratequota.policies.cache import policies
@@ -199,7 +199,7 @@ class TestManyEndpoints:
         users = User.objects.bulk_create(User(username=f"u{number}") for number in range(40))
         RatePolicy.objects.bulk_create(RatePolicy(user=u, endpoint=endpoints[0], rates="7/hour") for u in users)
         for user in users:
-            assert standing(Caller(request_from(user))).limits[0][0].rate == Rate.parse("7/hour")
+            assert caller_limits(Caller(request_from(user))).limits[0][0].rate == Rate.parse("7/hour")
         snapshot = policies.current()
         assert snapshot is not None
         memo = snapshot.overview.snapshot.memo
@@ -257,7 +257,7 @@ class TestRedisHangs:
         """The template tag asks that way."""
 
         def look() -> None:
-            assert not standing(Caller(request_from())).available
+            assert not caller_limits(Caller(request_from())).available
 
         waits = self.waits(look, asked)
         assert waits == [1] * (len(waits) - 3) + [0] * 3

@@ -45,10 +45,11 @@ PARTS = {
         engine/test_concurrency store/test_breaker store/test_budget engine/test_edited_rates
         enforcement/test_refunds faults/test_script_flush faults/test_connecting faults/test_distance""",
     "requests": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
-        front/test_headers front/test_responses front/test_checks package/test_package admin/test_admin
-        admin/test_matrix package/test_locale monitoring/test_health compat/test_drf compat/test_ratelimit
-        security/test_mails_of_refusals security/test_forwarded_headers security/test_passwords""",
-    "database": """models/test_models models/test_migrations policies/test_cache policies/test_deltas
+        front/test_headers front/test_responses checks/test_store checks/test_settings package/test_package
+        admin/test_admin admin/test_matrix package/test_locale monitoring/test_health compat/test_drf
+        compat/test_ratelimit security/test_mails_of_refusals security/test_forwarded_headers
+        security/test_passwords""",
+    "database": """models/test_models models/test_migrations policies/test_cache policies/test_snapshot
         policies/test_unreadable recording/test_recorder operations/test_restore admin/test_copy_plan
         monitoring/test_rollup recording/test_publication recording/test_fixtures""",
     "users": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
@@ -65,7 +66,7 @@ NUMBERED = (
     "policyfile/test_round_trips.py::test_an_import_turns_any_content_into_any_other",
     "policyfile/test_round_trips.py::test_any_content_survives_export_and_import",
     "policyfile/test_validator.py::test_username_field_may_be_a_number",
-    "policies/test_deltas.py::test_a_user_key_too_long_for_its_column_goes_stale_nowhere",
+    "policies/test_snapshot.py::test_a_user_key_too_long_for_its_column_goes_stale_nowhere",
 )
 
 

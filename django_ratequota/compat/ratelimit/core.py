@@ -21,7 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from ...conf import settings
-from ...engine.calendar_windows import calendar_window
+from ...engine.calendar_windows import window_end_us
 from ...engine.keys import short
 from ...engine.limiter import Limiter
 from ...engine.rates import MAX_UNITS, Rate
@@ -189,15 +189,8 @@ def _usage(question: _Question, decision: Decision) -> Usage:
     status = decision.statuses[0]
     left_us = status.reset_after_us
     if not left_us:
-        left_us = _window_end_us(status.bucket.rate, decision.at_us) - decision.at_us
+        left_us = window_end_us(status.bucket.rate, decision.at_us, settings.time_zone) - decision.at_us
     return _as_told(status.used, question.limit, ceil(left_us / 10**6))
-
-
-def _window_end_us(rate: Rate, at_us: int) -> int:
-    """When the window ends that nothing has been counted in yet."""
-    if rate.calendar:
-        return calendar_window(rate.calendar, at_us, settings.time_zone)[1]
-    return at_us - at_us % rate.period_us + rate.period_us
 
 
 def _uncounted(question: _Question, increment: bool) -> Usage:

@@ -11,7 +11,7 @@ from asgiref.sync import markcoroutinefunction
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from ...decorators import is_awaited
+from ...utils.async_views import is_awaited
 from .core import ais_ratelimited, is_ratelimited
 from .exceptions import Ratelimited
 from .methods import ALL, UNSAFE

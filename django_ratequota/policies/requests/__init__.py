@@ -1,1 +1,1 @@
-"""What a request is: its caller, its route, its view and what the view does with its method. Knows no policy."""
+"""What a request is: its caller, its route, its view, and how the view handles its method. Imports no policy."""

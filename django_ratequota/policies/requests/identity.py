@@ -1,4 +1,4 @@
-"""Who is asking: user, client address, custom identifiers, and the subject a counter belongs to."""
+"""The caller of a request: user, client address, custom identifiers, and the subjects of its counters."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ...runtime import OncePerSettings
 from ...utils.addresses import Address, Network, unmap
 from ...utils.problems import note_problem
 
-#: Headers that were read lately are known again; longer ones are read each time.
+#: Recent address headers whose result is kept, and their length in characters; longer ones are read each time.
 _HEADERS, _LONGEST = 4096, 200
-#: Addresses of X-Forwarded-For that are looked at, from the right, and characters that one of them has at most.
+#: Most addresses that are read of X-Forwarded-For, from the right, and most characters of one address.
 _MAX_HOPS, _MAX_ADDRESS = 32, 100
 
-#: Nobody is beyond limits for want of an address (a proxy on a Unix socket that is not trusted, say).
+#: Subject of callers without an address, as behind an untrusted proxy on a Unix socket: they are limited together.
 UNKNOWN = "ip:unknown"
-#: The value of an identifier whose function raised: all such callers count as ``tenant:``. No function can return it,
-#: since an empty text is no answer, and no policy can name it.
+#: Value of an identifier whose function raised: all such callers are counted together, as ``tenant:``. No policy can
+#: name this value, and no function can return it, because an empty text means that the caller has none.
 FAILED = ""
 
 
 class Located(NamedTuple):
-    """Where a request comes from."""
+    """A client's address."""
 
     address: Address | None
     #: The address as part of a subject; None without one.
@@ -38,20 +38,20 @@ class Located(NamedTuple):
 
 
 class Caller:
-    """The caller of one request; what is asked of it is worked out once, and only when asked."""
+    """The caller of one request. Each attribute is computed on first use, and once."""
 
-    #: Whether ``user_id`` says who is logged in; False = nobody had to know, and it is None.
+    #: Whether ``user_id`` was read from the request; False = it is None whoever is logged in.
     user_read = True
 
     def __init__(self, request: Any, user: Any = None) -> None:
-        """``user`` when it is known already (async code awaits it), else ``request.user`` is read."""
+        """``user`` is the request's user if already known, as in async code; None = read ``request.user``."""
         self._request = request
         self._user = user
         self._values: dict[str, str | None] = {}
 
     @cached_property
     def user_id(self) -> str | None:
-        """The logged-in user's primary key as text; None for anonymous callers."""
+        """Return the logged-in user's primary key as text; None for anonymous callers."""
         user = self._user if self._user is not None else getattr(self._request, "user", None)
         if user is None or not user.is_authenticated:
             return None
@@ -60,24 +60,24 @@ class Caller:
 
     @property
     def address(self) -> Address | None:
-        """The client's address, as far as trusted proxies vouch for it; None when there is none."""
+        """Return the client's address, according to the trusted proxies; None if there is none."""
         return self.located.address
 
     @cached_property
     def located(self) -> Located:
-        """The address, and the text that it counts by."""
+        """Return the client's address, and its text as part of a subject."""
         meta = self._request.META
         return _reader()(meta.get("REMOTE_ADDR") or "", meta.get("HTTP_X_FORWARDED_FOR") or "")
 
     @cached_property
     def plan_slug(self) -> str | None:
-        """The slug that PLAN_RESOLVER returns; None, the default plan, without one and where it raises."""
+        """Return PLAN_RESOLVER's slug; None = the default plan, as without a PLAN_RESOLVER or when it raises."""
         path = settings.plan_resolver
-        return self._ask(path) or None if path else None
+        return self._call(path) or None if path else None
 
     @cached_property
     def name(self) -> str:
-        """The subject of whatever is counted per caller: the first of CALLER that answers."""
+        """Return the subject of policies counted per caller: the first entry of CALLER that the caller has."""
         for kind in settings.caller:
             value = self.value(kind)
             if value is not None:
@@ -85,7 +85,7 @@ class Caller:
         return UNKNOWN
 
     def value(self, kind: str) -> str | None:
-        """The caller's value of a kind of subject: ``user``, ``ip`` or a name from IDENTIFIERS.
+        """Return the caller's value of a kind of subject: ``user``, ``ip`` or a name from IDENTIFIERS.
 
         None = the caller has none; ``FAILED`` = the function raised.
         """
@@ -99,7 +99,7 @@ class Caller:
         return self._values[kind]
 
     def subject(self, counted_per: str, plan_id: int | None) -> str | None:
-        """Whose counter a policy counted per this uses; None when the caller has no such thing."""
+        """Return the subject that ``counted_per`` means for the caller; None if the caller has none."""
         if counted_per == "caller":
             return self.name
         if counted_per == "everyone":
@@ -113,36 +113,36 @@ class Caller:
 
     def _find(self, kind: str) -> str | None:
         path = settings.identifiers.get(kind)
-        return self._ask(path) if path else None
+        return self._call(path) if path else None
 
-    def _ask(self, path: str) -> str | None:
-        """Call a configured function; ``FAILED`` where it raises, which is logged and never fails the request."""
+    def _call(self, path: str) -> str | None:
+        """Call a configured function; return ``FAILED`` if it raises, which is logged and never fails the request."""
         try:
             value = import_string(path)(self._request)
             text = "" if value is None else _text(value)
         except Exception as error:
-            # A client may have caused it: without an answer it would leave the policies that count by one.
+            # Not None, because a client that causes the error would then escape the policies counted per identifier.
             note_problem(path, f"{path} failed: {format_exception_only(error)[-1].strip()}", error)
             return FAILED
         return text or None
 
 
 def _text(value: Any) -> str:
-    if callable(value):  # its text holds its address in memory, which may be another in each request
+    if callable(value):  # because its text holds a memory address, which may differ in each request
         raise TypeError("it returned a function, not a text")
     return str(value)
 
 
 def failed_kind(subject: str) -> str:
-    """The kind of a subject shared by all callers whose identifier raised; "" for other subjects."""
+    """Return the kind of a subject shared by callers whose identifier raised; "" for other subjects."""
     kind, colon, value = subject.partition(":")
     return kind if colon and value == FAILED else ""
 
 
 class DescribedCaller(Caller):
-    """A caller described by hand, for ``explain``: no request stands behind it.
+    """A caller described by values instead of a request, for ``explain`` and ``check_caller``.
 
-    ``plan_slug`` and ``identifiers`` are what PLAN_RESOLVER and the IDENTIFIERS would answer; ``FAILED`` = it raises.
+    ``plan_slug`` and ``identifiers`` stand for the results of PLAN_RESOLVER and IDENTIFIERS; ``FAILED`` = it raised.
     """
 
     def __init__(
@@ -163,9 +163,9 @@ class DescribedCaller(Caller):
 
 
 class Unidentified(Caller):
-    """A caller before its view authenticates: an address, and nothing that depends on who is logged in.
+    """A caller before the view authenticates it: only its address is known.
 
-    None of the project's functions is called: they may rely on the user.
+    The project's functions are not called, because they may rely on the user.
     """
 
     def __init__(self, request: Any) -> None:
@@ -183,18 +183,18 @@ def _make_reader() -> Callable[[str, str], Located]:
     def read(remote: str, forwarded: str) -> Located:
         return _located(client_address(remote, forwarded, networks, trust_unix))
 
-    # Reading an address costs more than all else that is asked of a caller who came before.
-    known = lru_cache(_HEADERS)(read)
+    # Cached, because parsing the address is the slowest part of identifying a known caller.
+    read_cached = lru_cache(_HEADERS)(read)
 
     def read_headers(remote: str, forwarded: str) -> Located:
         if not networks and not trust_unix:
-            forwarded = ""  # nobody's is believed
-        return (known if len(remote) + len(forwarded) <= _LONGEST else read)(remote, forwarded)
+            forwarded = ""  # because without trusted proxies any client could have written it
+        return (read_cached if len(remote) + len(forwarded) <= _LONGEST else read)(remote, forwarded)
 
     return read_headers
 
 
-#: (REMOTE_ADDR, X-Forwarded-For) -> where the request comes from, by the settings in force.
+#: (REMOTE_ADDR, X-Forwarded-For) -> Located, by the settings in force.
 _reader = OncePerSettings(_make_reader)
 
 
@@ -205,19 +205,19 @@ def _located(address: Address | None) -> Located:
 def client_address(
     remote: str, forwarded: str, trusted: Iterable[Network], trust_unix: bool = False
 ) -> Address | None:
-    """The client's address: from the peer leftwards through X-Forwarded-For, as long as each hop is trusted.
+    """Return the client's address: the first untrusted hop from the peer leftwards through X-Forwarded-For.
 
-    Anything that is no address ends the walk at the last hop that was one, so that what a client writes there
-    itself is never believed. So does the ``_MAX_HOPS``-th address.
+    Text that is no address, and the ``_MAX_HOPS``-th address, end the walk at the last address before it. So what a
+    client writes there itself is never believed.
     """
-    hop = _read(remote)
+    hop = _parse(remote)
     if hop is None and not (trust_unix and not remote):
         return None
     if hop is not None and not _within(hop, trusted):
         return hop
-    # One piece more than is looked at: the rest of a long header stays unread in it.
+    # One piece more than is read: it holds the unread rest of a long header.
     for text in forwarded.rsplit(",", _MAX_HOPS)[: -_MAX_HOPS - 1 : -1] if forwarded else ():
-        step = _read(text)
+        step = _parse(text)
         if step is None:
             break
         hop = step
@@ -227,7 +227,7 @@ def client_address(
 
 
 def client_text(address: Address, ipv6_prefix: int) -> str:
-    """The address as part of a subject: IPv4 as it is, IPv6 as the network that counts as one client."""
+    """Return the address as part of a subject: IPv4 as it is, IPv6 as its network of ``ipv6_prefix`` bits."""
     if isinstance(address, IPv4Address):
         return str(address)
     if ipv6_prefix == 128:
@@ -235,7 +235,7 @@ def client_text(address: Address, ipv6_prefix: int) -> str:
     return str(IPv6Network((int(address), ipv6_prefix), strict=False))
 
 
-def _read(text: str) -> Address | None:
+def _parse(text: str) -> Address | None:
     text = text.strip()
     if len(text) > _MAX_ADDRESS:
         return None

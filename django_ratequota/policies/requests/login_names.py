@@ -1,4 +1,4 @@
-"""The account that a request tries to log in to: wherever the body names it, in one spelling."""
+"""The account name in the body of a login request, normalized."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from django.core.exceptions import ObjectDoesNotExist
 from django.db import connections, router
 from django.http import RawPostDataException
 
-#: Bytes of a body that are read as JSON. A larger one raises: else padding would hide the name.
+#: Most bytes of a body that is parsed as JSON. A larger one raises, because padding could hide the name.
 _MAX_BODY = 65_536
-#: As many characters may become one when they are normalized.
+#: Most characters that normalization may compose into one.
 _COMPOSED = 4
 
 
 def find_login_name(request: Any, fields: Iterable[str]) -> str | None:
-    """Return the name in these fields of the body, None where there is none; raises ``ValueError`` for two names."""
+    """Return the name in these fields of the body; None without one. Raises ``ValueError`` for two names."""
     found = {
         normalize(str(value))
         for body in _bodies(request)
@@ -33,7 +33,7 @@ def find_login_name(request: Any, fields: Iterable[str]) -> str | None:
 
 
 def _bodies(request: Any) -> Iterator[Mapping[str, Any]]:
-    """The body in each way that a view may read it."""
+    """Yield the body in each way that a view may read it."""
     if hasattr(request, "parser_context"):  # REST framework's request
         yield _parsed(request)
     else:
@@ -42,14 +42,14 @@ def _bodies(request: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _parsed(request: Any) -> Mapping[str, Any]:
-    """The body by the view's own parsers."""
+    """Return the body as parsed by the view's parsers."""
     from rest_framework.exceptions import APIException
     from rest_framework.request import Empty
 
     try:
         data = request.data
     except APIException:
-        # REST framework says what is wrong once: the view must still hear it.
+        # Reset, because REST framework raises this once, and the view must raise it again.
         request._data = request._files = request._full_data = Empty
         raise
     return data if isinstance(data, Mapping) else {}
@@ -59,7 +59,7 @@ def _json(request: Any) -> Mapping[str, Any]:
     try:
         body = getattr(request, "body", b"")
     except RawPostDataException:
-        return {}  # a form with files: reading it has used it up, for the view as well
+        return {}  # a form with files, whose stream was read already
     if not body:
         return {}
     if len(body) > _MAX_BODY:
@@ -74,7 +74,7 @@ def _json(request: Any) -> Mapping[str, Any]:
 
 
 def normalize(text: str) -> str:
-    """One spelling of an account's name; texts that Django's login takes for each other have the same."""
+    """Return one spelling for all texts that Django's login treats as the same account name."""
     model = get_user_model()
     field = model._meta.get_field(model.USERNAME_FIELD)
     length = getattr(field, "max_length", None) or 254  # as AuthenticationForm has it
@@ -87,13 +87,13 @@ def normalize(text: str) -> str:
             text = model._default_manager.get_by_natural_key(text).get_username()
         except ObjectDoesNotExist:
             pass
-    # As Unicode's NFKC_Casefold, without its removal of invisible characters: exact comparisons tell these apart.
+    # Unicode's NFKC_Casefold, but invisible characters stay, because exact comparisons distinguish them.
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     return text.strip()[:length].rstrip()
 
 
 def is_looked_up(model: Any, field: Any) -> bool:
-    """Whether a login may find an account by a name that is not its own."""
+    """Whether a login may find an account by another spelling of its name."""
     find = getattr(type(model._default_manager), "get_by_natural_key", None)
     if find is not None and find is not BaseUserManager.get_by_natural_key:
         return True

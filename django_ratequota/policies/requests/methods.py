@@ -1,7 +1,7 @@
-"""What views do with the methods of requests, and so at which endpoints a request counts.
+"""How views handle the methods of requests, and so at which endpoints a request counts.
 
-An endpoint's ``methods`` say what an operator means: "guesses are POSTs". A function view answers any method with the
-same code, so a guess by PUT, or by a method that the client makes up, counts like the POST.
+An endpoint's ``methods`` name what operators expect, such as POST for logins. A function view runs the same code for
+any method, so a login by PUT, or by a method that the client makes up, counts like the POST.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ from typing import Any, Literal
 
 from django.views import View
 
-from ..facts import EndpointFacts
 from .view_code import FRAMEWORKS, MOST, codes_of, held_values, operations_of, project_functions
 from .views import class_attribute, enforces_itself, is_decorated, view_class
 
 #: How a request's method counts at endpoints that do not name it.
-#: ``free``: nowhere, as an ``options`` handler answers.
-#: ``own``: at those for all methods, as the view has code for the method, or answers 405.
-#: ``any``: also at those for other methods, as the view's code for these answers it.
-#: ``every``: like ``any``, and no endpoint names it.
+#: ``free``: at none, because an ``options`` handler answers.
+#: ``own``: at those for all methods, because the view has code for this method alone, or answers 405.
+#: ``any``: also at those for other methods, because the view's code for these answers it.
+#: ``every``: like ``any``, even if another endpoint names the method.
 MethodHandling = Literal["free", "own", "any", "every"]
-#: ``authenticating``: ``any`` until REST framework's view has authenticated the caller, which it does before it looks
-#: at the method: else passwords could be tried by a method that does nothing. Then ``free`` or ``own``.
+#: Method in capitals -> handling; "" -> that of any other method.
+#: ``authenticating``: ``any`` until REST framework's view has authenticated the caller, then ``free`` or ``own``. It
+#: authenticates before it looks at the method, so passwords could be tried by a method that does nothing.
 _Handlings = Mapping[str, Literal["free", "own", "any", "authenticating"]]
 
 _READING = ("GET", "HEAD")
 _NO_BODY = (None, "", "0")
-#: The default under "".
 _ANY: _Handlings = {"": "any"}
-#: Functions of a class that run for every request method, before or instead of its handler.
+#: Methods of a class that run for every request, before or instead of the handler.
 _RUN_ALWAYS = (
     *("__getattr__", "__getattribute__", "setup", "dispatch", "http_method_not_allowed"),
     *("initialize_request", "initial"),
@@ -41,7 +40,7 @@ _RUN_ALWAYS = (
 
 
 def handling_of_request(request: Any, http: Any, method: str) -> MethodHandling:
-    """Return how a request's method counts; ``http`` is Django's request, ``request`` that or REST framework's."""
+    """Return how a request's method counts. ``http`` is Django's request, ``request`` that or REST framework's."""
     if method in _READING:
         meta = http.META
         if meta.get("CONTENT_LENGTH") in _NO_BODY and "HTTP_TRANSFER_ENCODING" not in meta:
@@ -58,7 +57,7 @@ def handling_of_request(request: Any, http: Any, method: str) -> MethodHandling:
 
 
 def _has_undeclared_body(http: Any, scope: Mapping[str, Any]) -> bool:
-    """Whether an ASGI request has a body that no header tells of, as HTTP/2 and 3 allow it; Django has all of it."""
+    """Whether an ASGI request has a body without a header for it, as in HTTP/2 and 3. Django has read it."""
     if str(scope.get("http_version", "1.1")).startswith("1"):
         return False
     if hasattr(http, "_body"):
@@ -73,14 +72,14 @@ def _has_undeclared_body(http: Any, scope: Mapping[str, Any]) -> bool:
 
 
 def handling_of_view(view: Any, method: str) -> MethodHandling:
-    """Return how the method of a request to the view counts; None = no view is known."""
+    """Return how a method counts at the view; None = the view is unknown."""
     if method in _READING:
         return "own"
     return _handling(handlings_of(view), method, enforces_itself(view) and not is_decorated(view))
 
 
 def _handling(handlings: _Handlings, method: str, authenticated: bool) -> MethodHandling:
-    if method in _READING:  # with a body, which no page has: the code for other methods may read it
+    if method in _READING:  # with a body, so the code for other methods may read it
         return "every" if handlings.get("GET", handlings[""]) == "any" else "own"
     handling = handlings.get(method) or handlings[""]
     if handling == "authenticating":
@@ -88,23 +87,8 @@ def _handling(handlings: _Handlings, method: str, authenticated: bool) -> Method
     return handling
 
 
-def counts(endpoint: EndpointFacts, method: str, handling: MethodHandling, matched: Iterable[EndpointFacts]) -> bool:
-    """Whether a request counts at one of the endpoints that its route or scope ``matched``.
-
-    A method that the view does not tell from others counts at all of them, unless an operator does: by an endpoint
-    that names the method, and none of this one's.
-    """
-    if method in endpoint.methods:
-        return True
-    if handling == "free" or (handling == "own" and endpoint.methods):
-        return False
-    if handling == "every" or not endpoint.methods:
-        return True
-    return not any(method in one.methods and one.methods.isdisjoint(endpoint.methods) for one in matched)
-
-
 def takes_any_method(view: Any) -> bool:
-    """Whether the view runs the same code for every method, as far as its code shows."""
+    """Whether the view runs the same code for every method, judging by its code."""
     cls = view_class(view)
     answers = view if cls is None else getattr(cls, "dispatch", None)
     if handlings_of(view)[""] != "any" or (cls is not None and _of_framework(answers)):
@@ -115,10 +99,10 @@ def takes_any_method(view: Any) -> bool:
 
 
 def handlings_of(view: Any) -> _Handlings:
-    """How each method counts at the view, in capitals; "" = any other method."""
+    """Return how each method counts at the view."""
     try:
         return _cached_handlings(view)
-    except TypeError:  # the view cannot be hashed
+    except TypeError:  # the view is not hashable
         return _cached_handlings.__wrapped__(view)
 
 
@@ -128,18 +112,18 @@ def _cached_handlings(view: Any) -> _Handlings:
     if isinstance(cls, type) and issubclass(cls, View):
         return _handlings_of_class(cls, getattr(view, "actions", None), view)
     operations = [(method, one.view_func) for one in operations_of(view) for method in one.methods]
-    return {"": "own", **_tell_apart(dict(operations), ())} if operations else _ANY
+    return {"": "own", **_handlings_of_handlers(dict(operations), ())} if operations else _ANY
 
 
 def _handlings_of_class(cls: Any, actions: Mapping[str, str] | None, view: Any) -> _Handlings:
-    """The kinds of a class' methods; ``view`` is what ``as_view`` made of it, or an instance."""
+    """Return the handlings of a class; ``view`` is the function that ``as_view`` made, or an instance."""
 
     def attribute(name: str) -> Any:
         return getattr(view, name, None) if isinstance(view, cls) else class_attribute(view, name)
 
     names = [name for name in attribute("http_method_names") if name != "head"]
     found = {name: getattr(cls, (actions or {}).get(name, name), None) for name in names}
-    handlings = _tell_apart({name: unwrap(handler) for name, handler in found.items() if handler}, names)
+    handlings = _handlings_of_handlers({name: unwrap(handler) for name, handler in found.items() if handler}, names)
     run_always = [vars(base)[name] for base in cls.__mro__[:-1] for name in _RUN_ALWAYS if name in vars(base)]
     if not all(map(_of_framework, _held([view, *run_always], cls))):
         default = "any"
@@ -150,8 +134,8 @@ def _handlings_of_class(cls: Any, actions: Mapping[str, str] | None, view: Any) 
     return {"": default, **handlings}
 
 
-def _tell_apart(handlers: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """``own`` for methods with code of their own; ``any`` for methods that share a handler or only call another."""
+def _handlings_of_handlers(handlers: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return ``own`` for methods with code of their own, ``any`` if they share a handler or only call another."""
     shared = list(handlers.values())
     return {
         name.upper(): "any" if shared.count(handler) > 1 or _only_calls(handler, names) else "own"
@@ -169,22 +153,22 @@ def _only_calls(handler: Any, names: Iterable[str]) -> bool:
 
 
 def _held(functions: list[Any], cls: type) -> Iterator[Any]:
-    """Yield the functions, and the callables that they wrap or hold; not ``cls`` and its instances."""
-    waiting, seen = list(functions), set[int]()
-    while waiting:
-        one = waiting.pop()
+    """Yield the functions, and the callables that they wrap or hold, except ``cls`` and its instances."""
+    pending, seen = list(functions), set[int]()
+    while pending:
+        one = pending.pop()
         if isinstance(one, MethodType | partial):
-            waiting.append(one.__func__ if isinstance(one, MethodType) else one.func)
+            pending.append(one.__func__ if isinstance(one, MethodType) else one.func)
         elif isinstance(one, list | tuple):
-            waiting += one
+            pending += one
         elif callable(one) and one is not cls and not isinstance(one, cls) and id(one) not in seen:
             seen.add(id(one))
             yield one
-            waiting += held_values(one)
+            pending += held_values(one)
 
 
 def _of_framework(one: Any) -> bool:
-    """Whether a framework defines the function, or the class of the object; ``wraps`` hides neither."""
+    """Whether a framework defines the function, or the object's class; ``functools.wraps`` does not hide it."""
     if isinstance(one, FunctionType):
         module = one.__globals__.get("__name__")
     else:

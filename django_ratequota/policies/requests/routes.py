@@ -1,4 +1,4 @@
-"""Routes and scopes: what Django resolved a request to, and what the code and the URLconf know."""
+"""The URLconf: the route of a request, and all routes, views and scopes of the project."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
 from django.utils import translation
 
 from .translated_routes import canonical, each_language, languages_of, spell, walk
-from .translated_routes import readable as readable  # what the routes here are
 from .views import scope_of
 
-#: What DRF's ``format_suffix_patterns`` puts in place of a route's last slash, in regular expressions and in paths.
+#: What DRF's ``format_suffix_patterns`` puts in place of a route's last slash, in regular expressions and paths.
 _FORMAT_SUFFIX = re.compile(
     r"(?:\\\.\(\?P<(?P<regex>\w+)>(?:[^()]|\([^()]*\))+\)/\?|<drf_format_suffix[^:>]*:(?P<path>\w+)>)\Z"
 )
 
 
 def spellings(route: str) -> tuple[str, ...]:
-    """The route in each language; where it ends with DRF's format suffix also without, with and without last slash.
+    """Return the route in each language; with DRF's format suffix also without it, with and without a last slash.
 
     ``/api/reports\\.(?P<format>[a-z0-9]+)/?`` is ``/api/reports`` and ``/api/reports/`` as well.
     """
@@ -38,16 +37,16 @@ def _unsuffixed(route: str) -> tuple[str, ...]:
 
 
 def _format_kwarg() -> str | None:
-    # Read from Django's settings: a project without DRF must not import it here.
+    # Read from Django's settings, because a project may not have DRF.
     rest: dict[str, Any] = getattr(django_settings, "REST_FRAMEWORK", None) or {}
     kwarg: str | None = rest.get("FORMAT_SUFFIX_KWARG", "format")
     return kwarg
 
 
 def resolved(match: ResolverMatch | None, urlconf: Any = None) -> tuple[str | None, str | None]:
-    """(route, URL name with namespaces) of what Django resolved a request to; Nones where it did not.
+    """Return (route in the default language, URL name with namespaces) of a match; (None, None) without a match.
 
-    The route is that of the default language. ``urlconf`` is the request's own, None = ``ROOT_URLCONF``.
+    ``urlconf`` is the request's own, None = ``ROOT_URLCONF``.
     """
     if match is None:
         return None, None
@@ -56,7 +55,7 @@ def resolved(match: ResolverMatch | None, urlconf: Any = None) -> tuple[str | No
 
 @lru_cache(maxsize=4096)
 def is_admin_page(name: str | None) -> bool:
-    """Whether the URL name, its namespaces included, is one of Django's admin sites."""
+    """Whether the URL name (with namespaces) belongs to one of Django's admin sites."""
     if name is None or ":" not in name or not apps.is_installed("django.contrib.admin"):
         return False
     from django.contrib.admin.sites import all_sites
@@ -65,13 +64,13 @@ def is_admin_page(name: str | None) -> bool:
 
 
 def known_routes(*, admin: bool = False) -> list[tuple[str, str]]:
-    """(route, URL name or "") of every view in the URLconf, in its order; the admin's only where asked for."""
-    return [(route, _whole(name)) for route, name, _ in _views() if admin or not name.startswith("admin:")]
+    """Return (route, URL name or "") of every view in the URLconf, in its order; of the admin only if ``admin``."""
+    return [(route, _complete_name(name)) for route, name, _ in _views() if admin or not name.startswith("admin:")]
 
 
 def known_views() -> list[tuple[str, str, Any]]:
-    """(route in the default language, URL name or "", view) of every view in the URLconf, in its order."""
-    return [(route, _whole(name), view) for route, name, view in _views()]
+    """Return (route in the default language, URL name or "", view) of every view in the URLconf, in its order."""
+    return [(route, _complete_name(name), view) for route, name, view in _views()]
 
 
 def _views() -> list[tuple[str, str, Any]]:
@@ -79,19 +78,19 @@ def _views() -> list[tuple[str, str, Any]]:
         return [(spell(parts), name, view) for parts, name, view in walk(get_resolver().url_patterns)]
 
 
-def _whole(name: str) -> str:
-    """The URL name; "" where there are namespaces alone."""
+def _complete_name(name: str) -> str:
+    """Return the URL name; "" if there are only namespaces."""
     return "" if name.endswith(":") else name
 
 
 def find_route(route: str) -> tuple[str, str | None, Any] | None:
-    """(route, URL name, view) of the pattern that some language spells like this; None when there is none."""
+    """Return (route, URL name, view) of the pattern with this route in any language; None if there is none."""
     views = ((found, name or None, view) for found, name, view in known_views() if route in each_language(found))
     return next(views, None)
 
 
 def resolve_path(path: str) -> ResolverMatch:
-    """Resolve a path in its own language, not in the active one. Raises ``Resolver404``."""
+    """Resolve a path in the path's language, not in the active one. Raises ``Resolver404``."""
     first = translation.get_language_from_path(path) or django_settings.LANGUAGE_CODE
     for code in dict.fromkeys([first, *languages_of(get_resolver()).paths_in]):
         with translation.override(code):
@@ -103,6 +102,6 @@ def resolve_path(path: str) -> ResolverMatch:
 
 
 def known_scopes() -> list[str]:
-    """Every scope that a view in the URLconf names for itself, sorted."""
+    """Return every scope that a view in the URLconf declares, sorted."""
     scopes = {scope_of(view) for _, _, view in known_views()}
     return sorted(scope for scope in scopes if scope)

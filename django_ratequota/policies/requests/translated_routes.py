@@ -1,7 +1,7 @@
 """Routes that depend on the language: those under ``i18n_patterns``, and those with translated patterns.
 
-Django resolves a request to the route as the active language spells it. One spelling stands for all of them here,
-that of ``LANGUAGE_CODE``: so endpoints, statistics and the admin's pages do not depend on the language of a request.
+Django resolves a request to the route in the active language. Here the route in ``LANGUAGE_CODE`` stands for it, so
+that endpoints, statistics and admin pages do not depend on the language of a request.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from django.urls import LocalePrefixPattern, URLPattern, URLResolver, get_resolv
 from django.utils import translation
 from django.utils.functional import Promise
 
-#: Code of a language as Django reads it from a path, and the rest.
+#: A path that begins with a language code: the code, and the rest.
 _PREFIXED = re.compile(r"/(\w+(?:[@-]\w+){0,2})(/.*)", re.DOTALL)
-#: URLconfs that are kept: ``ROOT_URLCONF``, and those that middleware sets as ``request.urlconf``.
+#: Most URLconfs that are kept: ``ROOT_URLCONF``, and those that middleware sets as ``request.urlconf``.
 _URLCONFS = 32
 
-#: A pattern of the URLconf: its own pattern object after those that include it, its name, and its view.
+#: A view of the URLconf: (pattern objects from the outermost inwards, URL name, view).
 Walked = tuple[tuple[Any, ...], str, Any]
 
 
 def walk(patterns: Any, parents: tuple[Any, ...] = (), namespace: str = "") -> Iterator[Walked]:
-    """Yield (pattern objects, name with namespaces, view) for every view; without a name, the namespaces alone."""
+    """Yield every view, its name with namespaces; without a name, the namespaces alone."""
     for pattern in patterns:
         parts = (*parents, pattern.pattern)
         if isinstance(pattern, URLResolver):
@@ -39,7 +39,7 @@ def walk(patterns: Any, parents: tuple[Any, ...] = (), namespace: str = "") -> I
 
 @lru_cache(maxsize=4096)
 def readable(route: str) -> str:
-    """A resolved route with a leading slash and without the anchors of regular expressions.
+    """Return a resolved route with a leading slash and without the anchors of regular expressions.
 
     ``api/^reports/(?P<pk>[^/.]+)/$`` (a DRF router's) becomes ``/api/reports/(?P<pk>[^/.]+)/``.
     """
@@ -54,17 +54,17 @@ def spell(parts: tuple[Any, ...]) -> str:
 
 
 class Languages:
-    """How one URLconf spells its routes in each language; a text that several patterns have stands for them all."""
+    """The routes of one URLconf in each language. Patterns with the same text are not distinguished."""
 
     def __init__(self, resolver: URLResolver) -> None:
         default = django_settings.LANGUAGE_CODE
         others = [code for code, _name in django_settings.LANGUAGES] if django_settings.USE_I18N else []
         self._codes = tuple(dict.fromkeys([default, *others]))
-        #: Routes that no language changes.
+        #: Routes that are the same in each language.
         self._fixed: set[str] = set()
         #: Route after the language's prefix -> the prefixes, the default language's first.
         self._prefixed: dict[str, tuple[str, ...]] = {}
-        #: Translated route in any language -> in each language, the default language's first.
+        #: Translated route in any language -> the route in each language, the default language's first.
         self._translated: dict[str, tuple[str, ...]] = {}
         translated = []
         for parts, _name, _view in walk(resolver.url_patterns):
@@ -79,11 +79,11 @@ class Languages:
 
     @property
     def paths_in(self) -> tuple[str, ...]:
-        """Codes of the languages in which some path is another one, not only by its prefix."""
+        """Codes of the languages in which some path differs by more than its prefix."""
         return self._codes if self._translated else ()
 
     def spellings(self, route: str) -> tuple[str, ...]:
-        """Return the route in each language, the default language's first; the route alone where none changes it."""
+        """Return the route in each language, the default language's first; only the route if none changes it."""
         if route in self._translated:
             return self._translated[route]
         if not self._prefixed:
@@ -93,7 +93,7 @@ class Languages:
             return tuple(prefix + route for prefix in prefixes)
         found = _PREFIXED.fullmatch(route)
         prefixes = self._prefixed.get(found[2], ()) if found else ()
-        # A code that LANGUAGES does not name may have been activated all the same.
+        # A code that is missing in LANGUAGES may have been activated nevertheless.
         if not found or not prefixes or (f"/{found[1]}" not in prefixes and route in self._fixed):
             return (route,)
         return tuple(prefix + found[2] for prefix in prefixes)
@@ -110,7 +110,7 @@ class Languages:
 
 
 def _text(part: Any) -> Any:
-    """What the pattern object was made of: text, or a translation that waits for its language."""
+    """Return what the pattern object was made from: text, or a lazy translation."""
     return getattr(part, "_route", getattr(part, "_regex", ""))
 
 
@@ -119,7 +119,7 @@ languages_of = lru_cache(maxsize=_URLCONFS)(Languages)
 
 @lru_cache(maxsize=4096)
 def canonical(route: str, urlconf: Any) -> str:
-    """Return the route that Django resolved a request to in any language, as the default language spells it."""
+    """Return a resolved route of any language in the default language."""
     return languages_of(get_resolver(urlconf)).spellings(readable(route))[0]
 
 

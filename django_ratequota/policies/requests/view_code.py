@@ -1,8 +1,8 @@
-"""What views do, as far as their code says so: which statuses they answer, and which functions they call.
+"""Static analysis of views: which statuses their code can answer, and which functions it calls.
 
-Nothing is run. A view names a status where its code holds the number, or the name of a response or of an exception
-that becomes one; so does the project's code that it calls. Frameworks answer more than they name, so a view whose
-code names no failure is unknown.
+Nothing is run. A view names a status if its code, or the project's code that it calls, contains the number, or the
+name of a response or exception with that status. Frameworks answer more than they name, so the statuses of a view
+that names no failure are unknown.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from django.shortcuts import get_list_or_404, get_object_or_404
 
 from .views import view_class
 
-#: Answers of any view.
+#: Statuses that any view may answer.
 _ALWAYS = frozenset([*range(100, 400), *range(500, 600)])
-#: Answers of any view that say nothing about how it fails: a refused method, a refusal.
+#: Statuses that any view may answer, and that do not show how it fails: method not allowed, refused.
 _ANY_VIEW = frozenset([405, 429])
-#: Views of frameworks whose failures are all known.
+#: Framework views with a complete list of their failures.
 _KNOWN = {
     "django.contrib.auth.views.LoginView": frozenset[int](),
     "rest_framework.authtoken.views.ObtainAuthToken": frozenset([400, 415]),
 }
-#: Answers of REST framework for its views.
+#: Statuses that REST framework answers for its views.
 _REST = frozenset([400, 401, 403, 404, 406, 415])
 _RAISED = {Http404: 404, PermissionDenied: 403, BadRequest: 400, SuspiciousOperation: 400}
 _CALLED = {get_object_or_404: 404, get_list_or_404: 404}
 _STATUSES = frozenset(map(int, HTTPStatus))
 FRAMEWORKS = frozenset({"asgiref", "django", "django_ratequota", "ninja", "rest_framework"})
-#: Functions looked into for one view; a view with more is unknown.
+#: Most functions that are analysed per view; a view with more is unknown.
 MOST = 300
 _EMPTY = CellType()
 
 
 def never_answers(view: Any, statuses: frozenset[str]) -> bool:
-    """Whether it is sure that the view answers none of the ``statuses``, such as ``401`` and ``5xx``."""
+    """Whether it is certain that the view answers none of the ``statuses``, such as ``401`` and ``5xx``."""
     bases = getattr(view_class(view), "__mro__", ())
     paths = [f"{base.__module__}.{base.__qualname__}" for base in bases]
     known = next((_KNOWN[path] for path in paths if path in _KNOWN), None)
@@ -56,47 +56,47 @@ def never_answers(view: Any, statuses: frozenset[str]) -> bool:
 
 
 def project_functions(views: list[Any], most: int = MOST) -> list[FunctionType]:
-    """The project's functions that the views call or hold, decorators and all; no more than ``most`` and one."""
-    begin: list[Any] = []
+    """Return the project's functions that the views call or hold, decorators included; at most ``most`` + 1."""
+    pending: list[Any] = []
     for view in views:
         bases = [base for base in getattr(view_class(view), "__mro__", ()) if not _of_framework(base)]
-        begin += [view, *(operation.view_func for operation in operations_of(view))]
-        begin += [member for base in bases for member in vars(base).values()]
-    waiting, seen = begin, set[Any]()
+        pending += [view, *(operation.view_func for operation in operations_of(view))]
+        pending += [member for base in bases for member in vars(base).values()]
+    seen = set[Any]()
     found: list[FunctionType] = []
-    while waiting and len(found) <= most:
-        one = waiting.pop()
+    while pending and len(found) <= most:
+        one = pending.pop()
         if isinstance(one, staticmethod | classmethod | MethodType):
             one = one.__func__
         if type(one) not in (FunctionType, type) or one in seen:
             continue
         seen.add(one)
         if isinstance(one, FunctionType):
-            waiting += held_values(one)
+            pending += held_values(one)
         if _of_framework(one):
             continue
         if isinstance(one, FunctionType):
             found.append(one)
-            waiting += named_values(one)
+            pending += named_values(one)
         else:
-            waiting += vars(one).values()
+            pending += vars(one).values()
     return found
 
 
 def held_values(function: Any) -> list[Any]:
-    """The values in a function's closure; none of other objects."""
+    """Return the values in a function's closure; none for other objects."""
     return [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != _EMPTY]
 
 
 def operations_of(view: Any) -> list[Any]:
-    """The operations of a view of Django Ninja's."""
+    """Return the operations of one of Django Ninja's views; none for other views."""
     if getattr(view, "__globals__", {}).get("__name__") != "ninja.operation":
         return []
     return [one for held in held_values(view) for one in getattr(held, "operations", ())]
 
 
 def _named(function: FunctionType) -> Iterator[int]:
-    """The statuses that a function names by itself."""
+    """Yield the statuses that a function's own code names."""
     for code in codes_of(function):
         yield from (const for const in code.co_consts if type(const) is int and const in _STATUSES)
         for name in code.co_names:
@@ -114,7 +114,7 @@ def _named(function: FunctionType) -> Iterator[int]:
 
 
 def codes_of(function: FunctionType) -> Iterator[CodeType]:
-    """The code of the function, and of those that it defines."""
+    """Yield the code of the function, and of functions defined in it."""
     return _codes(function.__code__)
 
 
@@ -126,7 +126,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def named_values(function: FunctionType) -> list[Any]:
-    """The functions, classes and modules that a function's code names, those in modules included."""
+    """Return the functions, classes and modules that a function's code names, also as attributes of modules."""
     names = {name for code in codes_of(function) for name in code.co_names}
     values = [function.__globals__[name] for name in names if name in function.__globals__]
     modules = [value for value in values if isinstance(value, ModuleType)]

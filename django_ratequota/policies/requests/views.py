@@ -10,33 +10,32 @@ from ...exceptions import InvalidCost
 
 logger = logging.getLogger("django_ratequota")
 
-#: Set by ``@ratequota`` on the views it decorates: the scope, "" = none.
+#: Set by ``@ratequota`` on decorated views: the scope, "" = none.
 SCOPE_ATTRIBUTE = "ratequota_scope"
 #: Set on the class of the usage endpoint.
 USAGE_ATTRIBUTE = "ratequota_shows_usage"
-#: Set by ``@ratequota`` on the functions that it makes: the function itself, and its cost. Others' wrappers copy it.
+#: Set by ``@ratequota`` on its wrappers: (wrapper, cost). Other decorators copy it to theirs.
 WRAPPER_ATTRIBUTE = "ratequota_wrapper"
-#: Set on Django Ninja's views of which some operation has a ``QuotaThrottle``: method -> its ``LateCheck``, None
-#: where it has no such throttle.
+#: Set on Django Ninja's views with a ``QuotaThrottle``: method -> the operation's ``LateCheck``, None = no throttle.
 LIMITED_ATTRIBUTE = "ratequota_limited"
 
 
 class LateCheck(NamedTuple):
-    """What a view asks of its quota after it may have refused the request already."""
+    """The check of a view that may refuse the request before it, as by authentication."""
 
-    #: None = it names none.
+    #: None = the view names none.
     scope: str | None
-    #: Units, None = the endpoint's own. The least where the cost is computed from the request.
+    #: Units; None = the endpoint's cost. The least possible if the cost depends on the request.
     cost: int | None
 
 
 def shows_usage(view: Any) -> bool:
-    """Whether the view is the usage endpoint: known by an attribute, as a project without DRF must not import it."""
+    """Whether the view is the usage endpoint. By an attribute, because a project may not have DRF."""
     return getattr(view_class(view), USAGE_ATTRIBUTE, False) is True
 
 
 def scope_of(view: Any) -> str | None:
-    """The scope that a view names for itself, by decorator or as ``throttle_scope``; None when it names none."""
+    """Return the scope that a view declares, by decorator or as ``throttle_scope``; None if it declares none."""
     holder = view_class(view)
     decorated = getattr(view, SCOPE_ATTRIBUTE, "") or getattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE, "")
     scope = decorated or class_attribute(view, "throttle_scope")
@@ -44,22 +43,22 @@ def scope_of(view: Any) -> str | None:
 
 
 def enforces_itself(view: Any) -> bool:
-    """Whether the view is decorated or has our throttle: it knows its scope and cost, and who authenticated."""
+    """Whether the view checks its own requests: it has ``@ratequota`` or our throttle."""
     return is_decorated(view) or any(
         _is_ours(throttle) for throttle in class_attribute(view, "throttle_classes") or ()
     )
 
 
 def is_decorated(view: Any) -> bool:
-    """Whether ``@ratequota`` decorates the view, or its class' dispatch."""
+    """Whether ``@ratequota`` decorates the view, or its class's ``dispatch``."""
     holder = view_class(view)
     return hasattr(view, SCOPE_ATTRIBUTE) or hasattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE)
 
 
 def late_check(view: Any, method: str) -> LateCheck | None:
-    """What a view asks that may refuse a request before it has it checked; None of all others.
+    """Return the check of a view that may refuse a request before it; None for other views.
 
-    REST framework and Ninja authenticate before they ask throttles; other decorators may be around ``@ratequota``.
+    REST framework and Ninja authenticate before they call throttles; other decorators may be around ``@ratequota``.
     """
     limited: dict[str, LateCheck | None] | None = getattr(view, LIMITED_ATTRIBUTE, None)
     if limited is not None:
@@ -73,57 +72,61 @@ def late_check(view: Any, method: str) -> LateCheck | None:
 
 
 def least_cost(cost: Any) -> int | None:
-    """The units that a request consumes at least, by what names its cost; None = the endpoint's own."""
+    """Return the least units that a request consumes with this declared ``cost``; None = the endpoint's cost."""
     if isinstance(cost, property) or callable(cost):
         return 1
     try:
         return None if cost is None else check_cost(cost)
     except InvalidCost:
-        return None  # as where the throttle is asked
+        return None  # as the throttle does
 
 
 def chooses_throttles(view: Any) -> bool:
-    """Whether the view's class picks its throttles for each request, by a ``get_throttles`` of its own."""
+    """Whether the view's class overrides ``get_throttles``, and so chooses its throttles for each request."""
     method = getattr(view_class(view), "get_throttles", None)
     return method is not None and getattr(method, "__module__", "") != "rest_framework.views"
 
 
 def throttles_itself(view: Any, request: Any, args: Any, kwargs: Any) -> bool:
-    """Whether our throttle is among those that the view's class picks for the request."""
+    """Whether our throttle is among those that the view's class chooses for the request."""
     try:
-        return any(_is_ours(type(throttle)) for throttle in _twin(view, request, args, kwargs).get_throttles())
+        return any(
+            _is_ours(type(throttle)) for throttle in _new_instance(view, request, args, kwargs).get_throttles()
+        )
     except Exception as error:
-        # What is the client's fault (a version that is none, a wrong token), the view itself will say.
+        # A client error, such as an invalid version or token, is reported by the view itself.
         if getattr(error, "status_code", 500) >= 500:
             logger.exception("get_throttles of %s failed; ENFORCE_ALL enforces the view", view)
         return False
 
 
-def _twin(view: Any, request: Any, args: Any, kwargs: Any) -> Any:
-    """Another instance like the one that answers, as REST framework has it when it asks for the throttles."""
-    twin = view.cls(**(getattr(view, "initkwargs", None) or {}))
+def _new_instance(view: Any, request: Any, args: Any, kwargs: Any) -> Any:
+    """Return another instance of the view, in the state in which REST framework calls ``get_throttles``."""
+    instance = view.cls(**(getattr(view, "initkwargs", None) or {}))
     actions = getattr(view, "actions", None) or {}
-    twin.action_map = {"head": actions.get("get"), **actions}
-    twin.setup(request, *args, **kwargs)
-    asked = twin.request = twin.initialize_request(request, *args, **kwargs)
-    load = asked._load_stream
+    instance.action_map = {"head": actions.get("get"), **actions}
+    instance.setup(request, *args, **kwargs)
+    rest_request = instance.request = instance.initialize_request(request, *args, **kwargs)
+    load = rest_request._load_stream
 
     def load_and_keep() -> None:
-        # Else ``request.data`` would leave nothing for the view to parse; of forms Django keeps the fields.
+        # Keep the body, because ``request.data`` would leave none for the view. Of forms Django keeps the fields.
         if request.content_type != "multipart/form-data":
             _ = request.body
         load()
 
-    asked._load_stream = load_and_keep
-    twin.headers = twin.default_response_headers
-    twin.format_kwarg = twin.get_format_suffix(**kwargs)
-    asked.accepted_renderer, asked.accepted_media_type = twin.perform_content_negotiation(asked)
-    asked.version, asked.versioning_scheme = twin.determine_version(asked, *args, **kwargs)
-    return twin
+    rest_request._load_stream = load_and_keep
+    instance.headers = instance.default_response_headers
+    instance.format_kwarg = instance.get_format_suffix(**kwargs)
+    rest_request.accepted_renderer, rest_request.accepted_media_type = instance.perform_content_negotiation(
+        rest_request
+    )
+    rest_request.version, rest_request.versioning_scheme = instance.determine_version(rest_request, *args, **kwargs)
+    return instance
 
 
 def _is_ours(throttle: Any) -> bool:
-    """Whether it is a ``QuotaThrottle``, told by name: a project without DRF must not import it here."""
+    """Whether it is a ``QuotaThrottle``. By name, because a project may not have DRF."""
     return any(
         base.__module__ == "django_ratequota.throttling" and base.__name__ == "QuotaThrottle"
         for base in getattr(throttle, "__mro__", ())
@@ -131,9 +134,9 @@ def _is_ours(throttle: Any) -> bool:
 
 
 def limits_itself(view: Any) -> bool:
-    """Whether anything of this package limits the view, the drop-ins for other packages included."""
+    """Whether this package limits the view, also by a drop-in for another package."""
     if str(getattr(view, "__module__", "")).startswith("django_ratequota."):
-        return False  # the usage endpoint: it limits itself, and none of the project's views
+        return False  # the usage endpoint, which is no view of the project
     throttles = class_attribute(view, "throttle_classes") or ()
     bases = [base for throttle in throttles for base in getattr(throttle, "__mro__", ())]
     ours = any(base.__module__.startswith("django_ratequota.") for base in bases)
@@ -141,11 +144,11 @@ def limits_itself(view: Any) -> bool:
 
 
 def view_class(view: Any) -> Any:
-    """The class that ``as_view`` made the view from; None of other views."""
+    """Return the class whose ``as_view`` made the view; None for other views."""
     return getattr(view, "cls", None) or getattr(view, "view_class", None)
 
 
 def class_attribute(view: Any, name: str) -> Any:
-    """What the view's instances have under that name: what ``as_view`` was given, else the class's own."""
-    given = getattr(view, "initkwargs", None) or getattr(view, "view_initkwargs", None) or {}
-    return given[name] if name in given else getattr(view_class(view), name, None)
+    """Return the attribute of the view's instances: the argument of ``as_view``, else the class's attribute."""
+    arguments = getattr(view, "initkwargs", None) or getattr(view, "view_initkwargs", None) or {}
+    return arguments[name] if name in arguments else getattr(view_class(view), name, None)

@@ -1,4 +1,4 @@
-"""The decision about a request: the store's, or that of ``on_error`` where the store does not answer."""
+"""The decision about a resolution: by the store, or by ``on_error`` where the store does not answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .settlement import StoreSettler
 from .steps import Step
 
 
-def judge(
+def decide(
     limiter: Limiter | StoreError,
     resolution: Resolution,
     mode: str,
@@ -28,21 +28,21 @@ def judge(
     revision: int | None,
     costs: tuple[int, ...] = (),
 ) -> Generator[Step, Any, Decision]:
-    """Ask the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``.
+    """Check in the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``.
 
     ``costs`` are the units of each bucket; empty = ``cost`` in each.
     """
     if len(buckets) > MAX_BUCKETS:
-        buckets, costs = _first(buckets, costs)
+        buckets, costs = _limit_number(buckets, costs)
     denied_by = _denied_by(resolution)
-    # A blocked request consumes nothing, but asks all the same: it, too, sees the edit that lifts the block.
-    asked = () if resolution.blocked_by or denied_by else buckets
-    times = (0, *costs) if costs and asked else (0,)
+    # A blocked request consumes nothing, but asks the store too: so it sees the edit that lifts the block.
+    checked = () if resolution.blocked_by or denied_by else buckets
+    times = (0, *costs) if costs and checked else (0,)
     try:
         if isinstance(limiter, StoreError):
             raise limiter
         settler = StoreSettler(limiter)
-        decision = yield from limiter.steps(mode, asked, cost, revision=revision, times=times, settler=settler)
+        decision = yield from limiter.steps(mode, checked, cost, revision=revision, times=times, settler=settler)
     except StoreError as error:
         if mode != "peek":
             note_degraded(error.reason, error)
@@ -51,7 +51,7 @@ def judge(
         decision = decide_without_store(buckets, error.reason, cost, blocked, peek=peek, costs=costs)
     if resolution.unreadable:
         if mode != "peek":
-            note_degraded("rates", _cannot_be_read(resolution))
+            note_degraded("rates", _unreadable_error(resolution))
         if denied_by:
             names = (*decision.denied_by, *denied_by)
             decision = replace(decision, allowed=False, denied_by=names, error=decision.error or "rates")
@@ -61,18 +61,18 @@ def judge(
 
 
 def _denied_by(resolution: Resolution) -> tuple[str, ...]:
-    """Names of the policies that refuse because their rates cannot be read."""
+    """Return the names of the policies that refuse because their rates cannot be read."""
     on_error = settings.on_error
     return tuple(name for name, policy in resolution.unreadable if (policy.on_error or on_error) == "deny")
 
 
-def _cannot_be_read(resolution: Resolution) -> InvalidRate:
+def _unreadable_error(resolution: Resolution) -> InvalidRate:
     ids = ", ".join(str(policy.id) for _name, policy in resolution.unreadable)
     return InvalidRate("the rates of policy %(ids)s cannot be read", ids=ids)
 
 
-def _first(buckets: tuple[Bucket, ...], costs: tuple[int, ...]) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
-    """The first ``MAX_BUCKETS`` buckets and their costs: enforced ones before those in log mode."""
+def _limit_number(buckets: tuple[Bucket, ...], costs: tuple[int, ...]) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
+    """Return the first ``MAX_BUCKETS`` buckets and their costs: enforced ones before those in log mode."""
     text = f"a request has {len(buckets)} limits, of which {MAX_BUCKETS} are checked: merge policies or endpoints"
     note_problem("buckets", text)
     order = sorted(range(len(buckets)), key=lambda at: buckets[at].mode != "enforce")[:MAX_BUCKETS]

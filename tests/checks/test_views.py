@@ -1,4 +1,4 @@
-"""``manage.py check`` of a project: whether anything enforces, whether views answer what endpoints count."""
+"""System checks of the views: whether anything enforces policies, whether endpoints count what views return."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from django.core import checks
 from django.core.exceptions import PermissionDenied
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
-from django.db import connection
-from django.db.migrations.recorder import MigrationRecorder
 from django.http import Http404, HttpResponse, HttpResponseForbidden, JsonResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import path
@@ -32,7 +30,6 @@ from rest_framework.views import APIView
 
 from django_ratequota import Limiter, check_request
 from django_ratequota.api import UsageView
-from django_ratequota.checks.database import check_migrated
 from django_ratequota.checks.views import check_enforced, check_statuses, check_unchecked, check_unlimited
 from django_ratequota.compat.drf import AnonRateThrottle
 from django_ratequota.compat.ratelimit.decorators import ratelimit
@@ -55,7 +52,7 @@ def ids(messages: list[Any]) -> list[str]:
 
 @pytest.fixture
 def project(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
-    """Makes a project of one module with these views (and other names), and a URLconf that routes to them."""
+    """Make a project of one module with these views (and other names), and a URLconf that routes to them."""
 
     def make(*routed: Any, **named: Any) -> ModuleType:
         views, urls = ModuleType("project_views"), ModuleType("project_urls")
@@ -87,7 +84,7 @@ class Unlimited(APIView):
 
 
 class Limited(APIView):
-    """By DEFAULT_THROTTLE_CLASSES, as this suite has it."""
+    """Limited by DEFAULT_THROTTLE_CLASSES in this suite's settings."""
 
 
 class ByDropIn(APIView):
@@ -129,13 +126,13 @@ def test_a_project_in_which_nothing_enforces(
     assert ids(check_enforced()) == ([] if enforced else ["W010"])
 
 
-def test_enforce_all_enforces(project: Any, settings: Any) -> None:
+def test_enforce_all_is_enforcement(project: Any, settings: Any) -> None:
     project(plain)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
     assert check_enforced() == []
 
 
-def test_a_middleware_of_the_project_that_asks_enforces(project: Any, settings: Any, monkeypatch: Any) -> None:
+def test_a_middleware_that_checks_requests_is_enforcement(project: Any, settings: Any, monkeypatch: Any) -> None:
     project(plain)
     module = ModuleType("project_middleware")
     vars(module)["check_request"] = check_request
@@ -161,7 +158,7 @@ def service(**named: Any) -> ModuleType:
 @pytest.mark.parametrize(
     ("called", "enforced"), [("complete", True), ("lazily", True), ("engine", True), ("models", False)]
 )
-def test_code_that_views_call_enforces(project: Any, called: str, enforced: bool) -> None:
+def test_a_function_that_views_call_is_enforcement(project: Any, called: str, enforced: bool) -> None:
     module = service(check_request=check_request, limiter=Limiter(client=redis.Redis()))
     space: dict[str, Any] = {"__name__": "project_views", "service": module}
     exec(f"def view(request):\n    return service.{called}(request)", space)
@@ -169,7 +166,7 @@ def test_code_that_views_call_enforces(project: Any, called: str, enforced: bool
     assert ids(check_enforced()) == ([] if enforced else ["W010"])
 
 
-def test_an_operation_of_ninja_that_asks_enforces(project: Any) -> None:
+def test_a_ninja_operation_that_checks_requests_is_enforcement(project: Any) -> None:
     from ninja import NinjaAPI
 
     api = NinjaAPI(urls_namespace="checked-by-hand")
@@ -179,7 +176,7 @@ def test_an_operation_of_ninja_that_asks_enforces(project: Any) -> None:
     assert check_enforced() == []
 
 
-def test_a_middleware_whose_code_asks_enforces(project: Any, settings: Any, monkeypatch: Any) -> None:
+def test_a_middleware_that_calls_a_check_is_enforcement(project: Any, settings: Any, monkeypatch: Any) -> None:
     project(plain)
     space: dict[str, Any] = {"__name__": "project_middleware", "service": service(check_request=check_request)}
     exec("class Limits:\n    def __call__(self, request):\n        return service.complete(request)", space)
@@ -190,7 +187,7 @@ def test_a_middleware_whose_code_asks_enforces(project: Any, settings: Any, monk
     assert check_enforced() == []
 
 
-def test_a_project_without_views_is_asked_for_its_settings(project: Any, settings: Any) -> None:
+def test_the_default_throttles_matter_only_without_views(project: Any, settings: Any) -> None:
     project()
     settings.REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"]}
     assert check_enforced() == []
@@ -202,7 +199,7 @@ def test_a_project_without_views_is_asked_for_its_settings(project: Any, setting
 
 
 @pytest.mark.parametrize("limited", [False, True])
-def test_one_throttled_operation_of_a_path_is_enough(project: Any, limited: bool) -> None:
+def test_one_throttled_ninja_operation_is_enforcement(project: Any, limited: bool) -> None:
     from ninja import NinjaAPI
 
     from django_ratequota.ninja import QuotaThrottle
@@ -222,12 +219,12 @@ def test_one_throttled_operation_of_a_path_is_enough(project: Any, limited: bool
     assert ids(check_enforced()) == ([] if limited else ["W010"])
 
 
-def test_a_urlconf_that_fails_is_django_s_to_tell(settings: Any) -> None:
+def test_a_broken_urlconf_is_left_to_djangos_check(settings: Any) -> None:
     settings.ROOT_URLCONF = "nowhere"
     assert check_enforced() == []
 
 
-# --- Whether anything counts what views refuse by themselves. ---
+# --- Whether requests that views refuse before their throttle are counted. ---
 
 
 class Throttled(APIView):
@@ -245,7 +242,7 @@ class Throttled(APIView):
         (plain, True, False, []),
     ],
 )
-def test_what_views_refuse_before_their_throttle_may_go_uncounted(
+def test_refusals_before_the_throttle_need_count_unchecked(
     project: Any, settings: Any, view: Any, enforce_all: bool, count_unchecked: bool, expected: list[str]
 ) -> None:
     project(view)
@@ -290,25 +287,6 @@ def test_count_unchecked_needs_a_policy_counted_per_ip(
     assert check_unlimited() == []
     if found:
         assert found[0].msg == "COUNT_UNCHECKED counts nothing where no policy counted per ip applies (/0/)."
-
-
-# --- Whether its tables are there. ---
-
-
-@pytest.mark.django_db
-def test_migrations_that_are_not_applied(monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any) -> None:
-    assert check_migrated(databases=DATABASES) == []
-    recorder = MigrationRecorder(connection)
-    recorder.record_unapplied("django_ratequota", "0001_initial")
-    [warning] = check_migrated(databases=DATABASES)
-    assert ids([warning]) == ["W009"]
-    assert warning.msg == "Migrations of django_ratequota are not applied to 'default': 0001_initial."
-    with pytest.raises(SystemCheckError, match=r"django_ratequota\.W009"):
-        call_command("check", databases=DATABASES, fail_level="WARNING")
-    with django_assert_num_queries(0):
-        assert check_migrated() == check_migrated(databases=["replica"]) == []
-        monkeypatch.setattr(sys, "argv", ["manage.py", "migrate"])
-        assert check_migrated(databases=DATABASES) == []
 
 
 # --- Whether views answer what is counted. ---
@@ -409,7 +387,7 @@ class OwnLogin(LoginView):
         (says_403_within, "403", False),
         (says_403_within, "401", True),
         (says_401_by_an_object, "401", False),
-        (says_nothing, "401 403", False),  # nobody knows
+        (says_nothing, "401 403", False),  # unknown
         (plain, "401", False),
         (Asked.as_view(), "409", False),
         (Asked.as_view(), "401", True),
@@ -425,16 +403,16 @@ class OwnLogin(LoginView):
         (max, "401", False),
     ],
 )
-def test_what_a_view_never_answers(view: Any, statuses: str, never: bool) -> None:
+def test_statuses_that_a_view_never_returns(view: Any, statuses: str, never: bool) -> None:
     assert never_answers(view, frozenset(statuses.split())) == never
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(("charged", "warned"), [("401, 403", True), ("400", False), ("", False)])
-def test_an_endpoint_whose_statuses_its_view_never_answers(
+def test_an_endpoint_that_counts_statuses_its_view_never_returns(
     project: Any, django_assert_num_queries: Any, charged: str, warned: bool
 ) -> None:
-    """The login view of the docs, as it stands there."""
+    """With the login view of the docs."""
     [snippet] = [one for one in snippets(ROOT / "docs/howto/login.md") if one.file == "views.py"]
     names: dict[str, Any] = {"__name__": "login_views"}
     exec(compile(snippet.padded, str(snippet.page), "exec"), names)
@@ -448,14 +426,14 @@ def test_an_endpoint_whose_statuses_its_view_never_answers(
             call_command("check", databases=DATABASES, fail_level="WARNING")
     with django_assert_num_queries(0):
         assert check_statuses() == []
-    # Another of its views does: then it counts something.
+    # Another of its views returns the status, so the endpoint counts something.
     endpoint.routes = "/1/"
     endpoint.save()
     assert check_statuses(databases=DATABASES) == []
 
 
 @pytest.mark.django_db
-def test_an_endpoint_that_no_view_in_the_urlconf_is_of(project: Any) -> None:
+def test_an_endpoint_without_a_view_in_the_urlconf(project: Any) -> None:
     project(plain)
     Endpoint.objects.create(name="login", charged_statuses="401")
     assert check_statuses(databases=DATABASES) == []

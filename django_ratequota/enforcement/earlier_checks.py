@@ -1,0 +1,158 @@
+"""Several checks of one request: by the middleware, a decorator, its view.
+
+A later check charges a bucket only for the units by which its cost exceeds those that the request has paid there.
+When it refuses, the units of the earlier checks are refunded: a refused request is charged nowhere. Each decision
+settles the units of its own check. Independent checks (``again=True``, one item of a batch) take no part in this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+from ..engine.charges import Charge, Refund, charges_of, take_all
+from ..engine.types import Bucket, BucketStatus, Decision
+from .settlement import StoreSettler
+from .steps import Step
+
+#: Attributes of Django's request: the decisions of earlier checks (most requests are checked once),
+EARLIER = "ratequota_earlier"
+#: the last independent decision (``again=True``),
+APART = "ratequota_apart"
+#: and the ``HeldCharge`` of the middleware, until the view's check takes it over.
+HELD = "ratequota_held"
+
+
+class EarlierChecks:
+    """The earlier checks of a request, all of which admitted it: what they charged and found."""
+
+    #: Whether their decisions are recorded; else the next check's is recorded as theirs.
+    recorded = True
+
+    def __init__(self, request: Any, decisions: list[Decision]) -> None:
+        self._request, self._decisions = request, decisions
+        #: The decision of a check that has nothing left to charge, and so nothing to refund.
+        self.again = replace(decisions[-1], cost=0, _charges=[])
+        #: The counters of this check's buckets: units charged by hand after it are charged there.
+        self._own: frozenset[object] = frozenset()
+
+    @classmethod
+    def of(cls, request: Any) -> EarlierChecks | None:
+        """Return None where the request was not checked, or was refused and so charged nowhere."""
+        held: EarlierChecks | None = vars(request).pop(HELD, None)
+        if held is not None:
+            return held
+        decisions = _decisions_of(request)
+        return cls(request, decisions) if decisions else None
+
+    def fits(self, buckets: tuple[Bucket, ...], cost: int) -> bool:
+        """Return whether a check of ``buckets`` may build on these checks."""
+        return True
+
+    def owed(self, buckets: tuple[Bucket, ...], cost: int) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
+        """Return the buckets to check now, and the units to charge in each; no units = ``cost`` in each."""
+        self._own = frozenset(bucket.counter for bucket in buckets)
+        self.again = replace(self.again, _own=self._own)
+        paid: dict[object, int] = {}
+        for charge in self._charges():
+            paid[charge.bucket.counter] = paid.get(charge.bucket.counter, 0) + charge.units
+        # Buckets in log mode that had no room are checked, too, though not charged.
+        had_room = {status.bucket.counter: status.allowed for done in self._decisions for status in done.statuses}
+        unpaid: list[Bucket] = []
+        costs: list[int] = []
+        for bucket in buckets:
+            counter = bucket.counter
+            units = cost - paid.get(counter, 0)
+            if (counter in had_room or counter in paid) and (units <= 0 or not had_room.get(counter, True)):
+                continue
+            unpaid.append(bucket)
+            # Above the capacity, check the whole cost: it can never be admitted, and no wait helps.
+            costs.append(cost if cost > bucket.rate.capacity else units)
+        return tuple(unpaid), () if all(units == cost for units in costs) else tuple(costs)
+
+    def combine(self, decision: Decision, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, Decision]:
+        """Return the decision with the statuses of these checks as well; a refusal refunds their charges.
+
+        Counts of the store and of this process are not combined, because they settle in different places.
+        """
+        last = self._decisions[-1]
+        if last.degraded == decision.degraded:
+            statuses = {status.bucket.counter: status for status in (*last.statuses, *decision.statuses)}
+            charges = charges_of(decision)
+            decision = replace(decision, statuses=tuple(statuses.values()), _charges=charges, _own=self._own)
+        return decision if decision.allowed else (yield from self.give_back(decision))
+
+    def free(self) -> Generator[Step, Any, list[Decision]]:
+        """Refund all charges of these checks; returns the buckets' state afterwards."""
+        refunded: list[Decision] = []
+        for decision in self._decisions:
+            charges = [charge for charge in charges_of(decision) if not charge.settled]
+            for refund in take_all(charges):
+                refunded += [(yield from _refund(decision, refund))]
+        vars(self._request).pop(EARLIER, None)
+        return refunded
+
+    def give_back(self, refused: Decision) -> Generator[Step, Any, Decision]:
+        """``free``; returns the refused decision with the buckets' state afterwards."""
+        now: dict[object, BucketStatus] = {}
+        for refunded in (yield from self.free()):
+            if refunded.degraded == refused.degraded:
+                now |= {status.bucket.counter: status for status in refunded.statuses}
+        statuses = [
+            status if (later := now.get(status.bucket.counter)) is None else _since_refund(status, later)
+            for status in refused.statuses
+        ]
+        return replace(refused, statuses=tuple(statuses))
+
+    def _charges(self) -> list[Charge]:
+        return [charge for decision in self._decisions for charge in charges_of(decision) if not charge.settled]
+
+
+def drop_held(request: Any) -> Generator[Step, Any, None]:
+    """Refund the charge made before the view: an independent check does not take it over."""
+    held: EarlierChecks | None = vars(request).pop(HELD, None)
+    if held is not None:
+        yield from held.free()
+
+
+def set_apart(request: Any, decision: Decision) -> None:
+    """Set an independent decision as the request's last: no other check deducts or refunds its units."""
+    _decisions_of(request)  # keeps the last decision so far, which this one replaces
+    vars(request)[APART] = request.ratequota = decision
+
+
+def _decisions_of(request: Any) -> list[Decision]:
+    """Return the decisions of earlier checks, up to the last one; none where that refused."""
+    last: Decision | None = getattr(request, "ratequota", None)
+    decisions: list[Decision] = vars(request).get(EARLIER, [])
+    if last is None or last is vars(request).get(APART):
+        return [] if last is None else decisions
+    if not last.allowed:
+        return []
+    if all(last is not decision for decision in decisions):
+        decisions.append(last)
+        vars(request)[EARLIER] = decisions
+    return decisions
+
+
+def _since_refund(refused: BucketStatus, later: BucketStatus) -> BucketStatus:
+    """Return a refusal's bucket with its state after a refund; its wait stays, being for the refused cost."""
+    if later.bucket.rate != refused.bucket.rate:
+        return refused  # edited between the checks: the remaining units of two rates cannot be compared
+    return replace(
+        refused,
+        remaining=later.remaining,
+        reset_after_us=later.reset_after_us,
+        next_after_us=later.next_after_us,
+    )
+
+
+def _refund(decision: Decision, refund: Refund) -> Generator[Step, Any, Decision]:
+    settler = decision.settler
+    if isinstance(settler, StoreSettler):
+        return (yield from settler.steps("refund", *refund))
+    if settler is None:
+        return decision
+    # This process's own counters: nothing blocks.
+    return settler.refund(refund.buckets, cost=refund.units, charged=refund.charged)

@@ -1,0 +1,166 @@
+"""The verbs ``explain`` and ``reset`` of ``manage.py ratequota``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ObjectDoesNotExist
+from django.core.management.base import BaseCommand, CommandError
+
+from ..conf import settings
+from ..engine.types import Bucket, BucketStatus
+from ..models import Plan
+from ..monitoring.refusals import Refusal, find_refusal
+from ..operations.counters import reset_caller
+from ..operations.explain import Explanation
+from ..operations.explain_query import ExplainQuery
+from ..policies.requests.identity import failed_kind
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add both verbs with their options."""
+    explaining = verbs.add_parser("explain", help="Show which limits apply to a caller, and why; consumes nothing.")
+    explaining.set_defaults(run=explain)
+    resetting = verbs.add_parser("reset", help="Reset a caller's own counters to zero.")
+    resetting.set_defaults(run=reset)
+    for verb in (explaining, resetting):
+        verb.add_argument("--user", help="User name.")
+        verb.add_argument("--ip", help="Client address, such as 203.0.113.7.")
+        verb.add_argument(
+            "--identifier",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help="Value of a name in RATEQUOTA['IDENTIFIERS'], such as tenant=acme; may be repeated.",
+        )
+        verb.add_argument("--plan", help="Slug of the caller's plan, where PLAN_RESOLVER is set.")
+        verb.add_argument("--endpoint", help="Endpoint name (scope).")
+        verb.add_argument("--path", help="Path to resolve, such as /api/reports/7/.")
+        verb.add_argument("--method", default="GET", help="HTTP method (default GET).")
+    explaining.add_argument("--id", help="Id from a refused response, instead of all other options.")
+    resetting.add_argument("--reason", default="", help="Recorded in the history.")
+
+
+def explain(command: BaseCommand, options: dict[str, Any]) -> None:
+    """Print a refusal, if there is an ``--id``, and the explanation of the request."""
+    if options["id"]:
+        refusal = find_refusal(options["id"])
+        if refusal is None:
+            raise CommandError(f"No refusal {options['id']!r} is recorded; refusals are kept for 48 hours")
+        for line in _refusal_lines(refusal):
+            command.stdout.write(line)
+        query = ExplainQuery.from_refusal(refusal)
+    else:
+        query = _query(options)
+    for line in _explanation_lines(query.explain()):
+        command.stdout.write(line)
+
+
+def reset(command: BaseCommand, options: dict[str, Any]) -> None:
+    """Reset the caller's own counters and print how they stood before."""
+    query = _query(options)
+    before = reset_caller(query.caller(), reason=options["reason"], **query.request_arguments())
+    for status in before:
+        counter = f"{status.bucket.title} of {_subject_name(status.bucket.subject)}"
+        command.stdout.write(f"reset {counter}: {status.remaining} of {status.limit} were left")
+    command.stdout.write(
+        f"{len(before)} counters reset" if before else "Nothing to reset: the caller has no counters there"
+    )
+
+
+def _query(options: dict[str, Any]) -> ExplainQuery:
+    if not options["user"] and not options["ip"] and not options["identifier"]:
+        raise CommandError("Name the caller: --user NAME, --ip ADDRESS or --identifier NAME=VALUE")
+    user_id = None
+    if options["user"]:
+        users = get_user_model()._default_manager
+        try:
+            user_id = str(users.get_by_natural_key(options["user"]).pk)
+        except ObjectDoesNotExist as error:
+            raise CommandError(f"There is no user {options['user']!r}") from error
+    identifiers = {}
+    for text in options["identifier"]:
+        name, equals, value = text.partition("=")
+        if not equals or name not in settings.identifiers:
+            known = ", ".join(settings.identifiers) or "none are configured"
+            raise CommandError(f"--identifier needs NAME=VALUE with a name from RATEQUOTA['IDENTIFIERS'] ({known})")
+        identifiers[name] = value
+    slug = options["plan"]
+    if slug and not Plan.objects.filter(slug=slug).exists():
+        slugs = ", ".join(Plan.objects.values_list("slug", flat=True)) or "none yet"
+        raise CommandError(f"There is no plan {slug!r}; there are: {slugs}")
+    if settings.plan_resolver and slug is None:
+        raise CommandError("PLAN_RESOLVER needs a request: name the plan by --plan SLUG, or '' for none")
+    return ExplainQuery(
+        user_id=user_id,
+        ip=options["ip"] or "",
+        identifiers=identifiers,
+        plan_slug=slug or None,
+        endpoint=options["endpoint"] or "",
+        path=options["path"] or "",
+        method=options["method"],
+    )
+
+
+def _refusal_lines(refusal: Refusal) -> Iterator[str]:
+    """Yield what was decided at that time."""
+    yield f"refused      {refusal.at:%Y-%m-%d %H:%M:%S %Z}, {refusal.count} times in that minute"
+    yield f"caller       {_subject_name(refusal.caller)}{f' from {refusal.ip}' if refusal.ip else ''}"
+    request = " ".join(part for part in (refusal.method, refusal.route, refusal.scope) if part)
+    yield f"request      {request}, cost {refusal.cost}"
+    unanswered = f" (Redis did not answer: {refusal.error})" if refusal.error else ""
+    yield f"by           {', '.join(refusal.violated)}{unanswered}"
+    for bucket in refusal.buckets:
+        verdict = "refused" if bucket.refused else "had room"
+        state = f"{bucket.remaining} of {bucket.limit} left, {verdict}"
+        yield f"         {bucket.title} of {_subject_name(bucket.subject)}: {state}"
+    yield "now"
+
+
+def _subject_name(subject: str) -> str:
+    """Return the subject, or words for callers whose identifier function failed."""
+    kind = failed_kind(subject)
+    return f"{kind} unknown (its function failed)" if kind else subject
+
+
+def _explanation_lines(explanation: Explanation) -> Iterator[str]:
+    plan = explanation.plan
+    yield f"plan         {plan.name if plan else 'none'} ({explanation.plan_source})"
+    if not explanation.candidates and not explanation.built_in:
+        yield "There is no policy for this endpoint: nothing is limited"
+        return
+    yield "policies"
+    statuses = {(s.bucket.policy_id, s.bucket.rate): s for s in explanation.decision.statuses}
+
+    def counter(bucket: Bucket) -> str:
+        status = statuses.get((bucket.policy_id, bucket.rate))
+        state = _counter_state(status) if status else "no live counter"
+        return f"{bucket.title} of {_subject_name(bucket.subject)}: {state}"
+
+    for candidate in explanation.candidates:
+        policy = candidate.policy
+        note = "" if policy.mode == "enforce" else f" [{policy.mode}]"
+        yield f"  {policy.id:>5}  {policy.text}{note}, counted per {policy.counted_per}: {candidate.reason}"
+        for bucket in candidate.buckets:
+            yield f"         {counter(bucket)}"
+    for bucket in explanation.built_in:
+        yield f"  built in: {counter(bucket)}"
+    yield f"decision     {_verdict(explanation)}"
+
+
+def _counter_state(status: BucketStatus) -> str:
+    if status.allowed:
+        return f"{status.remaining} of {status.limit} left, full again in {status.reset_after:.1f} s"
+    if status.retry_after is None:
+        return f"{status.remaining} of {status.limit} left, never enough for this cost"
+    return f"{status.remaining} of {status.limit} left, room again in {status.retry_after:.1f} s"
+
+
+def _verdict(explanation: Explanation) -> str:
+    decision, cost = explanation.decision, explanation.resolution.cost
+    verdict = f"a request of cost {cost} would be {'admitted' if decision.allowed else 'refused'} now"
+    if decision.violated:
+        verdict += f", by {', '.join(decision.violated)}"
+    return f"{verdict} (Redis did not answer: {decision.error})" if decision.degraded else verdict

@@ -1,0 +1,116 @@
+"""The verbs ``publish``, ``rollup`` and ``status`` of ``manage.py ratequota``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from ..conf import settings
+from ..models import PolicyChange
+from ..monitoring.health import Health, reports, state_of
+from ..monitoring.rollup import KEEP_DAYS, KEEP_HOURS, roll_up
+from ..policies.unreadable import find_unreadable
+from ..recording.recorder import record_publication
+from ..runtime import default_limiter
+from ..store.server import server_version
+from ..utils.histogram import merged, quantile
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add the verbs with their options."""
+    verb = verbs.add_parser("publish", help="Make every process reload all policies, after raw SQL.")
+    verb.set_defaults(run=publish)
+    verb.add_argument("--reason", default="ratequota publish", help="Recorded in the history.")
+    verb = verbs.add_parser("rollup", help="Copy usage counts from Redis to the database; run it once an hour.")
+    verb.set_defaults(run=rollup)
+    for name, days in (("hours", KEEP_HOURS), ("days", KEEP_DAYS)):
+        text = f"Delete rows of {name} that are older than this ({days})."
+        verb.add_argument(f"--keep-{name}", type=int, default=days, metavar="DAYS", help=text)
+    verbs.add_parser("status", help="Show Redis, the revision, and every process.").set_defaults(run=status)
+
+
+def publish(command: BaseCommand, options: dict[str, Any]) -> None:
+    """Publish a new revision and record it in the history."""
+    before = default_limiter().stored_revision()
+    record_publication(options["reason"])
+    revision = default_limiter().stored_revision()
+    if revision <= before:
+        raise CommandError("The publication is recorded, but Redis has no new revision; see the log")
+    command.stdout.write(f"Published revision {revision}; every process reloads all policies")
+
+
+def rollup(command: BaseCommand, options: dict[str, Any]) -> None:
+    """Write usage counts to the database and delete old ones."""
+    done = roll_up(options["keep_hours"], options["keep_days"])
+    command.stdout.write(f"{done.hours} hourly and {done.days} daily rows written, {done.deleted} old rows deleted")
+
+
+def status(command: BaseCommand, options: dict[str, Any]) -> None:
+    """Print line by line, so that what was read before an error is shown."""
+    for line in _status():
+        command.stdout.write(line)
+
+
+def _status() -> Iterator[str]:
+    limiter = default_limiter()
+    for server, info in limiter.store.info().items():
+        name, version = server_version(info)
+        # Some servers leave fields out.
+        up, policy, evicted = (
+            info.get(key, "unknown") for key in ("uptime_in_seconds", "maxmemory_policy", "evicted_keys")
+        )
+        yield f"store        {name} {version} at {server}, up {up} s"
+        yield f"eviction     {policy}, {evicted} keys evicted"
+    revision = limiter.stored_revision()
+    newest = PolicyChange.objects.exclude(model="counter").order_by("-pk").first()
+    yield f"keys         {settings.prefix}:*"
+    yield f"revision     {revision or 'none published yet'}"
+    yield f"last change  {f'{newest.at:%Y-%m-%d %H:%M:%S %Z} {newest}' if newest else 'none'}"
+    for unreadable in find_unreadable():
+        yield f"unreadable   {unreadable}"
+    yield from _workers(reports(), revision)
+
+
+#: Words for the values of ``state_of``. A process without a decision since the revision used no older one.
+_STATES = {
+    "live": "at this revision",
+    "idle": "without a decision since",
+    "behind": "behind",
+    "fresh": "without policies yet",
+    "silent": "silent",
+}
+
+
+def _workers(workers: list[Health], revision: int) -> Iterator[str]:
+    """Yield what the processes reported in the last minute."""
+    if not workers:
+        yield "processes    none has reported in the last minute"
+        return
+    found = Counter(state_of(worker, revision) for worker in workers)
+    states = ", ".join(f"{found[state]} {text}" for state, text in _STATES.items() if found[state] or state == "live")
+    closed = sum(not worker.down for worker in workers)
+    latency = merged(worker.latency for worker in workers)
+    failing = sum(bool(worker.errors) for worker in workers)
+    errors = f"; errors in {failing}" if failing else ""
+    yield f"processes    {len(workers)}; {states}; breaker closed in {closed}{errors}"
+    yield f"latency      {_latency(latency)} in the last minute"
+    for worker in workers:
+        yield f"  {worker.process}"
+        yield f"             revision {worker.revision or 'none yet'}, {_latency(worker.latency)}"
+        down = ", ".join(f"open to {server} ({reason})" for server, reason in worker.down.items())
+        yield f"             breaker {down or 'closed'}"
+        for reason, message in sorted(worker.errors.items()):
+            known = "" if message.startswith(reason) else f"{reason}: "
+            yield f"             error in the last minute: {known}{message}"
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(worker.degraded.items()))
+        yield f"             decided without Redis: {reasons or 'none'}"
+
+
+def _latency(counts: list[int]) -> str:
+    p50, p99 = quantile(counts, 0.5), quantile(counts, 0.99)
+    if p50 is None or p99 is None:
+        return "no decisions"
+    return f"{sum(counts)} decisions, p50 {p50 * 1000:.2f} ms, p99 {p99 * 1000:.2f} ms"

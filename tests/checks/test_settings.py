@@ -1,0 +1,104 @@
+"""System checks of RATEQUOTA, the middleware and the proxies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core import checks
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+
+from django_ratequota.checks.settings import check_middleware, check_proxies, check_settings
+from tests.checks import ids
+
+OURS = "django_ratequota.middleware.RateQuotaMiddleware"
+
+
+AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
+
+
+# pytest-django lets none of these open a database, and a check that was asked about none must not.
+def test_the_settings_of_this_suite_have_no_problems() -> None:
+    messages = [message for message in checks.run_checks() if "django_ratequota" in str(message.id)]
+    assert messages == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({}, []),
+        ({"TIMEOUT": "soon"}, ["E001"]),
+        ({"TIMOUT": 1}, ["W001"]),
+        ({"TIMEOUT": 0, "PREFIX": "", "HEADER": []}, ["E001", "E001", "W001"]),
+        ({"CALLER": ["tenant"]}, ["E001"]),
+        ([], ["E001"]),
+    ],
+)
+def test_settings_are_checked(settings: Any, raw: Any, expected: list[str]) -> None:
+    settings.RATEQUOTA = raw
+    messages = check_settings()
+    assert ids(messages) == expected
+    assert all(message.hint for message in messages)
+    levels = {"E": checks.ERROR, "W": checks.WARNING}
+    assert [message.level for message in messages] == [levels[name[0]] for name in expected]
+
+
+def test_no_setting_has_no_problems(settings: Any) -> None:
+    del settings.RATEQUOTA
+    assert check_settings() == []
+
+
+def test_manage_check_reports_problems(settings: Any) -> None:
+    settings.RATEQUOTA = {"TIMEOUT": "soon"}
+    with pytest.raises(SystemCheckError, match=r"django_ratequota\.E001") as caught:
+        call_command("check")
+    assert "HINT: Write a number from 0.001 to 60." in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("enforce_all", "middleware", "expected"),
+    [
+        (False, [], []),
+        (False, [OURS, AUTHENTICATION], []),
+        (True, [AUTHENTICATION, OURS], []),
+        (True, [OURS], []),
+        (True, [], ["W002"]),
+        (True, [AUTHENTICATION], ["W002"]),
+        (True, [OURS, AUTHENTICATION], ["W003"]),
+    ],
+)
+def test_a_missing_or_misplaced_middleware(
+    settings: Any, enforce_all: bool, middleware: list[str], expected: list[str]
+) -> None:
+    settings.RATEQUOTA = {"ENFORCE_ALL": enforce_all}
+    settings.MIDDLEWARE = middleware
+    messages = check_middleware()
+    assert ids(messages) == expected
+    assert all(message.hint and message.level == checks.WARNING for message in messages)
+
+
+def test_count_unchecked_needs_the_middleware(settings: Any) -> None:
+    settings.RATEQUOTA, settings.MIDDLEWARE = {"COUNT_UNCHECKED": True}, []
+    assert [message.msg for message in check_middleware()] == ["COUNT_UNCHECKED does nothing without the middleware."]
+    settings.MIDDLEWARE = [OURS, AUTHENTICATION]
+    assert check_middleware() == []
+
+
+@pytest.mark.parametrize(
+    ("networks", "versions"),
+    [
+        (["0.0.0.0/0"], "all IPv4 addresses"),
+        (["::/0"], "all IPv6 addresses"),
+        (["10.0.0.0/8", "::/0", "0.0.0.0/0"], "all IPv4 and IPv6 addresses"),
+        (["0.0.0.0/1", "128.0.0.0/1"], "all IPv4 addresses"),
+        (["::ffff:0:0/96"], "all IPv4 addresses"),
+        (["0.0.0.0/1", "10.0.0.0/8", "2001:db8::/32", "unix"], None),
+        ([], None),
+    ],
+)
+def test_proxies_that_include_every_address(settings: Any, networks: list[str], versions: str | None) -> None:
+    settings.RATEQUOTA = {"TRUSTED_PROXIES": networks}
+    messages = check_proxies()
+    assert ids(messages) == ["W018"] * (versions is not None)
+    assert all(f"TRUSTED_PROXIES trusts {versions}: " in message.msg and message.hint for message in messages)
