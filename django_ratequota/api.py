@@ -34,19 +34,14 @@ class QuotaLimitSerializer(serializers.Serializer[Any]):
     policy = serializers.CharField(help_text="The limit's name, as in the RateLimit headers, such as search/min.")
     scope = serializers.CharField(allow_null=True, help_text="The endpoint's name; null = all endpoints together.")
     rate = serializers.CharField(help_text="Such as 100/min burst 20.")
-    counted_per = serializers.CharField(
-        help_text="Who is counted together: caller, ip, plan, everyone, or an identifier's name."
-    )
+    counted_per = serializers.CharField(help_text="Counted per caller, ip, plan, everyone, or an identifier's name.")
     limit = serializers.IntegerField(help_text="The most units that can be free at a time.")
     window = serializers.IntegerField(help_text="Seconds that the rate is counted over.")
-    remaining = serializers.IntegerField(
-        allow_null=True, help_text="Units that are free now; null while counts are unavailable."
-    )
-    reset = serializers.IntegerField(
-        allow_null=True, help_text="Seconds until all units are free again; null while counts are unavailable."
-    )
+    # These are null while counts are unavailable.
+    remaining = serializers.IntegerField(allow_null=True, help_text="Units free now; null = unknown.")
+    reset = serializers.IntegerField(allow_null=True, help_text="Seconds until all units are free; null = unknown.")
     retry_after = serializers.IntegerField(
-        allow_null=True, help_text="Seconds until one unit is free, 0 = now; null while counts are unavailable."
+        allow_null=True, help_text="Seconds until one unit is free, 0 = now; null = unknown."
     )
 
 

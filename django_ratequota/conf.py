@@ -147,8 +147,7 @@ def _key(default: Any, validate: _Validator) -> Any:
 class Settings:
     """``RATEQUOTA`` with its defaults; the comments become docs/reference/settings.md."""
 
-    #: Alias in `CACHES` (of django-redis or Django's RedisCache) whose server, credentials and TLS options are used,
-    #: on connections of our own.
+    #: Alias in `CACHES` (django-redis) whose server, credentials and TLS options are used, on connections of our own.
     cache: str = _key("default", _string)
     #: URL of the Redis to use instead of `CACHE`: `redis://`, `rediss://`, `unix://` or `redis+sentinel://`.
     redis_url: str = _key("", _string)

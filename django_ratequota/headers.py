@@ -108,15 +108,13 @@ def _ietf_11(decision: Decision, enforced: list[BucketStatus], wait: int | None)
 def _x_ratelimit(decision: Decision, enforced: list[BucketStatus], wait: int | None) -> dict[str, str]:
     """Render X-RateLimit-*: the binding bucket."""
     binding = decision.binding
-    return (
-        {}
-        if binding is None
-        else {
-            "X-RateLimit-Limit": str(binding.limit),
-            "X-RateLimit-Remaining": str(binding.remaining),
-            "X-RateLimit-Reset": str(_ceil(decision.at_us + binding.reset_after_us)),
-        }
-    )
+    if binding is None:
+        return {}
+    return {
+        "X-RateLimit-Limit": str(binding.limit),
+        "X-RateLimit-Remaining": str(binding.remaining),
+        "X-RateLimit-Reset": str(_ceil(decision.at_us + binding.reset_after_us)),
+    }
 
 
 #: Wire forms by their names in HEADERS; arguments: the decision, its enforced buckets and Retry-After (seconds).

@@ -1,4 +1,4 @@
-"""Writes what the pages take from the code anew: tables of settings, commands and fields, and the plots.
+"""Write the parts of the pages that come from the code: tables of settings, commands and fields, and the plots.
 
 python -m docs.generate    # needs the group "test" of pyproject.toml
 
@@ -18,7 +18,7 @@ DOCS = Path(__file__).parent
 
 
 def settings() -> Iterator[str]:
-    """A row for each key of RATEQUOTA: default, what conf.py accepts, and its comment there."""
+    """Yield a row for each key of RATEQUOTA: default, accepted values, and meaning (its comment in conf.py)."""
     from django_ratequota import conf
 
     source = inspect.getsource(conf.Settings)
@@ -38,7 +38,7 @@ def settings() -> Iterator[str]:
 
 
 def commands() -> Iterator[str]:
-    """The verbs of ``manage.py ratequota`` with their options."""
+    """Yield the verbs of ``manage.py ratequota`` with their options."""
     from django_ratequota.management.commands.ratequota import Command
 
     parser = argparse.ArgumentParser()
@@ -62,7 +62,7 @@ def commands() -> Iterator[str]:
 
 
 def fields() -> Iterator[str]:
-    """What operators write, in the admin's own words."""
+    """Yield the fields of the models with their help texts in the admin."""
     from django.utils import translation
 
     from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
@@ -78,7 +78,7 @@ def fields() -> Iterator[str]:
             yield ""
 
 
-#: What is generated: the page and the rows of each table.
+#: Name of a table -> its page, and the function that yields its rows.
 TABLES = {
     "settings": ("reference/settings.md", settings),
     "commands": ("reference/commands.md", commands),
@@ -87,7 +87,7 @@ TABLES = {
 
 
 def page(name: str) -> str:
-    """The page of this table as it should be."""
+    """Return the text of the page, with this table as generated now."""
     file, rows = TABLES[name]
     table = "\n".join(rows()).strip()
     text = (DOCS / file).read_text()
@@ -104,7 +104,7 @@ def _row(*cells: str) -> str:
 
 
 def main() -> None:
-    """Write them."""
+    """Write the tables and the plots."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.project.settings")
     import django
 

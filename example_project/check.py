@@ -1,4 +1,4 @@
-"""Drives the running example over HTTP, from the exhausted limit to the one raised in the admin."""
+"""Check the running example over HTTP: exhaust a limit, raise it in the admin, go on."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _POLICIES = "/admin/django_ratequota/ratepolicy/"
 
 
 class Differs(Exception):
-    """What was seen is not what was expected."""
+    """The example did something else than expected."""
 
 
 def drive(address: str) -> Generator[str, None, None]:
-    """Try the whole way; yields what was seen, raises ``Differs`` at the first surprise.
+    """Go through the tutorial; yields a line per step, raises ``Differs`` at the first unexpected response.
 
-    The policy it edits is as before when it ends: the database may be one that is kept.
+    The edited policy is restored at the end, because the database may outlive the check.
     """
     admin = log_in(address)
     policy = policy_path(admin, plan="Free", endpoint="exports")
@@ -46,7 +46,7 @@ def drive(address: str) -> Generator[str, None, None]:
     yield f"login and search: 200, cost 5, RateLimit {searched.headers['RateLimit']}"
     answered = Browser(address).get("/api/completions/")
     _expect("completions", (answered.status, '"remaining": 90' in answered.text), (200, True))
-    yield "completions: 200, twenty units reserved, and ten given back: 90 of 100 left"
+    yield "completions: 200, 20 units reserved and 10 refunded: 90 of 100 left"
 
 
 def _use_up_and_raise(address: str, admin: Browser, policy: str) -> Generator[str, None, None]:
@@ -65,7 +65,7 @@ def _use_up_and_raise(address: str, admin: Browser, policy: str) -> Generator[st
     yield f"export 4: 429, Retry-After {refused.headers['Retry-After']}, RateLimit {refused.headers['RateLimit']}"
     refusal_id = refused.headers["X-RateLimit-Refusal"]
     _expect("the admin's explanation", "Refused by exports/hour" in explained(admin, refusal_id), True)
-    yield f"admin: Explain tells of refusal {refusal_id} that exports/hour refused it"
+    yield f"admin: Explain shows that exports/hour refused {refusal_id}"
 
     set_rates(admin, policy, "6/hour")
     yield "admin: raised 3/hour to 6/hour"
@@ -76,7 +76,7 @@ def _use_up_and_raise(address: str, admin: Browser, policy: str) -> Generator[st
 
 
 def log_in(address: str) -> Browser:
-    """A browser with a session in the admin."""
+    """Return a browser that is logged in to the admin."""
     admin = Browser(address)
     name, password = ADMIN
     form = form_fields(admin.get("/admin/login/?next=/admin/").text)
@@ -86,7 +86,7 @@ def log_in(address: str) -> Browser:
 
 
 def policy_path(admin: Browser, plan: str, endpoint: str) -> str:
-    """The path of the admin's page for the plan's policy, found by the list's search as an operator would."""
+    """Search the admin for the plan's policy and return the path of its page."""
     listed = admin.get(f"{_POLICIES}?q={endpoint}")
     _expect("list of policies", listed.status, 200)
     rows = [row for row in re.findall(r"<tr.*?</tr>", listed.text, re.DOTALL) if f"plan {plan}" in row]
@@ -95,7 +95,7 @@ def policy_path(admin: Browser, plan: str, endpoint: str) -> str:
 
 
 def set_rates(admin: Browser, path: str, rates: str) -> str:
-    """Change the policy's rates in its form and nothing else; returns what they were."""
+    """Change the policy's rates in its form, and nothing else; returns the rates before."""
     form = form_fields(admin.get(path).text)
     seen = admin.post(path, {**form, "rates": rates})
     _expect(f"saving {rates}", (seen.status, "was changed successfully" in seen.text), (200, True))
@@ -103,7 +103,7 @@ def set_rates(admin: Browser, path: str, rates: str) -> str:
 
 
 def explained(admin: Browser, refusal_id: str) -> str:
-    """The page of a refusal, as soon as the process that refused has handed it over: about a second later."""
+    """Return the Explain page of a refusal, once its process has sent it to Redis: about a second later."""
     deadline = time.monotonic() + _TIMEOUT
     while True:
         seen = admin.get(f"{_POLICIES}explain/?id={refusal_id}")
@@ -114,12 +114,12 @@ def explained(admin: Browser, refusal_id: str) -> str:
 
 
 def basic(user: str, password: str) -> str:
-    """The Authorization header that ``curl -u user:password`` sends."""
+    """Return the Authorization header that ``curl -u user:password`` sends."""
     return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
 class Response:
-    """What came back."""
+    """Status, headers and text of a response."""
 
     def __init__(self, status: int, headers: Any, text: str) -> None:
         self.status, self.headers, self.text = status, headers, text
@@ -130,12 +130,12 @@ class Browser:
 
     def __init__(self, address: str, authorization: str = "") -> None:
         self._address = address
-        # A proxy from the environment could not reach the loopback.
+        # No proxy from the environment, because it could not reach the loopback.
         self._opener = build_opener(ProxyHandler({}), HTTPCookieProcessor(CookieJar()))
         self._headers = {"Authorization": authorization} if authorization else {}
 
     def get(self, path: str) -> Response:
-        """GET it; any status is an answer. Raises ``Differs`` when none comes."""
+        """GET the path; returns any response, raises ``Differs`` without one."""
         return self._open(Request(self._address + path, headers=self._headers))
 
     def post(self, path: str, fields: dict[str, str]) -> Response:
@@ -155,7 +155,7 @@ class Browser:
 
 
 class _FormParser(HTMLParser):
-    """Collects what a browser would send for a page's fields."""
+    """Collects the values that a browser would send for a page's fields."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class _FormParser(HTMLParser):
 
 
 def form_fields(html: str) -> dict[str, str]:
-    """The fields of the page's forms, by name, as they stand."""
+    """Return the fields of the page's forms with their values, by name."""
     parser = _FormParser()
     parser.feed(html)
     return parser.fields

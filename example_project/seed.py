@@ -1,4 +1,4 @@
-"""The example's plans, users and policies. Creates what is missing; what operators changed stays as it is."""
+"""The example's plans, users and policies: missing rows are created, edited ones stay as they are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
     "exports": {"description": "Exports of all rows."},
     "login": {"methods": "POST", "description": "Password checks, per address."},
     "status": {"description": "The public status page."},
-    "completions": {"description": "Charged by the words of the answer."},
+    "completions": {"description": "Charged by the words of its answer."},
 }
 #: plan (None = everyone), endpoint (None = all endpoints together), rates, other fields
 POLICIES: list[tuple[str | None, str | None, str, dict[str, Any]]] = [
@@ -37,7 +37,7 @@ POLICIES: list[tuple[str | None, str | None, str, dict[str, Any]]] = [
     ("Enterprise", None, "6000/min, 5000000/month", {}),
     ("Enterprise", "exports", "unlimited", {}),
     (None, None, "30/min", {"counted_per": "ip", "mode": "log", "reason": "Would a limit per address hurt anyone?"}),
-    (None, "search", "10000/min", {"counted_per": "everyone", "reason": "What the search cluster takes."}),
+    (None, "search", "10000/min", {"counted_per": "everyone", "reason": "Capacity of the search cluster."}),
     (None, "login", "5/min, 30/hour", {"counted_per": "ip", "algorithm": "sliding_window_counter"}),
     (None, "status", "20/min", {"algorithm": "gcra"}),
     (None, "completions", "100/hour", {"counted_per": "ip"}),
@@ -46,20 +46,20 @@ POLICIES: list[tuple[str | None, str | None, str, dict[str, Any]]] = [
 
 @transaction.atomic
 def seed() -> None:
-    """Create whatever is missing."""
+    """Create the missing rows."""
     plans = {name: _plan(name, default_for) for name, default_for in PLANS.items()}
     endpoints = {
         name: Endpoint.objects.get_or_create(name=name, defaults=fields)[0] for name, fields in ENDPOINTS.items()
     }
     for plan, endpoint, rates, fields in POLICIES:
-        place = {
+        identity = {
             "plan": plans[plan] if plan else None,
             "endpoint": endpoints[endpoint] if endpoint else None,
             "counted_per": fields.get("counted_per", "caller"),
         }
-        # Operators may have added dated ones beside it.
-        if not RatePolicy.objects.filter(user=None, subject="", **place).exists():
-            RatePolicy.objects.create(rates=rates, **{**fields, **place})
+        # Operators may have added policies with dates.
+        if not RatePolicy.objects.filter(user=None, subject="", **identity).exists():
+            RatePolicy.objects.create(rates=rates, **{**fields, **identity})
     for name, plan in USERS.items():
         user = _user(name, PASSWORD)
         if not PlanAssignment.objects.filter(user=user).exists():

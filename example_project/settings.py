@@ -1,4 +1,4 @@
-"""Settings of the example project. The django-ratequota parts are marked; the rest is any Django project's."""
+"""Settings of the example project. Comments mark the lines of django-ratequota; the rest is plain Django."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 STATIC_URL = "static/"
 
-# Where the counters live.
+# Where django-ratequota keeps its counters.
 CACHES = {
     "default": {
         "BACKEND": "django_redis.cache.RedisCache",
@@ -69,14 +69,14 @@ CACHES = {
 }
 RATEQUOTA = {
     "PREFIX": os.environ.get("RATEQUOTA_PREFIX", "rq"),
-    # A laptop that is busy with other things may stall longer than the default of 0.1 seconds.
+    # A busy laptop may stall for longer than the default of 0.1 seconds.
     "TIMEOUT": 1.0,
 }
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        # For the curl lines. DRF checks a password before it throttles: an API of yours takes passwords at its
-        # limited login only.
+        # For the curl examples only. DRF checks a password before it throttles, so a real API should accept passwords
+        # at a limited login only.
         "rest_framework.authentication.BasicAuthentication",
         "rest_framework.authentication.TokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
@@ -86,5 +86,5 @@ REST_FRAMEWORK = {
     "DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"],
 }
 
-# The curl lines send a password with every request: a slow hash would be all that the example shows.
+# The curl examples send a password with every request, so a slow hash would slow each of them.
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

@@ -1,4 +1,4 @@
-"""A small API. Views say what they are (their scope) and what they cost; how much is allowed stands in the admin."""
+"""A small API. Views declare a scope and a cost; the limits are in the admin."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ REPORTS = [{"number": number, "title": f"Report {number}"} for number in range(1
 
 
 class Login(ObtainAuthToken):
-    """A token for a name and password; limited per address, as whoever guesses passwords has no account."""
+    """Return a token for a name and password. Limited per address, because password guessers are anonymous."""
 
     authentication_classes = ()
-    throttle_classes = (QuotaThrottle,)  # DRF's own view has none
+    throttle_classes = (QuotaThrottle,)  # ObtainAuthToken has no throttle
     throttle_scope = "login"
 
 
 class ReportList(APIView):
-    """All reports. Names no scope: the endpoint "reports" matches its route."""
+    """All reports. Without a scope: the endpoint "reports" matches the route."""
 
     permission_classes = (IsAuthenticated,)
 
@@ -37,7 +37,7 @@ class ReportList(APIView):
 
 
 class ReportDetail(APIView):
-    """One report; the same endpoint by the same route pattern."""
+    """One report. The endpoint "reports" matches this route as well."""
 
     permission_classes = (IsAuthenticated,)
 
@@ -47,7 +47,7 @@ class ReportDetail(APIView):
 
 
 class Search(APIView):
-    """An expensive one: each request consumes five units."""
+    """An expensive view: each request consumes five units."""
 
     permission_classes = (IsAuthenticated,)
     throttle_scope = "search"
@@ -59,7 +59,7 @@ class Search(APIView):
 
 
 class Export(APIView):
-    """Rarely allowed on the Free plan."""
+    """Limited to a few requests per hour on the Free plan."""
 
     permission_classes = (IsAuthenticated,)
     throttle_scope = "exports"
@@ -75,7 +75,7 @@ def status(request: HttpRequest) -> JsonResponse:
 
 
 async def completions(request: HttpRequest) -> Any:
-    """An async view that knows its cost afterwards: one unit per word, 20 where a client hangs up."""
+    """An async view that knows its cost afterwards: one unit per word, or 20 if the client disconnects."""
     decision = await acheck_request(request, scope="completions", cost=20)
     if not decision.allowed:
         return refusal_response(request, decision)

@@ -1,4 +1,4 @@
-"""Fixtures shared by the suite: a limiter with an injected clock on a real server, emptied around each test."""
+"""Fixtures of the whole suite: a limiter with an injected clock, on a real server emptied around each test."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_finish() -> None:
-    """Keep modules and collected tests out of every later garbage collection: that takes a third of the time off."""
+    """Keep modules and collected tests out of later garbage collections: that saves a third of the time."""
     gc.collect()
     gc.freeze()
 
@@ -58,7 +58,7 @@ def _forget_keys(client: redis.Redis) -> None:
 
 @pytest.fixture
 def redis_client() -> Iterator[redis.Redis]:
-    """A client of the test server; this suite's keys are gone before and after."""
+    """A client of the test server; the suite's keys are deleted before and after."""
     with redis.Redis.from_url(server.url()) as client:
         _forget_keys(client)
         yield client
@@ -67,7 +67,7 @@ def redis_client() -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
-    """This process as just started: no snapshot, no user in memory, no key in Redis, nothing noted."""
+    """A process as if just started: no snapshot, no user in memory, no key in Redis, nothing recorded."""
     from django_ratequota.monitoring import health
     from django_ratequota.policies.cache import policies
 

@@ -1,8 +1,11 @@
-"""The operators' pages in the Django admin, one module a model."""
+"""The operators' pages in the Django admin.
+
+One module per model registers its ModelAdmin: ``plans``, ``assignments``, ``endpoints``, ``policies``, ``history``.
+A page beside Django's own is one class (see ``pages``) and one entry in ``pages`` of its ModelAdmin.
+"""
 
 from __future__ import annotations
 
-from . import assignments, endpoints, plans, policies
-from . import history as changes
+from . import assignments, endpoints, history, plans, policies
 
-__all__ = ["assignments", "changes", "endpoints", "plans", "policies"]
+__all__ = ["assignments", "endpoints", "history", "plans", "policies"]

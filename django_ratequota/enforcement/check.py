@@ -34,7 +34,7 @@ from .decide import decide
 from .earlier_checks import EarlierChecks, drop_held, set_apart
 from .on_error import decide_without_store
 from .settlement import reserve
-from .steps import RequestStep, Step, StepRunner, evaluation_context, limiter_or_error, stored_revision
+from .steps import RequestStep, Step, StepRunner, limiter_or_error, now_us, stored_revision
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
 request_refused = Signal()
@@ -175,7 +175,7 @@ def evaluate(
         user_id = caller.user_id
         entry = NOBODY if user_id is None else policies.user(user_id, pending) or (yield from _load_user(user_id))
         try:
-            context = evaluation_context(limiter, caller, entry, endpoints, scope, snapshot)
+            context = EvaluationContext(caller, entry, endpoints, scope, snapshot, now_us(limiter))
             resolution = (yield partial(resolve, context)) if only is None and _may_block() else resolve(context)
         except DatabaseError as error:  # raised by one of the project's own functions
             return _without_database(error)

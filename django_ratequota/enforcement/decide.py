@@ -51,7 +51,8 @@ def decide(
         decision = decide_without_store(buckets, error.reason, cost, blocked, peek=peek, costs=costs)
     if resolution.unreadable:
         if mode != "peek":
-            note_degraded("rates", _unreadable_error(resolution))
+            ids = ", ".join(str(policy.id) for _name, policy in resolution.unreadable)
+            note_degraded("rates", InvalidRate("the rates of policy %(ids)s cannot be read", ids=ids))
         if denied_by:
             names = (*decision.denied_by, *denied_by)
             decision = replace(decision, allowed=False, denied_by=names, error=decision.error or "rates")
@@ -64,11 +65,6 @@ def _denied_by(resolution: Resolution) -> tuple[str, ...]:
     """Return the names of the policies that refuse because their rates cannot be read."""
     on_error = settings.on_error
     return tuple(name for name, policy in resolution.unreadable if (policy.on_error or on_error) == "deny")
-
-
-def _unreadable_error(resolution: Resolution) -> InvalidRate:
-    ids = ", ".join(str(policy.id) for _name, policy in resolution.unreadable)
-    return InvalidRate("the rates of policy %(ids)s cannot be read", ids=ids)
 
 
 def _limit_number(buckets: tuple[Bucket, ...], costs: tuple[int, ...]) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:

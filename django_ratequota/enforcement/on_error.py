@@ -20,7 +20,7 @@ def decide_without_store(
 ) -> Decision:
     """Return the decision by ``on_error``: refused if any policy denies, or has no room in its local counter.
 
-    ``reason`` says why the store did not decide. ``costs`` are the units of each bucket; empty = ``cost`` in each.
+    ``reason`` is why the store did not decide. ``costs`` are the units of each bucket; empty = ``cost`` in each.
     """
     enforced = [bucket for bucket in buckets if bucket.mode == "enforce"]
     actions = [bucket.on_error or settings.on_error for bucket in enforced]

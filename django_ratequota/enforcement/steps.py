@@ -16,10 +16,6 @@ from django.utils.functional import LazyObject
 from ..engine.decision_steps import REVISION_SHARE
 from ..engine.limiter import Limiter
 from ..exceptions import StoreError
-from ..policies.facts import EndpointFacts, UserEntry
-from ..policies.requests.identity import Caller
-from ..policies.resolver import EvaluationContext
-from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter
 from ..store.base import Call
 from ..store.commands import Command
@@ -36,30 +32,16 @@ Step = Command | Callable[[], Any] | RequestStep
 
 
 def limiter_or_error() -> Limiter | StoreError:
-    """Return the limiter of the settings in force, or the error that says why there is none."""
+    """Return the limiter of the settings in force, or the error that explains why there is none."""
     try:
         return default_limiter()
     except StoreError as error:
         return error
 
 
-def evaluation_context(
-    limiter: Limiter | StoreError,
-    caller: Caller,
-    entry: UserEntry,
-    endpoints: tuple[EndpointFacts, ...],
-    scope: str | None,
-    snapshot: Snapshot,
-) -> EvaluationContext:
-    """Return what the resolver needs, at the store's time as this process last saw it; else at this machine's."""
-    return EvaluationContext(
-        caller=caller,
-        entry=entry,
-        endpoints=endpoints,
-        scope=scope,
-        snapshot=snapshot,
-        now_us=time.time_ns() // 1000 if isinstance(limiter, StoreError) else limiter.now_us,
-    )
+def now_us(limiter: Limiter | StoreError) -> int:
+    """Return the store's time, as this process last saw it (µs); without a limiter this machine's."""
+    return time.time_ns() // 1000 if isinstance(limiter, StoreError) else limiter.now_us
 
 
 def stored_revision(limiter: Limiter | StoreError) -> Generator[Command, Any, int]:

@@ -119,7 +119,7 @@ class Decision:
     """The outcome of one check: allowed or not, and how each bucket stands."""
 
     allowed: bool
-    #: Same order and length as the buckets asked about.
+    #: Same order and length as the buckets checked.
     statuses: tuple[BucketStatus, ...] = ()
     #: The store's clock at the decision, µs since the Unix epoch; 0 when the store was not reached.
     at_us: int = 0
@@ -279,8 +279,7 @@ def fast_init(cls: type[Value]) -> Callable[..., Value]:
     body = "".join(f"    set_{name}(made, {name})\n" for name in names)
     text = f"def make({', '.join(names)}):\n    made = new(cls)\n{body}    return made\n"
     exec(text, known)  # noqa: S102 - as dataclass does, of our own names
-    make: Callable[..., Value] = known["make"]
-    return make
+    return known["make"]  # type: ignore[no-any-return]
 
 
 #: Constructors that take every field by position.

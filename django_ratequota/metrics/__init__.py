@@ -63,7 +63,7 @@ METRICS = (
     Metric(
         name="decisions",
         kind="counter",
-        help="Requests decided, by endpoint; one that belongs to several endpoints counts at each.",
+        help="Requests decided, by endpoint; a request of several endpoints counts at each.",
         unit="{decision}",
         read=decisions.by_endpoint,
         labels=("endpoint", "outcome"),
@@ -71,7 +71,7 @@ METRICS = (
     Metric(
         name="policy_decisions",
         kind="counter",
-        help="Requests that a policy applied to; refused = by this one. All overrides together are one.",
+        help="Requests to which a policy applied; refused = by this policy. All overrides count as one policy.",
         unit="{decision}",
         read=decisions.by_policy,
         labels=("endpoint", "policy", "outcome"),
@@ -79,7 +79,7 @@ METRICS = (
     Metric(
         name="degraded_decisions",
         kind="counter",
-        help="Decisions that on_error made, by why Redis or the database did not.",
+        help="Decisions made by on_error, by the reason why Redis or the database did not decide.",
         unit="{decision}",
         read=_degraded,
         labels=("reason",),
@@ -87,7 +87,7 @@ METRICS = (
     Metric(
         name="store_up",
         kind="gauge",
-        help="Whether the Redis server gives decisions; 0 = its breaker is open.",
+        help="Whether the Redis server is in use; 0 = its circuit breaker is open.",
         unit="1",
         read=_stores,
         labels=("server",),
@@ -95,28 +95,28 @@ METRICS = (
     Metric(
         name="policies_revision",
         kind="gauge",
-        help="The revision of the policies that this process judges by; 0 before its first request.",
+        help="The revision of the policies in use; 0 before the first request.",
         unit="1",
         read=lambda: [((), health().revision)],
     ),
     Metric(
         name="policies_age_seconds",
         kind="gauge",
-        help="Seconds since the policies were read; they are read when they change.",
+        help="Seconds since the policies were last read, which happens when they change.",
         unit="s",
         read=lambda: [((), health().policies_age)],
     ),
     Metric(
         name="policies_reloads",
         kind="counter",
-        help="How often policies were read from the database, all of them or those that changed.",
+        help="Reads of policies from the database: of all policies, or of changed ones.",
         unit="{reload}",
         read=lambda: [((), policies.reloads)],
     ),
     Metric(
         name="policies_reload_seconds",
         kind="counter",
-        help="Seconds that reading policies from the database took, together.",
+        help="Total seconds spent reading policies from the database.",
         unit="s",
         read=lambda: [((), policies.reload_seconds)],
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import prometheus_client
@@ -27,13 +28,10 @@ class Writer:
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}
         for metric in METRICS:
-            name, labels = PREFIX + metric.name, metric.labels
-            if metric.kind == "counter":
-                self._families[metric.name] = prometheus_client.Counter(name, metric.help, labels, registry=None)
-            else:
-                self._families[metric.name] = prometheus_client.Gauge(
-                    name, metric.help, labels, registry=None, multiprocess_mode=_MODES[metric.name]
-                )
+            make: Any = prometheus_client.Counter
+            if metric.kind == "gauge":
+                make = partial(prometheus_client.Gauge, multiprocess_mode=_MODES[metric.name])
+            self._families[metric.name] = make(PREFIX + metric.name, metric.help, metric.labels, registry=None)
         self._latency: Any = prometheus_client.Histogram(
             f"{PREFIX}decision_seconds", LATENCY_HELP, buckets=BUCKETS, registry=None
         )

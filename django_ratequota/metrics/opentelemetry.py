@@ -60,7 +60,7 @@ _LATENCY = (
     Metric(
         name="decision_duration",
         kind="gauge",
-        help="Seconds that this share of the last minute's decisions did not exceed, Redis included.",
+        help="Duration of the last minute's decisions in seconds, Redis included.",
         unit="s",
         read=_quantiles,
         labels=("quantile",),
@@ -68,14 +68,14 @@ _LATENCY = (
     Metric(
         name="decision_duration_sum",
         kind="counter",
-        help="Seconds that decisions took, together.",
+        help="Total seconds of all decisions.",
         unit="s",
         read=lambda: [((), latency().total)],
     ),
     Metric(
         name="decision_duration_count",
         kind="counter",
-        help="Decisions whose duration is in the sum.",
+        help="Number of decisions in the sum.",
         unit="{decision}",
         read=lambda: [((), sum(latency().counts))],
     ),

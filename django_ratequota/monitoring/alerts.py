@@ -75,14 +75,10 @@ process.observe = observe
 
 def levels_reached(status: BucketStatus) -> tuple[int, ...]:
     """Return the levels (%) that the bucket has reached."""
-    if _is_full(status):
+    # A cost above the capacity, which never fits, does not mean that the bucket is used up.
+    if status.remaining == 0 or (not status.allowed and status.retry_after_us is not None):
         return (80, 100)
     return (80,) if status.remaining * 5 <= status.limit else ()
-
-
-def _is_full(status: BucketStatus) -> bool:
-    """Whether the bucket has no room for this request; a cost above its capacity does not mean that it is used up."""
-    return status.remaining == 0 or (not status.allowed and status.retry_after_us is not None)
 
 
 def _enqueue(status: BucketStatus, levels: tuple[int, ...], at_us: int) -> None:

@@ -54,13 +54,10 @@ _CHUNK_SECONDS = 10.0
 @dataclass(slots=True)
 class _PendingRefusal:
     minute: int
-    #: As ``describe`` returns it.
-    text: str
+    text: str  # as ``describe`` returns it
     network: str
-    #: Whether the network had as many as stay in Redis for certain.
-    after_first: bool
-    #: How many since the last flush.
-    count: int = 1
+    after_first: bool  # whether the network had ``_FIRST_OF_NETWORK`` before
+    count: int = 1  # since the last flush
 
 
 class Collector:

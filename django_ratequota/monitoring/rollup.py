@@ -14,8 +14,8 @@ from django.utils import timezone
 from ..conf import settings
 from ..models import UsageCount
 from ..recording.databases import policy_alias
-from .packing import HOUR, KEPT_SECONDS, OUTCOMES
-from .timeline import quarter_counts
+from .packing import HOUR, KEPT_SECONDS, OUTCOMES, QUARTERS
+from .timeline import slot_counts
 
 #: Days for which hours, and days, are kept.
 KEEP_HOURS, KEEP_DAYS = 35, 400
@@ -32,14 +32,14 @@ class RolledUp:
 
 
 def roll_up(keep_hours: int = KEEP_HOURS, keep_days: int = KEEP_DAYS) -> RolledUp:
-    """Write the hours that have ended and the days they belong to; delete those older than so many days.
+    """Write the hours that have ended and the days they belong to; delete older rows (limits in days).
 
     Call it at least once in 48 hours, or hours are missing; more often, and from several machines, does no harm:
     rows are only ever raised, so that counts which Redis has lost since stay. Raises ``StoreError``.
     """
     now = time.time()
     hours: dict[tuple[datetime, str], list[int]] = {}
-    for (second, series, outcome), times in quarter_counts(now - KEPT_SECONDS, now).items():
+    for (second, series, outcome), times in slot_counts(now - KEPT_SECONDS, now, QUARTERS).items():
         # The first hour may be incomplete by now; an earlier rollup wrote all of it.
         if second // HOUR * HOUR >= now - KEPT_SECONDS and second // HOUR < now // HOUR:
             starts_at = datetime.fromtimestamp(second // HOUR * HOUR, UTC)
@@ -63,15 +63,10 @@ def _days(hours: Iterable[datetime]) -> dict[tuple[datetime, str], list[int]]:
             datetime(date.year, date.month, date.day, tzinfo=zone).astimezone(UTC)
             for date in (day, day + timedelta(days=1))
         )
-        rows = UsageCount.objects.filter(
-            length=UsageCount.Length.HOUR, starts_at__gte=start, starts_at__lt=finish
-        ).order_by()
-        for series, *sums in (
-            rows.values("place")
-            .annotate(*map(Sum, OUTCOMES))
-            .values_list("place", *(f"{outcome}__sum" for outcome in OUTCOMES))
-        ):
-            counts[start, series] = sums
+        rows = UsageCount.objects.filter(length=UsageCount.Length.HOUR, starts_at__gte=start, starts_at__lt=finish)
+        sums = rows.order_by().values("place").annotate(*map(Sum, OUTCOMES))
+        for series, *numbers in sums.values_list("place", *(f"{outcome}__sum" for outcome in OUTCOMES)):
+            counts[start, series] = numbers
     return counts
 
 

@@ -19,8 +19,6 @@ Span = Literal["hour", "day", "week"]
 
 #: Seconds of a slot, and how many there are.
 _SPANS = {"hour": (MINUTE, 60), "day": (QUARTER, 96), "week": (HOUR, 168)}
-#: (second, series, number in ``OUTCOMES``) -> requests.
-_SlotCounts = dict[tuple[int, str, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,9 @@ def timeline(span: Span) -> Timeline:
     now = time.time()
     step, number = _SPANS[span]
     starts = [int(now // step - behind) * step for behind in reversed(range(number))]
+    kind = MINUTES if span == "hour" else QUARTERS
     slots: dict[str, dict[int, list[int]]] = {}
-    for (second, series, outcome), times in _counted(starts[0], now, MINUTES if span == "hour" else QUARTERS).items():
+    for (second, series, outcome), times in slot_counts(starts[0], now, kind).items():
         slots.setdefault(series, {}).setdefault(second // step * step, [0, 0, 0])[outcome] += times
     if span == "week":
         _add_rolled_up(slots, starts[0])
@@ -110,15 +109,11 @@ def top_callers(
 
 
 @reading()
-def quarter_counts(since: float, until: float) -> _SlotCounts:
-    """Return the counts of each quarter of an hour from ``since`` to ``until`` (Unix times), for ``rollup``."""
-    return _counted(since, until, QUARTERS)
-
-
-def _counted(since: float, until: float, kind: tuple[int, int]) -> _SlotCounts:
+def slot_counts(since: float, until: float, kind: tuple[int, int]) -> dict[tuple[int, str, int], int]:
+    """Return {(second, series, number in ``OUTCOMES``): requests} between two Unix times, by MINUTES or QUARTERS."""
     slot, length = kind
     name = "minutes" if kind == MINUTES else "quarters"
-    counts: _SlotCounts = {}
+    counts: dict[tuple[int, str, int], int] = {}
     for number in range(int(since // length), int(until // length) + 1):
         for field, times in pairs(read("HGETALL", f"{name}:{number}")):
             position, series, outcome = field.decode().split(":")

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from django.db import Error as DatabaseError
 
-from ..enforcement.steps import evaluation_context, limiter_or_error, stored_revision
+from ..enforcement.steps import limiter_or_error, now_us, stored_revision
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import NewerRevision, StoreError
 from ..policies.facts import NOBODY, EndpointFacts, UserEntry
 from ..policies.requests.identity import Caller
-from ..policies.resolver import Resolution, resolve_uncached
+from ..policies.resolver import EvaluationContext, Resolution, resolve_uncached
 from ..policies.snapshot import Snapshot
 from ..runtime import process
 from ..store.base import Call
@@ -54,7 +54,7 @@ def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True)
     if snapshot is None:
         snapshot = process.policies.reload(0 if call is None else drive(stored_revision(limiter), call.do))
     while True:
-        resolution, more = _resolve(limiter, caller, snapshot, scope)
+        resolution, more = _resolve(caller, snapshot, scope, now_us(limiter))
         buckets = tuple(bucket for bucket in resolution.buckets if bucket.mode == "enforce")
         shown = buckets[:MAX_LIMITS]
         try:
@@ -86,14 +86,12 @@ def _peek(
     return {status.bucket: status for status in decision.statuses}
 
 
-def _resolve(
-    limiter: Limiter | StoreError, caller: Caller, snapshot: Snapshot, scope: str | None
-) -> tuple[Resolution, bool]:
+def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) -> tuple[Resolution, bool]:
     """Return what applies to the caller, and whether endpoints with limits were left out."""
     user_id = caller.user_id
     entry = NOBODY if user_id is None else process.policies.user(user_id) or _load(user_id)
     endpoints = _endpoints(snapshot, entry, scope)
-    context = evaluation_context(limiter, caller, entry, endpoints[:MAX_LIMITS], scope, snapshot.overview.snapshot)
+    context = EvaluationContext(caller, entry, endpoints[:MAX_LIMITS], scope, snapshot.overview.snapshot, at_us)
     return resolve_uncached(context), len(endpoints) > MAX_LIMITS
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..enforcement.decide import decide
-from ..enforcement.steps import Step, StepRunner, evaluation_context, limiter_or_error
+from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
 from ..engine.types import Bucket, Decision, check_cost
 from ..exceptions import StoreError
 from ..policies.exemptions import exempt, exempt_candidate
@@ -62,7 +62,7 @@ def explain_caller(
         snapshot, entry = newest_policies(caller)
         handling = handling_of_view(view, method)
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
-        context = evaluation_context(limiter, caller, entry, endpoints, scope, snapshot)
+        context = EvaluationContext(caller, entry, endpoints, scope, snapshot, now_us(limiter))
         resolution, candidates = resolve(context), explain(context)
         resolution = exempt(resolution, name, view, caller)
         candidates = tuple(exempt_candidate(candidate, name, view) for candidate in candidates)

@@ -54,7 +54,7 @@ class Resolution:
 
 
 # Not frozen, because each request makes one, and a frozen dataclass takes twice as long to make.
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class EvaluationContext:
     """The resolver's input: the caller, the endpoints, the time and the policies."""
 

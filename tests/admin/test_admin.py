@@ -79,7 +79,7 @@ def free() -> Plan:
     return Plan.objects.create(name="Free", slug="free", default_for="anonymous")
 
 
-def test_the_pages_are_free_of_problems(root: User) -> None:
+def test_system_checks_pass(root: User) -> None:
     call_command("check", fail_level="WARNING")
 
 
@@ -103,7 +103,7 @@ def test_every_list_and_form_opens(operator: Client, root: User, free: Plan, mod
     ["mode__exact=log", "audience=user", "audience=subject", "audience=plan", "audience=everyone", "counted_per=ip"]
     + [f"time={value}" for value in ("active", "future", "ended", "dated")],
 )
-def test_filters_tell_policies_apart(operator: Client, root: User, free: Plan, query: str) -> None:
+def test_filters_select_policies(operator: Client, root: User, free: Plan, query: str) -> None:
     now = timezone.now()
     day = timedelta(days=1)
     kinds = {
@@ -124,9 +124,7 @@ def test_filters_tell_policies_apart(operator: Client, root: User, free: Plan, q
     assert found != {policy.rates for policy in kinds.values()}
 
 
-def test_a_plan_page_is_edited_as_a_table_and_binds_the_next_request(
-    operator: Client, root: User, free: Plan
-) -> None:
+def test_edits_in_a_plans_table_apply_to_the_next_request(operator: Client, root: User, free: Plan) -> None:
     policy = RatePolicy.objects.create(plan=free, rates="1/hour")
 
     def ask() -> bool:
@@ -149,7 +147,7 @@ def test_a_plan_page_is_edited_as_a_table_and_binds_the_next_request(
     assert "root" in history
 
 
-def test_bad_rates_in_the_table_keep_what_was_typed_and_say_what_to_write(operator: Client, free: Plan) -> None:
+def test_unreadable_rates_in_the_table_are_kept_and_explained(operator: Client, free: Plan) -> None:
     page = operator.post(f"{BASE}/plan/{free.pk}/change/", plan_form(free, {"rates": "10/fortnight"}))
     text = page.content.decode()
     assert page.status_code == 200
@@ -158,7 +156,7 @@ def test_bad_rates_in_the_table_keep_what_was_typed_and_say_what_to_write(operat
     assert not RatePolicy.objects.exists()
 
 
-def test_mistakes_in_fields_the_table_leaves_out_are_shown_all_the_same(operator: Client, free: Plan) -> None:
+def test_errors_of_fields_outside_the_table_are_shown(operator: Client, free: Plan) -> None:
     """The form once failed with 'has no field named': an unreadable subject of a row edited by raw SQL."""
     policy = RatePolicy.objects.create(plan=free, rates="1/hour")
     RatePolicy.objects.filter(pk=policy.pk).update(
@@ -172,7 +170,9 @@ def test_mistakes_in_fields_the_table_leaves_out_are_shown_all_the_same(operator
 
 @pytest.mark.parametrize("stored", [True, False], ids=["against a stored row", "two new rows"])
 @pytest.mark.parametrize("new_plan", [True, False], ids=["new plan", "plan"])
-def test_twins_in_the_table_are_refused_in_words(operator: Client, free: Plan, stored: bool, new_plan: bool) -> None:
+def test_a_second_policy_without_dates_in_the_table_is_refused_in_words(
+    operator: Client, free: Plan, stored: bool, new_plan: bool
+) -> None:
     rows = [{"rates": "5/min"}, {"rates": "6/min"}]
     if new_plan:
         RatePolicy.objects.create(rates="1/s")  # everyone's: no twin of a plan's, though the plan has no id yet
@@ -190,7 +190,7 @@ def test_twins_in_the_table_are_refused_in_words(operator: Client, free: Plan, s
     assert TWIN in page.content.decode()
 
 
-def test_a_row_may_take_the_place_of_one_deleted_with_it(operator: Client, free: Plan) -> None:
+def test_a_new_row_may_replace_a_deleted_one(operator: Client, free: Plan) -> None:
     policy = RatePolicy.objects.create(plan=free, rates="1/s")
     form = plan_form(free, row_of(policy, DELETE="on"), {"rates": "2/s"}, initial=1)
     page = operator.post(f"{BASE}/plan/{free.pk}/change/", form)
@@ -198,7 +198,7 @@ def test_a_row_may_take_the_place_of_one_deleted_with_it(operator: Client, free:
     assert RatePolicy.objects.get().rates == "2/s"
 
 
-def test_a_deleted_row_has_no_twin_though_another_row_is_wrong(operator: Client, free: Plan) -> None:
+def test_a_deleted_row_does_not_conflict_though_another_row_is_invalid(operator: Client, free: Plan) -> None:
     policy = RatePolicy.objects.create(plan=free, rates="1/s")
     rows = [row_of(policy, DELETE="on"), {"rates": "2/s"}, {"rates": "2/fortnight", "counted_per": "ip"}]
     page = operator.post(f"{BASE}/plan/{free.pk}/change/", plan_form(free, *rows, initial=1))
@@ -207,7 +207,7 @@ def test_a_deleted_row_has_no_twin_though_another_row_is_wrong(operator: Client,
 
 
 @pytest.mark.parametrize("other", [{"counted_per": "caller"}, {"DELETE": "on"}], ids=["trade places", "goes later"])
-def test_twins_for_a_moment_while_saving_are_refused_in_words(
+def test_rows_that_conflict_while_being_saved_are_refused_in_words(
     operator: Client, free: Plan, other: dict[str, str]
 ) -> None:
     """Rows are saved one by one: the first would meet the second as it was, once an IntegrityError."""
@@ -221,7 +221,9 @@ def test_twins_for_a_moment_while_saving_are_refused_in_words(
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["against a stored row", "two new rows"])
-def test_twins_on_an_endpoints_page_are_refused_in_words(operator: Client, free: Plan, stored: bool) -> None:
+def test_a_second_policy_without_dates_on_an_endpoints_page_is_refused_in_words(
+    operator: Client, free: Plan, stored: bool
+) -> None:
     search = Endpoint.objects.create(name="search")
     if stored:
         RatePolicy.objects.create(endpoint=search, rates="1/s")
@@ -235,7 +237,7 @@ def test_twins_on_an_endpoints_page_are_refused_in_words(operator: Client, free:
     assert page.content.decode().count(TWIN) == (2 if stored else 1)
 
 
-def test_a_twin_that_appears_while_saving_costs_no_error_page(operator: Client, free: Plan) -> None:
+def test_a_conflicting_policy_saved_meanwhile_is_reported(operator: Client, free: Plan) -> None:
     def rival(**_: Any) -> None:
         RatePolicy.objects.bulk_create([RatePolicy(plan=free, rates="7/s")])
 
@@ -249,7 +251,7 @@ def test_a_twin_that_appears_while_saving_costs_no_error_page(operator: Client, 
     assert not RatePolicy.objects.filter(rates="1/s").exists()
 
 
-def test_a_policy_deleted_while_the_page_was_open_is_told(operator: Client, free: Plan) -> None:
+def test_a_policy_deleted_while_the_page_was_open_is_reported(operator: Client, free: Plan) -> None:
     """Both pages once said "Please correct the error below", and below was nothing: the field is hidden."""
     kept = RatePolicy.objects.create(plan=free, rates="1/s")
     gone = RatePolicy.objects.create(plan=free, rates="2/s", counted_per="ip")
@@ -264,7 +266,7 @@ def test_a_policy_deleted_while_the_page_was_open_is_told(operator: Client, free
     assert (kept.rates, kept.mode) == ("1/s", "enforce")
 
 
-def test_twins_in_the_policy_form_are_refused_once(operator: Client, free: Plan) -> None:
+def test_a_second_policy_without_dates_is_refused_with_one_message(operator: Client, free: Plan) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s")
     form = {"plan": str(free.pk), "rates": "2/s", "counted_per": "caller", "algorithm": "gcra", "mode": "enforce"}
     page = operator.post(f"{BASE}/ratepolicy/add/", form)
@@ -282,7 +284,7 @@ def test_mode_is_edited_in_the_list_and_recorded(operator: Client, root: User) -
     assert "Mode" in LogEntry.objects.latest("pk").get_change_message()
 
 
-def test_unreadable_rates_are_told_when_the_list_is_edited(operator: Client) -> None:
+def test_unreadable_rates_are_reported_when_the_list_is_edited(operator: Client) -> None:
     """Their error belongs to a field that the list does not edit, which once failed the page."""
     policy = RatePolicy.objects.create(rates="1/s")
     with connection.cursor() as cursor:
@@ -292,7 +294,7 @@ def test_unreadable_rates_are_told_when_the_list_is_edited(operator: Client) -> 
     assert "expected a limit (a number) at character 1" in page.content.decode()
 
 
-def test_deleting_is_recorded_as_the_operators(operator: Client, root: User, free: Plan) -> None:
+def test_deletions_are_recorded_with_the_operator(operator: Client, root: User, free: Plan) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s")
     assert operator.post(f"{BASE}/plan/{free.pk}/delete/", {"post": "yes"}).status_code == 302
     assert set(PolicyChange.objects.filter(actor=root).values_list("action", "model")) == {
@@ -305,7 +307,7 @@ def test_deleting_is_recorded_as_the_operators(operator: Client, root: User, fre
     assert PolicyChange.objects.first().actor == root
 
 
-def test_an_assignment_notes_who_made_it(operator: Client, root: User, free: Plan) -> None:
+def test_an_assignment_stores_its_creator(operator: Client, root: User, free: Plan) -> None:
     alice = User.objects.create(username="alice")
     form = {"user": alice.pk, "plan": free.pk, "starts_at_0": "2026-01-01", "starts_at_1": "00:00"}
     page = operator.post(f"{BASE}/planassignment/add/", form)
@@ -320,7 +322,7 @@ def test_users_are_looked_up_by_autocomplete(operator: Client, root: User) -> No
     assert [row["text"] for row in operator.get("/admin/autocomplete/", query).json()["results"]] == ["root"]
 
 
-def test_without_a_user_admin_a_user_is_given_by_id(operator: Client, free: Plan) -> None:
+def test_without_a_user_admin_a_user_is_entered_by_id(operator: Client, free: Plan) -> None:
     """A select of all users would not do, and autocomplete needs the user model's own admin."""
     user_admin = admin.site._registry.pop(User)
     try:
@@ -331,7 +333,7 @@ def test_without_a_user_admin_a_user_is_given_by_id(operator: Client, free: Plan
         admin.site._registry[User] = user_admin
 
 
-def test_operators_who_may_not_search_users_give_an_id(free: Plan, root: User) -> None:
+def test_operators_who_may_not_search_users_enter_an_id(free: Plan, root: User) -> None:
     """Autocomplete asks for the permission to view the other object, and would load nothing."""
     client = staff("add_ratepolicy", "view_ratepolicy", "grant_override")
     page = client.get(f"{BASE}/ratepolicy/add/").content.decode()
@@ -345,7 +347,7 @@ def test_operators_who_may_not_search_users_give_an_id(free: Plan, root: User) -
     assert RatePolicy.objects.get().user == root
 
 
-def test_users_are_searched_by_what_the_user_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_are_searched_by_the_fields_of_the_user_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert base.user_search_fields() == ["user__username", "user__email"]
     custom = SimpleNamespace(USERNAME_FIELD="last_name", EMAIL_FIELD="", _meta=User._meta)
     monkeypatch.setattr(base, "get_user_model", lambda: custom)
@@ -370,7 +372,7 @@ def test_pages_open_without_time_zones(operator: Client, free: Plan, settings: A
         assert "until 05/06/2031" in operator.get(f"{BASE}/{path}").content.decode()
 
 
-def test_what_an_identifier_counts_can_be_chosen(operator: Client, settings: Any) -> None:
+def test_identifiers_are_choices_of_counted_per(operator: Client, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "builtins.repr"}}
     assert '<option value="tenant">tenant</option>' in operator.get(f"{BASE}/ratepolicy/add/").content.decode()
 
@@ -384,7 +386,9 @@ def test_scopes_of_the_code_without_an_endpoint_are_listed_and_created(operator:
     assert 'data-pattern="/admin/' not in form, "the admin's own routes are no API"
 
 
-def test_scopes_that_no_endpoint_can_be_named_are_told(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scopes_that_are_no_valid_endpoint_name_are_reported(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A link to create one would end at a form that refuses it."""
     monkeypatch.setattr(views.Search, "throttle_scope", "full <b>text</b>")
     page = operator.get(f"{BASE}/endpoint/").content.decode()
@@ -396,7 +400,7 @@ def test_scopes_that_no_endpoint_can_be_named_are_told(operator: Client, monkeyp
     assert 'value="full' not in operator.get(f"{BASE}/endpoint/add/").content.decode()
 
 
-def test_an_endpoint_page_says_what_it_matches(operator: Client) -> None:
+def test_an_endpoints_page_lists_the_routes_it_matches(operator: Client) -> None:
     endpoint = Endpoint.objects.create(name="search", routes="/api/reports/*\nv1:*")
     text = operator.get(f"{BASE}/endpoint/{endpoint.pk}/change/").content.decode()
     found = re.search(r'<ul class="ratequota-matches">(.*?)</ul>', text)
@@ -438,7 +442,7 @@ def test_routes_of_the_project_are_offered(operator: Client) -> None:
     assert 'data-pattern="search"' in form
 
 
-def test_overrides_do_not_crowd_the_endpoint_page(operator: Client, root: User, free: Plan) -> None:
+def test_overrides_are_left_out_of_an_endpoints_table(operator: Client, root: User, free: Plan) -> None:
     search = Endpoint.objects.create(name="search")
     RatePolicy.objects.create(endpoint=search, user=root, rates="71/s")
     RatePolicy.objects.create(endpoint=search, plan=free, rates="72/s")
@@ -458,7 +462,9 @@ def test_overrides_do_not_crowd_the_endpoint_page(operator: Client, root: User, 
     ("codenames", "sees", "adds", "changes"),
     [((), 403, 403, 403), (("view_endpoint",), 200, 403, 403), (("view_endpoint", "change_endpoint"), 200, 403, 302)],
 )
-def test_staff_see_and_do_what_they_may(codenames: tuple[str, ...], sees: int, adds: int, changes: int) -> None:
+def test_staff_see_and_do_what_their_permissions_allow(
+    codenames: tuple[str, ...], sees: int, adds: int, changes: int
+) -> None:
     client = staff(*codenames)
     endpoint = Endpoint.objects.create(name="exports")
     page = client.get(f"{BASE}/endpoint/")
@@ -474,7 +480,9 @@ def test_staff_see_and_do_what_they_may(codenames: tuple[str, ...], sees: int, a
     ("codenames", "status"),
     [(("view_plan", "view_ratepolicy"), 403), (("view_plan", "change_plan", "view_ratepolicy"), 302)],
 )
-def test_policies_that_may_only_be_seen_stay_as_they_are(free: Plan, codenames: tuple[str, ...], status: int) -> None:
+def test_policies_are_read_only_without_the_permission_to_change(
+    free: Plan, codenames: tuple[str, ...], status: int
+) -> None:
     policy = RatePolicy.objects.create(plan=free, rates="71/s")
     client = staff(*codenames)
     page = client.get(f"{BASE}/plan/{free.pk}/change/").content.decode()
@@ -493,7 +501,7 @@ def difference(client: Client, change: PolicyChange) -> list[tuple[str, str, str
     return re.findall(r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td></tr>', page, re.DOTALL)
 
 
-def test_history_tells_what_changed_in_words(operator: Client, root: User, free: Plan) -> None:
+def test_history_names_the_changed_fields(operator: Client, root: User, free: Plan) -> None:
     pro = Plan.objects.create(name="Pro", slug="pro")
     policy = RatePolicy.objects.create(plan=free, rates="1/s")
     policy.plan, policy.mode, policy.ends_at = pro, "log", timezone.make_aware(datetime(2031, 5, 6, 7, 8))
@@ -527,16 +535,14 @@ def test_history_outlives_earlier_fields_and_kinds(operator: Client) -> None:
     ("query", "found"),
     [("model=plan", {"plan"}), ("model=endpoint", {"endpoint"}), ("q=support", {"endpoint"}), ("q=Free", {"plan"})],
 )
-def test_history_is_found_by_kind_and_by_who_and_what(
-    operator: Client, free: Plan, query: str, found: set[str]
-) -> None:
+def test_history_is_filtered_and_searched(operator: Client, free: Plan, query: str, found: set[str]) -> None:
     with base.acting(User.objects.create(username="support")):
         Endpoint.objects.create(name="search")
     listed = operator.get(f"{BASE}/policychange/?{query}").context["cl"].queryset
     assert {change.model for change in listed} == found
 
 
-def test_history_is_read_and_never_written(operator: Client, root: User, free: Plan) -> None:
+def test_history_is_read_only(operator: Client, root: User, free: Plan) -> None:
     change = PolicyChange.objects.first()
     assert operator.post(f"{BASE}/policychange/{change.pk}/delete/", {"post": "yes"}).status_code == 403
     assert operator.post(f"{BASE}/policychange/{change.pk}/change/", {"reason": "x"}).status_code == 403

@@ -108,7 +108,7 @@ def test_without_a_reason_the_history_names_the_plan(operator: Client, free: Pla
         ({"slug": "no slug"}, "Enter a valid “slug”"),
     ],
 )
-def test_a_name_that_cannot_be_is_refused(operator: Client, free: Plan, edit: dict[str, str], message: str) -> None:
+def test_an_invalid_name_is_refused(operator: Client, free: Plan, edit: dict[str, str], message: str) -> None:
     page = operator.post(f"{BASE}/{free.pk}/copy/", {**FORM, **edit})
     assert page.status_code == 200
     assert message in page.content.decode()
@@ -116,7 +116,7 @@ def test_a_name_that_cannot_be_is_refused(operator: Client, free: Plan, edit: di
     assert Plan.objects.count() == 1
 
 
-def test_a_policy_that_cannot_be_saved_as_it_is_stops_the_copy(operator: Client, free: Plan) -> None:
+def test_an_invalid_policy_stops_the_copy(operator: Client, free: Plan) -> None:
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'garbage' WHERE rates = '1/s'")
     page = operator.post(f"{BASE}/{free.pk}/copy/", FORM)
@@ -154,7 +154,7 @@ def test_hostile_names_are_shown_harmlessly(operator: Client) -> None:
     assert "Plan &lt;script&gt;alert(1)&lt;/script&gt;\\u202e was created with 0 policies." in done
 
 
-def test_what_is_not_there_cannot_be_copied(operator: Client) -> None:
+def test_an_unknown_plan_cannot_be_copied(operator: Client) -> None:
     assert operator.get(f"{BASE}/4711/copy/").status_code == 404
     assert operator.get(f"{BASE}/x/copy/").status_code == 404
 
@@ -170,7 +170,9 @@ def test_what_is_not_there_cannot_be_copied(operator: Client) -> None:
         ((), False, False),
     ],
 )
-def test_who_may_copy(free: Plan, permissions: tuple[str, ...], with_policies: bool, without: bool) -> None:
+def test_copying_needs_permissions(
+    free: Plan, permissions: tuple[str, ...], with_policies: bool, without: bool
+) -> None:
     empty = Plan.objects.create(name="Empty", slug="empty")
     client = client_of(*permissions)
     for plan, allowed in ((free, with_policies), (empty, without)):

@@ -149,7 +149,7 @@ def refused(user: User, **fields: Any) -> Refusal:
 # --- What applies to a caller. ---
 
 
-def test_winners_losers_and_live_counters(operator: Client, alice: User) -> None:
+def test_the_page_shows_winners_losers_and_live_counters(operator: Client, alice: User) -> None:
     for _ in range(3):
         assert ask(alice, scope="search").allowed
     text = look(operator, user=alice.pk, endpoint="search")
@@ -171,7 +171,7 @@ def test_winners_losers_and_live_counters(operator: Client, alice: User) -> None
     assert re.search(r'<a href="/admin/django_ratequota/plan/\d+/change/">Free</a> \(assigned\)', text)
 
 
-def test_looking_consumes_nothing(operator: Client, alice: User, redis_client: redis.Redis) -> None:
+def test_explaining_consumes_nothing(operator: Client, alice: User, redis_client: redis.Redis) -> None:
     for _ in range(11):
         ask(alice, scope="search")
 
@@ -184,7 +184,7 @@ def test_looking_consumes_nothing(operator: Client, alice: User, redis_client: r
     assert state() == before
 
 
-def test_what_the_next_request_would_get(operator: Client, alice: User) -> None:
+def test_the_verdict_on_the_next_request(operator: Client, alice: User) -> None:
     for _ in range(10):
         ask(alice, scope="search")
     text = look(operator, user=alice.pk, endpoint="search")
@@ -202,7 +202,7 @@ def test_what_the_next_request_would_get(operator: Client, alice: User) -> None:
     assert "10 of 10 used, 0 left." in text
 
 
-def test_log_only_and_unlimited_are_told(operator: Client, alice: User) -> None:
+def test_log_only_and_unlimited_policies_are_marked(operator: Client, alice: User) -> None:
     RatePolicy.objects.filter(user=alice).update(rates="unlimited")
     RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(mode="log")
     cards = counters(look(operator, user=alice.pk, endpoint="search"))
@@ -214,14 +214,14 @@ def test_log_only_and_unlimited_are_told(operator: Client, alice: User) -> None:
     ("who", "source"),
     [("assigned", "Free</a> (assigned)"), ("user", "(the default for logged-in users"), ("ip", "none: none is")],
 )
-def test_where_the_plan_comes_from(operator: Client, alice: User, who: str, source: str) -> None:
+def test_the_source_of_the_plan_is_shown(operator: Client, alice: User, who: str, source: str) -> None:
     Plan.objects.create(name="Basic", slug="basic", default_for="authenticated")
     bob = User.objects.create(username="bob")
     query = {"assigned": {"user": alice.pk}, "user": {"user": bob.pk}, "ip": {"ip": "203.0.113.7"}}[who]
     assert source in look(operator, **query)
 
 
-def test_the_plan_that_a_resolver_would_say(operator: Client, alice: User, settings: Any) -> None:
+def test_the_plan_of_a_plan_resolver_is_entered_in_the_form(operator: Client, alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
     Plan.objects.create(name="Pro", slug="pro")
     assert "Choose the plan that PLAN_RESOLVER would return for this caller." in look(operator, user=alice.pk)
@@ -246,7 +246,7 @@ def test_a_route_is_found_by_its_url_name(operator: Client) -> None:
         assert "items/min per ip" in look(operator, ip="203.0.113.7", path=path)
 
 
-def test_a_view_that_names_its_scope_says_it(operator: Client, alice: User) -> None:
+def test_the_scope_of_a_view_is_found_by_its_path(operator: Client, alice: User) -> None:
     assert f"search/min user:{alice.pk} (alice)" in counters(look(operator, user=alice.pk, path="/decorated/"))[1]
 
 
@@ -260,13 +260,13 @@ def test_a_view_that_names_its_scope_says_it(operator: Client, alice: User) -> N
         ("unknown", "ip:unknown"),
     ],
 )
-def test_an_anonymous_caller(operator: Client, address: str, subject: str) -> None:
+def test_an_anonymous_caller_is_explained_by_address(operator: Client, address: str, subject: str) -> None:
     RatePolicy.objects.create(rates="5/min")
     (card,) = counters(look(operator, ip=address))
     assert card.startswith(f"all/min {subject} 0 of 5 used")
 
 
-def test_another_identifier(operator: Client, settings: Any) -> None:
+def test_a_caller_is_explained_by_an_identifier(operator: Client, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     RatePolicy.objects.create(rates="5/min", counted_per="tenant")
     assert counters(look(operator, kind="tenant", value="acme"))[0].startswith(
@@ -274,7 +274,7 @@ def test_another_identifier(operator: Client, settings: Any) -> None:
     )
 
 
-def test_a_refusal_by_an_identifier_asks_about_its_value(
+def test_a_refusal_by_an_identifier_fills_in_its_value(
     operator: Client, alice: User, settings: Any, kept: Kept
 ) -> None:
     """A customer locked out by their login's pair: the page said they would be admitted, and had nothing to reset."""
@@ -300,7 +300,7 @@ def test_a_refusal_by_an_identifier_asks_about_its_value(
         ("tenant:a:b", "ip:unknown"),
     ],
 )
-def test_other_pages_name_callers_as_counters_do(operator: Client, settings: Any, caller: str, subject: str) -> None:
+def test_links_name_callers_as_counters_do(operator: Client, settings: Any, caller: str, subject: str) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     bob = User.objects.create(username="bob")
     search = Endpoint.objects.create(name="search")
@@ -340,7 +340,7 @@ def test_other_pages_name_callers_as_counters_do(operator: Client, settings: Any
         ({"ip": "::1", "endpoint": HOSTILE}, "is not one of the choices."),
     ],
 )
-def test_bad_input_is_told_what_to_write(
+def test_invalid_input_is_explained_beside_its_field(
     operator: Client, alice: User, settings: Any, query: dict[str, str], error: str
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
@@ -352,7 +352,7 @@ def test_bad_input_is_told_what_to_write(
     assert "What applies now" not in text
 
 
-def test_without_a_question_there_is_only_the_form(operator: Client) -> None:
+def test_an_empty_query_shows_only_the_form(operator: Client) -> None:
     text = look(operator)
     assert 'name="path"' in text
     assert "errornote" not in text
@@ -372,7 +372,7 @@ def test_without_a_question_there_is_only_the_form(operator: Client) -> None:
         ((), 403, 0, False, False),
     ],
 )
-def test_each_operator_sees_what_they_should(
+def test_operators_see_what_their_permissions_allow(
     alice: User, permissions: tuple[str, ...] | None, status: int, rows: int, boost: bool, reset: bool
 ) -> None:
     client = staff(permissions)
@@ -398,7 +398,7 @@ def test_anonymous_visitors_are_sent_to_the_login() -> None:
     assert Client().get(PAGE)["Location"].startswith("/admin/login/")
 
 
-def test_the_user_is_searched_by_those_who_may_and_named_by_id_else(alice: User) -> None:
+def test_the_user_is_searched_or_entered_by_id(alice: User) -> None:
     operator = staff(None)
     text = look(operator, user=alice.pk)
     assert "admin-autocomplete" in text
@@ -409,7 +409,7 @@ def test_the_user_is_searched_by_those_who_may_and_named_by_id_else(alice: User)
     assert f'name="user" value="{alice.pk}"' in text
 
 
-def test_as_many_queries_for_many_policies_as_for_few(operator: Client, alice: User) -> None:
+def test_query_counts_do_not_grow_with_the_policies(operator: Client, alice: User) -> None:
     search = Endpoint.objects.get()
 
     def count() -> int:
@@ -433,7 +433,7 @@ def test_as_many_queries_for_many_policies_as_for_few(operator: Client, alice: U
     assert count() == few
 
 
-def test_thousands_of_tenants_do_not_make_an_endless_page(operator: Client, alice: User) -> None:
+def test_thousands_of_candidates_are_cut_short(operator: Client, alice: User) -> None:
     rows = [RatePolicy(subject=f"ip:10.0.{n // 250}.{n % 250}", rates="5/s") for n in range(300)]
     RatePolicy.objects.bulk_create(rows)
     text = look(operator, user=alice.pk, endpoint="search")
@@ -458,11 +458,11 @@ def test_hostile_names_are_harmless(operator: Client, settings: Any) -> None:
     assert "x" * 300 not in shown
 
 
-def test_a_list_offers_the_page(operator: Client) -> None:
+def test_lists_link_to_the_page(operator: Client) -> None:
     assert f'<li><a href="{PAGE}">Explain</a></li>' in operator.get(LIST).content.decode()
 
 
-def test_an_override_leads_to_its_caller(operator: Client, alice: User) -> None:
+def test_an_override_links_to_its_caller(operator: Client, alice: User) -> None:
     search = Endpoint.objects.get()
     tenant = RatePolicy.objects.create(subject="ip:203.0.113.7", endpoint=search, rates="1/s")
     for policy, query in (
@@ -489,7 +489,7 @@ def test_nothing_is_inline(operator: Client, alice: User) -> None:
 @pytest.mark.parametrize(
     ("on_error", "verdict"), [("allow", "would be admitted."), ("deny", "would be refused by search/min.")]
 )
-def test_redis_down_still_tells_who_wins(
+def test_winners_are_shown_while_redis_is_down(
     operator: Client, alice: User, kept: Kept, settings: Any, on_error: str, verdict: str
 ) -> None:
     RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(on_error=on_error)
@@ -508,7 +508,9 @@ def test_redis_down_still_tells_who_wins(
 # --- Refusals. ---
 
 
-def test_an_id_shows_what_was_decided_and_what_applies_now(operator: Client, alice: User, kept: Kept) -> None:
+def test_the_id_of_a_refusal_shows_the_decision_and_what_applies_now(
+    operator: Client, alice: User, kept: Kept
+) -> None:
     kept.refusals = [refused(alice)]
     text = look(operator, id="abcde12345")
     assert "Refusal ABCDE12345" in text
@@ -542,7 +544,7 @@ def test_an_id_shows_what_was_decided_and_what_applies_now(operator: Client, ali
         ({"caller": "ip:203.0.113.7", "scope": "gone", "route": ""}, "ip:203.0.113.7"),
     ],
 )
-def test_whoever_was_refused_is_asked_about(
+def test_the_form_is_filled_in_with_the_refused_caller(
     operator: Client, alice: User, kept: Kept, settings: Any, fields: dict[str, Any], subject: str
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
@@ -553,7 +555,9 @@ def test_whoever_was_refused_is_asked_about(
     assert counters(text)[0].startswith(f"all/min {subject} 0 of 77 used")
 
 
-def test_a_refusal_of_what_is_gone_is_still_told(operator: Client, alice: User, kept: Kept) -> None:
+def test_a_refusal_is_shown_after_its_caller_plan_and_policy_are_deleted(
+    operator: Client, alice: User, kept: Kept
+) -> None:
     gone = refused(alice, caller="user:4711", plan_id=4711, route="/gone/", scope="gone", method="BREW")
     kept.refusals = [gone]
     RatePolicy.objects.all().delete()
@@ -563,7 +567,7 @@ def test_a_refusal_of_what_is_gone_is_still_told(operator: Client, alice: User, 
     assert "No route matches '/gone/'" in text
 
 
-def test_an_id_that_is_not_kept_is_told(operator: Client, kept: Kept) -> None:
+def test_an_unknown_refusal_id_is_reported(operator: Client, kept: Kept) -> None:
     assert "There is no refusal with the id ABCDE12345. Refusals are kept for 48 hours" in look(
         operator, id="ABCDE12345"
     )
@@ -617,7 +621,7 @@ def test_the_callers_latest_refusals_are_listed(operator: Client, alice: User, k
 
 
 @pytest.mark.parametrize(("query", "told"), [("abcde12345", True), ("abcde1234", False), ("zzzzz99999", False)])
-def test_a_search_for_an_id_is_told_where_it_leads(
+def test_searching_a_refusal_id_links_to_the_page(
     operator: Client, alice: User, kept: Kept, query: str, told: bool
 ) -> None:
     kept.refusals = [refused(alice)]
@@ -626,7 +630,7 @@ def test_a_search_for_an_id_is_told_where_it_leads(
     assert len(kept.asked) == (len(query) == 10)
 
 
-def test_the_command_tells_the_same(alice: User, kept: Kept) -> None:
+def test_the_command_shows_the_same(alice: User, kept: Kept) -> None:
     kept.refusals = [refused(alice)]
     out = io.StringIO()
     call_command("ratequota", "explain", "--id", "abcde12345", stdout=out)
@@ -641,7 +645,7 @@ def test_the_command_tells_the_same(alice: User, kept: Kept) -> None:
         call_command("ratequota", "explain", "--id", "ZZZZZ99999", stdout=out)
 
 
-def test_a_refusal_without_redis_says_so(operator: Client, alice: User, kept: Kept) -> None:
+def test_a_refusal_id_without_redis_is_reported(operator: Client, alice: User, kept: Kept) -> None:
     kept.refusals = [refused(alice, error="timeout", buckets=())]
     text = look(operator, id="abcde12345")
     assert "Redis gave no decision (timeout), so the policies' “on error” decided." in text
@@ -697,7 +701,7 @@ def test_from_a_refused_response_to_what_was_decided(
         (lambda: ExplainQuery(ip="::1", path="/gone/").request_arguments(), "path"),
     ],
 )
-def test_a_question_names_the_field_that_cannot_be_read(read: Callable[[], Any], field: str) -> None:
+def test_unreadable_queries_name_the_field(read: Callable[[], Any], field: str) -> None:
     with pytest.raises(ValidationError) as caught:
         read()
     assert list(caught.value.message_dict) == [field]

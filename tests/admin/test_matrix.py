@@ -72,13 +72,13 @@ def links(cell: str) -> list[str]:
     return [html.unescape(link) for link in re.findall(r'href="(.*?)"', cell)]
 
 
-def test_an_endpoint_that_counts_by_status_says_so(operator: Client, free: Plan, search: Endpoint) -> None:
+def test_charged_statuses_of_an_endpoint_are_shown(operator: Client, free: Plan, search: Endpoint) -> None:
     Endpoint.objects.create(name="login", charged_statuses="401, 5xx")
     rows = re.findall(r'<th scope="row">.*?</th>', text(operator.get(MATRIX)), re.S)
     assert [words(row) for row in rows] == ["all endpoints", "login only 401, 5xx count", "search"]
 
 
-def test_a_cell_shows_the_rates_in_force_and_leads_to_their_policy(
+def test_a_cell_shows_the_rates_in_force_and_links_to_their_policy(
     operator: Client, free: Plan, search: Endpoint
 ) -> None:
     pro = Plan.objects.create(name="Pro", slug="pro")
@@ -111,7 +111,7 @@ def test_a_cell_shows_the_rates_in_force_and_leads_to_their_policy(
     assert re.search(r"(&rsaquo;|<li[^>]*>)\s*Matrix\s*<", page), "the end of the breadcrumbs"
 
 
-def test_the_page_that_adds_is_filled_in(operator: Client, free: Plan, search: Endpoint) -> None:
+def test_the_link_that_adds_fills_in_the_form(operator: Client, free: Plan, search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="5/s", counted_per="ip")
     link, _add = links(cells(operator.get(MATRIX))["search", "Free"])
     form = text(operator.get(link))
@@ -120,7 +120,7 @@ def test_the_page_that_adds_is_filled_in(operator: Client, free: Plan, search: E
     assert '<option value="ip" selected>ip</option>' in form
 
 
-def test_several_policies_of_a_cell_are_linked_each(operator: Client, free: Plan) -> None:
+def test_each_policy_of_a_cell_is_linked(operator: Client, free: Plan) -> None:
     per_caller = RatePolicy.objects.create(plan=free, rates="unlimited")
     per_ip = RatePolicy.objects.create(plan=free, rates="9/s", counted_per="ip", mode="log")
     cell = cells(operator.get(MATRIX))["all endpoints", "Free"]
@@ -128,9 +128,7 @@ def test_several_policies_of_a_cell_are_linked_each(operator: Client, free: Plan
     assert links(cell) == [f"{BASE}/ratepolicy/{policy.pk}/change/" for policy in (per_caller, per_ip)]
 
 
-def test_dates_are_said_and_what_does_not_count_now_is_a_click_away(
-    operator: Client, free: Plan, search: Endpoint
-) -> None:
+def test_dates_are_shown_and_policies_not_in_force_are_linked(operator: Client, free: Plan, search: Endpoint) -> None:
     now = timezone.now()
     RatePolicy.objects.create(plan=free, endpoint=search, rates="1/s")
     RatePolicy.objects.create(plan=free, endpoint=search, rates="2/s", ends_at=now + DAY)
@@ -150,7 +148,7 @@ def test_dates_are_said_and_what_does_not_count_now_is_a_click_away(
         assert {policy.rates for policy in listed} == rates
 
 
-def test_cells_say_what_requests_meet(operator: Client, free: Plan, search: Endpoint) -> None:
+def test_cells_agree_with_the_resolver(operator: Client, free: Plan, search: Endpoint) -> None:
     """Every policy there can be, in turn and together: the page and a request's decision name the same rates."""
     now = timezone.now()
     dates: list[dict[str, Any]] = [
@@ -178,7 +176,7 @@ def test_cells_say_what_requests_meet(operator: Client, free: Plan, search: Endp
     assert len(seen) > 6, "the winners changed often"
 
 
-def test_a_plan_s_rates_stand_where_everyone_is_blocked(operator: Client, free: Plan, search: Endpoint) -> None:
+def test_a_plans_rates_apply_where_everyone_is_blocked(operator: Client, free: Plan, search: Endpoint) -> None:
     """A gated feature: blocked for everyone, open for a plan, and closed to a blocked address whatever its plan."""
     RatePolicy.objects.create(endpoint=search, rates="blocked")
     RatePolicy.objects.create(endpoint=search, plan=free, rates="5/s")
@@ -192,7 +190,7 @@ def test_a_plan_s_rates_stand_where_everyone_is_blocked(operator: Client, free: 
     assert allowed == {"203.0.113.7": False, "198.51.100.7": True}
 
 
-def test_rates_that_cannot_be_read_say_what_counts(operator: Client, free: Plan) -> None:
+def test_unreadable_rates_show_what_applies_instead(operator: Client, free: Plan) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s")
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'garbage'")
@@ -303,7 +301,7 @@ EDITOR = ("view_ratepolicy", "add_ratepolicy", "change_ratepolicy", "view_plan",
         ((), 403, False, False),
     ],
 )
-def test_who_sees_what(
+def test_links_depend_on_permissions(
     free: Plan, search: Endpoint, permissions: tuple[str, ...], status: int, changes: bool, adds: bool
 ) -> None:
     policy = RatePolicy.objects.create(plan=free, rates="71/s")

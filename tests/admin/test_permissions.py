@@ -123,7 +123,7 @@ TAKES_EFFECT = {
 
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("post", POSTS)
-def test_what_takes_effect(operator: str, post: str) -> None:
+def test_edits_take_effect_only_with_permission(operator: str, post: str) -> None:
     scene = Scene(operator)
     path, form = POSTS[post](scene)
     before = scene.state()
@@ -168,7 +168,7 @@ OPENS = {
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_what_opens(operator: str) -> None:
+def test_pages_open_only_with_permission(operator: str) -> None:
     scene = Scene(operator)
     found = {name: scene.client.get(path(scene)).status_code for name, path in GETS.items()}
     assert found == dict(zip(GETS, OPENS[operator], strict=True))
@@ -178,7 +178,7 @@ def test_what_opens(operator: str) -> None:
 @pytest.mark.parametrize(
     ("operator", "both"), [("superuser", True), ("editor", True), ("viewer", True), ("granter", False)]
 )
-def test_granters_see_the_rest_only_with_the_permission_to_view(operator: str, both: bool) -> None:
+def test_granters_see_other_policies_only_with_the_permission_to_view(operator: str, both: bool) -> None:
     scene = Scene(operator)
     assert scene.sees(scene.override)
     assert scene.sees(scene.policy) is both
@@ -195,7 +195,7 @@ def test_granters_see_the_rest_only_with_the_permission_to_view(operator: str, b
         ("viewer", False, False, set()),
     ],
 )
-def test_what_is_offered(operator: str, inputs: bool, link: bool, actions: set[str]) -> None:
+def test_links_are_offered_only_with_permission(operator: str, inputs: bool, link: bool, actions: set[str]) -> None:
     """Nothing is offered that would be refused."""
     scene = Scene(operator)
     page = scene.client.get(f"{LIST}{scene.override.pk}/change/").content.decode()
@@ -205,7 +205,7 @@ def test_what_is_offered(operator: str, inputs: bool, link: bool, actions: set[s
     assert ({name for name, _ in form.fields["action"].choices if name} if form else set()) == actions
 
 
-def test_a_policy_that_is_no_override_offers_no_reset() -> None:
+def test_reset_is_offered_for_overrides_only() -> None:
     scene = Scene("superuser")
     assert "/reset/" not in scene.client.get(f"{LIST}{scene.policy.pk}/change/").content.decode()
 
@@ -217,7 +217,7 @@ def test_a_policy_that_is_no_override_offers_no_reset() -> None:
         ("granter", {}, "add", False),
     ],
 )
-def test_the_form_names_the_permission_and_keeps_what_was_typed(
+def test_the_form_names_the_missing_permission_and_keeps_the_input(
     operator: str, fields: dict[str, str], verb: str, override: bool
 ) -> None:
     scene = Scene(operator)
@@ -230,7 +230,7 @@ def test_the_form_names_the_permission_and_keeps_what_was_typed(
     assert all(value in text for value in fields.values())
 
 
-def test_permissions_are_called_what_the_page_of_a_group_calls_them() -> None:
+def test_permissions_have_the_names_of_djangos_lists() -> None:
     for codename, (verb, override) in {
         "grant_override": ("change", True),
         "add_ratepolicy": ("add", False),
@@ -239,7 +239,7 @@ def test_permissions_are_called_what_the_page_of_a_group_calls_them() -> None:
         assert Permission.objects.get(codename=codename).name == permission_name(verb, override=override)
 
 
-def test_rows_of_the_list_that_are_not_theirs_are_closed() -> None:
+def test_rows_without_permission_are_read_only() -> None:
     scene = Scene("editor")
     page = scene.client.get(LIST)
     forms = page.context["cl"].formset.forms
@@ -269,7 +269,7 @@ def test_the_table_of_an_endpoint_takes_no_override() -> None:
     assert RatePolicy.objects.filter(endpoint=search, rates="1/s").count() == 1
 
 
-def test_the_table_of_a_plan_is_closed_to_granters() -> None:
+def test_the_table_of_a_plan_is_read_only_for_granters() -> None:
     scene = Scene("granter")
     user = User.objects.get(username="granter")
     user.user_permissions.add(*Permission.objects.filter(codename__in=["change_plan", "view_ratepolicy"]))
@@ -288,7 +288,7 @@ def test_the_table_of_a_plan_is_closed_to_granters() -> None:
 
 
 @pytest.mark.parametrize("model", [Endpoint, User])
-def test_deleting_what_overrides_hang_on_needs_the_right_to_them(model: Any) -> None:
+def test_deleting_what_overrides_refer_to_needs_their_permission(model: Any) -> None:
     scene = Scene("editor")
     search = Endpoint.objects.create(name="search")
     RatePolicy.objects.filter(pk=scene.override.pk).update(endpoint=search)
@@ -315,7 +315,7 @@ def test_deleting_what_overrides_hang_on_needs_the_right_to_them(model: Any) -> 
         ("resetter", ["usage", "explain"]),
     ],
 )
-def test_each_is_led_to_the_pages_that_open(operator: str, links: list[str]) -> None:
+def test_links_lead_only_to_pages_that_open(operator: str, links: list[str]) -> None:
     client = client_of(operator)
     for page in ("/admin/django_ratequota/", LIST):
         text = client.get(page).content.decode()
@@ -335,7 +335,7 @@ def test_each_is_led_to_the_pages_that_open(operator: str, links: list[str]) -> 
         (("view_ratepolicy",), True, True),
     ],
 )
-def test_the_preview_tells_nothing_of_a_policy_that_its_page_would_not(
+def test_the_preview_reveals_no_policy_that_its_page_hides(
     path: str, permissions: tuple[str, ...], override: bool, policy: bool
 ) -> None:
     """Staff who may add a policy for a plan were shown the rates of every override."""
@@ -354,7 +354,7 @@ def test_the_preview_tells_nothing_of_a_policy_that_its_page_would_not(
         assert one.rates not in told or seen
 
 
-def test_the_preview_asks_for_each_policy_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_preview_checks_the_permission_of_each_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A project may decide object by object who sees what."""
     scene = Scene("viewer")
     policies = admin.site.get_model_admin(RatePolicy)
@@ -364,5 +364,5 @@ def test_the_preview_asks_for_each_policy_by_itself(monkeypatch: pytest.MonkeyPa
         assert scene.client.get(f"{LIST}{path}", {"object": scene.policy.pk}).status_code == 200
 
 
-def test_nobody_is_led_anywhere() -> None:
+def test_without_permissions_no_links_are_offered() -> None:
     assert client_of("nobody").get("/admin/django_ratequota/").status_code == 404

@@ -98,7 +98,7 @@ def text_of(page: Any) -> str:
         ("1000000000/s", "1,000,000,000 and 1,000,000 pass", "1,000,000,000 pass. Then"),
     ],
 )
-def test_the_sentences_tell_algorithms_apart(redis_client: redis.Redis, text: str, edge: str, pause: str) -> None:
+def test_sentences_differ_by_algorithm(redis_client: redis.Redis, text: str, edge: str, pause: str) -> None:
     (rate,) = parse_rates(text)
     stream, at_edge, after_pause = scenarios([rate], rate)
     assert "evenly: in the first" in stream.sentence
@@ -106,7 +106,7 @@ def test_the_sentences_tell_algorithms_apart(redis_client: redis.Redis, text: st
     assert pause in after_pause.sentence
 
 
-def test_the_plots_hold_what_was_asked_and_what_passed(redis_client: redis.Redis) -> None:
+def test_charts_hold_the_admitted_and_refused_units(redis_client: redis.Redis) -> None:
     (rate,) = parse_rates("100/min fixed_window")
     stream, edge, pause = scenarios([rate], rate)
     assert (sum(stream.admitted), sum(stream.refused)) == (400, 200)
@@ -126,7 +126,7 @@ def test_all_rates_hold_together(redis_client: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("units", [0, 1, 2, 3, 7, 100, 10**12])
-def test_many_requests_at_once_are_asked_for_in_few(redis_client: redis.Redis, units: int) -> None:
+def test_simulated_requests_are_batched(redis_client: redis.Redis, units: int) -> None:
     """Whatever room there is, as many units pass as of so many requests of 1 unit."""
     costs = list(at_once(units))
     assert sum(costs) == units
@@ -161,7 +161,7 @@ def test_numbers_are_written_in_the_operators_language() -> None:
 # --- The preview. ---
 
 
-def test_the_form_as_it_stands_is_drawn_and_nothing_is_changed(root: Client, redis_client: redis.Redis) -> None:
+def test_the_unsaved_form_is_drawn_and_nothing_is_saved(root: Client, redis_client: redis.Redis) -> None:
     keys = redis_client.keys("rqtest:*")
     page = root.post(PREVIEW, form(rates="100/min burst 20, 9/s gcra"))
     text = text_of(page)
@@ -197,12 +197,12 @@ def test_rates_beyond_a_few_are_counted_not_drawn(root: Client) -> None:
         ({"ends_at_0": "2020-01-01", "ends_at_1": "00:00"}, "It has ended"),
     ],
 )
-def test_what_is_said_before_saving(root: Client, fields: dict[str, str], said: str) -> None:
+def test_advice_is_shown_before_saving(root: Client, fields: dict[str, str], said: str) -> None:
     assert said in text_of(root.post(PREVIEW, form(**fields)))
 
 
 @pytest.mark.parametrize("rates", ["100/fortnight", "5/s, 6/s", "1/month gcra", HOSTILE])
-def test_bad_rates_are_told_as_saving_would_tell_them(root: Client, rates: str) -> None:
+def test_unreadable_rates_have_the_message_of_saving(root: Client, rates: str) -> None:
     saved = root.post(f"{LIST}add/", form(rates=rates))
     errors = list(saved.context["adminform"].form.errors["rates"])
     assert errors
@@ -211,19 +211,19 @@ def test_bad_rates_are_told_as_saving_would_tell_them(root: Client, rates: str) 
     assert "<script>" not in previewed.content.decode()
 
 
-def test_an_algorithm_that_does_not_fit_is_told(root: Client) -> None:
+def test_an_algorithm_that_does_not_fit_is_reported(root: Client) -> None:
     text = text_of(root.post(PREVIEW, form(rates="5/s burst 9", algorithm="fixed_window")))
     assert "burst belongs to gcra, leaky_bucket, token_bucket" in text
 
 
-def test_an_incomplete_form_is_drawn_all_the_same(root: Client) -> None:
+def test_an_incomplete_form_is_drawn(root: Client) -> None:
     """Who it is for matters to advice only, and half a form deserves none."""
     page = root.post(PREVIEW, {"rates": "10000/hour, 100/min", "algorithm": "token_bucket", "user": "nobody"})
     assert "A steady stream" in text_of(page)
     assert "never refuses" not in text_of(page)
 
 
-def test_the_page_draws_the_stored_rates_without_a_script(root: Client) -> None:
+def test_the_stored_rates_are_drawn_without_a_script(root: Client) -> None:
     policy = RatePolicy.objects.create(rates="10000/hour, 100/min")
     page = root.get(f"{LIST}{policy.pk}/change/")
     text = text_of(page)
@@ -248,7 +248,7 @@ def test_a_form_that_was_refused_keeps_its_preview(root: Client) -> None:
     assert text_of(page).count("expected a unit") >= 1
 
 
-def test_a_policy_is_not_its_own_rival_while_it_is_edited(root: Client) -> None:
+def test_a_policy_is_not_compared_with_itself(root: Client) -> None:
     policy = RatePolicy.objects.create(rates="10/min", starts_at=timezone.now() - timedelta(days=1))
     dates = {"starts_at_0": "2000-01-01", "starts_at_1": "00:00"}
     assert "never wins" in text_of(root.post(PREVIEW, form(**dates)))
@@ -280,7 +280,7 @@ def test_queries_do_not_grow(root: Client) -> None:
     assert count() == few
 
 
-def test_a_policy_for_an_endpoint_that_nothing_matches_is_told(root: Client) -> None:
+def test_an_endpoint_that_matches_nothing_is_reported(root: Client) -> None:
     for name, told in (("search", False), ("nowhere", True)):
         endpoint = Endpoint.objects.create(name=name)
         assert (
@@ -308,7 +308,7 @@ def test_hostile_names_are_shown_harmlessly(root: Client) -> None:
 
 
 @pytest.mark.usefixtures("recorded")
-def test_the_estimate_says_what_would_have_been_refused(root: Client) -> None:
+def test_the_estimate_counts_what_would_have_been_refused(root: Client) -> None:
     text = text_of(root.post(IMPACT, form(rates="2/min")))
     assert "In the last 24 h this would have refused 2 of 4 clients, 36.4 % of 11 requests." in text
     assert "Of the same requests 9.1 % were really refused, by any policy, to 1 client." in text
@@ -316,7 +316,7 @@ def test_the_estimate_says_what_would_have_been_refused(root: Client) -> None:
 
 
 @pytest.mark.usefixtures("recorded")
-def test_the_estimate_of_a_form_that_cannot_be_saved_says_so(root: Client) -> None:
+def test_the_estimate_of_an_invalid_form_lists_its_errors(root: Client) -> None:
     text = text_of(root.post(IMPACT, form(rates="2/fortnight", subject="nonsense")))
     assert "Correct these errors first" in text
     assert "Rates: expected a unit" in text
@@ -324,7 +324,7 @@ def test_the_estimate_of_a_form_that_cannot_be_saved_says_so(root: Client) -> No
 
 
 @pytest.mark.usefixtures("recorded")
-def test_what_cannot_be_estimated_is_told(root: Client, settings: Any) -> None:
+def test_a_policy_that_cannot_be_estimated_is_reported(root: Client, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.api_key"}}
     assert "Cannot be estimated" in text_of(root.post(IMPACT, form(counted_per="tenant")))
 
@@ -333,7 +333,7 @@ def test_what_cannot_be_estimated_is_told(root: Client, settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("store_down", "recorded")
-def test_redis_down_is_told(root: Client) -> None:
+def test_redis_down_is_reported(root: Client) -> None:
     policy = RatePolicy.objects.create(rates="10/min")
     assert "Redis did not answer (connection)" in text_of(root.post(PREVIEW, form()))
     url = f"{IMPACT}?object={policy.pk}"
@@ -343,7 +343,7 @@ def test_redis_down_is_told(root: Client) -> None:
 
 
 @pytest.mark.usefixtures("store_down")
-def test_records_that_cannot_be_read_are_told(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_records_are_reported(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def usage(hours: int = 24) -> RecordedAttempts:
         raise django_ratequota.exceptions.StoreError("timeout", "too late")
 
@@ -364,7 +364,7 @@ def test_records_that_cannot_be_read_are_told(root: Client, monkeypatch: pytest.
         (("reset_usage",), 200),
     ],
 )
-def test_who_may_ask(permissions: tuple[str, ...], status: int) -> None:
+def test_the_preview_needs_a_permission(permissions: tuple[str, ...], status: int) -> None:
     client = operator(*permissions)
     policy = RatePolicy.objects.create(rates="10/min")
     for url in (PREVIEW, IMPACT):
@@ -381,7 +381,7 @@ def operator_without_staff() -> Client:
 
 
 @pytest.mark.usefixtures("recorded", "redis_client")
-def test_who_may_only_look_sees_the_stored_policy() -> None:
+def test_viewers_see_the_preview_of_the_stored_policy() -> None:
     client = operator("view_ratepolicy")
     policy = RatePolicy.objects.create(rates="2/min")
     page = client.get(f"{LIST}{policy.pk}/change/")
@@ -394,7 +394,7 @@ def test_who_may_only_look_sees_the_stored_policy() -> None:
 
 
 @pytest.mark.usefixtures("recorded", "redis_client")
-def test_granters_learn_nothing_of_policies_they_may_not_see() -> None:
+def test_advice_names_no_policy_that_granters_may_not_see() -> None:
     client = operator("grant_override")
     policy = RatePolicy.objects.create(rates="2/min", starts_at=timezone.now() - timedelta(days=1))
     assert "never wins" not in text_of(client.post(PREVIEW, form()))
@@ -402,7 +402,7 @@ def test_granters_learn_nothing_of_policies_they_may_not_see() -> None:
     assert "Enter rates above first" in text_of(client.post(f"{IMPACT}?object={policy.pk}"))
 
 
-def test_posting_needs_the_token(root: Client) -> None:
+def test_posting_needs_the_csrf_token(root: Client) -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(User.objects.get(username="operator"))
     page = client.get(f"{LIST}add/").content.decode()

@@ -103,7 +103,7 @@ def page_with_policies(kind: str, count: int) -> str:
 
 @pytest.mark.parametrize("kind", ["plan", "endpoint"])
 @pytest.mark.parametrize("count", [99, 141, 400])
-def test_a_page_of_many_policies_is_saved(operator: Client, kind: str, count: int) -> None:
+def test_a_table_of_many_policies_is_saved(operator: Client, kind: str, count: int) -> None:
     """Of 141 policies and more every save was a 400: a row has seven fields, and Django takes 1,000 of a form."""
     path = page_with_policies(kind, count)
     page = operator.get(path)
@@ -134,7 +134,7 @@ def test_a_page_of_many_policies_is_saved(operator: Client, kind: str, count: in
 
 
 @pytest.mark.parametrize("kind", ["plan", "endpoint"])
-def test_the_others_are_in_the_list(operator: Client, kind: str) -> None:
+def test_policies_beyond_the_table_are_in_the_list(operator: Client, kind: str) -> None:
     page = operator.get(page_with_policies(kind, 150)).content.decode()
     assert "Showing 100 of 150 policies." in page
     link = re.search(r'<p class="ratequota-more">[^<]*<a href="([^"]*)">See all of them in the list', page)
@@ -142,7 +142,7 @@ def test_the_others_are_in_the_list(operator: Client, kind: str) -> None:
     assert operator.get(link[1]).context["cl"].result_count == 150
 
 
-def test_the_list_is_offered_to_those_who_may_see_it(free: Plan) -> None:
+def test_the_list_is_linked_only_with_permission(free: Plan) -> None:
     rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(101)])
     text = client_of("view_plan", "view_ratepolicy").get(f"{BASE}/plan/{free.pk}/change/").content.decode()
     assert "Showing 100 of 101 policies." in text
@@ -155,7 +155,7 @@ def test_the_list_is_offered_to_those_who_may_see_it(free: Plan) -> None:
     assert "See all of them" not in text.content.decode()
 
 
-def test_policies_for_everything_come_first(operator: Client, free: Plan) -> None:
+def test_policies_for_all_endpoints_or_everyone_come_first(operator: Client, free: Plan) -> None:
     """PostgreSQL sorts NULLs last: the plan's most important policy would be left out."""
     rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(101)])
     RatePolicy.objects.create(plan=free, rates="77/min")
@@ -163,7 +163,7 @@ def test_policies_for_everything_come_first(operator: Client, free: Plan) -> Non
     assert (sent["policies-0-endpoint"], sent["policies-0-rates"]) == ("", "77/min")
 
 
-def test_a_new_row_has_its_twin_among_the_others(operator: Client, free: Plan) -> None:
+def test_a_new_row_conflicts_with_a_policy_beyond_the_table(operator: Client, free: Plan) -> None:
     known = endpoints(120)
     rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in known])
     path = f"{BASE}/plan/{free.pk}/change/"
@@ -176,7 +176,7 @@ def test_a_new_row_has_its_twin_among_the_others(operator: Client, free: Plan) -
     assert page.content.decode().count(TWIN) == 1
 
 
-def test_rows_that_were_sent_are_saved_whatever_came_before_them(operator: Client, free: Plan) -> None:
+def test_submitted_rows_are_saved_though_others_moved_before_them(operator: Client, free: Plan) -> None:
     rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(100)])
     path = f"{BASE}/plan/{free.pk}/change/"
     sent = Form(operator.get(path)).fields
@@ -187,7 +187,7 @@ def test_rows_that_were_sent_are_saved_whatever_came_before_them(operator: Clien
 
 
 @pytest.mark.parametrize("pk", ["", "x", "-1", "٣", "9" * 30, "\x00"])
-def test_what_is_no_row_is_told(operator: Client, free: Plan, pk: str) -> None:
+def test_a_submitted_row_that_does_not_exist_is_reported(operator: Client, free: Plan, pk: str) -> None:
     RatePolicy.objects.create(plan=free, rates="10/min")
     path = f"{BASE}/plan/{free.pk}/change/"
     sent = Form(operator.get(path)).fields | {"policies-0-id": pk, "policies-0-rates": "1/s"}
@@ -196,7 +196,7 @@ def test_what_is_no_row_is_told(operator: Client, free: Plan, pk: str) -> None:
     assert RatePolicy.objects.get(plan=free).rates == "10/min"
 
 
-def test_the_rows_of_operators_who_may_search_nothing_stay_short(free: Plan) -> None:
+def test_selects_of_many_objects_become_text_fields(free: Plan) -> None:
     """Each row had a select of all endpoints."""
     rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(101)])
     client = client_of("view_plan", "change_plan", "view_ratepolicy", "change_ratepolicy")
@@ -296,12 +296,12 @@ def test_a_filter_without_a_choice_filters_nothing(operator: Client, free: Plan)
 
 
 @pytest.mark.parametrize("value", ["x", "9" * 30, "-1", "\x00", "1,2"])
-def test_a_filter_by_what_is_no_id_leads_back(operator: Client, free: Plan, value: str) -> None:
+def test_a_filter_by_an_invalid_id_redirects(operator: Client, free: Plan, value: str) -> None:
     page = operator.get(f"{BASE}/ratepolicy/", {"plan__id__exact": value}, follow=True)
     assert page.status_code == 200
 
 
-def test_those_who_may_not_search_choose_from_a_select(free: Plan) -> None:
+def test_operators_who_may_not_search_filter_by_a_select(free: Plan) -> None:
     Plan.objects.create(name="Unused", slug="unused")
     RatePolicy.objects.create(plan=free, rates="1/s")
     form = chooser(client_of("view_ratepolicy").get(f"{BASE}/ratepolicy/"), "plan__id__exact")
@@ -315,7 +315,7 @@ def test_those_who_may_not_search_choose_from_a_select(free: Plan) -> None:
     + [f"policychange/?{name}=" for name in ("model", "action__exact", "touched_user", "object_id")]
     + ["plan/?default_for__exact=", "endpoint/?policies=", "planassignment/?time="],
 )
-def test_a_nul_is_no_value_of_a_filter(operator: Client, path: str) -> None:
+def test_a_nul_in_a_filter_is_refused(operator: Client, path: str) -> None:
     """PostgreSQL takes none: the pages were a 500 there."""
     page = operator.get(f"{BASE}/{path}a%00b")
     assert page.status_code == 302

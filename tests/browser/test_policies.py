@@ -101,7 +101,7 @@ def test_a_plan_of_many_policies_is_edited_and_leads_to_the_others(desk: Desks, 
     assert scene.pro.policies.filter(rates="8/min").count() == 1
     assert scene.pro.policies.filter(endpoint__name__startswith="new-").count() == 20
     assert PolicyChange.objects.filter(reason="Ticket 4712").count() == 21
-    expect(page.get_by_text("These are 100 of 142 policies.")).to_be_visible()
+    expect(page.get_by_text("Showing 100 of 142 policies.")).to_be_visible()
     own.look(once=True)
     page.get_by_role("link", name="See all of them in the list of policies.").click()
     expect(page.locator("#changelist-form")).to_contain_text("142 rate policies")

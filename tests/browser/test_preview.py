@@ -20,7 +20,7 @@ def test_the_preview_follows_the_form(desk: Desks, scene: Scene) -> None:
     own = desk()
     page = own.open(PAGES["add policy"].path(scene))
     panel = page.locator(".ratequota-preview-drawn")
-    expect(panel).to_contain_text("Write rates above")
+    expect(panel).to_contain_text("Enter rates above")
     page.get_by_label("Rates").press_sequentially("10/min burst 5")
     expect(panel.locator("summary.ratequota-rates")).to_have_text("10/min burst 5")
     expect(panel.locator("svg.ratequota-plot-drawing")).to_have_count(3)

@@ -384,7 +384,7 @@ class TestEdits:
             check_request(request_from())
         assert commands == ["EVALSHA", "EVALSHA"]
 
-    def test_a_decision_names_the_revision_it_was_judged_by(self, check: Check) -> None:
+    def test_a_decision_carries_the_revision_of_its_policies(self, check: Check) -> None:
         RatePolicy.objects.create(rates="10/hour")
         revision = default_limiter().publish()
         assert check(request_from()).revision == revision == default_limiter().stored_revision()
@@ -583,7 +583,7 @@ class TestUsers:
         decision = check(request_from(Service()))
         assert [status.bucket.subject for status in decision.statuses] == ["user:billing-service"]
 
-    def test_the_user_is_whoever_the_request_says(self, check: Check, alice: User) -> None:
+    def test_the_user_is_the_requests_user(self, check: Check, alice: User) -> None:
         async def auser() -> AnonymousUser:
             return AnonymousUser()
 
@@ -637,7 +637,7 @@ class TestDatabaseDown:
             decision = check(request_from())
         assert (decision.allowed, decision.error) == (on_error == "allow", "database")
 
-    def test_later_the_last_policies_go_on(self, check: Check, alice: User, caplog: Any) -> None:
+    def test_later_the_last_known_policies_stay_in_force(self, check: Check, alice: User, caplog: Any) -> None:
         policy = RatePolicy.objects.create(rates="10/hour")
         check(request_from(alice))
         policy.rates = "20/hour"

@@ -210,7 +210,7 @@ class TestTheUser:
         return ask
 
     @pytest.mark.parametrize("path", ["/plain/", "/aplain/"])
-    def test_nobody_asks_for_it(self, reads: Any, path: str) -> None:
+    def test_no_policy_needs_the_user(self, reads: Any, path: str) -> None:
         RatePolicy.objects.create(rates="100/hour")
         RatePolicy.objects.create(rates="200/hour", counted_per="ip", subject="ip:127.0.0.0/8")
         assert not reads(path)
@@ -243,7 +243,7 @@ class TestTheUser:
         policy.delete()
         assert not reads()
 
-    def test_statistics_put_nobody_on_a_plan_that_nobody_asked_for(self, alice: User, settings: Any) -> None:
+    def test_statistics_record_no_plan_where_the_user_was_not_read(self, alice: User, settings: Any) -> None:
         """Who is logged in was noted on the plan of anonymous callers."""
         settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 60}
         Plan.objects.create(name="Guests", slug="guests", default_for="anonymous")
@@ -284,7 +284,7 @@ class TestTheUser:
 class TestTheAdmin:
     @pytest.mark.parametrize("rates", ["blocked", "1/hour"])
     @pytest.mark.parametrize("path", ["/admin/", "/admin/django_ratequota/ratepolicy/", "/backoffice/"])
-    def test_policies_for_all_endpoints_shut_nobody_out(self, browse: Get, rates: str, path: str) -> None:
+    def test_policies_for_all_endpoints_do_not_apply(self, browse: Get, rates: str, path: str) -> None:
         """``blocked`` for everyone shut operators out of the page that lifts it."""
         RatePolicy.objects.create(rates=rates)
         RatePolicy.objects.create(rates="2/hour", counted_per="everyone")

@@ -80,7 +80,7 @@ def test_each_process_admits_its_share_and_refuses_the_rest(
 
 
 @pytest.mark.parametrize("setting", ["allow", "deny"])
-def test_what_a_policy_says_outweighs_the_setting(check: Check, settings: Any, setting: str) -> None:
+def test_a_policys_on_error_overrides_the_setting(check: Check, settings: Any, setting: str) -> None:
     policy("4/hour", setting)
     settings.RATEQUOTA = {**DOWN, "ON_ERROR": "local"}
     decisions = [check(request_from()) for _ in range(3)]
@@ -170,7 +170,7 @@ def test_one_that_denies_closes_the_door_and_nothing_is_counted(check: Check, se
 
 
 @pytest.mark.usefixtures("down")
-def test_those_that_allow_are_not_counted_and_those_that_count_decide(check: Check, search: Endpoint) -> None:
+def test_buckets_with_allow_are_not_counted_and_local_ones_decide(check: Check, search: Endpoint) -> None:
     policy("4/hour", "allow")
     policy("12/hour", endpoint=search)
     decisions = [check(request_from(), "search") for _ in range(4)]
@@ -200,7 +200,7 @@ def test_who_is_blocked_stays_blocked_and_is_counted_nowhere(check: Check, searc
 
 
 @pytest.mark.usefixtures("down")
-def test_what_only_logs_refuses_nobody(check: Check) -> None:
+def test_log_mode_refuses_no_request(check: Check) -> None:
     policy("4/hour", mode="log")
     decisions = [check(request_from()) for _ in range(5)]
     assert [(decision.allowed, decision.statuses) for decision in decisions] == [(True, ())] * 5

@@ -181,7 +181,7 @@ class TestLaterChecks:
             check_request(request, "completions", 100)
         assert commands == ["EVALSHA", "EVALSHA"]
 
-    def test_a_log_only_limit_without_room_is_judged_once(self, check: Check, completions: Endpoint) -> None:
+    def test_a_log_only_limit_without_room_is_checked_once(self, check: Check, completions: Endpoint) -> None:
         RatePolicy.objects.create(rates="5/hour", mode="log")
         RatePolicy.objects.create(endpoint=completions, rates="20/hour")
         request = request_from()

@@ -50,7 +50,7 @@ class Walk(RuleBasedStateMachine):
     client: redis.Redis
     clock: Clock
     limiter: Limiter
-    #: Whether the clock goes back too; then nothing is refunded, as no formula says which entries that leaves.
+    #: Whether the clock goes back too; then nothing is refunded, as no formula predicts the entries left.
     rewinds = False
 
     @initialize(
@@ -98,7 +98,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(pick=COUNTERS, cost=COSTS, pause=PAUSES)
     def fill(self, pick: int, cost: Cost, pause: Pause) -> None:
-        """Charge to the brim or beyond, then see the next one refused."""
+        """Charge up to the limit or beyond; the next check is refused."""
         self.ask("charge", [pick], "capacity", pause)
         self.ask("check", [pick], cost)
 
@@ -119,7 +119,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.charged and not self.rewinds)
     @rule(which=st.integers(0, 9), cost=COSTS, pause=PAUSES)
     def give_back(self, which: int, cost: Cost, pause: Pause) -> None:
-        """A decision gives back what of its own charge is still counted; by the rate that it was judged by."""
+        """A decision refunds what of its own charge is still counted, by the rate of its check."""
         decision, picks = self.charged.pop(which % len(self.charged))
         found = [(self.models[pick], status) for pick, status in zip(picks, decision.statuses, strict=True)]
         self.clock.now_us += pause[0] * decision.statuses[0].bucket.rate.period_us // 100 + pause[1]
@@ -176,7 +176,7 @@ class Walk(RuleBasedStateMachine):
         logged: frozenset[int] = frozenset(),
         patience_us: int = 0,
     ) -> None:
-        """Let time pass, then ask the engine and the models, and compare."""
+        """Let time pass, then compare the limiter's decision with the models'."""
         picks = list(dict.fromkeys(pick % len(self.kinds) for pick in picks))
         first = self.buckets[picks[0]].rate
         pause_us = pause[0] * first.period_us // 100 + pause[1]
@@ -230,7 +230,7 @@ class Walk(RuleBasedStateMachine):
         self.targets = [entry for entry in self.targets[-30:] if entry[0] > now]
 
     def outlive(self, buckets: list[Bucket], models: list[Model], written: list[bool]) -> None:
-        """Check the TTLs of what was written, then take them off: keys expire by the real time, not by this clock."""
+        """Check the TTLs of the written keys, then remove them: keys expire by real time, not by this clock."""
         pipeline = self.client.pipeline(transaction=False)
         for bucket in buckets:
             key = bucket_key("rqtest", bucket)

@@ -33,7 +33,7 @@ def bucket(rate: str, subject: str = "user:1", **more: Any) -> Bucket:
 def ask_all(
     client: redis.Redis, limiter: Limiter, clock: Clock, asks: Iterable[tuple[int, Bucket]]
 ) -> list[Decision]:
-    """``check`` many times at given instants, in one pipeline: same commands, a tenth of the time."""
+    """``check`` many times at chosen instants, in one pipeline: same commands, a tenth of the time."""
     limiter.peek([])  # the script is loaded
     running, pipeline = [], client.pipeline(transaction=False)
     for clock.now_us, asked in asks:
@@ -137,7 +137,7 @@ def test_an_edited_limit_keeps_the_units_used(limiter: Limiter, algorithm: str) 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_after_an_edit_the_named_wait_is_the_true_one(limiter: Limiter, clock: Clock, algorithm: str) -> None:
-    """gcra named a wait by the new limit, but drained by the old one: 100 times too early, again and again."""
+    """gcra computed retry_after by the new limit but drained by the old one: callers came 100 times too early."""
     limiter.check([bucket(f"10/hour {algorithm}")], 10)
     clock.advance(1)
     edited = bucket(f"{'1000/hour burst 10' if algorithm in BURST_ALGORITHMS else '5/hour'} {algorithm}")
@@ -176,7 +176,7 @@ def test_refund_gives_back_no_more_than_was_used(limiter: Limiter, clock: Clock,
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_refund_of_an_unused_bucket_adds_nothing(limiter: Limiter, algorithm: str) -> None:
+def test_a_refund_of_an_unused_bucket_adds_no_room(limiter: Limiter, algorithm: str) -> None:
     asked = [bucket(f"10/min {algorithm}")]
     assert limiter.refund(asked, 5).statuses[0].remaining == 10
     assert limiter.check(asked, 10).allowed
@@ -288,7 +288,7 @@ def test_no_unit_comes_back_before_next_after_and_one_does_at_it(
 def test_next_after_is_true_after_debts_and_refunds(
     limiter: Limiter, clock: Clock, algorithm: str, last: str
 ) -> None:
-    """Of many small requests, of which some have expired when the last call comes."""
+    """Many small requests, some of which have expired at the last call."""
     chance = random.Random(f"{algorithm} {last}")
     for number in range(40):
         asked = [bucket(f"30/min {algorithm}", f"user:{number}")]
@@ -318,7 +318,7 @@ def test_next_after_is_true_after_debts_and_refunds(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_refusal_says_when_units_come_back_not_only_when_enough_do(limiter: Limiter, algorithm: str) -> None:
+def test_next_after_of_a_refusal_is_when_the_first_units_come_back(limiter: Limiter, algorithm: str) -> None:
     asked = [bucket(f"60/min {algorithm}")]
     limiter.check(asked, 40)
     [admitted] = limiter.check(asked, 10).statuses
@@ -488,7 +488,7 @@ def test_beyond_the_exact_domain_no_wait_is_wrong_by_more_than_a_microsecond(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_largest_numbers_are_judged(limiter: Limiter, clock: Clock, algorithm: str) -> None:
+def test_the_largest_numbers_are_counted(limiter: Limiter, clock: Clock, algorithm: str) -> None:
     rate = Rate(limit=10**12, period=3653 * 86_400, algorithm=algorithm)
     asked = [Bucket("user:1", rate)]
     assert limiter.check(asked, 10**12).allowed
@@ -537,7 +537,7 @@ def test_one_request_of_any_cost_is_one_entry_of_the_log(
     assert limiter.check([asked], 10).allowed
 
 
-def test_the_log_forgets_what_has_expired(redis_client: redis.Redis, limiter: Limiter, clock: Clock) -> None:
+def test_the_log_drops_expired_entries(redis_client: redis.Redis, limiter: Limiter, clock: Clock) -> None:
     asked = bucket("10/min sliding_window_log")
     for _ in range(500):
         clock.advance(6)
@@ -571,7 +571,7 @@ def test_a_rewound_clock_mints_no_capacity(
 @pytest.mark.parametrize("rate", ["10/min", "10/day", "10/month"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_rewound_clock_is_not_stored(limiter: Limiter, clock: Clock, algorithm: str, rate: str) -> None:
-    """Once stored, the way back to the true time would have counted as time to refill in."""
+    """A stored wrong time would count as refill time once the clock is right again."""
     if rate.endswith("month") and algorithm != "fixed_window":
         rate = "10/30day"
     asked = [bucket(f"{rate} {algorithm}")]
@@ -585,7 +585,7 @@ def test_a_rewound_clock_is_not_stored(limiter: Limiter, clock: Clock, algorithm
 
 
 def test_a_rewind_into_an_earlier_window_counts_the_previous_one_whole(limiter: Limiter, clock: Clock) -> None:
-    """Not half as much again: no window of the formula holds more than its own share."""
+    """Not 1.5 times the limit: no window of the formula holds more than its own share."""
     asked = [bucket("10/min sliding_window_counter")]
     limiter.check(asked, 8)
     clock.advance(60 + 30)
@@ -598,7 +598,7 @@ def test_a_rewind_into_an_earlier_window_counts_the_previous_one_whole(limiter: 
 def test_after_a_rewind_into_an_earlier_calendar_window_the_named_wait_is_true(
     redis_client: redis.Redis, limiter: Limiter, clock: Clock, unit: str
 ) -> None:
-    """The counted window stayed in force, but ended, and its key expired, where the earlier one ends."""
+    """The stored window stayed current, but its key expired at the earlier window's end."""
     asked = bucket(f"10/{unit} fixed_window")
     clock.now_us = 1_764_547_200_000_000  # Monday, 1 December 2025, 00:00 UTC: a new day, week and month
     limiter.check([asked], 9)

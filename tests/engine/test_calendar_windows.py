@@ -1,4 +1,4 @@
-"""Calendar windows across time zones, and that they follow Redis' clock whatever the application's says."""
+"""Calendar windows across time zones; they follow Redis' clock, never the application's."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_windows_follow_the_calendar(limiter: Limiter, clock: Clock, unit: str) 
 
 
 def test_on_the_first_of_the_month_its_counters_stay_apart(limiter: Limiter, clock: Clock) -> None:
-    """A day, a week and a month that begin together shared a key that was named by the window's start."""
+    """A day, a week and a month that begin together shared one key when keys had the window's start in them."""
     clock.now_us = us("2025-12-01")
     day, week, month = (
         Bucket("user:1", Rate.parse(f"{limit}/{unit} fixed_window"))
@@ -184,10 +184,10 @@ def counted(limiter: Limiter, buckets: list[Bucket], verb: str = "check") -> tup
 
 
 @pytest.mark.parametrize("off", [timedelta(days=-400), timedelta(days=-40), timedelta(days=40)], ids=str)
-def test_an_application_whose_clock_is_wrong_counts_in_the_true_window(
+def test_a_wrong_application_clock_still_counts_in_the_right_window(
     redis_client: redis.Redis, off: timedelta
 ) -> None:
-    """Two hosts whose clocks differ minted capacity; one more question puts each right for as long as it runs."""
+    """Two hosts with different clocks minted capacity; one more command corrects each of them for good."""
     zone = noon_zone(redis_client)
     asked = [Bucket("user:1", Rate.parse(f"10/{unit} fixed_window")) for unit in UNITS]
     right = Limiter(client=redis_client, prefix="rqtest", time_zone=zone, timeout=5)
@@ -203,8 +203,8 @@ def test_an_application_whose_clock_is_wrong_counts_in_the_true_window(
     assert (first_commands, second_commands) == (2, 1)
 
 
-def test_what_is_sent_is_of_the_window_that_the_time_is_in() -> None:
-    """The store's clock may be set back, too: what was sent last would be of a month to come."""
+def test_the_command_has_the_bounds_of_the_current_window() -> None:
+    """The store's clock may be set back too: the last command would be for a future month."""
     prepared = CheckCommand("rqtest", UTC, (Bucket("user:1", Rate.parse("10/month")),))
     for month, days in ((2, 28), (1, 31), (2, 28), (3, 31)):
         begins = us(f"2025-{month:02}-01 00:00")
@@ -276,7 +276,7 @@ def test_zones_that_work(zone: Any, same: Any) -> None:
 
 
 def test_a_zone_of_pytz_has_its_days(redis_client: redis.Redis, clock: Clock) -> None:
-    """Days began 53 minutes late in winter; in the time between, no decision was made at all."""
+    """Days began 53 minutes late in winter, and during those minutes nothing was decided."""
     clock.now_us = us("2025-07-03 00:03", "Europe/Berlin")
     zone = pytz.timezone("Europe/Berlin")
     limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", time_zone=zone, timeout=5)

@@ -37,7 +37,7 @@ def bucket(rate: str, **more: Any) -> Bucket:
 
 @pytest.fixture
 def real_limiter(redis_client: redis.Redis) -> Iterator[Limiter]:
-    """An engine that goes by the server's clock."""
+    """A limiter by the server's clock."""
     limiter = Limiter(client=redis_client, prefix="rqtest", timeout=30)
     yield limiter
     limiter.store.close()
@@ -188,7 +188,7 @@ def test_two_hosts_in_two_months_count_in_one_window(redis_client: redis.Redis) 
 
 @contextmanager
 def seen_by(client: redis.Redis) -> Iterator[list[str]]:
-    """Collects the commands that reach the server meanwhile, those of scripts aside."""
+    """Collects the commands that reach the server meanwhile, without those of scripts."""
     commands: list[str] = []
     with redis.Redis.from_url(server.url()) as bystander:
         bystander.ping()  # connected: its greeting is not seen

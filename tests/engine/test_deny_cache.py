@@ -42,7 +42,7 @@ MINUTE = [bucket("1/min")]
 
 @pytest.fixture
 def cached(redis_client: redis.Redis, clock: Clock) -> Iterator[Limiter]:
-    """An engine that repeats refusals for two seconds of the injected clock."""
+    """A limiter that repeats refusals for two seconds of the injected clock."""
     limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", timeout=5, deny_cache_seconds=2)
     yield limiter
     limiter.store.close()
@@ -69,7 +69,7 @@ def refuse(limiter: Limiter, buckets: list[Bucket], cost: int = 1) -> Decision:
     return decision
 
 
-# --- What is repeated, and for how long. ---
+# --- Which refusals are repeated, and for how long. ---
 
 
 def test_a_refused_client_asks_redis_once_in_the_setting_s_seconds(
@@ -109,10 +109,8 @@ def test_times_are_counted_down_to_the_microsecond_and_name_one_instant(cached: 
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_once_units_came_back_nobody_says_when_the_next_ones_do(
-    cached: Limiter, clock: Clock, algorithm: str
-) -> None:
-    """A refusal for want of four units is repeated while one or two of them come back."""
+def test_next_after_is_unknown_once_units_came_back(cached: Limiter, clock: Clock, algorithm: str) -> None:
+    """A refusal that lacks four units is repeated while one or two of them come back."""
     asked = [bucket(f"60/min {algorithm}")]
     cached.check(asked, cost=59)
     refused = cached.check(asked, cost=60)
@@ -160,7 +158,7 @@ def test_it_asks_again_when_the_first_of_several_buckets_has_room(cached: Limite
     assert [status.allowed for status in cached.check(buckets).statuses] == [True, False, True]
 
 
-def test_what_never_fits_is_repeated_as_that(cached: Limiter, clock: Clock, asked: Callable[[], int]) -> None:
+def test_a_cost_that_never_fits_is_repeated(cached: Limiter, clock: Clock, asked: Callable[[], int]) -> None:
     assert cached.check(MINUTE, 2).retry_after is None
     asked()
     clock.advance(1.999999)
@@ -197,34 +195,34 @@ def test_a_clock_that_steps_back_asks(cached: Limiter, clock: Clock, asked: Call
     ],
     ids=str,
 )
-def test_anything_else_is_asked(other: tuple[list[Bucket], int], cached: Limiter, asked: Callable[[], int]) -> None:
+def test_others_are_sent_to_redis(other: tuple[list[Bucket], int], cached: Limiter, asked: Callable[[], int]) -> None:
     refuse(cached, MINUTE)
     asked()
     cached.check(*other)
     assert asked() == 1
 
 
-def test_another_limit_on_the_same_counter_is_judged_by_its_own(cached: Limiter) -> None:
+def test_another_limit_on_the_same_counter_is_decided_by_redis(cached: Limiter) -> None:
     refuse(cached, MINUTE)
     assert cached.check([bucket("2/min")]).allowed
     assert not cached.check(MINUTE).allowed
 
 
 @pytest.mark.parametrize("cost", [True, 1.0, -1, "1"])
-def test_a_cost_that_is_none_is_told_so_all_the_same(cost: Any, cached: Limiter) -> None:
+def test_an_invalid_cost_raises_although_the_refusal_is_cached(cost: Any, cached: Limiter) -> None:
     refuse(cached, MINUTE)
     with pytest.raises(InvalidCost):
         cached.check(MINUTE, cost)
 
 
-def test_operators_see_what_redis_says(cached: Limiter, redis_client: redis.Redis) -> None:
+def test_peek_is_always_sent_to_redis(cached: Limiter, redis_client: redis.Redis) -> None:
     refuse(cached, MINUTE)
     redis_client.flushdb()
     assert not cached.check(MINUTE).allowed
     assert cached.peek(MINUTE).allowed
 
 
-def test_a_queue_is_always_asked(cached: Limiter, clock: Clock) -> None:
+def test_acquire_is_always_sent_to_redis(cached: Limiter, clock: Clock) -> None:
     queue = bucket("10/s burst 1 leaky_bucket")
     refuse(cached, [queue])
     waits = [cached.acquire(queue, timeout=1).retry_after for _ in range(3)]
@@ -232,7 +230,7 @@ def test_a_queue_is_always_asked(cached: Limiter, clock: Clock) -> None:
     assert cached.check([queue]).retry_after == 0.4
 
 
-def test_what_was_not_asked_is_not_timed(cached: Limiter) -> None:
+def test_cached_refusals_are_not_timed(cached: Limiter) -> None:
     refuse(cached, MINUTE)
     before = sum(cached.latency.counts)
     assert not cached.check(MINUTE).allowed
@@ -273,12 +271,12 @@ def test_async_checks_learn_and_repeat_as_well(cached: Limiter, clock: Clock, as
     assert cached.check(MINUTE).retry_after_us == 59_500_000
 
 
-# --- What ends it before. ---
+# --- What ends a refusal earlier. ---
 
 
 @pytest.mark.parametrize("subject", ["user:1", "everyone"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_units_given_back_here_are_noticed_at_once(mode: str, subject: str, cached: Limiter) -> None:
+def test_a_refund_in_this_process_ends_the_refusal_at_once(mode: str, subject: str, cached: Limiter) -> None:
     buckets = [bucket("5/min", subject), bucket("100/hour", subject, scope="all")]
     admitted = cached.check(buckets)
     refuse(cached, buckets)
@@ -295,7 +293,7 @@ def test_units_given_back_here_are_noticed_at_once(mode: str, subject: str, cach
     assert cached.check(buckets).allowed
 
 
-def test_units_given_back_at_another_limit_of_the_same_counter(cached: Limiter) -> None:
+def test_a_refund_at_another_limit_of_the_same_counter_ends_the_refusal(cached: Limiter) -> None:
     refuse(cached, MINUTE)
     cached.refund([bucket("100/min", name="another policy")], 1)
     assert cached.check(MINUTE).allowed
@@ -310,7 +308,7 @@ def test_a_charge_lengthens_the_wait_at_once(verb: str, cached: Limiter) -> None
     assert cached.check(buckets, 5).retry_after == 18
 
 
-def test_what_others_spend_of_a_bucket_with_room_ends_nothing(cached: Limiter, asked: Callable[[], int]) -> None:
+def test_charges_of_a_bucket_with_room_do_not_end_the_refusal(cached: Limiter, asked: Callable[[], int]) -> None:
     shared = bucket("1000/hour", "everyone")
     refuse(cached, [*MINUTE, shared])
     asked()
@@ -352,7 +350,7 @@ def test_an_edit_published_here_is_noticed_at_once(cached: Limiter) -> None:
         steps_of(cached, old)
 
 
-def test_one_published_elsewhere_is_noticed_by_whoever_asks(cached: Limiter, limiter: Limiter, clock: Clock) -> None:
+def test_a_publication_elsewhere_is_seen_at_the_next_command(cached: Limiter, limiter: Limiter, clock: Clock) -> None:
     old = cached.publish()
     steps_of(cached, old)
     assert not steps_of(cached, old).allowed
@@ -376,11 +374,11 @@ def test_one_published_elsewhere_is_noticed_within_the_setting_s_seconds(
         steps_of(cached, old)
 
 
-# --- Answers that were on their way while something changed. ---
+# --- Replies that were on their way during a change. ---
 
 
 def interrupted(limiter: Limiter, meanwhile: Callable[[], object], revision: int | None = None) -> Decision:
-    """A check whose answer is read only after something else was done."""
+    """A check whose reply is read only after another action."""
 
     def do(command: Any) -> Any:
         reply = limiter.store.execute(command)
@@ -422,7 +420,7 @@ def test_an_answer_from_before_another_client_got_units_back_is_kept(
     assert asked() == 0
 
 
-def test_a_refund_whose_answer_was_lost_counts_as_one(cached: Limiter) -> None:
+def test_a_refund_whose_reply_was_lost_ends_the_refusal(cached: Limiter) -> None:
     refuse(cached, MINUTE)
     server = cached.store._server
     send = server.send
@@ -438,8 +436,8 @@ def test_a_refund_whose_answer_was_lost_counts_as_one(cached: Limiter) -> None:
     assert cached.check(MINUTE).allowed
 
 
-def test_the_wait_ends_by_the_time_before_the_question_and_is_told_by_that_of_the_answer() -> None:
-    """Question sent at 0, judged somewhere between, answer heard at 300 µs: neither too late nor another instant."""
+def test_a_refusal_expires_by_the_time_of_sending_and_retry_after_counts_from_the_reply() -> None:
+    """Sent at 0, decided in between, reply at 300 µs: it expires in time, and names the same moment throughout."""
     clock = Clock(0)
     denials = DenyCache(60, clock)
     status = MINUTE[0]
@@ -472,7 +470,7 @@ def refused_status(bucket: Bucket, wait_us: int) -> Any:
 
 
 def learn(denials: DenyCache, *subjects: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[Bucket, ...]:
-    """Let a request be refused that all these subjects' buckets refuse."""
+    """Cache a refusal by the buckets of all these subjects."""
     buckets = tuple(bucket("1/min", subject) for subject in subjects)
     answer = Decision(allowed=False, statuses=tuple(refused_status(each, 10**9) for each in buckets))
 
@@ -517,7 +515,7 @@ def test_a_refund_while_an_answer_is_on_its_way_counts_though_many_come_after_it
     assert knows(denials, learn(denials, "user:1"))
 
 
-def test_where_charges_are_no_longer_noticed_nothing_is_repeated() -> None:
+def test_a_refusal_is_not_repeated_once_its_place_is_forgotten() -> None:
     denials = DenyCache(60, Clock(), size=2)
     mine = learn(denials, "user:1")
     assert knows(denials, learn(denials, "user:2", "everyone"))
@@ -525,8 +523,8 @@ def test_where_charges_are_no_longer_noticed_nothing_is_repeated() -> None:
     assert not knows(denials, mine)
 
 
-def test_threads_that_check_and_give_back_never_refuse_for_nothing(redis_client: redis.Redis) -> None:
-    """After each refund has returned, the client that got it is admitted, whatever others do meanwhile."""
+def test_threads_that_check_and_refund_get_no_wrong_refusal(redis_client: redis.Redis) -> None:
+    """After a refund has returned, its client is admitted, whatever other threads do meanwhile."""
     limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5, deny_cache_seconds=60)
     wrong: list[str] = []
 
@@ -568,7 +566,7 @@ def test_a_forked_child_is_not_held_up_by_its_parent_s_lock() -> None:
         assert os.waitpid(child, 0)[1] == 0
 
 
-# --- Against an engine without it. ---
+# --- Compared with a limiter without the cache. ---
 
 RATES = [
     f"{limit}/{period}{burst} {algorithm}"
@@ -650,7 +648,7 @@ def _assert_same(true: Decision, found: Decision) -> None:
     if true.allowed:
         assert found.statuses == true.statuses
         return
-    # Of buckets that had room others may have taken units since: that is told when Redis is asked again.
+    # Others may have charged the buckets that had room: only Redis' next reply shows that.
     for one, other in zip(true.statuses, found.statuses, strict=True):
         if not other.allowed:
             assert (one.allowed, one.retry_after_us) == (False, other.retry_after_us)
@@ -664,7 +662,7 @@ def _assert_same(true: Decision, found: Decision) -> None:
 
 @pytest.fixture
 def remembering(settings: Any, fresh_policies: None, monkeypatch: Any) -> Iterator[None]:
-    """Requests are remembered as refused, and counted; what is counted is handed over when the test says so."""
+    """Refusals are cached and counted; the counts are flushed when the test asks for it."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "DENY_CACHE_SECONDS": 60, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
     collecting.collector.clear()
@@ -705,7 +703,7 @@ def test_a_repeated_refusal_is_a_refused_request_like_any_other(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("remembering")
-def test_what_operators_do_here_reaches_a_refused_client_at_once(asked: Callable[[], int]) -> None:
+def test_operators_resets_and_edits_reach_a_refused_client_at_once(asked: Callable[[], int]) -> None:
     policy = RatePolicy.objects.create(rates="1/day")
     admitted = check_request(request_from())
     refused = check_request(request_from())
@@ -733,7 +731,7 @@ def test_a_blocked_client_asks_each_time(asked: Callable[[], int]) -> None:
     assert asked() == 1
 
 
-def test_engines_made_from_the_settings_repeat_refusals_unless_told_otherwise(settings: Any, clock: Clock) -> None:
+def test_limiters_from_the_settings_repeat_refusals_by_default(settings: Any, clock: Clock) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "DENY_CACHE_SECONDS": 60}
     for limiter, expected in ((Limiter(clock=clock), 1), (Limiter(clock=clock, deny_cache_seconds=0), 2)):
         limiter.reset(MINUTE)

@@ -26,7 +26,7 @@ def bucket(rate: str, **more: Any) -> Bucket:
 
 
 def empty_to_full_us(rate: Rate, share: int = 1) -> int:
-    """How long the bucket takes from all used to nothing used, rounded up."""
+    """How long the bucket takes from empty to full, rounded up."""
     if rate.algorithm in BURST_ALGORITHMS:
         capacity = max(Fraction(rate.capacity, share), 1)
         return -(-capacity * share * rate.period_us // rate.limit)
@@ -78,7 +78,7 @@ def test_a_raised_limit_refills_faster_at_once(limiter: Limiter, clock: Clock, m
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_plans_of_several_limits_share_one_bucket(limiter: Limiter, clock: Clock, algorithm: str) -> None:
-    """Load shedding by priority: what the one leaves, the other may use, whoever asks in between."""
+    """Load shedding by priority: one plan may use what the other leaves, in any order of requests."""
     burst = " burst 80" if algorithm in BURST_ALGORITHMS else ""
     free, pro = [bucket(f"80/min{burst} {algorithm}")], [bucket(f"100/min {algorithm}")]
     found = [(limiter.check(free, 10).allowed, limiter.check(pro, 10).allowed) for _ in range(7)]
@@ -89,7 +89,7 @@ def test_plans_of_several_limits_share_one_bucket(limiter: Limiter, clock: Clock
 def test_a_charge_under_the_slower_limit_leaves_the_faster_one_no_room(
     limiter: Limiter, clock: Clock, meter: str
 ) -> None:
-    """Each charge of a request that the slower limit had admitted let 19 more in: 480 of 100."""
+    """Each request admitted under the slower limit let 19 more in: 480 of 100."""
     free, pro = [bucket(f"80/min {meter}")], [bucket(f"100/min {meter}")]
     decisions = [limiter.check(free) for _ in range(20)]
     admitted = 20
@@ -139,7 +139,7 @@ def rates_of(algorithm: str, period: float, edits: list[Any]) -> list[Rate]:
 def test_no_sequence_of_edits_makes_anybody_wait_longer(
     limiter: Limiter, clock: Clock, algorithm: str, edits: list[Any], period: float, number: int
 ) -> None:
-    """Nothing is charged into debt here: so what is waited for is usage, each time within a rate's own time."""
+    """No charge makes a debt here, so each wait is for usage, within one rate's own time."""
     rates = rates_of(algorithm, period, edits)
     subject = f"user:{number}"
     limiter.reset([Bucket(subject, rates[0])])
@@ -165,7 +165,7 @@ def test_no_sequence_of_edits_makes_anybody_wait_longer(
         clock.advance(us=pause * rate.period_us // 100)
 
 
-def test_states_that_no_version_wrote_count_nothing(redis_client: redis.Redis, limiter: Limiter) -> None:
+def test_states_that_no_version_wrote_count_as_zero(redis_client: redis.Redis, limiter: Limiter) -> None:
     for length in (0, 8, 16, 21, 24, 40):
         redis_client.set("rqtest:{user:1}:0:tb60", b"x" * length)
         assert limiter.check([bucket("10/min")]).statuses[0].remaining == 9

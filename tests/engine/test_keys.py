@@ -68,7 +68,7 @@ def test_users_plans_and_addresses_stay_readable(bucket: Bucket, key: str | None
 
 @pytest.mark.parametrize("secret", ["sk_live_51H8xQ2eZvKYlo2C", "4242", "user:42", "a" * 46])
 @pytest.mark.parametrize("kind", ["api_key", "header", "token", "tenant"])
-def test_what_a_client_can_choose_never_appears(secret: str, kind: str) -> None:
+def test_text_chosen_by_clients_is_hashed(secret: str, kind: str) -> None:
     key = bucket_key("rq", Bucket(f"{kind}:{secret}", MINUTE))
     assert secret not in key
     assert key.startswith(f"rq:{{{kind}:~")
@@ -94,7 +94,7 @@ def test_any_text_makes_a_short_ascii_key_with_one_hash_tag(bucket: Bucket) -> N
 
 
 def test_the_longest_parts_together_stay_below_128_bytes() -> None:
-    """Each part was short, all together took 144 bytes. Where readable text ends is for keys.py to say."""
+    """Each part was short, but all together took 144 bytes. keys.py decides which text stays readable."""
 
     def key(
         subject: str = "", scope: str = "", endpoint_id: int | None = None, per: str = "", rate: Rate = MINUTE
@@ -121,7 +121,7 @@ def test_a_megabyte_of_anything_makes_a_short_key(part: str) -> None:
 
 
 def counter(bucket: Bucket) -> tuple[object, ...]:
-    """What a counter is named by, put another way."""
+    """A counter's identity, computed another way."""
     endpoint: object = bucket.endpoint_id
     if endpoint is None:
         endpoint = bucket.scope
@@ -145,7 +145,7 @@ def test_one_part_changed_is_another_counter(bucket: Bucket, change: str, data: 
 @given(bucket=BUCKETS)
 @EXAMPLES
 def test_a_part_s_digest_is_not_that_part(bucket: Bucket) -> None:
-    """Text that looks like what a hashed part became would share its counter."""
+    """Text that looks like a hash would share the hashed text's counter."""
     key = bucket_key("rq", bucket)
     subject = key[key.index("{") + 1 : key.index("}")]
     endpoint = key[key.index("}") + 2 :].rpartition(":")[0]

@@ -33,7 +33,7 @@ class Two(IntEnum):
 
 
 class Index:
-    """A whole number of some other library, NumPy say."""
+    """A whole number of another library, such as NumPy."""
 
     def __index__(self) -> int:
         return 2
@@ -68,7 +68,7 @@ def test_three_buckets_are_charged_together_or_not_at_all(limiter: Limiter) -> N
     assert decisions[2].retry_after == decisions[2].statuses[1].retry_after == 30
 
 
-def test_a_bucket_in_log_mode_is_judged_and_counted_and_never_refuses(limiter: Limiter) -> None:
+def test_a_bucket_in_log_mode_is_checked_and_counted_but_never_refuses(limiter: Limiter) -> None:
     logged, enforced = bucket("2/min", scope="a", mode="log"), bucket("4/min", scope="b")
     decisions = [limiter.check([logged, enforced]) for _ in range(5)]
     assert [decision.allowed for decision in decisions] == [True, True, True, True, False]
@@ -154,7 +154,7 @@ def test_a_decision_settles_its_own_buckets(limiter: Limiter) -> None:
     assert [status.remaining for status in decision.refund(345).statuses] == [4, 994]
 
 
-def test_reset_forgets_and_counts_what_it_forgot(limiter: Limiter) -> None:
+def test_reset_deletes_counters_and_returns_their_number(limiter: Limiter) -> None:
     buckets = [bucket(f"10/min {algorithm}") for algorithm in ALGORITHMS]
     limiter.check(buckets[:4], 10)
     assert limiter.reset(buckets) == 4
@@ -163,7 +163,7 @@ def test_reset_forgets_and_counts_what_it_forgot(limiter: Limiter) -> None:
     assert limiter.check(buckets, 10).allowed
 
 
-def test_a_free_request_is_judged_and_charged_nothing(limiter: Limiter) -> None:
+def test_a_cost_of_zero_is_checked_and_charges_nothing(limiter: Limiter) -> None:
     for algorithm in ALGORITHMS:
         asked = [bucket(f"10/min {algorithm}")]
         limiter.check(asked, 10)
@@ -199,7 +199,7 @@ def test_a_burst_goes_ahead_at_once_and_costs_take_their_slots(limiter: Limiter)
     assert limiter.acquire(queue, timeout=10).retry_after == 0.6
 
 
-def test_beyond_the_timeout_it_is_refused_at_once_and_nothing_is_booked(
+def test_acquire_beyond_its_timeout_is_refused_at_once_and_books_nothing(
     redis_client: redis.Redis, limiter: Limiter, clock: Clock
 ) -> None:
     for _ in range(4):
@@ -220,7 +220,7 @@ def test_more_than_the_burst_is_never_booked(limiter: Limiter) -> None:
     assert (decision.allowed, decision.retry_after) == (False, None)
 
 
-def test_who_only_checks_waits_behind_those_who_booked(limiter: Limiter, clock: Clock) -> None:
+def test_check_waits_behind_booked_slots(limiter: Limiter, clock: Clock) -> None:
     for _ in range(3):
         limiter.acquire(QUEUE, timeout=1)
     assert limiter.check([QUEUE]).retry_after == 0.3
@@ -267,7 +267,7 @@ def test_a_timeout_that_is_no_time(limiter: Limiter, timeout: float) -> None:
 
 @pytest.fixture
 def run() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
-    """``asyncio.run``, with whatever the loop left behind collected inside the test: warnings are errors."""
+    """``asyncio.run``; then collect garbage inside the test, as warnings are errors."""
     yield asyncio.run
     gc.collect()
 
@@ -353,7 +353,7 @@ def test_tasks_of_one_loop_ask_at_once(redis_client: redis.Redis, run: Callable[
 
 
 def test_a_cancelled_call_leaves_the_next_its_own_answer(limiter: Limiter, run: Callable[..., Any]) -> None:
-    """A connection given back with an unread reply hands that reply to whoever asks next."""
+    """A connection released with an unread reply would deliver that reply to its next caller."""
 
     async def story() -> list[int]:
         await limiter.acheck([MINUTE])
@@ -367,7 +367,7 @@ def test_a_cancelled_call_leaves_the_next_its_own_answer(limiter: Limiter, run: 
     assert run(story()) == [10, 10, 10]
 
 
-def test_an_async_client_says_where_the_server_is_as_well(redis_client: redis.Redis, clock: Clock) -> None:
+def test_an_async_client_can_be_passed_as_client(redis_client: redis.Redis, clock: Clock) -> None:
     kwargs = redis_client.connection_pool.connection_kwargs
     client = redis.asyncio.Redis(host=kwargs["host"], port=kwargs["port"], db=kwargs.get("db", 0))
     limiter = Limiter(client=client, clock=clock, prefix="rqtest", timeout=5)

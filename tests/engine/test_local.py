@@ -54,7 +54,7 @@ def peek(limiter: LocalLimiter, asked: Bucket, cost: int = 1) -> BucketStatus:
     return status
 
 
-# --- How much. ---
+# --- Limits. ---
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -219,7 +219,7 @@ def test_refused_until_retry_after_and_admitted_at_it(
             clock.now = now
 
 
-# --- What a cost does. ---
+# --- Costs. ---
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -232,8 +232,8 @@ def test_more_than_the_capacity_never_passes(seconds: Seconds, algorithm: str) -
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_more_than_the_share_passes_where_nothing_else_is_counted(seconds: Seconds, algorithm: str) -> None:
-    """Else a process would refuse for good what the limit allows."""
+def test_a_cost_above_the_share_passes_with_an_empty_counter(seconds: Seconds, algorithm: str) -> None:
+    """Else a process would always refuse a cost that the limit allows."""
     limiter = LocalLimiter(4, clock=seconds)
     asked = bucket(f"20/min {algorithm}")
     assert ask(limiter, asked)
@@ -248,7 +248,7 @@ def test_more_than_the_share_passes_where_nothing_else_is_counted(seconds: Secon
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_free_request_is_judged_and_charged_nothing(seconds: Seconds, algorithm: str) -> None:
+def test_a_cost_of_zero_is_checked_and_charges_nothing(seconds: Seconds, algorithm: str) -> None:
     limiter = LocalLimiter(1, clock=seconds)
     asked = bucket(f"2/min {algorithm}")
     assert all(ask(limiter, asked, cost=0) for _ in range(9))
@@ -291,7 +291,7 @@ def test_no_bucket_at_all_is_admitted(seconds: Seconds) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_peek_says_what_check_would_and_changes_nothing(seconds: Seconds, algorithm: str) -> None:
+def test_peek_returns_what_check_would_and_changes_nothing(seconds: Seconds, algorithm: str) -> None:
     limiter = LocalLimiter(1, clock=seconds)
     asked = bucket(f"2/min {algorithm}")
     assert peek(limiter, asked).allowed
@@ -304,8 +304,8 @@ def test_peek_says_what_check_would_and_changes_nothing(seconds: Seconds, algori
     assert not peek(limiter, asked).allowed
 
 
-def test_peeking_makes_nobody_evictable_and_evicts_nobody(seconds: Seconds) -> None:
-    """Where another policy denies, requests are only looked at; a flood of these must free no client."""
+def test_peek_neither_evicts_a_counter_nor_makes_one_evictable(seconds: Seconds) -> None:
+    """Where another policy denies, buckets are only peeked at; a flood of peeks must free no client."""
     limiter = LocalLimiter(1, size=2, clock=seconds)
     refused, used = bucket("2/min"), bucket("2/min", subject="user:2")
     assert admitted(limiter, refused) == 2
@@ -380,10 +380,10 @@ def test_the_window_before_counts_less_and_less(seconds: Seconds) -> None:
     assert seen == [2, 2, 6, 10, 10]
 
 
-# --- Few, and whom they remember. ---
+# --- The bound on counters, and eviction. ---
 
 
-def test_memory_is_bounded_whoever_comes(seconds: Seconds) -> None:
+def test_the_number_of_counters_is_bounded(seconds: Seconds) -> None:
     limiter = LocalLimiter(1, clock=seconds)
     for number in range(100_000):
         assert ask(limiter, bucket("1/min", subject=f"user:{number}"))
@@ -403,8 +403,8 @@ def test_a_refused_client_is_not_freed_by_a_flood_of_newcomers(seconds: Seconds)
     assert len(limiter) <= 100
 
 
-def test_who_asks_for_what_can_never_pass_is_not_freed_by_that(seconds: Seconds) -> None:
-    """It was remembered as passing then, and a flood of newcomers made room for it."""
+def test_a_cost_that_never_fits_does_not_end_a_refusal(seconds: Seconds) -> None:
+    """It was stored as passing, so a flood of new callers evicted it."""
     limiter = LocalLimiter(1, size=100, clock=seconds)
     refused = bucket("3/min")
     assert admitted(limiter, refused) == 3
@@ -414,7 +414,7 @@ def test_who_asks_for_what_can_never_pass_is_not_freed_by_that(seconds: Seconds)
     assert not ask(limiter, refused)
 
 
-def test_what_can_never_pass_takes_no_memory(seconds: Seconds) -> None:
+def test_a_cost_that_never_fits_adds_no_counter(seconds: Seconds) -> None:
     limiter = LocalLimiter(1, clock=seconds)
     for number in range(100):
         assert not ask(limiter, bucket("1/min", subject=f"user:{number}"), cost=2)
@@ -454,7 +454,7 @@ def test_the_longest_unused_goes_first(seconds: Seconds) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_once_all_refuse_the_newcomers_of_a_policy_share_a_counter(seconds: Seconds, algorithm: str) -> None:
-    """A newcomer pushed the shared counter out, so that each of them had one of its own after all."""
+    """A new caller evicted the shared counter, so each of them had its own after all."""
     limiter = LocalLimiter(1, size=3, clock=seconds)
     for number in range(3):
         assert admitted(limiter, bucket(f"2/min {algorithm}", subject=f"user:{number}")) == 2
@@ -504,7 +504,7 @@ def test_settling_takes_enums() -> None:
 
 @pytest.mark.parametrize("cost", [-5, 1.5, float("nan"), True, None, 2**60])
 @pytest.mark.parametrize("verb", ["charge", "refund"])
-def test_settling_takes_what_redis_takes(verb: str, cost: Any) -> None:
+def test_charge_and_refund_raise_for_invalid_costs(verb: str, cost: Any) -> None:
     local = LocalLimiter(4)
     with pytest.raises(InvalidCost):
         getattr(local, verb)((Bucket("user:1", Rate.parse("100/hour")),), cost=cost)

@@ -1,4 +1,4 @@
-"""Rate text: what can be written, what cannot and where it says so, and that texts and rates go to and fro."""
+"""Rate text: valid and invalid text, the character that errors name, and the way from text to rate and back."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_bad_text(text: Any, fragment: str) -> None:
     [("0 /min", 1), ("  0/min", 3), ("5/0 min", 3), ("5/min burst 0 gcra", 13), ("5/s,  0   /min", 7)],
 )
 def test_a_number_out_of_range_is_found_where_it_begins(text: str, character: int) -> None:
-    """Blanks behind the number moved its position to the right."""
+    """Blanks after the number moved the reported position to the right."""
     with pytest.raises(InvalidRate, match=f"at character {character}$"):
         parse_rates(text)
 
@@ -213,7 +213,7 @@ def test_errors_share_the_root_and_are_value_errors() -> None:
     assert isinstance(caught.value, ValueError)
 
 
-# --- To and fro. ---
+# --- From text to rate and back. ---
 
 
 @st.composite
@@ -309,7 +309,7 @@ def test_any_text_is_read_or_refused_in_words(text: str) -> None:
             assert len(str(error)) < 400  # noqa: PT017
 
 
-# --- What follows from a rate. ---
+# --- Derived values. ---
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The scripts themselves: what they refuse, where they say an error is, and the protocol of revisions."""
+"""The scripts: invalid arguments, the file and line of errors, and the protocol of revisions."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_line_is_located_by_file_and_unknown_lines_are_left_alone() -> None:
 def test_a_bad_argument_is_refused_before_anything_is_written(
     redis_client: redis.Redis, limiter: Limiter, position: int, value: object, message: str
 ) -> None:
-    """A Lua error does not take back the writes made before it; the bad bucket is the last one here."""
+    """A Lua error does not roll back earlier writes; the invalid bucket is the last one here."""
     head, stride = list(GOOD[:5]), list(GOOD[5:])
     bad = list(GOOD)
     bad[position] = value
@@ -141,7 +141,7 @@ def test_good_arguments_are_taken(limiter: Limiter) -> None:
     )
 
 
-# --- How long a key lives. ---
+# --- TTLs. ---
 
 
 @pytest.mark.parametrize(("algorithm", "periods"), [("fixed_window", 1), ("sliding_window_counter", 2)])
@@ -161,7 +161,7 @@ def test_a_window_keeps_the_expiry_that_its_first_request_gave_it(
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if "window" not in name] + ["sliding_window_log"])
-def test_what_drains_later_with_every_request_expires_later(redis_client: redis.Redis, algorithm: str) -> None:
+def test_the_ttl_follows_the_time_until_the_bucket_is_full(redis_client: redis.Redis, algorithm: str) -> None:
     limiter = Limiter(client=redis_client, prefix="rqtest")
     asked = Bucket("user:1", Rate.parse(f"10/hour {algorithm}"))
     expiries = []
@@ -173,7 +173,7 @@ def test_what_drains_later_with_every_request_expires_later(redis_client: redis.
 
 
 def test_a_calendar_that_moves_its_finish_takes_the_expiry_along(redis_client: redis.Redis, limiter: Limiter) -> None:
-    """Another time zone, or another end of summer time: the count would have gone with the old finish."""
+    """Another time zone, or another end of summer time: the count would have expired at the old finish."""
     hour_us = 3_600_000_000
     start_us = int(redis_client.time()[0]) * 10**6 - hour_us
     expiries = []
@@ -196,7 +196,7 @@ def test_an_error_names_the_file_and_the_line(limiter: Limiter) -> None:
     assert "error('ratequota: ARGV['" in file_line(name, int(number))
 
 
-def test_an_error_in_an_algorithm_names_its_file_and_nothing_is_written(
+def test_an_error_in_an_algorithm_names_its_file_and_writes_nothing(
     redis_client: redis.Redis, limiter: Limiter
 ) -> None:
     log = ("sliding_window_log", *GOOD[6:])
@@ -211,7 +211,7 @@ def test_an_error_in_an_algorithm_names_its_file_and_nothing_is_written(
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "sliding_window_log"])
 @pytest.mark.parametrize("value", [b"", b"12", b"x" * 15, b"x" * 17, b"x" * 100], ids=len)
-def test_what_is_no_state_counts_as_none(
+def test_values_that_are_no_state_count_as_zero(
     redis_client: redis.Redis, limiter: Limiter, algorithm: str, value: bytes
 ) -> None:
     asked = replace(MINUTE, rate=Rate.parse(f"10/min {algorithm}"))
@@ -219,11 +219,11 @@ def test_what_is_no_state_counts_as_none(
     assert [limiter.check([asked]).statuses[0].remaining for _ in range(2)] == [9, 8]
 
 
-# --- Scripts that the server forgot. ---
+# --- Flushed scripts. ---
 
 
 def test_after_script_flush_the_count_goes_on_exactly(redis_client: redis.Redis, limiter: Limiter) -> None:
-    """NOSCRIPT says that nothing ran: asking again is safe."""
+    """NOSCRIPT means that nothing ran, so sending again is safe."""
     for _ in range(3):
         assert limiter.check([MINUTE]).allowed
         redis_client.script_flush()
@@ -244,7 +244,7 @@ def test_loading_takes_one_more_command_once(redis_client: redis.Redis, limiter:
 # --- Revisions. ---
 
 
-def test_a_caller_behind_the_stored_revision_is_told_and_consumes_nothing(
+def test_a_caller_behind_the_stored_revision_gets_newer_revision_and_consumes_nothing(
     redis_client: redis.Redis, limiter: Limiter
 ) -> None:
     published = limiter.publish()
@@ -258,7 +258,7 @@ def test_a_caller_behind_the_stored_revision_is_told_and_consumes_nothing(
     assert (decision.allowed, decision.revision, decision.statuses[0].remaining) == (True, published, 9)
 
 
-def test_without_buckets_the_caller_is_told_as_well(limiter: Limiter) -> None:
+def test_a_call_without_buckets_gets_newer_revision_too(limiter: Limiter) -> None:
     published = limiter.publish()
     with pytest.raises(NewerRevision):
         judge(limiter, revision=published - 1)
@@ -267,10 +267,10 @@ def test_without_buckets_the_caller_is_told_as_well(limiter: Limiter) -> None:
 
 @pytest.mark.parametrize("verb", ["check", "peek"])
 @pytest.mark.parametrize("stored", [None, 1, 499])
-def test_a_stored_revision_that_is_missing_or_older_is_published_anew(
+def test_a_missing_or_older_stored_revision_is_published_again(
     redis_client: redis.Redis, limiter: Limiter, clock: Clock, stored: int | None, verb: str
 ) -> None:
-    """A store that lost data may have lost a publication nobody has read: putting the old number back hid it."""
+    """A store that lost data may have lost an unread publication: restoring the old number hid that."""
     if stored:
         redis_client.set(REVISION, stored)
     with pytest.raises(NewerRevision) as caught:
@@ -282,7 +282,7 @@ def test_a_stored_revision_that_is_missing_or_older_is_published_anew(
     assert judge(limiter, MINUTE, revision=clock.now_us, verb=verb).allowed
 
 
-def test_what_is_published_anew_is_newer_than_the_caller_whatever_the_clock(
+def test_the_revision_published_again_is_newer_than_the_caller_s_for_any_clock(
     redis_client: redis.Redis, limiter: Limiter, clock: Clock
 ) -> None:
     """``tostring`` in Lua writes 1.7637000001235e+15."""

@@ -28,7 +28,7 @@ def awaiting() -> Iterator[Ask]:
 
 
 def failure(ask: Ask, limiter: Limiter, buckets: Sequence[Bucket]) -> str:
-    """The label of the error that the store raised; "" when it decided."""
+    """The reason of the store's error; "" when it decided."""
     try:
         ask(limiter, buckets)
     except StoreError as error:
@@ -37,7 +37,7 @@ def failure(ask: Ask, limiter: Limiter, buckets: Sequence[Bucket]) -> str:
 
 
 def slow(algorithm: str, limit: int, user: int = 1) -> Bucket:
-    """A limit of which no unit comes back while a test lasts."""
+    """A limit that frees no unit while a test lasts."""
     return Bucket(f"user:{user}", Rate.parse(f"{limit}/3650day {algorithm}"))
 
 

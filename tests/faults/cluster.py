@@ -70,7 +70,7 @@ class Cluster:
         return moved
 
     def end_move(self, slot: int, source: Node, target: Node) -> None:
-        """From here on the source answers MOVED. The target is told first: so the slot is never nobody's."""
+        """From here on the source replies MOVED. The target is set first, so that the slot always has an owner."""
         others = [node for node in self.primaries() if node not in (source, target)]
         for node in (target, source, *others):
             node.command("CLUSTER", "SETSLOT", slot, "NODE", self._id(target))

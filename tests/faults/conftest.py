@@ -27,14 +27,14 @@ collect_ignore = [] if os.environ.get("DATABASE_URL") else ["test_database.py"]
 
 @pytest.fixture
 def nodes() -> Iterator[Callable[..., Node]]:
-    """Starts servers with the given lines of configuration."""
+    """Starts servers with these lines of configuration."""
     with ExitStack() as stack:
         yield lambda *lines: stack.enter_context(Node(*lines))
 
 
 @pytest.fixture
 def node(nodes: Callable[..., Node]) -> Node:
-    """One server as it comes."""
+    """One server with its default configuration."""
     return nodes()
 
 
@@ -93,13 +93,13 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(params=[plainly, awaiting], ids=["plain", "awaited"])
 def way(request: pytest.FixtureRequest) -> Way:
-    """How to ask: for tests that ask on threads, each of which needs a loop of its own."""
+    """How to check, for tests on threads, each of which needs its own loop."""
     return request.param
 
 
 @pytest.fixture
 def ask(way: Way) -> Iterator[Ask]:
-    """Asks plainly, or awaiting."""
+    """Checks synchronously, or awaited."""
     with way() as ask:
         yield ask
 

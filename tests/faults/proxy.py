@@ -15,7 +15,7 @@ _GREETINGS = frozenset({b"HELLO", b"CLIENT", b"AUTH", b"SELECT", b"PING"})
 
 
 class Proxy(Address):
-    """Passes bytes between its clients and the server behind it; two threads a connection.
+    """Passes bytes between its clients and the server behind it; two threads per connection.
 
     It tells requests apart, greetings (HELLO, CLIENT, AUTH, SELECT, PING) aside. Of clients that await each reply
     before the next request, as redis-py's do, it so knows which reply answers which.
@@ -34,7 +34,7 @@ class Proxy(Address):
         self.cut_after_execution = 0
         #: Connections accepted so far.
         self.accepted = 0
-        #: Requests seen so far, greetings aside, those that were cut among them.
+        #: Requests so far without logins; cut ones included.
         self.requests = 0
         self._target = (host, port)
         self._lock = threading.Lock()
@@ -57,15 +57,15 @@ class Proxy(Address):
             return sum(not link.ended for link in self._links)
 
     def freeze(self) -> None:
-        """Accept connections and requests, and pass nothing on, either way, that arrives from now on."""
+        """Accept connections and requests, but forward no bytes in either direction from now on."""
         self._thawed.clear()
 
     def thaw(self) -> None:
-        """Pass on what was held back, and all that follows."""
+        """Forward the held bytes, and all later ones."""
         self._thawed.set()
 
     def retarget(self, host: str, port: int) -> None:
-        """Lead new connections there; those that are open stay where they are."""
+        """Forward new connections there; open ones stay."""
         self._target = (host, port)
 
     def hang_up(self) -> None:
@@ -106,7 +106,7 @@ class Proxy(Address):
                 self._links.append(_Link(self, connection))
 
     def _fate(self) -> str:
-        """What becomes of the next request: "cut", "swallow" its reply, or "pass"."""
+        """The fate of the next request: "cut", "swallow" its reply, or "pass"."""
         with self._lock:
             self.requests += 1
             if self.spare > 0:
@@ -144,7 +144,7 @@ class _Link:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing of it is left."""
+        """Whether its threads have ended."""
         return self.ended and not any(thread.is_alive() for thread in self._threads)
 
     def join(self) -> None:

@@ -99,7 +99,7 @@ class Node(Address):
             config.writelines(f"{line}\n" for line in lines)
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay open, and nothing answers."""
+        """SIGSTOP: connections stay open, and nothing replies."""
         self._running().send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -107,7 +107,7 @@ class Node(Address):
         self._running().send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL, a frozen server too; what it had in memory is gone."""
+        """SIGKILL, of a frozen server too; its memory is lost."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(timeout=PATIENCE)

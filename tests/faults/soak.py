@@ -43,14 +43,14 @@ ROUND_SECONDS = 4.0
 
 @dataclass
 class Subject:
-    """One caller's buckets, and how many of its requests were let in."""
+    """One caller's buckets, and the number of its admitted requests."""
 
     buckets: list[Bucket]
     admitted: int = 0
 
 
 class Load:
-    """Threads and tasks that ask for the round's subjects until told to stop."""
+    """Threads and tasks that check the round's subjects until they are stopped."""
 
     def __init__(self, limiter: Limiter, subjects: list[Subject], seed: int) -> None:
         self._limiter, self._subjects = limiter, subjects
@@ -126,7 +126,7 @@ class Soak:
             stack.callback(limiter.store.close)
 
     def run(self, number: int) -> Counter[str]:
-        """One round; returns what came of its requests."""
+        """Run one round; returns the outcomes of its requests."""
         outcomes: Counter[str] = Counter()
         singles, clusters = self._subjects(f"{number}s"), self._subjects(f"{number}c")
         with Load(self.single, singles, number) as one, Load(self.clustered, clusters, number) as other:
@@ -150,7 +150,7 @@ class Soak:
         return found
 
     def _settle(self, limiter: Limiter, subject: Subject) -> None:
-        """All that is left is admitted now, and in the end exactly the limit was, save what nobody was told of."""
+        """All that is left is admitted now; in total exactly the limit, except for lost replies."""
         for _ in range(LIMIT + 1):
             if not limiter.check(subject.buckets).allowed:
                 break
@@ -222,7 +222,7 @@ def decide_all(limiter: Limiter, buckets: list[Bucket]) -> bool:
 
 
 def figures(soak: Soak) -> dict[str, float]:
-    """What would grow if something leaked."""
+    """The numbers that a leak would increase."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "files": len(list(Path("/proc/self/fd").iterdir())),
@@ -233,7 +233,7 @@ def figures(soak: Soak) -> dict[str, float]:
 
 
 def main(seconds: float, seed: int | None = None) -> None:
-    """Rounds until the time is up; raises AssertionError on what must not be."""
+    """Run rounds until the time is up; raises AssertionError."""
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     print(f"seed {seed}")
     with ExitStack() as stack:

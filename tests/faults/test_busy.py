@@ -47,7 +47,7 @@ def openings() -> Iterator[list[str]]:
 
 
 def burn(seconds: float) -> None:
-    """Keep the interpreter for so much of this thread's own processor time."""
+    """Hold the interpreter for this much of the thread's own processor time."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
@@ -120,7 +120,7 @@ def test_two_hundred_cold_tasks(node: Node, limiters: Make, openings: list[str])
 @pytest.mark.parametrize("stall", [0.15, 0.4])
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8])
 def test_a_stalled_event_loop(node: Node, limiters: Make, openings: list[str], stall: float, turns: int) -> None:
-    """The replies had arrived; nobody looked before the timeout was raised."""
+    """The replies had arrived, but were not read before the timeout was raised."""
     with Wire(node, round_trip=0.02) as wire:
         limiter = limiters(wire, timeout=0.1)
 

@@ -43,7 +43,7 @@ def zone_where_it_is(node: Node, hour: int, minute: int) -> timezone:
 @pytest.mark.parametrize("late", [False, True], ids=["after midnight", "before midnight"])
 @pytest.mark.parametrize("rate", [f"10/3650day {each}" for each in ALGORITHMS] + ["10/day fixed_window", "10/month"])
 def test_hosts_an_hour_off_decide_as_one(node: Node, limiters: Make, ask: Ask, rate: str, late: bool) -> None:
-    """One host is in yesterday (or tomorrow), and all three take turns on one counter."""
+    """One host's clock is a day off, and all three take turns on one counter."""
     zone = zone_where_it_is(node, 23 if late else 0, 30)
     right = limiters(node, time_zone=zone)
     hosts: dict[int, Limiter] = {}
@@ -83,7 +83,7 @@ moves = st.lists(st.tuples(steps, st.integers(0, 20), st.integers(1, 12)), min_s
 def test_a_server_whose_clock_steps(
     limiter: Limiter, clock: Clock, algorithm: str, limit: int, period: int, moves: list[tuple[int, int, int]]
 ) -> None:
-    """Each move steps the clock, lets some twentieths of the period pass, and asks for some units."""
+    """Each move steps the clock, lets some twentieths of the period pass, and checks some units."""
     bucket = Bucket("user:1", Rate.parse(f"{limit}/{period}s {algorithm}"))
     limiter.reset([bucket])
     period_us, newest_us = period * SECOND, clock()
@@ -102,13 +102,13 @@ def test_a_server_whose_clock_steps(
             continue
         assert (status.retry_after_us is None) == (cost > limit)
         if status.retry_after_us is not None:
-            # What it would be if the clock went steadily, and no more than what it lacks to its own newest.
+            # As with a steady clock, and no more than the difference to the newest time stored.
             behind_us = newest_us - clock()
             event("refused behind its newest" if behind_us else "refused")
             assert 0 < status.retry_after_us <= FULL_FOR[algorithm] * period_us + behind_us
     if not decision.allowed and status.retry_after_us is not None:
         clock.advance(us=status.retry_after_us)
-        assert limiter.check([bucket], cost).allowed, "it is admitted when it was told to come back"
+        assert limiter.check([bucket], cost).allowed, "it is admitted after retry_after"
 
 
 def most_at_once(algorithm: str, admitted: list[tuple[int, int]], limit: int, period_us: int) -> Fraction:
@@ -130,10 +130,10 @@ def most_at_once(algorithm: str, admitted: list[tuple[int, int]], limit: int, pe
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_server_whose_clock_goes_to_and_fro_mints_nothing(
+def test_a_server_clock_that_jumps_back_and_forth_mints_no_units(
     limiter: Limiter, clock: Clock, ask: Ask, algorithm: str
 ) -> None:
-    """The five seconds that it takes back come twice, and refill once."""
+    """The five seconds that the clock repeats refill only once."""
     bucket = Bucket("user:1", Rate.parse(f"12/60s {algorithm}"))  # one unit in five seconds
     clock.advance(10)
     admitted = 0
@@ -149,7 +149,7 @@ def test_a_server_whose_clock_goes_to_and_fro_mints_nothing(
 def test_a_step_back_locks_a_caller_out_for_the_step_at_most(
     limiter: Limiter, clock: Clock, ask: Ask, algorithm: str
 ) -> None:
-    """Whoever is refused before the step, and waits as long as was said and five seconds more, is admitted."""
+    """A caller that is refused before the step is admitted after retry_after and five seconds more."""
     bucket = Bucket("user:1", Rate.parse(f"12/60s {algorithm}"))
     while ask(limiter, [bucket]).allowed:
         pass

@@ -34,7 +34,7 @@ THREADS = 32
 
 @pytest.fixture(scope="module")
 def steady() -> Iterator[Cluster]:
-    """A cluster that this module's tests share: those that break one have their own."""
+    """A cluster that this module's tests share; tests that break a cluster have their own."""
     with Cluster() as cluster:
         yield cluster
 
@@ -161,9 +161,7 @@ def test_every_verb(emptied: Cluster, limiter_of: Callable[..., Limiter], ask: C
     assert limiter.publish() == limiter.stored_revision()
 
 
-def test_buckets_that_make_no_sense_together_charge_nothing(
-    emptied: Cluster, limiter_of: Callable[..., Limiter]
-) -> None:
+def test_invalid_buckets_charge_nothing(emptied: Cluster, limiter_of: Callable[..., Limiter]) -> None:
     limiter = limiter_of(emptied)
     with pytest.raises(ValueError, match="one counter"):
         limiter.check([own(10), shared(10), shared(20)])
@@ -182,7 +180,7 @@ def test_by_a_client(emptied: Cluster, ask: Callable[..., Any], kind: Any) -> No
 
 @pytest.fixture(scope="module")
 def renamed() -> Iterator[Cluster]:
-    """A cluster whose nodes name each other by a host that nobody can reach, as behind a tunnel."""
+    """A cluster whose nodes name each other by an unreachable host, as behind a tunnel."""
     with Cluster("cluster-announce-hostname nodes.invalid", "cluster-preferred-endpoint-type hostname") as cluster:
         yield cluster
 
@@ -195,7 +193,7 @@ def reachable(address: tuple[str, int]) -> tuple[str, int]:
 
 @pytest.mark.parametrize("kind", [redis.cluster.RedisCluster, redis.asyncio.cluster.RedisCluster])
 def test_the_clients_addresses_are_heeded(renamed: Cluster, ask: Callable[..., Any], kind: Any) -> None:
-    """Of the slots' owners, and of those that MOVED and ASK name."""
+    """Addresses of the slots' owners, and those in MOVED and ASK."""
     for node in renamed.primaries():
         node.command("FLUSHALL")
     client = kind.from_url(renamed.url, address_remap=reachable)
@@ -229,7 +227,7 @@ def test_addresses_that_cannot_be_changed_are_an_error_of_the_store(
     limiter.store.close()
 
 
-def test_a_master_that_fails_in_between_leaves_nothing_charged_elsewhere(
+def test_a_failed_master_leaves_no_charge_on_the_others(
     patient: Cluster, limiter_of: Callable[..., Limiter], ask: Callable[..., Any]
 ) -> None:
     limiter = limiter_of(patient, 0.5)
@@ -267,7 +265,7 @@ def decides(ask: Callable[[], object]) -> bool:
 @pytest.mark.usefixtures("fresh_policies")
 @pytest.mark.parametrize("awaited", [False, True])
 def test_an_edit_binds_within_a_second(emptied: Cluster, awaited: bool) -> None:
-    """The revision's key lives on one master; it is looked at once a second, not with every decision."""
+    """The revision's key lives on one master; it is read once a second, not with every decision."""
 
     def check() -> Decision:
         request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")
@@ -339,7 +337,7 @@ def addresses_elsewhere(cluster: Cluster, dead: Node) -> list[str]:
 def test_callers_elsewhere_are_decided_while_the_master_of_the_revision_hangs(
     patient: Cluster, awaited: bool, caplog: Any
 ) -> None:
-    """The look at the revision took their decisions' time: 836 of 988 were degraded."""
+    """Reading the revision used up the decisions' time: 836 of 988 were degraded."""
 
     def check(address: str) -> Decision:
         request = RequestFactory().get("/", REMOTE_ADDR=address)
@@ -361,7 +359,7 @@ def test_callers_elsewhere_are_decided_while_the_master_of_the_revision_hangs(
         assert len(decisions) > 100
         assert len(degraded) <= len(decisions) / 100
         logged = [record.message for record in caplog.records if record.levelname == "WARNING"]
-        assert [text[:35] for text in logged] == ["edits of policies are seen late, as"]
+        assert [text[:35] for text in logged] == ["edits of policies take effect late,"]
         dead.thaw()
         RatePolicy.objects.all().delete()
         poll(lambda: not check(callers[0]).statuses, 20, "an edit binds again")
@@ -467,7 +465,7 @@ def test_slots_move_under_load(cluster: Cluster, limiter_of: Callable[..., Limit
 
 
 def poll_some(limiter: Limiter, buckets: list[Bucket]) -> None:
-    """Let some requests pass in this state of the slot."""
+    """Check some requests in this state of the slot."""
     for _ in range(20):
         limiter.peek(buckets)
 
@@ -475,7 +473,7 @@ def poll_some(limiter: Limiter, buckets: list[Bucket]) -> None:
 def test_a_master_dies_under_load_and_its_replica_takes_over(
     cluster: Cluster, limiter_of: Callable[..., Limiter]
 ) -> None:
-    """At most the limit, and once more what the dead master had acknowledged and not passed on to its replica."""
+    """At most the limit, plus what the dead master had acknowledged but not replicated."""
     limiter = limiter_of(cluster, 1.0)
     limit = 5000
     bucket = own(limit)
@@ -553,7 +551,7 @@ def test_a_refusal_by_several_servers_is_repeated(
     assert limiter.check(buckets).allowed
 
 
-def test_units_that_a_refused_request_held_for_a_moment_refuse_nobody_after_it(repeating: Limiter) -> None:
+def test_units_held_by_a_refused_request_are_free_again_after_it(repeating: Limiter) -> None:
     limiter = repeating
     limiter.charge([shared(1)], 1)
     seen: list[Decision] = []

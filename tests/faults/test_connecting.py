@@ -130,7 +130,7 @@ def test_a_client_s_options(
 
 
 class Listener(Address):
-    """Answers nothing on one connection until ``expected`` commands have come, then OK to each."""
+    """Replies only after ``expected`` commands have arrived on a connection, then OK to each."""
 
     def __init__(self, expected: int) -> None:
         self.expected, self.seen = expected, b""
@@ -191,7 +191,7 @@ class AsyncProvider(Provider):
 def test_slow_credentials_break_no_deadline_and_arrive(
     node: Node, limiter_of: Callable[..., Limiter], ask: Ask, kind: type[Provider]
 ) -> None:
-    """They used up the time of each decision: none was ever made."""
+    """Credentials used up the time of each decision, so nothing was ever decided."""
     node.command("CONFIG", "SET", "requirepass", "secret")
     provider = kind(seconds=1.0)
     limiter = limiter_of(node, timeout=0.1, credential_provider=provider)
@@ -209,10 +209,10 @@ def test_credentials_that_fail_are_no_connection(node: Node, limiter_of: Callabl
     assert caught.value.reason == "connection"
 
 
-# --- A few at a time. ---
+# --- A few connects at a time. ---
 
 
-def test_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_connects_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(pool_size, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
     size = PoolSize()
@@ -231,8 +231,8 @@ def test_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert size.begin_connect(50) is None, "but not without end"
 
 
-def test_a_failed_attempt_is_not_repeated_at_once_while_others_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that takes no more connections is not asked a thousand times a second."""
+def test_a_failed_connect_is_not_repeated_at_once_while_others_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that accepts no more connections does not get a thousand connects per second."""
     now = 1000.0
     monkeypatch.setattr(pool_size, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
     size = PoolSize()
@@ -248,14 +248,14 @@ def test_a_failed_attempt_is_not_repeated_at_once_while_others_are_open(monkeypa
     assert size.begin_connect(50) is None, "one at a time, until one succeeds"
 
 
-def test_an_attempt_that_fails_leaves_hope_while_another_is_made() -> None:
+def test_a_failed_connect_is_hopeless_only_when_no_other_is_under_way() -> None:
     """Of four at once the first may be refused by a full server, and the last accepted."""
     size = PoolSize()
     begun = [size.begin_connect(50) for _ in range(3)]
     assert [size.connect_failed(began_at) for began_at in begun] == [False, False, True]
 
 
-def test_open_and_being_made_together_are_bounded() -> None:
+def test_open_connections_and_connects_together_are_bounded() -> None:
     size = PoolSize(3)
     begun = [size.begin_connect(50) for _ in range(4)]
     assert begun[3] is None
@@ -266,7 +266,7 @@ def test_open_and_being_made_together_are_bounded() -> None:
     assert size.begin_connect(50) is None
 
 
-def test_a_server_that_is_full_serves_those_who_are_connected(
+def test_a_full_server_serves_the_connected_callers(
     nodes: Callable[..., Node], limiter_of: Callable[..., Limiter]
 ) -> None:
     node = nodes("maxclients 8")
@@ -281,7 +281,7 @@ def test_a_server_that_is_full_serves_those_who_are_connected(
 def test_tasks_in_line_do_not_wait_for_a_connection_that_is_gone(
     node: Node, limiter_of: Callable[..., Limiter]
 ) -> None:
-    """Their own attempt failed as the server was full; the open connection ended, and nobody tried again."""
+    """Their own connect failed as the server was full; the open connection ended, and no caller connected again."""
     limiter = limiter_of(node, timeout=20)
 
     async def run(admin: redis.Redis) -> float:
@@ -308,7 +308,7 @@ def test_tasks_in_line_do_not_wait_for_a_connection_that_is_gone(
 
 
 @pytest.mark.parametrize("what", ["nobody listens", "no such host"])
-def test_callers_are_told_at_once_why_there_is_no_connection(ask: Ask, what: str) -> None:
+def test_waiting_callers_get_the_connect_s_error_at_once(ask: Ask, what: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     host = "127.0.0.1" if what == "nobody listens" else "no-such-host.invalid"
@@ -329,8 +329,8 @@ def test_where_no_thread_can_be_started(
     assert limiter_of(node).check([BUCKET]).allowed
 
 
-def test_one_caller_is_given_one_connection(node: Node, limiter_of: Callable[..., Limiter], ask: Ask) -> None:
-    """More were made for as long as the caller had not woken up."""
+def test_one_caller_opens_one_connection(node: Node, limiter_of: Callable[..., Limiter], ask: Ask) -> None:
+    """More connections were opened while the caller had not woken up yet."""
     with node.client() as client:
         before = client.info("stats")["total_connections_received"]
         for _ in range(20):
@@ -340,14 +340,14 @@ def test_one_caller_is_given_one_connection(node: Node, limiter_of: Callable[...
         assert client.info("stats")["total_connections_received"] == before + 20
 
 
-# --- What a login says of the server. ---
+# --- What a login proves about the server. ---
 
 
 @pytest.mark.parametrize("callers", [1, 8])
-def test_a_server_that_answers_nothing_but_logins_is_left_alone(
+def test_a_server_that_replies_only_to_logins_opens_the_breaker(
     node: Node, limiter_of: Callable[..., Limiter], ask: Ask, callers: int
 ) -> None:
-    """Paused, as before a planned failover: each login counted as an answer, and no breaker ever opened."""
+    """Paused, as before a planned failover: each login counted as a reply, and no breaker ever opened."""
     limiter = limiter_of(node, timeout=0.1)
     assert reason(ask, limiter) == ""
     node.command("CLIENT", "PAUSE", 60_000, "WRITE")
@@ -383,7 +383,7 @@ def no_function(connection: object) -> None:
 def test_a_refused_login_opens_the_breaker(
     node: Node, limiter_of: Callable[..., Limiter], ask: Ask, options: dict[str, Any]
 ) -> None:
-    """It passed as a reply to one command, while every request made a new connection."""
+    """The error counted as a reply to one command, while every request opened a new connection."""
     limiter = limiter_of(node, **options)
     assert [reason(ask, limiter) for _ in range(4)] == ["connection"] * 4
     assert limiter.store.breakers[0].open

@@ -93,7 +93,7 @@ class Crowd:
 
 
 def connected() -> int:
-    """How many connections the server has, those that count them aside."""
+    """The number of the server's connections, without those that count them."""
     with redis.Redis.from_url(server.url(), client_name="counting") as client:
         return sum(entry["name"] != "counting" for entry in client.client_list())
 
@@ -124,7 +124,7 @@ def by_request() -> tuple[Callable[[int, int], Awaitable[Decision]], Callable[[i
 
 @pytest.fixture
 def quick(settings: Any) -> Iterator[None]:
-    """No deadline, and no look for changes of policies meanwhile; connections are the tests' own."""
+    """No deadline, no search for policy changes meanwhile, and connections of the tests' own."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "TIMEOUT": 60.0, "POLL_SECONDS": 86_400.0}
     yield
     default_limiter().store.close()
@@ -136,7 +136,7 @@ def quick(settings: Any) -> Iterator[None]:
 @pytest.mark.parametrize("at_once", [False, True], ids=["one after another", "at the same time"])
 @pytest.mark.parametrize("way", [by_limiter, by_request])
 def test_a_thousand_cancelled_calls_in_three_loops(way: Any, at_once: bool) -> None:
-    """A connection given back with an unread reply hands it to whoever asks next; one not given back is lost."""
+    """A connection released with an unread reply delivers it to the next caller; one not released is lost."""
     ask, ask_plainly = way()
     outsider = LOOPS * 10_000
     assert asked(outsider, ask_plainly(outsider, COST + outsider)) == 1

@@ -15,7 +15,7 @@ SQL = "from django.db import connection; c = connection.cursor(); c.execute({!r}
 
 
 class Database:
-    """What one process's role may do, as another says."""
+    """Changes the permissions of one process's role from another."""
 
     def __init__(self, editor: Process) -> None:
         self._editor = editor
@@ -33,7 +33,7 @@ class Database:
 
 @pytest.fixture
 def editor(environment: dict[str, str]) -> Iterator[Process]:  # noqa: F811
-    """A process that reaches the database whatever happens; alice and bob exist."""
+    """A process that always reaches the database; alice and bob exist."""
     process = Process(environment)
     try:
         process.run("[User.objects.create(pk=pk, username=name) for pk, name in ((1, 'alice'), (2, 'bob'))]")

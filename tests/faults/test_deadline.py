@@ -55,7 +55,7 @@ BOTH = pytest.mark.parametrize("ask", [plainly, awaited])
 
 
 def seconds_of(ask: Ask, limiter: Limiter) -> tuple[float, str]:
-    """How long the decision took, and what came of it: decided, the label of the failure, or "left alone"."""
+    """How long the decision took, and its outcome: decided, the failure's reason, or "left alone"."""
     begun = time.monotonic()
     try:
         ask(limiter)
@@ -100,7 +100,7 @@ def judge(title: str, took: list[tuple[float, str]]) -> None:
 
 @pytest.mark.parametrize("how", ["stopped", "silent"])
 def test_a_hang_under_threads(node: Node, proxy: Proxy, limiter_of: Make, how: str) -> None:
-    """SIGSTOP with connections open, and a network that accepts and never answers."""
+    """SIGSTOP with open connections, and a network that accepts connections and never replies."""
     limiter = limiter_of(node if how == "stopped" else proxy)
     warm = Barrier(THREADS)
     # A warm-up that a busy machine makes too slow may fail, and leave the breaker open: then it is not warm yet.
@@ -150,7 +150,7 @@ def test_a_hang_under_tasks(node: Node, limiter_of: Make) -> None:
 @BOTH
 @pytest.mark.parametrize("fault", ["slow greeting", "slow reply", "byte by byte"])
 def test_however_the_time_is_spent(proxy: Proxy, limiter_of: Make, ask: Ask, fault: str) -> None:
-    """Each answer of a greeting came in time, all of them together took five times as long."""
+    """Each reply of the login came in time; all together took five times as long."""
     timeout = 0.2
     limiter = limiter_of(proxy, timeout, password=None, db=1)
     if fault == "slow greeting":

@@ -55,7 +55,7 @@ def awaiting(limiter: Limiter) -> int:
 def test_decisions_are_made_from_the_second_second_on(
     nodes: Callable[..., Node], terminator: Terminator, node: Node, trusted: str, round_trip: float
 ) -> None:
-    """At 25 ms not one connection was ever made: each was dropped half made, and begun again by the next request."""
+    """At 25 ms no connection was ever completed: each was dropped half-way, and the next request began again."""
     secure = {"ssl": True, "ssl_ca_certs": trusted, "password": "secret", "db": 1}
     ways: dict[str, tuple[Address, dict[str, object]]] = {
         "plain": (nodes(), {}),
@@ -80,7 +80,7 @@ def test_decisions_are_made_from_the_second_second_on(
 
 @pytest.mark.parametrize("ask", [plainly, awaiting])
 def test_one_caller_alone(node: Node, limiters: Callable[..., Limiter], ask: Callable[[Limiter], int]) -> None:
-    """Two trips to connect left no time for a third: each connection was dropped by its first command, for ever."""
+    """Connecting took two round trips and left no time for a third: the first command dropped each connection."""
     with Wire(node, 0.045) as wire:
         # None was decided. Connecting has 10 ms to spare, which a busy machine takes now and then.
         assert ask(limiters(wire, timeout=0.1)) >= 0.75 * COUNTED

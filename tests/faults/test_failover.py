@@ -69,7 +69,7 @@ def decides(ask: Ask, limiter: Limiter) -> bool:
 def test_roles_are_swapped_with_the_connections_kept(
     pair: Pair, proxies: Callable[[Node], Proxy], closing: Callable[[Limiter], Limiter], ask: Ask
 ) -> None:
-    """A pool kept sending to the demoted master for ever: it answered READONLY to each."""
+    """A pool kept sending to the demoted master, which replied READONLY for ever."""
     proxy = proxies(pair.primary)
     with proxy.client() as client:
         limiter = closing(Limiter(client=client, prefix="rqtest", timeout=1))
@@ -146,7 +146,7 @@ def by_url(sentinels: Sentinels) -> Limiter:
 def test_sentinel_fails_over_under_load(
     sentinels: Sentinels, closing: Callable[[Limiter], Limiter], limiter_by: Callable[[Sentinels], Limiter]
 ) -> None:
-    """Threads and tasks go on asking while the master dies; the rest of the limit is admitted by the new one."""
+    """Threads and tasks keep checking while the master dies; the new one admits the rest of the limit."""
     limiter = closing(limiter_by(sentinels))
     first, second = sentinels.primary, sentinels.replica
     failing, over = threading.Event(), threading.Event()
@@ -230,14 +230,14 @@ def test_a_lost_reply_counts_once_under_sentinel(
     ask: Ask,
     algorithm: str,
 ) -> None:
-    """redis-py's Sentinel connections keep a connection whose reply was lost; its clients ask again."""
+    """redis-py's Sentinel connections keep a connection whose reply was lost; its clients send again."""
     primary = sentinels.primary
     proxy = proxies(primary)
     limiter = closing(by_url(sentinels))
     store = limiter.store
     assert isinstance(store, SentinelStore)
-    settle = store._settle_on
-    monkeypatch.setattr(store, "_settle_on", lambda host, port: settle(proxy.host, proxy.port))
+    settle = store._use_master
+    monkeypatch.setattr(store, "_use_master", lambda host, port: settle(proxy.host, proxy.port))
     bucket = Bucket("user:2", Rate.parse(f"100/3650day {algorithm}"))
 
     def hit() -> Decision:

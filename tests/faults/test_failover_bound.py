@@ -1,4 +1,4 @@
-"""A failover forgets what was not replicated yet: so many are admitted again, and none more."""
+"""A failover loses admissions that were not replicated yet: that many are admitted again, and no more."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Failover:
         follow(self.replica, self.primary, through=self.link)
 
     def stall(self) -> None:
-        """What is written from now on does not reach the replica, though both ends believe that it may."""
+        """Later writes do not reach the replica, although both ends keep the link open."""
         poll(lambda: in_step(self.primary, self.replica), PATIENCE, "the replica is in step")
         self.link.freeze()
 
@@ -41,7 +41,7 @@ class Failover:
         return int(mine["master_repl_offset"] - theirs["slave_repl_offset"])
 
     def fail_over(self) -> None:
-        """The primary is gone, the replica takes its place and address."""
+        """Kill the primary; the replica takes over its role and address."""
         self.primary.kill()
         self.replica.command("REPLICAOF", "NO", "ONE")
         self.front.retarget(self.replica.host, self.replica.port)
@@ -53,7 +53,7 @@ def failover(nodes: Callable[..., Node], proxies: Callable[[Node], Proxy]) -> Fa
 
 
 def admissions(way: Way, limiter: Limiter, buckets: list[Bucket], times: int) -> int:
-    """How many of so many asks, on threads, were admitted; each of them must be decided."""
+    """How many of these checks, on threads, were admitted; each must be decided."""
 
     def work(number: int) -> int:
         with way() as ask:
@@ -102,7 +102,7 @@ def test_a_failover_with_a_stalled_link(
 
 
 def test_a_failover_with_a_link_that_keeps_up(failover: Failover, limiters: Make, way: Way) -> None:
-    """What was replicated is not admitted again."""
+    """Replicated units are not admitted again."""
     limiter, bucket = limiters(failover.front), slow("token_bucket", LIMIT)
     assert admissions(way, limiter, [bucket], 200) == 200
     poll(lambda: in_step(failover.primary, failover.replica), PATIENCE, "the replica is in step")
@@ -111,7 +111,7 @@ def test_a_failover_with_a_link_that_keeps_up(failover: Failover, limiters: Make
     assert admissions(way, limiter, [bucket], LIMIT) == LIMIT - 200
 
 
-def test_a_primary_that_comes_back_as_a_replica_brings_nothing_back(failover: Failover, limiters: Make) -> None:
+def test_a_primary_that_returns_as_a_replica_restores_no_counters(failover: Failover, limiters: Make) -> None:
     """Two primaries have counted; the newer one's counters stand, and the older one's are gone."""
     limiter, buckets = limiters(failover.front), one_of_each(LIMIT)
     assert admissions(plainly, limiter, buckets, 50) == 50

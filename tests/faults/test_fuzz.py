@@ -71,7 +71,7 @@ def is_cost(value: object) -> bool:
     return type(value) is int and 0 <= value <= MAX_COST
 
 
-# --- The engine. ---
+# --- The limiter. ---
 
 
 @given(
@@ -79,7 +79,7 @@ def is_cost(value: object) -> bool:
     prefix=st.from_regex(r"[0-9A-Za-z_.:-]{12,16}", fullmatch=True),
 )
 @EXAMPLES
-def test_so_many_counters_so_many_keys(buckets: list[Bucket], prefix: str) -> None:
+def test_each_counter_has_one_key(buckets: list[Bucket], prefix: str) -> None:
     keys = {bucket_key(prefix, bucket) for bucket in buckets}
     assert len(keys) == len({counter(bucket) for bucket in buckets})
     assert all(len(key.encode()) <= 128 for key in keys)
@@ -92,7 +92,7 @@ def test_so_many_counters_so_many_keys(buckets: list[Bucket], prefix: str) -> No
     awaited=st.booleans(),
 )
 @EXAMPLES
-def test_the_engine_decides_or_says_what_is_wrong(
+def test_the_limiter_decides_or_raises_a_documented_error(
     redis_client: redis.Redis, limiter: Limiter, verb: str, buckets: list[Bucket], cost: Any, awaited: bool
 ) -> None:
     duplicate = len({counter(bucket) for bucket in buckets}) < len(buckets)
@@ -117,9 +117,7 @@ def test_the_engine_decides_or_says_what_is_wrong(
 
 @given(timeout=INTEGERS | st.floats() | st.floats(-1, 10), cost=INTEGERS | ANYTHING, rate=RATES)
 @EXAMPLES
-def test_a_place_in_a_queue_is_given_or_says_what_is_wrong(
-    limiter: Limiter, timeout: float, cost: Any, rate: Rate
-) -> None:
+def test_acquire_books_or_raises_a_documented_error(limiter: Limiter, timeout: float, cost: Any, rate: Rate) -> None:
     queues = [Bucket("user:1", Rate(limit=5, period=60, algorithm="leaky_bucket")), Bucket("user:2", rate)]
     for queue in queues:
         try:
@@ -138,7 +136,7 @@ def test_a_place_in_a_queue_is_given_or_says_what_is_wrong(
 
 @given(limit=ANYTHING, period=ANYTHING | st.just("month"), burst=ANYTHING, algorithm=ANYTHING | st.just("gcra"))
 @EXAMPLES
-def test_a_rate_is_one_or_says_what_is_wrong(limit: Any, period: Any, burst: Any, algorithm: Any) -> None:
+def test_rate_text_is_read_or_raises_invalid_rate(limit: Any, period: Any, burst: Any, algorithm: Any) -> None:
     for arguments in ({"algorithm": algorithm}, {"burst": burst}, {}):
         try:
             rate = Rate(limit=limit, period=period, **arguments)
@@ -153,7 +151,7 @@ def test_a_rate_is_one_or_says_what_is_wrong(limit: Any, period: Any, burst: Any
 
 
 class Principal:
-    """Whoever a token scheme says has authenticated: no row of the user model, its key any text."""
+    """A principal of a token scheme: no row of the user model, with any text as its key."""
 
     is_authenticated = True
 
@@ -163,7 +161,7 @@ class Principal:
 
 @pytest.fixture
 def everything_counts(settings: Any, transactional_db: None, fresh_policies: None) -> Iterator[None]:
-    """Policies counted per each kind of subject, some that always refuse, on requests that fit and that do not."""
+    """Policies counted per each kind of subject, some always refusing, for valid and invalid requests."""
     settings.RATEQUOTA = {
         **settings.RATEQUOTA,
         "ENFORCE_ALL": True,
@@ -222,7 +220,7 @@ def test_a_principal_whose_key_reads_like_a_user_s_is_not_that_user(pk: str) -> 
 @pytest.mark.usefixtures("fresh_policies")
 @pytest.mark.django_db(transaction=True)
 def test_no_two_callers_share_a_counter(settings: Any, callers: list[tuple[str, str]]) -> None:
-    """By what is counted, not by the names of keys: each pair of user and tenant is admitted once."""
+    """By counting, not by the names of keys: each pair of user and tenant is admitted once."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
     RatePolicy.objects.get_or_create(counted_per="tenant", defaults={"rates": "1000/3650day"})
     RatePolicy.objects.get_or_create(counted_per="caller", defaults={"rates": "1000/3650day"})
@@ -255,14 +253,14 @@ def test_no_two_callers_share_a_counter(settings: Any, callers: list[tuple[str, 
 def test_no_request_is_a_500(
     path: str, more: str, query: str, method: str, headers: dict[str, str], address: str
 ) -> None:
-    """The test client raises what a view raises, so anything but an answer below 500 fails here."""
+    """The test client raises a view's exceptions, so any response of 500 or above fails here."""
     about = {"headers": headers, "QUERY_STRING": query}
     plain = [path, path + more]
     for place in plain:
         response = Client().generic(method, "/", PATH_INFO=place, REMOTE_ADDR=address, **about)
         assert response.status_code < 500
         if place in ("/plain/", "/v1/items/1/", "/decorated/") and method in ("GET", "HEAD"):
-            assert response.status_code == 429, "blocked, whoever asks"
+            assert response.status_code == 429, "blocked for all callers"
 
 
 @given(path=PATHS, headers=st.dictionaries(st.sampled_from(NAMES), HEADER, max_size=5))

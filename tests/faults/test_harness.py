@@ -1,4 +1,4 @@
-"""The tools of this directory do what they say: a fault that does not happen proves nothing."""
+"""The tools of this directory work: a fault that does not happen proves nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .servers import PATIENCE, Node, Pair, Sentinels, in_step
 Lost = (redis.ConnectionError, redis.TimeoutError)
 
 
-def test_poll_says_what_it_waited_for_and_what_it_saw() -> None:
+def test_the_error_of_poll_names_the_condition_and_the_last_value() -> None:
     seen = iter([0, 0, 7])
     assert poll(lambda: next(seen), 5, "a number") < 5
     with pytest.raises(AssertionError, match=r"not within 0\.1 s: the moon \(last seen: ''\)"):
@@ -59,7 +59,7 @@ def test_a_killed_server_forgets_and_comes_back_on_its_port(node: Node, frozen: 
     assert node.command("GET", "key") is None
 
 
-def test_a_stopped_server_saves_where_it_is_told_to(nodes: Callable[..., Node]) -> None:
+def test_a_stopped_server_saves_to_its_configured_directory(nodes: Callable[..., Node]) -> None:
     node = nodes("save 3600 1")
     node.command("SET", "key", "value")
     node.stop()
@@ -68,7 +68,7 @@ def test_a_stopped_server_saves_where_it_is_told_to(nodes: Callable[..., Node]) 
     assert node.command("GET", "key") == "value"
 
 
-def test_configuration_reaches_the_server_and_what_it_refuses_is_told(nodes: Callable[..., Node]) -> None:
+def test_configuration_reaches_the_server_and_its_errors_are_raised(nodes: Callable[..., Node]) -> None:
     assert nodes("maxmemory 10mb").command("CONFIG", "GET", "maxmemory") == {"maxmemory": "10485760"}
     with pytest.raises(AssertionError, match="nonsense"):
         nodes("nonsense 1")
@@ -213,7 +213,7 @@ def test_delay_and_trickle_slow_replies_down(proxy: Proxy, node: Node) -> None:
             setattr(proxy, knob, 0)
 
 
-def test_a_frozen_proxy_accepts_and_passes_nothing(proxy: Proxy, node: Node) -> None:
+def test_a_frozen_proxy_accepts_connections_and_forwards_no_bytes(proxy: Proxy, node: Node) -> None:
     with proxy.client(socket_timeout=0.2) as old, proxy.client(socket_timeout=0.2) as new:
         old.set("key", "value")
         proxy.freeze()

@@ -40,7 +40,7 @@ SERVERS = [
 
 
 def preloaded() -> Any:
-    """A WSGI application that has asked before its workers are forked: policies in memory, a connection open."""
+    """A WSGI application that decided before its workers are forked: policies in memory, a connection open."""
     from django.core.wsgi import get_wsgi_application
 
     application = get_wsgi_application()
@@ -56,7 +56,7 @@ def preloaded() -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a client got."""
+    """A client's response."""
 
     #: When it began to ask, on the test's own clock.
     at: float
@@ -65,9 +65,16 @@ class Answer:
     retry_after: str | None
 
 
+#: Kills the process group of its argument when standard input closes: when the tests end, in whatever way.
+GUARD = "import os, signal, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
+
+
 @contextmanager
 def serving(command: str, environment: dict[str, str], log: Path) -> Iterator[int]:
-    """The port of a server with this command line; it and its workers are gone afterwards."""
+    """Yield the port of a server with this command line; it and its workers are gone afterwards.
+
+    They are gone as well if the tests are killed, which runs no ``finally``.
+    """
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *command.split()],
@@ -77,6 +84,9 @@ def serving(command: str, environment: dict[str, str], log: Path) -> Iterator[in
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    guard = subprocess.Popen(
+        [sys.executable, "-c", GUARD, str(process.pid)], stdin=subprocess.PIPE, start_new_session=True
+    )
     try:
         yield _port(process, log)
         process.terminate()
@@ -87,6 +97,8 @@ def serving(command: str, environment: dict[str, str], log: Path) -> Iterator[in
         except ProcessLookupError:
             pass
         process.wait()
+        guard.kill()  # before its input closes: the id may belong to another process by then
+        guard.communicate()
 
 
 def _port(process: subprocess.Popen[bytes], log: Path) -> int:
@@ -109,7 +121,7 @@ class Clients:
         self._begin = Barrier(CLIENTS)
 
     def ask(self, times: int, halfway: Callable[[], object] = lambda: None) -> list[Answer]:
-        """Each client asks so many times, but no more than half of them before ``halfway`` has returned.
+        """Each client sends this many requests, no more than half of them before ``halfway`` has returned.
 
         ``halfway`` is called once the first answers are in, and meanwhile the clients go on.
         """
@@ -157,7 +169,7 @@ class Clients:
 
 
 def admitted(answers: list[Answer], asked: int) -> int:
-    """How many got through; every other was refused, and told when to come back."""
+    """How many were admitted; all others were refused with a Retry-After."""
     assert len(answers) == asked * CLIENTS
     assert {answer.status for answer in answers} <= {200, 429}
     refused = [answer for answer in answers if answer.status == 429]
@@ -168,7 +180,7 @@ def admitted(answers: list[Answer], asked: int) -> int:
 
 @pytest.fixture
 def environment(tmp_path: Path, redis_client: redis.Redis) -> dict[str, str]:
-    """What server and editor run with: a database in a file."""
+    """The environment of server and editor: a database in a file."""
     inherited = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
     file = tmp_path / "served.sqlite3"
     return inherited | {

@@ -96,7 +96,7 @@ class Peer(AsyncClient):
 
 @pytest.fixture(params=["wsgi", "asgi"])
 def admitted(request: Any, settings: Any) -> Admitted:
-    """How many of the calls are not refused, made one after another, under ``LIMIT``/hour for whoever asks."""
+    """How many of the calls are not refused, made one after another, under ``LIMIT``/hour per caller."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
     RatePolicy.objects.create(rates=f"{LIMIT}/hour")
     plain, awaited = Client(), Peer()

@@ -1,4 +1,4 @@
-"""Connections are bounded: callers beyond that stand in line, in order, and no count of them drifts."""
+"""Connections are bounded: more callers wait in a queue, in order, and no counter drifts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def server_of() -> Iterator[Make]:
 
 
 def settled(pool: Any, most: int) -> bool:
-    """Whether nobody waits, nothing is being made, and each open connection is idle."""
+    """Whether no caller waits, no connect is under way, and each open connection is idle."""
     assert 0 <= pool._size.open <= most
     return not pool._queue and not pool._size.connecting and pool._size.open == len(pool._idle)
 
@@ -94,14 +94,14 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 
 def connected(node: Node) -> int:
-    """How many connections the server has, the one that asks aside."""
+    """The number of the server's connections, without the one that counts them."""
     with node.client(single_connection_client=True) as client:
         return len(client.client_list()) - 1
 
 
 @BOTH
 def test_there_are_never_more_than_the_bound(node: Node, server_of: Make, kind: Any) -> None:
-    """Each caller of a burst had a connection made for it."""
+    """A connection was opened for each caller of a burst."""
 
     async def run() -> None:
         with Wire(node) as wire:
@@ -127,7 +127,7 @@ def test_callers_are_served_in_order(node: Node, server_of: Make, kind: Any) -> 
                 asking = []
                 for number in range(20):
                     asking.append(callers.ask("RPUSH", "order", number))
-                    await until(lambda: wire.asked + len(callers.pool._queue) == len(asking), "it stands in line")
+                    await until(lambda: wire.asked + len(callers.pool._queue) == len(asking), "it waits in the queue")
                 wire.release()
                 assert await asyncio.gather(*asking) == list(range(1, 21))
         assert [int(one) for one in node.command("LRANGE", "order", 0, -1)] == list(range(20))
@@ -136,7 +136,7 @@ def test_callers_are_served_in_order(node: Node, server_of: Make, kind: Any) -> 
 
 
 @BOTH
-def test_a_caller_who_gives_up_leaves_the_line(node: Node, server_of: Make, kind: Any) -> None:
+def test_a_caller_that_times_out_leaves_the_queue(node: Node, server_of: Make, kind: Any) -> None:
     async def run() -> None:
         with Wire(node) as wire:
             wire.hold()
@@ -147,7 +147,7 @@ def test_a_caller_who_gives_up_leaves_the_line(node: Node, server_of: Make, kind
                     await callers.ask("PING", seconds=0.02)
                 assert not callers.pool._queue
                 last = callers.ask("PING")
-                await until(lambda: callers.pool._queue, "another stands in line")
+                await until(lambda: callers.pool._queue, "another waits in the queue")
                 wire.release()
                 assert await asyncio.gather(first, last) == [b"PONG"] * 2
                 await until(lambda: settled(callers.pool, 1), "all is idle")
@@ -155,7 +155,7 @@ def test_a_caller_who_gives_up_leaves_the_line(node: Node, server_of: Make, kind
     asyncio.run(run())
 
 
-def test_a_connection_for_a_caller_who_gives_up_at_that_moment_is_the_next_one_s(node: Node, server_of: Make) -> None:
+def test_a_connection_for_a_caller_that_gives_up_meanwhile_goes_to_the_next_one(node: Node, server_of: Make) -> None:
     class AtThatMoment(Budget):
         def wait_in_queue(self, ready: Callable[[float], object], answers: Any) -> None:
             waiting.set()
@@ -175,8 +175,8 @@ def test_a_connection_for_a_caller_who_gives_up_at_that_moment_is_the_next_one_s
 
 
 @BOTH
-def test_a_connection_that_ends_makes_room_for_who_waits(node: Node, server_of: Make, kind: Any) -> None:
-    """At once: a thread looks for itself once in an eighth of its time, which is longer here than the test waits."""
+def test_a_closed_connection_is_replaced_for_a_waiting_caller(node: Node, server_of: Make, kind: Any) -> None:
+    """At once: a waiting thread looks itself only every eighth of its time, which is longer than this test waits."""
 
     async def run() -> None:
         with node.client(single_connection_client=True) as admin:
@@ -185,7 +185,7 @@ def test_a_connection_that_ends_makes_room_for_who_waits(node: Node, server_of: 
                 first = callers.ask("SET", "key", 1, seconds=3600)
                 await until(lambda: callers.pool._size.open and not callers.pool._idle, "it has the connection")
                 second = callers.ask("SET", "key", 2, seconds=3600)
-                await until(lambda: callers.pool._queue, "another stands in line")
+                await until(lambda: callers.pool._queue, "another waits in the queue")
                 admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
                 admin.execute_command("CLIENT", "UNPAUSE")
                 with pytest.raises(StoreError):
@@ -196,10 +196,10 @@ def test_a_connection_that_ends_makes_room_for_who_waits(node: Node, server_of: 
 
 
 @BOTH
-def test_a_server_that_is_full_is_asked_on_the_connections_that_are_open(
+def test_a_full_server_is_used_through_the_open_connections(
     nodes: Callable[..., Node], server_of: Make, kind: Any
 ) -> None:
-    """``maxclients``: whoever could not connect failed, however well the others were served."""
+    """``maxclients``: callers that could not connect failed, although others were served."""
     node = nodes("maxclients 3")
 
     async def run() -> None:
@@ -210,8 +210,8 @@ def test_a_server_that_is_full_is_asked_on_the_connections_that_are_open(
 
 
 @BOTH
-def test_what_a_burst_left_is_closed(node: Node, server_of: Make, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """714 connections of each process stayed for ever."""
+def test_idle_connections_are_closed(node: Node, server_of: Make, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """714 connections of each process stayed open for ever."""
 
     async def run() -> None:
         with Wire(node) as wire:
@@ -221,7 +221,7 @@ def test_what_a_burst_left_is_closed(node: Node, server_of: Make, kind: Any, mon
                 await until(lambda: wire.asked == 30, "thirty ask")
                 wire.release()
                 await asyncio.gather(*asking)
-                assert callers.pool._size.open == 30, "those that were used a moment ago stay"
+                assert callers.pool._size.open == 30, "recently used ones stay"
                 with monkeypatch.context() as patch:
                     for module in (pool_size, connections, loop_connections):
                         patch.setattr(module, "IDLE_SECONDS", 0.0)
@@ -253,7 +253,7 @@ def test_what_a_burst_left_is_closed(node: Node, server_of: Make, kind: Any, mon
         ([9.9] * 40, 0),
     ],
 )
-def test_unused(seconds_idle: list[float], closed: int) -> None:
+def test_pop_unused(seconds_idle: list[float], closed: int) -> None:
     now = time.monotonic()
     idle = deque((number, now - seconds) for number, seconds in enumerate(seconds_idle))
     assert list(pop_unused(idle)) == list(range(closed))
@@ -269,7 +269,7 @@ def test_a_forked_child_has_its_own_bound(node: Node, server_of: Make) -> None:
     idle[0][0].disconnect()
 
 
-# --- Whatever happens, in whatever order. ---
+# --- Any event, in any order. ---
 
 CALLERS, TIMES, MOST = 24, 60, 5
 
@@ -277,7 +277,7 @@ CALLERS, TIMES, MOST = 24, 60, 5
 @BOTH
 @pytest.mark.parametrize("seed", range(3))
 def test_no_count_drifts(node: Node, server_of: Make, kind: Any, seed: int) -> None:
-    """Callers who give up or are cancelled at any moment, connections that end, a server that is full."""
+    """Callers that time out or are cancelled at any moment, closed connections, a full server."""
     rng, outcomes = Random(seed), set()
 
     async def one(callers: Any) -> None:

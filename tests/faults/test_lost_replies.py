@@ -54,7 +54,7 @@ def test_hits_in_a_row_whose_replies_are_lost_count_once_each(
     assert proxy.cut_after_execution == 0
 
 
-def test_a_hit_whose_reply_comes_too_late_counts_once_and_answers_nobody_else(
+def test_a_hit_whose_reply_is_late_counts_once_and_reaches_no_other_caller(
     node: Node, proxy: Proxy, limiters: Make, ask: Ask
 ) -> None:
     limiter, direct = limiters(proxy, timeout=0.5), limiters(node)
@@ -71,7 +71,7 @@ def test_a_hit_whose_reply_comes_too_late_counts_once_and_answers_nobody_else(
 def test_a_reply_that_is_lost_where_the_script_is_not_known(
     node: Node, proxy: Proxy, limiters: Make, ask: Ask, spared: int, counts: int
 ) -> None:
-    """Of the two requests that this takes, only the second counts."""
+    """This takes two requests, of which only the second counts."""
     proxy.spare, proxy.cut_after_execution = spared, 1
     assert failure(ask, limiters(proxy), [slow("token_bucket", LIMIT)]) == "connection"
     assert counted(limiters(node), "token_bucket") == counts

@@ -33,7 +33,7 @@ RATES += [
 
 @pytest.fixture
 def real_limiter(redis_client: redis.Redis) -> Iterator[Limiter]:
-    """An engine that goes by the server's clock."""
+    """A limiter by the server's clock."""
     limiter = Limiter(client=redis_client, prefix="rqtest", timeout=30)
     yield limiter
     limiter.store.close()
@@ -61,7 +61,7 @@ def test_a_hundred_thousand_identifiers_leave_keys_that_all_end(
     before, memory_before = redis_client.dbsize(), redis_client.info("memory")["used_memory"]
 
     def ask(first: int) -> list[int]:
-        """Ask once for each of some identifiers; returns what their keys have left to live (ms)."""
+        """Check once for each identifier; returns the remaining TTLs of their keys (ms)."""
         chosen = slice(first, first + PER_CHECK)
         with redis.Redis.from_url(server.url()) as client, client.pipeline(transaction=False) as pipeline:
             client.ping()

@@ -1,4 +1,4 @@
-"""Redis down for ten seconds and back: each policy does what its on_error says, and then enforces again."""
+"""Redis down for ten seconds and back: each policy's on_error applies, and then it is enforced again."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def ask(scope: str, ip: str, awaited: bool) -> Decision:
 
 
 @pytest.fixture
-def told() -> Iterator[list[tuple[str, str]]]:
-    """The transitions that the signal tells."""
+def events() -> Iterator[list[tuple[str, str]]]:
+    """The transitions that the signal reports."""
     heard: list[tuple[str, str]] = []
 
     def receiver(*, state: str, reason: str, **_: Any) -> None:
@@ -50,7 +50,7 @@ def told() -> Iterator[list[tuple[str, str]]]:
     store_state_changed.disconnect(receiver)
 
 
-def test_down_and_back(node: Node, told: list[tuple[str, str]], caplog: pytest.LogCaptureFixture) -> None:
+def test_down_and_back(node: Node, events: list[tuple[str, str]], caplog: pytest.LogCaptureFixture) -> None:
     modes = ("allow", "deny", "local")
     for mode in modes:
         endpoint = Endpoint.objects.create(name=mode)
@@ -97,17 +97,17 @@ def test_down_and_back(node: Node, told: list[tuple[str, str]], caplog: pytest.L
         assert seen["local"][False] > 0
         assert degraded == {"connection": 3 * number}
         assert back < 2 * 5
-        assert told == [("open", "connection"), ("closed", "connection")]
+        assert events == [("open", "connection"), ("closed", "connection")]
         lines = [(record.levelname, record.message.split(",")[0]) for record in caplog.records]
         where = f"Redis at {node.host}:{node.port} gives"
         assert lines == [("ERROR", f"{where} no decisions (connection)"), ("WARNING", f"{where} decisions again")]
-        # Counting goes on where the server, which forgets when it ends, begins anew.
+        # Counting starts again from zero, as the server lost its data.
         admitted = sum(ask("deny", "192.0.2.1", awaited=number % 2 == 0).allowed for number in range(LIMIT + 5))
         assert admitted == LIMIT
 
 
 def test_a_process_that_starts_while_redis_is_down(node: Node) -> None:
-    """Down at boot is no different from down later."""
+    """Redis down at boot is handled like Redis down later."""
     RatePolicy.objects.create(rates=f"{LIMIT}/day", on_error="deny")
     node.kill()
     with override_settings(
@@ -129,8 +129,8 @@ def test_a_process_that_starts_while_redis_is_down(node: Node) -> None:
 
 
 @pytest.mark.parametrize("mode", ["allow", "deny", "local"])
-def test_a_hang_raises_nothing(node: Node, mode: str) -> None:
-    """32 threads ask on while the server stops: each gets a decision, degraded, and no exception."""
+def test_a_hang_does_not_raise(node: Node, mode: str) -> None:
+    """32 threads keep checking while the server stops: each gets a degraded decision, and no exception."""
     RatePolicy.objects.create(rates="1000000/day", on_error=mode)
     mine = {"PREFIX": "rqtest", "REDIS_URL": node.url, "REPORT_SECONDS": 0, "STATISTICS_SECONDS": 0, "TIMEOUT": 0.05}
     with override_settings(RATEQUOTA=mine), ThreadPoolExecutor(32) as threads:

@@ -26,7 +26,7 @@ THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One ask and what came of it."""
+    """One check and its outcome."""
 
     #: When it began and ended (monotonic, seconds).
     begun: float
@@ -39,7 +39,7 @@ class Asked:
 
 
 class Load:
-    """Threads that ask until they are told to stop."""
+    """Threads that check until they are stopped."""
 
     def __init__(self, way: Way, limiter: Limiter, buckets: list[Bucket]) -> None:
         self.asked: list[Asked] = []
@@ -51,7 +51,7 @@ class Load:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Ask on all threads, until the block ends."""
+        """Check on all threads until the block ends."""
         with ThreadPoolExecutor(THREADS) as threads:
             done = [threads.submit(self._ask) for _ in range(THREADS)]
             try:
@@ -76,7 +76,7 @@ class Load:
 
 @contextmanager
 def flushing(node: Node, seconds: float) -> Iterator[list[None]]:
-    """Makes the server forget all scripts again and again, so many seconds apart; collects an item each time."""
+    """Flushes all scripts again and again, at this interval in seconds; collects an item each time."""
     flushes: list[None] = []
     enough = threading.Event()
 
@@ -97,7 +97,7 @@ def flushing(node: Node, seconds: float) -> Iterator[list[None]]:
 
 @pytest.mark.parametrize("milliseconds", [10, 0])
 def test_scripts_are_flushed_under_load(node: Node, limiters: Make, way: Way, milliseconds: int) -> None:
-    """Between loading a script and running it by its hash, it may be gone again."""
+    """A script may be flushed between loading it and running it by its hash."""
     limit, asks = 1500, 1600
     load = Load(way, limiters(node, timeout=30), one_of_each(limit))
     with flushing(node, milliseconds / 1000) as flushes, load.going_on():
@@ -114,7 +114,7 @@ def test_scripts_are_flushed_under_load(node: Node, limiters: Make, way: Way, mi
 def test_the_server_dies_and_comes_back_under_load(
     nodes: Callable[..., Node], limiters: Make, way: Way, durable: bool
 ) -> None:
-    """What it forgot is admitted again, to the unit; what it wrote down is not."""
+    """Lost units are admitted again, exactly; persisted ones are not."""
     limit = 1500
     node = nodes(*(["appendonly yes", "appendfsync always"] if durable else []))
     load = Load(way, limiters(node, timeout=5), [slow("token_bucket", limit)])
@@ -143,9 +143,9 @@ def test_the_server_dies_and_comes_back_under_load(
     assert min(asked.ended for asked in errors) >= dying
     assert max(asked.begun for asked in errors) <= healed
     if durable:
-        # It wrote each admission down before it answered; at most those whose answer died with it were not told of.
+        # Each admission was persisted before its reply; at most the replies in flight were lost.
         assert limit - THREADS <= load.admitted() <= limit
     else:
-        # It forgot what it had admitted until it died, and nothing else.
+        # It lost what it had admitted until it died, and nothing else.
         assert after == limit
         assert load.admitted() == limit + before

@@ -34,7 +34,7 @@ LINES = (
 )
 
 
-# --- How to get a server into trouble, and out of it. ---
+# --- Server states: how to enter and leave them. ---
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def oom(node: Node, nodes: Nodes) -> Iterator[None]:
 
 @contextmanager
 def busy(node: Node, nodes: Nodes) -> Iterator[None]:
-    """Another's script does not end."""
+    """Another client's script does not end."""
     ends: list[str] = []
 
     def loop() -> None:
@@ -69,7 +69,7 @@ def busy(node: Node, nodes: Nodes) -> Iterator[None]:
 
 @contextmanager
 def loading(node: Node, nodes: Nodes) -> Iterator[None]:
-    """It restarts with a dataset that takes it 30 s to read, unless told to hurry; after each key it answers."""
+    """It restarts with a dataset that takes 30 s to load, unless told to hurry; after each key it replies."""
     with node.client() as client, client.pipeline(transaction=False) as pipeline:
         for number in range(3000):
             pipeline.set(f"other:{number}", "x" * 1024)
@@ -86,7 +86,7 @@ def loading(node: Node, nodes: Nodes) -> Iterator[None]:
 
 @contextmanager
 def misconf(node: Node, nodes: Nodes) -> Iterator[None]:
-    """It cannot save: a directory has the file's name, which stops root as well."""
+    """It cannot save: a directory has the file's name, which root cannot overwrite either."""
     (node.directory / "taken.rdb").mkdir()
     save(node, "err")
     yield
@@ -115,14 +115,14 @@ def noreplicas(node: Node, nodes: Nodes) -> Iterator[None]:
 
 @contextmanager
 def noperm(node: Node, nodes: Nodes) -> Iterator[None]:
-    """Somebody takes a permission away from the user that we are."""
+    """A permission is taken away from our user."""
     node.command("ACL", "SETUSER", "default", "-evalsha")
     yield
     node.command("ACL", "SETUSER", "default", "+evalsha")
 
 
 def answers(node: Node, prefix: str) -> bool:
-    """Whether the server answers with that error."""
+    """Whether the server replies with that error."""
     with node.client() as client:
         try:
             client.ping()
@@ -136,17 +136,17 @@ def answers(node: Node, prefix: str) -> bool:
 TROUBLES = pytest.mark.parametrize("trouble", [oom, busy, loading, misconf, noreplicas, noperm])
 
 
-# --- What comes of it. ---
+# --- Outcomes. ---
 
 
 def dumps(node: Node) -> dict[bytes, bytes]:
-    """What is stored of each counter."""
+    """The stored value of each counter."""
     with node.client() as client:
         return {key: client.dump(key) for key in client.scan_iter("rqtest:*", count=1000)}
 
 
 @TROUBLES
-def test_each_has_its_label_and_changes_nothing(
+def test_each_state_has_its_reason_and_changes_no_counter(
     nodes: Nodes, limiters: Callable[..., Limiter], ask: Ask, trouble: Trouble
 ) -> None:
     node = nodes(*LINES)
@@ -168,7 +168,7 @@ def test_each_has_its_label_and_changes_nothing(
 
 @pytest.fixture
 def policies() -> None:
-    """One endpoint whose policy allows while the store is in trouble, and one whose policy denies."""
+    """One endpoint whose policy allows while the store fails, and one whose policy denies."""
     for name, on_error in (("lenient", "allow"), ("strict", "deny")):
         endpoint = Endpoint.objects.create(name=name)
         RatePolicy.objects.create(endpoint=endpoint, on_error=on_error, rates=f"{LIMIT}/3650day")
@@ -178,7 +178,7 @@ def policies() -> None:
 @pytest.mark.parametrize("awaited", [False, True], ids=["plain", "awaited"])
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies", "policies")
-def test_each_policy_says_what_happens_then(nodes: Nodes, trouble: Trouble, awaited: bool) -> None:
+def test_each_policy_s_on_error_applies(nodes: Nodes, trouble: Trouble, awaited: bool) -> None:
     def check(scope: str) -> Decision:
         request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")
         request.user = AnonymousUser()

@@ -40,7 +40,7 @@ BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["plain", "awaited"
 
 
 @BOTH
-def test_a_server_that_proves_who_it_is(
+def test_a_server_certificate_is_verified(
     terminator: Terminator, trusted: str, ask: Callable[..., Decision], awaited: bool
 ) -> None:
     url = f"rediss://:secret@127.0.0.1:{terminator.port}/0?ssl_ca_certs={trusted}"
@@ -48,7 +48,9 @@ def test_a_server_that_proves_who_it_is(
 
 
 @BOTH
-def test_one_that_does_not(terminator: Terminator, ask: Callable[..., Decision], awaited: bool) -> None:
+def test_an_unknown_certificate_is_refused(
+    terminator: Terminator, ask: Callable[..., Decision], awaited: bool
+) -> None:
     with pytest.raises(StoreError) as caught:
         ask(f"rediss://:secret@127.0.0.1:{terminator.port}/0", awaited)
     assert caught.value.reason == "connection"
@@ -63,7 +65,7 @@ def test_no_tls_there(node: Node, ask: Callable[..., Decision], awaited: bool) -
 
 
 def test_a_hang_behind_tls(terminator: Terminator, trusted: str, ask: Callable[..., Decision]) -> None:
-    """Plain only: a loop that ends at once leaves asyncio's TLS no time to say goodbye to a peer that hangs."""
+    """Plain only: a loop that ends at once leaves asyncio's TLS no time to close the connection to a hanging peer."""
     url = f"rediss://:secret@127.0.0.1:{terminator.port}/0?ssl_ca_certs={trusted}"
     assert ask(url, False, 0.5).allowed
     terminator.freeze()

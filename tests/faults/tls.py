@@ -13,7 +13,7 @@ from .servers import Node
 
 
 class Terminator(Address):
-    """Takes TLS off in front of a server; a thread a connection."""
+    """Terminates TLS in front of a server; one thread per connection."""
 
     def __init__(self, node: Node, context: ssl.SSLContext) -> None:
         self._node, self._context = node, context

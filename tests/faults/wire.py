@@ -32,11 +32,11 @@ class Wire(Address):
         return sum(pipe.asked and not pipe.forgotten for pipe in list(self.pipes))
 
     def hold(self) -> None:
-        """Hold replies back, but the first of each connection."""
+        """Hold replies back, except the first one of each connection."""
         self._held = True
 
     def release(self) -> None:
-        """Pass on what was held back, and all that follows."""
+        """Forward the held bytes, and all later ones."""
 
         async def release() -> None:
             self._held = False
@@ -50,7 +50,7 @@ class Wire(Address):
         return self._held
 
     def forget(self, *, reset: bool) -> None:
-        """Pass nothing on any more on the connections that are open: silently, or by a reset once something comes."""
+        """Forward nothing more on open connections: silently, or with a reset at the next byte."""
 
         async def forget() -> None:
             for pipe in self.pipes:

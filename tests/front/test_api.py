@@ -58,7 +58,7 @@ def test_a_project_without_anonymous_users_refuses_them_the_question_about_other
     assert client.get("/quota/usage/", {"user": "alice"}).status_code == 403
 
 
-def test_each_limit_is_told_as_it_stands(client: Client, search: Endpoint) -> None:
+def test_each_limit_has_its_current_state(client: Client, search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="4/min burst 8")
     RatePolicy.objects.create(rates="100/hour", algorithm="gcra", counted_per="everyone")
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_looking_costs_nothing_of_what_is_looked_at(client: Client, settings: An
     assert {key: redis_client.dump(key) for key in before} == before
 
 
-def test_one_endpoint_is_asked_about_by_its_scope(client: Client, search: Endpoint) -> None:
+def test_scope_selects_one_endpoint(client: Client, search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="4/min")
     RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="exports"), rates="1/day")
     RatePolicy.objects.create(rates="100/hour")
@@ -136,7 +136,7 @@ def test_callers_see_what_they_are_held_to_and_nothing_else(client: Client, sear
     assert names(usage(client)) == ["mine/min", "search/min"]
 
 
-def test_addresses_are_told_apart(client: Client) -> None:
+def test_addresses_are_counted_separately(client: Client) -> None:
     RatePolicy.objects.create(rates="9/hour")
     client.get("/plain/")
     client.get("/search/")
@@ -145,7 +145,7 @@ def test_addresses_are_told_apart(client: Client) -> None:
     assert other["limits"][0]["remaining"] == 9
 
 
-def test_the_newest_policies_are_told(client: Client) -> None:
+def test_usage_shows_the_newest_policies(client: Client) -> None:
     policy = RatePolicy.objects.create(rates="9/hour")
     assert usage(client)["limits"][0]["limit"] == 9
     RatePolicy.objects.filter(pk=policy.pk).update(rates="20/hour")
@@ -175,7 +175,7 @@ def test_policies_that_were_never_read_are_a_503(client: Client, monkeypatch: py
 
 
 @pytest.mark.parametrize("lost", ["reload", "load_user"])
-def test_the_last_known_policies_are_told_while_the_database_is_down(
+def test_usage_shows_the_last_known_policies_while_the_database_is_down(
     client: Client, alice: User, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     RatePolicy.objects.create(rates="9/hour")

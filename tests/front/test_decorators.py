@@ -113,7 +113,7 @@ def test_a_bad_scope_is_an_error_when_decorating(scope: Any) -> None:
 
 
 @pytest.mark.parametrize("awaited", [False, True])
-def test_a_bare_method_says_how_to_decorate_it(awaited: bool) -> None:
+def test_decorating_a_method_directly_raises_a_helpful_error(awaited: bool) -> None:
     async def aget(self: Any, request: Any) -> HttpResponse: ...
 
     def get(self: Any, request: Any) -> HttpResponse: ...

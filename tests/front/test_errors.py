@@ -148,7 +148,7 @@ def test_their_handler_alone_loses_no_header(client: Client, handled: Any) -> No
     assert response["RateLimit"].startswith('"search/hour";r=0;t=')
 
 
-def test_their_handler_alone_tells_of_an_unavailable_store(
+def test_their_handler_alone_answers_503_for_an_unavailable_store(
     client: Client, handled: Any, settings: Any, search: Endpoint
 ) -> None:
     RatePolicy.objects.create(endpoint=search, rates="9/hour", on_error="deny")
@@ -161,7 +161,7 @@ def test_their_handler_alone_tells_of_an_unavailable_store(
 
 
 @pytest.mark.usefixtures("limited")
-def test_both_handlers_say_all_that_either_says(client: Client, handled: Any) -> None:
+def test_both_handlers_together_keep_every_key(client: Client, handled: Any) -> None:
     handled("tests.front.test_errors.both")
     response = refused(client)
     wait = int(response["Retry-After"])
@@ -188,9 +188,7 @@ def test_what_is_no_refusal_is_left_to_theirs(client: Client, handled: Any, monk
 
 
 @pytest.mark.usefixtures("limited")
-def test_a_refusal_that_was_noted_carries_its_id(
-    client: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recorded_refusal_carries_its_id(client: Client, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
     response = refused(client)

@@ -242,7 +242,7 @@ def test_after_t_there_is_more_quota_and_not_before(limiter: Limiter, clock: Clo
         assert (limiter.peek(asked).statuses[0].remaining > 5) == more
 
 
-def test_a_full_limit_says_no_t(limiter: Limiter) -> None:
+def test_a_full_limit_has_no_t(limiter: Limiter) -> None:
     assert decision_headers(limiter.peek([Bucket("user:1", Rate.parse("60/min"))]))["RateLimit"] == '"all/min";r=60'
 
 

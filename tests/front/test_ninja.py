@@ -209,7 +209,7 @@ def test_what_one_of_two_has_refused_the_other_is_not_charged_for(get: Get, sear
 
 
 @KINDS
-def test_other_throttles_go_on_beside_it(get: Get, search: Endpoint, kind: str) -> None:
+def test_other_throttles_still_apply(get: Get, search: Endpoint, kind: str) -> None:
     RatePolicy.objects.create(endpoint=search, rates="9/hour")
     refused = get(f"/api/{kind}never")
     assert (refused.status_code, refused["Retry-After"]) == (429, "7201")
@@ -266,7 +266,7 @@ def test_async_operations_never_ask_on_the_event_loop(search: Endpoint, settings
     assert order == ["asked", "asked", "other", "answered", "answered"]
 
 
-def test_a_shared_throttle_tells_each_request_its_own_wait(search: Endpoint) -> None:
+def test_a_shared_throttle_returns_each_request_its_own_wait(search: Endpoint) -> None:
     """Threads that meet between a refusal and the question how long to wait."""
     throttle = QuotaThrottle("search")
     users = [User.objects.create_user(f"user{number}") for number in range(4)]
@@ -312,7 +312,7 @@ def test_concurrent_async_requests_each_get_their_own_answer(search: Endpoint) -
     ]
 
 
-def test_a_throttle_that_was_not_asked_has_nothing_to_say() -> None:
+def test_a_throttle_without_a_request_has_no_wait() -> None:
     waits: list[Any] = []
     thread = threading.Thread(target=lambda: waits.append(QuotaThrottle().wait()))
     thread.start()

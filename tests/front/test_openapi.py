@@ -193,7 +193,7 @@ def test_headers_that_are_not_sent_are_not_documented(generate: Any, settings: A
     assert set(responses(found, "limited/")["429"]["headers"]) == {"RateLimit", "RateLimit-Policy", "Retry-After"}
 
 
-def test_what_the_project_says_stays(generate: Any) -> None:
+def test_the_projects_own_responses_stay(generate: Any) -> None:
     generate(PROBLEMS)  # extend_schema goes by the settings at the time
 
     class Documented(Limited):
@@ -218,7 +218,7 @@ def test_beside_drf_standardized_errors(generate: Any) -> None:
     assert "application/problem+json" in responses(found, "limited/")["429"]["content"]
 
 
-def test_a_body_that_nobody_knows_is_left_out(generate: Any) -> None:
+def test_an_unknown_error_body_is_not_documented(generate: Any) -> None:
     found, _ = generate(THEIRS)
     assert "content" not in responses(found, "limited/")["429"]
 

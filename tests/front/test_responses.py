@@ -102,7 +102,7 @@ def test_the_client_chooses_the_media_type(refused: Decision, accept: str | None
 
 
 @pytest.mark.parametrize("media_type", ["text/html", "text/plain"])
-def test_text_says_how_it_is_encoded(refused: Decision, media_type: str) -> None:
+def test_text_responses_declare_their_charset(refused: Decision, media_type: str) -> None:
     response = refusal_response(RequestFactory().get("/", headers={"Accept": media_type}), refused)
     # Translations are seldom ASCII.
     assert response["Content-Type"] == f"{media_type}; charset=utf-8"
@@ -110,7 +110,7 @@ def test_text_says_how_it_is_encoded(refused: Decision, media_type: str) -> None
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
-def test_a_denial_over_http_says_when_to_come_back_and_no_numbers(client: Client, settings: Any) -> None:
+def test_a_503_has_retry_after_and_no_numbers(client: Client, settings: Any) -> None:
     RatePolicy.objects.create(rates="9/hour", on_error="deny")
     assert client.get("/bare/").status_code == 200
     settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0}

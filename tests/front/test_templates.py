@@ -71,7 +71,7 @@ class Page(HTMLParser):
 
 
 class TestPage:
-    def test_says_what_when_and_the_reference(self) -> None:
+    def test_a_refusal_text_has_reason_wait_and_reference(self) -> None:
         response = page(refused(refusal_id="abcdefghij"))
         assert words(response) == (
             "Quota exceeded Too many requests. Try again in 30 seconds. Reference: abcdefghij."
@@ -181,7 +181,7 @@ def render() -> Callable[..., str]:
 
 
 class TestTag:
-    def test_says_what_is_left_and_consumes_nothing(self, render: Any, time_machine: Any) -> None:
+    def test_usage_shows_remaining_units_and_consumes_none(self, render: Any, time_machine: Any) -> None:
         time_machine.move_to(NOW, tick=False)
         with override_policies({"search": "3/min", None: "100/min"}):
             assert render(request=request_from()) == "3 of 3 searches left, all of them again at 05:20."
@@ -231,7 +231,7 @@ class TestTag:
             assert render(request=request_from()).startswith("3 of 3")
 
     @pytest.mark.usefixtures("fresh_policies")
-    def test_nothing_where_the_database_may_not_be_asked(self, render: Any) -> None:
+    def test_no_lookup_where_the_database_may_not_be_queried(self, render: Any) -> None:
         async def view() -> str:
             return str(render(request=request_from()))
 

@@ -92,7 +92,7 @@ def test_a_policy_that_denies_without_a_store_is_a_503(client: Client, settings:
     assert client.get("/api/reports/").status_code == 200
 
 
-def test_whoever_the_view_authenticates_is_the_user(client: Client) -> None:
+def test_the_user_that_the_view_authenticates_counts(client: Client) -> None:
     RatePolicy.objects.create(rates="1/hour")
     for name in ("alice", "bob"):
         User.objects.create(username=name)
@@ -173,7 +173,7 @@ def test_throttle_scope(search: Endpoint, scope: Any, expected: int) -> None:
     assert remaining(None, scope) == expected
 
 
-def test_a_throttle_that_was_not_asked_has_nothing_to_say() -> None:
+def test_a_throttle_without_a_request_has_no_wait() -> None:
     assert QuotaThrottle().wait() is None
 
 
@@ -183,7 +183,7 @@ def test_the_throttle_named_twice_charges_once(search: Endpoint) -> None:
     assert view(APIRequestFactory().get("/")).headers["X-RateLimit-Remaining"] == "8"
 
 
-def test_what_one_has_refused_another_says_again(search: Endpoint) -> None:
+def test_a_second_throttle_repeats_the_refusal_of_the_first(search: Endpoint) -> None:
     """Two of them sent ``request_refused`` twice."""
     refused: list[Any] = []
 
@@ -202,7 +202,7 @@ def test_what_one_has_refused_another_says_again(search: Endpoint) -> None:
     assert 3500 < int(response.headers["Retry-After"]) <= 3600
 
 
-def test_other_throttles_go_on_beside_it_and_the_longest_wait_counts(search: Endpoint) -> None:
+def test_other_throttles_still_apply_and_the_longest_wait_counts(search: Endpoint) -> None:
     class Never(BaseThrottle):
         def allow_request(self, request: Any, view: Any) -> bool:
             return False

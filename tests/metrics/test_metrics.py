@@ -147,7 +147,7 @@ def test_what_operators_rename_for_ever_is_bounded(search: Endpoint, monkeypatch
     assert dict(tally.tally.by_endpoint()) == {("a", "admitted"): 1, ("b", "admitted"): 1, ("(other)", "admitted"): 2}
 
 
-def test_what_was_decided_before_a_policy_went_is_counted_under_its_name(search: Endpoint) -> None:
+def test_decisions_before_a_deletion_are_counted_under_the_policys_name(search: Endpoint) -> None:
     policy = RatePolicy.objects.create(endpoint=search, rates="9/hour")
     check_request(request_from(), scope="search")
     collector.flush()
@@ -159,7 +159,7 @@ def test_what_was_decided_before_a_policy_went_is_counted_under_its_name(search:
     assert dict(tally.tally.by_policy()) == {("search", name, "admitted"): 2}
 
 
-def test_counts_survive_that_redis_does_not_take_them(search: Endpoint, settings: Any) -> None:
+def test_metrics_keep_counts_that_redis_does_not_take(search: Endpoint, settings: Any) -> None:
     RatePolicy.objects.create(endpoint=search, rates="9/hour")
     settings.RATEQUOTA = DOWN
     assert check_request(request_from(), scope="search").degraded
@@ -198,7 +198,7 @@ def test_requests_are_asked_nothing_more(search: Endpoint, monkeypatch: pytest.M
     assert [list(notes.values()) for notes in calls] == [[1]]
 
 
-def test_registering_twice_is_registering_once_and_asks_nothing(settings: Any) -> None:
+def test_registering_twice_registers_once_and_reads_nothing(settings: Any) -> None:
     settings.RATEQUOTA = {"REDIS_URL": "nonsense://"}
     registry = CollectorRegistry()
     for _ in range(2):
@@ -292,7 +292,7 @@ print(get("/metrics/").content.decode())
 """
 
 
-def test_in_multiprocess_mode_any_process_tells_of_all(redis_client: redis.Redis, tmp_path: Path) -> None:
+def test_in_multiprocess_mode_any_process_exposes_all(redis_client: redis.Redis, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     shared = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "files"), "PYTHONPATH": str(DOCS.parent)}
@@ -352,7 +352,7 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
-def test_the_alerts_ask_for_what_there_is() -> None:
+def test_the_alerts_query_existing_metrics() -> None:
     groups = yaml.safe_load((DOCS / "alerts.yml").read_text())["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert len(rules) > 4

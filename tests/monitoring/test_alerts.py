@@ -64,7 +64,7 @@ def test_at_80_and_at_100_percent_once(limiter: Limiter, told: Told, algorithm: 
     assert told == [(80, "user:1", 8), (100, "user:1", 10)]
 
 
-def test_a_jump_tells_both(limiter: Limiter, told: Told) -> None:
+def test_a_request_that_crosses_both_levels_sends_both_signals(limiter: Limiter, told: Told) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("10/day")), 1, cost=10)
     alerts.send()
     assert told == [(80, "user:1", 10), (100, "user:1", 10)]
@@ -76,7 +76,7 @@ def test_a_refusal_is_100_percent_whatever_is_left(limiter: Limiter, told: Told)
     assert [level for level, _, _ in told] == [80, 100]
 
 
-def test_a_cost_that_never_fits_says_nothing_about_what_is_used(limiter: Limiter, told: Told) -> None:
+def test_a_cost_above_the_capacity_reaches_no_level(limiter: Limiter, told: Told) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("10/day")), 1, cost=11)
     alerts.send()
     assert told == []
@@ -89,7 +89,9 @@ def test_each_subject_by_itself_and_log_mode_too(limiter: Limiter, told: Told) -
     assert told == [(80, "user:1", 4), (80, "user:2", 4)]
 
 
-def test_the_next_window_tells_anew(limiter: Limiter, told: Told, clock: Clock, redis_client: redis.Redis) -> None:
+def test_the_next_window_sends_the_signals_again(
+    limiter: Limiter, told: Told, clock: Clock, redis_client: redis.Redis
+) -> None:
     bucket = Bucket("user:1", Rate.parse("5/min fixed_window"))
     for _ in range(2):
         spend(limiter, bucket, 5)
@@ -102,7 +104,7 @@ def test_the_next_window_tells_anew(limiter: Limiter, told: Told, clock: Clock, 
     assert [level for level, _, _ in told] == [80, 100, 80, 100]
 
 
-def test_a_client_that_goes_on_at_the_limit_is_told_once_a_period(
+def test_a_client_at_its_limit_triggers_one_signal_per_period(
     limiter: Limiter, told: Told, clock: Clock, redis_client: redis.Redis
 ) -> None:
     """A token bucket has no window: its level swings around 80 % all the time."""
@@ -125,7 +127,7 @@ def test_other_processes_stay_silent(limiter: Limiter, told: Told) -> None:
     assert told == [(80, "user:1", 8)]
 
 
-def test_without_listeners_nothing_is_noted(limiter: Limiter) -> None:
+def test_without_receivers_nothing_is_queued(limiter: Limiter) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("2/day")), 3)
     assert not alerts._queue
     assert not alerts._sent_until
@@ -146,7 +148,7 @@ def test_memory_is_bounded(limiter: Limiter, told: Told, monkeypatch: Any) -> No
     assert len(alerts._suppressed) == 7
 
 
-def test_where_redis_cannot_say_it_is_told_all_the_same(limiter: Limiter, told: Told, settings: Any) -> None:
+def test_without_redis_the_signal_is_sent_anyway(limiter: Limiter, told: Told, settings: Any) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("5/day")), 4)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
     alerts.send()

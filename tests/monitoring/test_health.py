@@ -74,7 +74,7 @@ def ask(times: int = 1) -> None:
 
 
 @pytest.mark.usefixtures("fresh_policies")
-def test_a_new_process_has_nothing_to_tell() -> None:
+def test_a_new_process_has_an_empty_health() -> None:
     mine = health()
     assert mine.process == module._process()
     assert mine.at == pytest.approx(time.time(), abs=60)
@@ -102,7 +102,7 @@ def test_decisions_are_timed() -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
-def test_the_policies_it_judges_by_have_a_revision_and_an_age() -> None:
+def test_health_has_the_revision_and_age_of_the_policies() -> None:
     RatePolicy.objects.create(rates="5/min")
     check_request(request_from())
     mine = health()
@@ -114,7 +114,7 @@ def test_the_policies_it_judges_by_have_a_revision_and_an_age() -> None:
     "raw",
     [{"CACHE": "local"}, {"CACHE": "nowhere"}, {"REDIS_URL": "http://127.0.0.1/"}],
 )
-def test_without_a_usable_setting_it_knows_itself_all_the_same(settings: Any, raw: dict[str, Any]) -> None:
+def test_without_a_usable_setting_health_still_works(settings: Any, raw: dict[str, Any]) -> None:
     settings.RATEQUOTA = raw
     ask(2)
     mine = health()
@@ -126,7 +126,7 @@ def test_without_a_usable_setting_it_knows_itself_all_the_same(settings: Any, ra
         assert isinstance(caught.value.__cause__, ConfigurationError)
 
 
-def test_with_redis_down_it_says_which_server_and_why(settings: Any) -> None:
+def test_with_redis_down_health_names_server_and_reason(settings: Any) -> None:
     settings.RATEQUOTA = {**CLOSED, "BREAKER_FAILURES": 2}
     ask()
     assert (health().down, health().degraded) == ({}, {"connection": 1})
@@ -162,7 +162,9 @@ def at(monkeypatch: Any) -> Callable[[float], None]:
 
 
 @pytest.mark.parametrize("reason", ["configuration", "wrongtype", "noscript", "response", "clock", "database"])
-def test_what_no_breaker_tells_is_logged_once_a_minute(at: Callable[[float], None], caplog: Any, reason: str) -> None:
+def test_errors_that_open_no_breaker_are_logged_once_a_minute(
+    at: Callable[[float], None], caplog: Any, reason: str
+) -> None:
     seen = []
     for now in (100, 100, 159.9, 160, 161, 219.9, 220, 10_000):
         at(now)
@@ -227,7 +229,7 @@ def test_each_reason_has_a_minute_of_its_own(at: Callable[[float], None], caplog
 
 
 @pytest.mark.parametrize("reason", ["timeout", "connection", "oom", "readonly"])
-def test_what_a_breaker_or_others_tell_is_only_counted(caplog: Any, reason: str) -> None:
+def test_failures_logged_by_the_breaker_are_only_counted(caplog: Any, reason: str) -> None:
     note_degraded(reason, StoreError(reason, "as it says"))
     assert caplog.records == []
     assert health().degraded == {reason: 1}
@@ -246,7 +248,7 @@ def test_no_count_of_a_thread_is_lost(caplog: Any) -> None:
 # --- Reports. ---
 
 
-def test_nobody_has_reported(redis_client: redis.Redis) -> None:
+def test_without_reports_the_list_is_empty(redis_client: redis.Redis) -> None:
     assert reports() == []
 
 
@@ -432,7 +434,7 @@ class Gate:
         self._lock.release()
 
 
-def test_one_is_started_however_many_threads_ask(noted: Noted, settings: Any, monkeypatch: Any) -> None:
+def test_many_threads_start_one_background_thread(noted: Noted, settings: Any, monkeypatch: Any) -> None:
     names: list[str] = []
 
     class Counting(threading.Thread):
@@ -518,7 +520,7 @@ def test_an_error_of_the_server_s_is_logged_until_it_works_again(
         noted.wait()
 
 
-def test_with_redis_down_it_goes_on_quietly(noted: Noted, settings: Any, caplog: Any) -> None:
+def test_with_redis_down_background_work_continues(noted: Noted, settings: Any, caplog: Any) -> None:
     settings.RATEQUOTA = CLOSED
     often(settings)
     keep_reporting()

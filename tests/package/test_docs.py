@@ -1,4 +1,4 @@
-"""The pages under docs/: snippets run as they stand, links lead somewhere, references say what the code says."""
+"""The pages under docs/: snippets run, links have targets, references match the code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["place"]
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "django_ratequota"
 NAMES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if "_build" not in page.parts)
-#: A line that says what it prints.
+#: A print() with its output in a comment.
 _PRINTS = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
 #: A page that shows this imports its policies by itself.
 _IMPORT = "$ python manage.py ratequota import policies.yaml"
@@ -104,7 +104,7 @@ class Page:
         return vars(self._modules[name])
 
     def _set(self, snippet: Snippet) -> None:
-        """What a project has before, then the page's lines; this suite's server and keys stay as they are."""
+        """Set the page's settings on top of an empty project's; the suite's server and prefix stay."""
         ours = ("django_ratequota", "django_ratequota.")
         found: dict[str, Any] = {
             name: [one for one in getattr(django_settings, name) if not one.startswith(ours)]
@@ -120,7 +120,7 @@ class Page:
                 setattr(self._settings, name, value)
 
     def _console(self, snippet: Snippet) -> None:
-        """``$`` lines are commands of manage.py; the lines below each are among what it prints, in this order."""
+        """Run each ``$`` line, a command of manage.py: the lines below it must be in its output, in this order."""
         for line, expected in commands(snippet):
             words = shlex.split(line)
             assert words[:2] == ["python", "manage.py"], f"{snippet.page}:{snippet.line}: {line}"
@@ -132,7 +132,7 @@ class Page:
 
 
 def commands(snippet: Snippet) -> Iterator[tuple[str, list[str]]]:
-    """What stands behind each ``$``, and the lines below it."""
+    """Yield the command after each ``$``, and the lines below it."""
     for block in re.split(r"^\$ ", snippet.text, flags=re.MULTILINE)[1:]:
         line, *printed = block.splitlines()
         yield line, printed
@@ -140,7 +140,7 @@ def commands(snippet: Snippet) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture
 def receivers() -> Iterator[None]:
-    """Whatever the pages connect to our signals goes with them."""
+    """Disconnect the receivers that a page connects."""
     found = [getattr(signals, name) for name in signals.__all__]
     before = [one.receivers for one in found]
     for one in found:
@@ -186,7 +186,7 @@ def test_the_architecture_lists_the_layers_of_the_import_contract() -> None:
     assert shown == [layer.split(" | ") for layer in reversed(contract["layers"])]
 
 
-#: Different at every time.
+#: Headers that differ each time.
 _VOLATILE = {"Retry-After", "X-RateLimit-Refusal"}
 
 
@@ -207,7 +207,7 @@ def test_the_tutorial_shows_what_the_example_project_does(place: Place, redis_cl
 
 
 def answer(line: str, address: str, shown: list[str]) -> list[str]:
-    """What the command prints of the lines shown: statuses, or the status line and the headers named there."""
+    """Return what the command prints: statuses, or the status line and the headers that the page shows."""
     words = shlex.split(line)
     if words[0] == "for":
         return [str(status) for status in request(words, address)]
@@ -248,7 +248,7 @@ def test_rates_in_the_table_are_valid() -> None:
 
 
 def rows(page: str) -> dict[str, str]:
-    """The page's tables: the code in the first cell, and the line."""
+    """Return the rows of the page's tables by the code in their first cell."""
     return {line.split("`")[1]: line for line in (DOCS / page).read_text().splitlines() if line.startswith("| `")}
 
 

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 MANAGE = [sys.executable, str(ROOT / "manage.py")]
 SECONDS = 60
 
-#: What would make the demo use other servers or settings than the test says.
+#: Variables that would make the demo use other servers or settings than the test's.
 _FOREIGN = {"DATABASE_URL", "REDIS_URL", "RATEQUOTA_PREFIX", "DJANGO_SETTINGS_MODULE", "SECRET_KEY", "DEBUG"}
 
 
@@ -97,7 +97,7 @@ class Demo:
         self._log = place.log
 
     def ready(self) -> str:
-        """What it says once it serves."""
+        """Return its output once it serves."""
         welcome = ""
         assert self.process.stdout is not None
         for line in self.process.stdout:

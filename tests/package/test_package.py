@@ -1,4 +1,4 @@
-"""The package from outside: what importing it pulls in, and what it does without."""
+"""The package from outside: what it imports, and what it works without."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(code: str, **environment: str) -> list[str]:
-    """The lines that a fresh interpreter prints, outside any Django project."""
+    """Run code in a new interpreter, outside of any Django project; return the lines it prints."""
     inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
@@ -36,7 +36,7 @@ def test_importing_the_package_is_light() -> None:
 
 
 def test_django_setup_imports_only_what_it_needs() -> None:
-    """The admin's, DRF's and the headers' rooms are for those who enter them; a management command does not."""
+    """A management command needs neither the admin nor DRF nor the headers."""
     code = """
 import sys, django
 from django.conf import settings

@@ -1,4 +1,4 @@
-"""What is promised of versions, what the matrix runs and what the hooks pin say the same."""
+"""The promised versions, the legs of the matrix and the pinned hooks agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEGS = [set(name.split("-")) for name in TOX["tox"]["env_list"].split()]
 
 
 def factors(pattern: str) -> set[str]:
-    """The parts of the legs' names that match."""
+    """Return the parts of the legs' names that match."""
     return {factor for one in LEGS for factor in one if re.fullmatch(pattern, factor)}
 
 
@@ -71,7 +71,7 @@ def test_hooks_pin_what_lint_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "factor", "fits"),
+    ("output", "factor", "fits"),
     [
         ("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64 build=ae4d7c971a948f0", "redis70", True),
         ("Redis server v=8.0.2 sha=00000000:1 malloc=jemalloc-5.3.0 bits=64 build=ae4d7c971a948f0", "redis70", False),
@@ -80,15 +80,15 @@ def test_hooks_pin_what_lint_runs() -> None:
     ],
 )
 def test_a_server_has_the_version_of_its_leg(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, factor: str, fits: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, factor: str, fits: bool
 ) -> None:
     program = tmp_path / "server"
-    program.write_text(f"#!/bin/sh\necho '{says}'\n")
+    program.write_text(f"#!/bin/sh\necho '{output}'\n")
     program.chmod(0o755)
     monkeypatch.setitem(leg.SERVERS, factor, lambda: str(program))
-    found, told = leg.find_server(factor)
+    found, name = leg.find_server(factor)
     assert found == (str(program) if fits else None)
-    assert says.split()[2].removeprefix("v=") in told
+    assert output.split()[2].removeprefix("v=") in name
 
 
 def test_a_missing_server_is_reported(

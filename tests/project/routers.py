@@ -9,7 +9,7 @@ _CHOICE = random.Random(1)
 
 
 class Replicas:
-    """Writes to ``default``, and reads from any of two replicas, as Django's documentation has it."""
+    """Writes to ``default`` and reads from two replicas, as in Django's documentation."""
 
     def db_for_read(self, model: Any, **hints: Any) -> str:
         return _CHOICE.choice(["replica1", "replica2"])

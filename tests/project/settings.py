@@ -53,7 +53,7 @@ DATABASES = {
 if DATABASES["default"]["ENGINE"] == "django.db.backends.mysql":
     import pymysql
 
-    # Django asks for mysqlclient, and for no older one than 2.2.1.
+    # Django demands mysqlclient 2.2.1 or later.
     pymysql.version_info = (2, 2, 1, "final", 0)
     pymysql.install_as_MySQLdb()
 CACHES = {
@@ -61,8 +61,8 @@ CACHES = {
     "local": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
 }
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-# A generous deadline: the suite's machine may stall, and no test here is about the deadline's length.
-# No reports, no statistics and no deny cache either: tests look at every key and every command.
+# A long deadline, because the machine may stall. Tests of the deadline set their own.
+# No reports, no statistics and no deny cache, because tests count keys and commands.
 RATEQUOTA = {
     "PREFIX": "rqtest",
     "TIMEOUT": float(os.environ.get("RATEQUOTA_TEST_TIMEOUT", 5)),

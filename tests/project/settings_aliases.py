@@ -11,9 +11,9 @@ from tests.project.settings import *  # noqa: F403
 from tests.project.settings import INSTALLED_APPS
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.project.shop"]
-#: Alias -> URL of the database, and what else its settings say.
+#: Alias -> URL and further settings of the database.
 DATABASES = {
-    alias: {**(dj_database_url.parse(given.pop("url")) if given else {}), **given}
-    for alias, given in json.loads(os.environ["RATEQUOTA_TEST_ALIASES"]).items()
+    alias: {**(dj_database_url.parse(config.pop("url")) if config else {}), **config}
+    for alias, config in json.loads(os.environ["RATEQUOTA_TEST_ALIASES"]).items()
 }
 DATABASE_ROUTERS = [path for path in (os.environ.get("RATEQUOTA_TEST_ROUTER"),) if path]

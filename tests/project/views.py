@@ -1,4 +1,4 @@
-"""Views of the test suite, one of each kind that can be limited; what RATEQUOTA's dotted paths name; a request."""
+"""Views of the test suite, one of each kind that can be limited, identifiers for RATEQUOTA, and a request."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ def outspoken(request: HttpRequest) -> HttpResponse:
 
 @ratequota(scope="search")
 def thorough(request: HttpRequest) -> HttpResponse:
-    """Checks once more what the decorator has checked."""
+    """Checks the request again after the decorator."""
     decisions = [check_request(request, scope="search"), check_request(request)]
     return JsonResponse({"allowed": [decision.allowed for decision in decisions]})
 
 
 def checking(request: HttpRequest) -> HttpResponse:
-    """A plain view that checks for itself what the middleware may have checked already."""
+    """A plain view that checks requests which the middleware may have checked already."""
     decision = check_request(request, scope="search")
     return JsonResponse({"allowed": decision.allowed})
 
@@ -155,7 +155,7 @@ class Reports(ViewSet):
 
 
 def tenant(request: Any) -> Any:
-    """An identifier: whatever the test put on the request, an exception included."""
+    """An identifier: the value, or exception, that the test put on the request."""
     value = request.tenant
     if isinstance(value, Exception):
         raise value
@@ -172,7 +172,7 @@ def busiest(request: Any) -> str:
 
 
 def request_from(user: Any = None, address: str = "203.0.113.7", headers: Any = None, **attributes: Any) -> Any:
-    """A request as views get it, by ``user`` (None = anonymous)."""
+    """Return a request as views get it, by ``user`` (None = anonymous)."""
     request = RequestFactory().get("/", REMOTE_ADDR=address, headers=headers)
     request.user = AnonymousUser() if user is None else user
     for name, value in attributes.items():

@@ -105,7 +105,7 @@ def test_a_burst_opens_no_more_connections_than_the_bound(settings: Any, node: N
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies", "refused")
 @pytest.mark.parametrize("burst", [by_threads, by_tasks])
-def test_standing_behind_others_in_line_lets_nobody_in(settings: Any, node: Node, burst: Any) -> None:
+def test_waiting_for_a_connection_admits_no_refused_client(settings: Any, node: Node, burst: Any) -> None:
     """With four connections, and 20 ms an answer, the last of 300 waits for three times the timeout."""
     timeout = 0.5
     with Wire(node, round_trip=0.02) as wire:
@@ -123,7 +123,7 @@ def test_standing_behind_others_in_line_lets_nobody_in(settings: Any, node: Node
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies", "refused")
 @pytest.mark.parametrize("burst", [by_threads, by_tasks])
-def test_a_server_that_takes_few_clients_lets_nobody_in(settings: Any, node: Node, burst: Any) -> None:
+def test_a_small_maxclients_admits_no_refused_client(settings: Any, node: Node, burst: Any) -> None:
     """Other clients hold all but a few of ``maxclients``: whoever could not connect was let in."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "TIMEOUT": 1.0}
     check_request(request_from(address="192.0.2.1"))

@@ -95,7 +95,7 @@ def test_a_flood_of_subjects_sends_ten_signals_a_second(told: Told, search: Endp
     ]
 
 
-def test_what_was_left_out_is_counted_once_a_minute(
+def test_dropped_crossings_are_logged_once_a_minute(
     told: Told, search: Endpoint, caplog: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(alerts, "_RETRY_US", 3600 * 10**6)  # however slow this machine is
@@ -155,7 +155,7 @@ def test_callers_without_an_address_share_one_network(search: Endpoint) -> None:
 
 
 @pytest.mark.usefixtures("noted")
-def test_a_network_that_goes_on_for_long_pushes_its_own_refusals_out(
+def test_a_busy_network_evicts_its_own_refusals_first(
     search: Endpoint, monkeypatch: Any, redis_client: redis.Redis
 ) -> None:
     monkeypatch.setattr(collecting, "MAX_KEPT_REFUSALS", 50)

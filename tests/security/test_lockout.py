@@ -53,7 +53,7 @@ def log_in(name: str, password: str, address: str) -> int:
 
 @with_database
 @pytest.mark.parametrize("with_middleware", [True, False])
-def test_cross_site_posts_lock_nobody_out(how_to: None, settings: Any, with_middleware: bool) -> None:
+def test_cross_site_posts_lock_out_no_account(how_to: None, settings: Any, with_middleware: bool) -> None:
     """Five forms that a page elsewhere sent from the victim's own browser locked the victim's address and name."""
     if not with_middleware:
         settings.MIDDLEWARE = [one for one in settings.MIDDLEWARE if "csrf" not in one.lower()]
@@ -73,7 +73,7 @@ def test_a_guesser_elsewhere_locks_out_himself(how_to: None) -> None:
 
 
 @with_database
-def test_those_who_know_their_password_are_not_counted(how_to: None) -> None:
+def test_successful_logins_are_not_counted(how_to: None) -> None:
     assert [log_in("alice", "secret", "198.51.100.1") for _ in range(25)] == [200] * 25
 
 
@@ -199,7 +199,7 @@ def test_the_way_through_proxies_reads_such_addresses(settings: Any) -> None:
 
 @with_database
 @pytest.mark.parametrize("subject", ["64:ff9b::203.0.113.7", "ip:64:ff9b::cb00:7100/120", "203.0.113.0/24"])
-def test_a_block_holds_however_the_address_is_written(subject: str) -> None:
+def test_a_block_applies_to_every_spelling_of_an_address(subject: str) -> None:
     RatePolicy.objects.create(subject=subject, rates="blocked", endpoint=Endpoint.objects.create(name="search"))
     for address in ("203.0.113.7", "64:ff9b::203.0.113.7", "::ffff:203.0.113.7"):
         assert not check_request(request_from(address=address), scope="search").allowed, address

@@ -177,7 +177,7 @@ def test_the_documented_user_may_do_nothing_else(server: Node, own: redis.Redis,
     assert own.get("session:1") == b"secret"
 
 
-def test_nobody_gets_in_by_another_password(server: Node, own: redis.Redis) -> None:
+def test_another_password_does_not_log_in(server: Node, own: redis.Redis) -> None:
     with (
         server.client(username="ratequota", password="other") as client,
         pytest.raises(redis.exceptions.AuthenticationError),
@@ -228,7 +228,7 @@ def test_sentinels_need_one_command() -> None:
     "url",
     ["redis://:hush/hush@host:6379/0", "redis+sentinel://:hush/hush@host:26379/ratequota/0", "redis://u:hush/1@h"],
 )
-def test_a_password_that_breaks_the_url_is_not_told(url: str) -> None:
+def test_a_password_that_breaks_the_url_is_not_logged(url: str) -> None:
     """urlsplit takes the first part of such a password for a port, and quotes it."""
     with pytest.raises(ConfigurationError) as caught:
         store_from_url(url, 1)

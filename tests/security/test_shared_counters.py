@@ -45,7 +45,7 @@ def remaining(url: str) -> list[tuple[str, int | None, int | None]]:
     return [(one["counted_per"], one["remaining"], one["reset"]) for one in get(url).json()["limits"]]
 
 
-def test_what_others_use_is_told_to_the_unit() -> None:
+def test_remaining_units_include_the_usage_of_others() -> None:
     """As docs/security.md says."""
     for used in range(1, 4):
         get("/decorated/", f"203.0.113.{10 + used}")
@@ -53,7 +53,7 @@ def test_what_others_use_is_told_to_the_unit() -> None:
     assert ";r=6" in get("/decorated/").headers["RateLimit"]
 
 
-def test_without_headers_nothing_but_a_refusal_tells_it(settings: Any) -> None:
+def test_without_headers_only_refusals_show_limits(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "HEADERS": []}
     told = {name for name in get("/decorated/").headers if "rate" in name.lower() or "retry" in name.lower()}
     assert told == set()

@@ -228,7 +228,7 @@ def statuses(get: Get, path: str, times: int, **options: Any) -> list[int]:
     ],
 )
 @pytest.mark.parametrize("everywhere", [False, True], ids=["", "ENFORCE_ALL"])
-def test_guesses_are_answered_as_often_as_the_policy_says(
+def test_guesses_are_limited_by_the_policy(
     get: Get, settings: Any, account: Endpoint, path: str, headers: Any, status: int, everywhere: bool
 ) -> None:
     """All of them were answered 401, and none was counted."""
@@ -380,7 +380,7 @@ def test_a_policy_may_change_while_the_view_authenticates(
     assert free(alice) == {"raised": [39, 59], "lowered": [4, 59], "deleted": [59]}[edit]
 
 
-def test_a_limit_in_log_mode_refuses_nobody(get: Get, account: Endpoint, alice: User) -> None:
+def test_a_limit_in_log_mode_refuses_no_request(get: Get, account: Endpoint, alice: User) -> None:
     RatePolicy.objects.create(counted_per="ip", rates="2/hour", mode="log")
     RatePolicy.objects.create(counted_per="ip", rates="7/hour", endpoint=account)
     assert statuses(get, "/account/", 4, headers=WRONG) == [401] * 4
@@ -462,7 +462,7 @@ def test_policies_per_caller_are_left_to_the_view(get: Get, account: Endpoint, a
 # --- One request, to whoever looks on. ---
 
 
-def test_each_request_is_noted_and_told_once(
+def test_each_request_is_recorded_once_and_signals_once(
     get: Get, settings: Any, account: Endpoint, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts._background, "keep", lambda: None)  # else a thread tells what waits
@@ -497,7 +497,7 @@ def test_each_request_is_noted_and_told_once(
         alerts.quota_threshold.disconnect(receive)
 
 
-def test_answers_say_how_many_guesses_are_left(get: Get, account: Endpoint) -> None:
+def test_responses_show_how_many_guesses_are_left(get: Get, account: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="2/hour")
     answers = [get("/account/", headers=WRONG) for _ in range(3)]
     assert [answer["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "0"]

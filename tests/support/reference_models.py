@@ -8,7 +8,7 @@ the first at which more units are free. Where a formula is silent, the rules are
   fixed_window and sliding_window_counter in the window they stored;
 * an edited rate: units used are kept. token_bucket, leaky_bucket and gcra hold the larger of both capacities at most,
   and drain by the faster limit until the next charge; a charge under the slower limit leaves its capacity at most,
-  a slot booked under it begins when its caller was told. What that cuts off goes on counting for faster limits;
+  a slot booked under it begins at the time that its caller got. Units cut off by that still count for faster limits;
 * a refund of a known charge: takes of its units what has not drained or expired, the oldest first; and no slot of a
   queue behind which another is booked.
 """
@@ -27,7 +27,7 @@ from django_ratequota import BucketStatus, Rate
 
 
 class Outcome(NamedTuple):
-    """What a status says of one bucket; in µs where it is a time."""
+    """The state of one bucket; times in µs."""
 
     passed: bool
     remaining: int
@@ -215,7 +215,7 @@ class SlidingWindowCounter(Model):
 
 @dataclass
 class Meter(Model):
-    """Units that drain at L/P; what the three bucket algorithms say in words of their own."""
+    """Units that drain at L/P: the common core of the three bucket algorithms."""
 
     level: Fraction = Fraction(0)
     drained: int = 0
@@ -256,7 +256,7 @@ class Meter(Model):
             self.rate, self.uncut = self.uncut.rate, None
         if self.rate and self.rate.limit > rate.limit:
             before, over = used, used + units - rate.capacity
-            if slot and over > 0:  # at the instant its caller was given, in whole units x µs
+            if slot and over > 0:  # at the time its caller got, in whole units x µs
                 later = over * rate.period_us * rate.limit / self.rate.limit
                 used += Fraction(ceil(later), rate.period_us) - over
             else:

@@ -1,6 +1,6 @@
-"""The Redis that the tests talk to: RATEQUOTA_TEST_REDIS_URL, else an embedded server of this run's own.
+"""The Redis of the tests: the one at RATEQUOTA_TEST_REDIS_URL, or an embedded server for this run.
 
-RATEQUOTA_TEST_SERVER, the path of a redis-server or valkey-server, is run wherever the suite starts a server.
+RATEQUOTA_TEST_SERVER is the path of a redis-server or valkey-server to run wherever the suite starts a server.
 """
 
 from __future__ import annotations

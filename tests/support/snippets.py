@@ -1,4 +1,4 @@
-"""The snippets of Markdown pages: found in their fences, each with what the page says about running it."""
+"""The snippets of Markdown pages, each with the reason why it cannot run, if there is one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
-#: Right above a fence: why its snippet cannot run as it stands.
+#: The line above a fence that gives the reason why its snippet cannot run.
 _NOT_RUN = re.compile(r"<!-- not run: (?P<reason>[^>]+?) -->\n\s*\Z")
 
 
@@ -28,18 +28,18 @@ class Snippet:
 
     @property
     def file(self) -> str:
-        """The file that its first line names, ``# limits.py`` say; "" = it is to be run, not imported."""
+        """The file that its first line names, such as ``# limits.py``; "" = run it instead of importing it."""
         named = re.match(r"# (\w+\.py)$", self.text, re.MULTILINE)
         return named[1] if named else ""
 
     @property
     def padded(self) -> str:
-        """Its text on the lines that it has in the page, so that tracebacks point there."""
+        """Its text at the line numbers of the page, so that tracebacks point there."""
         return "\n" * (self.line - 1) + self.text
 
 
 def snippets(page: Path) -> list[Snippet]:
-    """The page's snippets in their order."""
+    """Return the page's snippets in their order."""
     text = page.read_text()
     found = []
     for fence in _FENCE.finditer(text):
@@ -58,12 +58,12 @@ def snippets(page: Path) -> list[Snippet]:
 
 
 def snippet(page: Path, file: str) -> str:
-    """The snippet of the page that is this file."""
+    """Return the text of the page's snippet for this file."""
     return next(one.text for one in snippets(page) if one.file == file)
 
 
 def links(page: Path) -> list[str]:
-    """Where the page's links and pictures lead, but for other sites and places on the page itself."""
+    """Return the targets of the page's links and pictures, except for other sites and the page itself."""
     text = re.sub(r"^```.*?^```$|`[^`\n]+`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     targets = [
         one for pair in re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"", text) for one in pair if one

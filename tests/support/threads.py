@@ -1,4 +1,4 @@
-"""Work that many threads do at once."""
+"""Run work on many threads at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Result = TypeVar("Result")
 
 
 def on_threads(number: int, work: Callable[[], Result]) -> list[Result]:
-    """What so many threads return that begin together, and are changed between as often as can be.
+    """Run ``work`` on ``number`` threads that begin together and switch as often as possible; return the results.
 
-    Raises what the first of them raised.
+    Raises the first exception of a thread.
     """
     start = Barrier(number)
 

@@ -1,4 +1,4 @@
-"""A process of its own that checks requests as it is told: one line in, one line of JSON out.
+"""A process that checks requests on command: one line in, one line of JSON out.
 
 Run by test_propagation with the databases of the test: ``check USER SCOPE``, ``get PATH``, ``run`` and Python as
 JSON text, ``hammer``, ``progress`` and ``rest``.
@@ -46,7 +46,7 @@ def main() -> None:
 
     def hammer(name: str) -> None:
         user = User.objects.get(username=name) if name else AnonymousUser()
-        # What was published before the request was made binds its decision.
+        # A decision must follow what was published before its request.
         while not rest_now.is_set():
             published = default_limiter().stored_revision()
             request = RequestFactory().get("/")

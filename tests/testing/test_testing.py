@@ -1,4 +1,4 @@
-"""``django_ratequota.testing``: what users' own suites say with it, run as they run them; and where it could leak."""
+"""``django_ratequota.testing``: users' suites, run as users run them, and that no state leaks."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from rest_framework.test import APIClient
 from django_ratequota import Limiter, check_request
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.collector import collector
+from django_ratequota.runtime import process
 from django_ratequota.signals import quota_threshold
 from django_ratequota.testing import (
     Clock,
@@ -220,21 +221,21 @@ class TestClock:
 
 class TestSideEffects:
     def test_the_threshold_signal_is_sent_at_once_and_again_in_each_scene(self) -> None:
-        told: list[tuple[str, int]] = []
+        sent: list[tuple[str, int]] = []
 
         def tell(level: int, status: Any, **_: Any) -> None:
-            told.append((status.bucket.title, level))
+            sent.append((status.bucket.title, level))
 
         quota_threshold.connect(tell)
         try:
             for _ in range(2):
                 with override_policies({"search": "5/min"}) as scene:
                     statuses(times=6)
-                    assert told == [("search/min", 80), ("search/min", 100)]
+                    assert sent == [("search/min", 80), ("search/min", 100)]
                     scene.clock.advance(60)
                     statuses(times=4)
-                    assert told == [("search/min", 80), ("search/min", 100), ("search/min", 80)]
-                told.clear()
+                    assert sent == [("search/min", 80), ("search/min", 100), ("search/min", 80)]
+                sent.clear()
         finally:
             quota_threshold.disconnect(tell)
 
@@ -264,6 +265,11 @@ class TestSideEffects:
 
 
 class TestContexts:
+    def test_a_scene_replaces_all_that_decides_and_records(self) -> None:
+        assert set(vars(process)) == {"limiter", "local_limiter", "observe", "policies", "record"}
+        with unlimited() as scene:
+            assert [name for name in vars(process) if not hasattr(scene, name)] == []
+
     def test_async_views_and_async_tests(self) -> None:
         @override_policies({"search": "1/min"})
         async def run() -> list[int]:
@@ -400,13 +406,13 @@ urlpatterns = [path("search/", search)]
 
 
 def snippet(name: str) -> str:
-    """The Python of docs/testing.md that begins with this comment."""
+    """Return the Python snippet of docs/testing.md for this file."""
     text = (ROOT / "docs" / "testing.md").read_text()
     return text.partition(f"```python\n# {name}\n")[2].partition("```")[0]
 
 
 def run(tmp_path: Path, command: list[str], files: dict[str, str], **environment: str) -> tuple[int, str]:
-    """Exit code and output of a command in a new project that has these files besides."""
+    """Run a command in a new project with these files; return its exit code and output."""
     url = environment.pop("redis_url", repr(server.url()))
     for name, text in {"settings.py": PROJECT % url, "shop.py": SHOP, **files}.items():
         (tmp_path / name).write_text(text)
@@ -457,7 +463,7 @@ class LiveTest(LiveServerTestCase):
 
 
 def test_no_state_leaks_between_tests(tmp_path: Path) -> None:
-    """Users that get the same primary key in every test, under transactions that are rolled back."""
+    """Users have the same primary key in every test, in transactions that are rolled back."""
     code = """
 import pytest
 from django.contrib.auth.models import User
@@ -507,9 +513,9 @@ def test_served(client, ratequota_server, ratequota_policies):
 """
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_the_server_fixture_provides_a_redis(tmp_path: Path, given: bool) -> None:
-    url = server.url() if given else ""
+@pytest.mark.parametrize("named", [True, False])
+def test_the_server_fixture_provides_a_redis(tmp_path: Path, named: bool) -> None:
+    url = server.url() if named else ""
     nowhere = repr("redis://127.0.0.1:1/0")
     files = {"test_served.py": SERVED}
     status, output = run(tmp_path, PYTEST, files, redis_url=nowhere, RATEQUOTA_TEST_REDIS_URL=url)

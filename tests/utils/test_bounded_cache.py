@@ -25,7 +25,7 @@ def test_the_latest_half_is_there() -> None:
     assert [recent.get(number) for number in range(951, 1001)] == list(range(951, 1001))
 
 
-def test_what_is_asked_for_stays() -> None:
+def test_recently_used_values_stay() -> None:
     recent: BoundedCache[str] = BoundedCache(10)
     recent.put("asked", "kept")
     recent.put("unasked", "lost")

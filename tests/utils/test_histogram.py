@@ -1,4 +1,4 @@
-"""Durations by bin: where each is counted, what quantiles say of them, and what a minute forgets."""
+"""Durations by bin: where each is counted, their quantiles, and the last minute."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def test_all_durations_add_up(histogram: Histogram) -> None:
 # --- Quantiles. ---
 
 
-def test_nothing_recorded_has_no_quantile(histogram: Histogram) -> None:
+def test_an_empty_histogram_has_no_quantile(histogram: Histogram) -> None:
     for share in (0.0, 0.5, 0.99, 1.0):
         assert quantile(histogram.counts, share) is None
         assert quantile(histogram.last_minute(), share) is None
         assert quantile(merged([]), share) is None
 
 
-def test_what_lies_beyond_the_last_bin_is_longer_than_any(histogram: Histogram) -> None:
+def test_durations_above_the_last_bound_have_an_infinite_quantile(histogram: Histogram) -> None:
     histogram.record(0.001)
     histogram.record(60.0)
     assert quantile(histogram.counts, 0.5) == BOUNDS[bisect_left(BOUNDS, 0.001)]
@@ -98,7 +98,7 @@ def test_a_quantile_is_within_one_bin_of_the_sorted_durations(durations: list[fl
     histogram = Histogram(lambda: 0.0)
     for duration in durations:
         histogram.record(duration)
-    # The smallest duration that so many did not exceed.
+    # The smallest duration that this many did not exceed.
     exact = sorted(durations)[max(0, ceil(share * len(durations)) - 1)]
     assert quantile(histogram.counts, share) == (*BOUNDS, float("inf"))[bisect_left(BOUNDS, exact)]
 
@@ -152,7 +152,7 @@ def test_a_slice_that_comes_round_again_begins_empty(histogram: Histogram, secon
     assert [at for at, count in enumerate(counts) if count] == [bisect_left(BOUNDS, 0.001)]
 
 
-def test_what_was_handed_out_does_not_change(histogram: Histogram) -> None:
+def test_returned_counts_do_not_change(histogram: Histogram) -> None:
     histogram.record(0.001)
     minute = histogram.last_minute()
     histogram.record(0.001)

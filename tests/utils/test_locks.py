@@ -43,7 +43,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def test_a_fork_while_another_thread_holds_the_lock_hangs_nothing() -> None:
+def test_a_fork_while_another_thread_holds_the_lock_does_not_hang() -> None:
     # Later Pythons warn of any fork with threads; that is what is tried here.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
     result = subprocess.run(
@@ -52,7 +52,7 @@ def test_a_fork_while_another_thread_holds_the_lock_hangs_nothing() -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_whoever_serves_after_a_fork_has_such_a_lock() -> None:
+def test_objects_that_serve_after_a_fork_have_a_fork_safe_lock() -> None:
     policies = PolicyCache()
     for lock in (
         Breaker("redis.example:6379", 1)._lock,

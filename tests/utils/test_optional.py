@@ -45,7 +45,7 @@ sys.meta_path.insert(0, Hide())
 
 
 def run(code: str) -> str:
-    """What a fresh interpreter prints, outside any Django project."""
+    """The output of a fresh interpreter, outside any Django project."""
     inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
@@ -58,7 +58,7 @@ def run(code: str) -> str:
     return result.stdout
 
 
-def test_what_needs_no_extra_imports_none() -> None:
+def test_modules_without_an_extra_import_no_optional_package() -> None:
     modules = "admin, api, apps, checks, decorators, errors, metrics, middleware, throttling, urls"
     code = f"{SETUP}\nfrom django_ratequota import {modules}\nprint(*sys.modules, sep='\\n')"
     code = code.replace('"rest_framework", "dj', '"rest_framework", "django.contrib.admin", "dj')
@@ -75,7 +75,7 @@ def test_everything_else_does_without_all_of_them() -> None:
 
 
 @pytest.mark.parametrize("module", USERS)
-def test_a_missing_package_is_asked_for_by_its_extra(module: str) -> None:
+def test_a_missing_package_raises_an_error_that_names_its_extra(module: str) -> None:
     extra, package = USERS[module]
     code = f"""{HIDE.format(package=package)}{SETUP}
 from importlib import import_module
@@ -97,7 +97,7 @@ def test_a_package_that_is_there_is_used(module: str) -> None:
     assert package in run(f"{code}\nprint(*sys.modules, sep='\\n')").split()
 
 
-def test_a_package_that_is_broken_says_so_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_package_raises_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_extra.py").write_text("import no_such_module_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_module_at_all"):

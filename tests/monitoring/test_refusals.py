@@ -1,0 +1,136 @@
+"""Refusals and their ids, from the response to what operators read."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from rest_framework.test import APIClient
+
+from django_ratequota import check_request
+from django_ratequota.engine.keys import statistics_key
+from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring import records
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.packing import HOUR
+from django_ratequota.monitoring.refusals import find_refusal, refusals
+from tests.monitoring.support import record
+from tests.project.views import request_from
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
+
+
+def test_a_refusal_is_found_by_its_id(search: Endpoint) -> None:
+    plan = Plan.objects.create(name="Free", slug="free", default_for="authenticated")
+    tight = RatePolicy.objects.create(endpoint=search, plan=plan, rates="1/day")
+    alice = User.objects.create(username="alice")
+    before = int(time.time())
+    decisions = [check_request(request_from(user=alice, address="203.0.113.7"), scope="search") for _ in range(4)]
+    ids = {decision.refusal_id for decision in decisions[1:]}
+    assert decisions[0].refusal_id == ""
+    assert all(re.fullmatch("[a-z2-7]{10}", one) for one in ids)
+    collector.flush()
+    found = [one for one in map(find_refusal, ids) if one]
+    assert sum(one.count for one in found) == 3
+    refusal = found[0]
+    assert (refusal.caller, refusal.ip, refusal.plan_id) == (f"user:{alice.pk}", "ip:203.0.113.7", plan.pk)
+    assert (refusal.scope, refusal.method, refusal.cost, refusal.error) == ("search", "GET", 1, "")
+    assert before <= refusal.at.timestamp() <= time.time()
+    assert refusal.violated == ("search/day",)
+    assert refusal.revision == decisions[1].revision
+    [bucket] = refusal.buckets
+    assert (bucket.title, bucket.rate, bucket.policy_id) == ("search/day", "1/day", tight.pk)
+    assert (bucket.subject, bucket.refused, bucket.limit, bucket.remaining) == (f"user:{alice.pk}", True, 1, 0)
+    assert bucket.retry_after == pytest.approx(86_400, abs=60)
+    assert {one.id for one in refusals()} == ids
+    assert find_refusal(f"  {refusal.id.upper()}\n") == refusal
+
+
+@pytest.mark.parametrize(
+    "written", ["", "nothing", "a" * 10, "a" * 10_000, "refused_at", "aaaaaaaaa\x00", "ａｂｃｄｅｆｇｈｉｊ"]
+)
+def test_an_unknown_id_is_not_found(written: str) -> None:
+    assert find_refusal(written) is None
+
+
+def test_different_callers_endpoints_and_reasons_have_different_ids(search: Endpoint) -> None:
+    RatePolicy.objects.create(rates="blocked")
+    ids = [check_request(request_from(address=ip), scope=scope).refusal_id for ip in ("203.0.113.7", "203.0.113.8")
+           for scope in ("search", None)]  # fmt: skip
+    assert len(set(ids)) == 4
+
+
+def test_the_id_depends_on_the_secret_key(settings: Any) -> None:
+    """An address could be found from its plain digest by trying all."""
+    ids = set()
+    for key in ("one", "two"):
+        settings.SECRET_KEY = key
+        ids.add(records.digest("ip:203.0.113.7"))
+    assert len(ids) == 2
+
+
+def test_refusals_of_one_caller(search: Endpoint) -> None:
+    RatePolicy.objects.create(rates="blocked")
+    for last in range(20):
+        check_request(request_from(address=f"203.0.113.{last}"))
+    collector.flush()
+    assert [one.caller for one in refusals(caller="ip:203.0.113.3")] == ["ip:203.0.113.3"]
+    assert len(refusals(most=5)) == 5
+
+
+def test_responses_carry_the_id() -> None:
+    Endpoint.objects.create(name="search")
+    RatePolicy.objects.create(rates="blocked")
+    client = APIClient(headers={"accept": "application/json"})
+    for path in ("/decorated/", "/search/"):
+        response = client.get(path)
+        assert response.status_code == 429, path
+        collector.flush()
+        assert find_refusal(response["X-RateLimit-Refusal"]) is not None
+    problem = client.get("/decorated/")
+    assert json.loads(problem.content)["refusal_id"] == problem["X-RateLimit-Refusal"]
+    text = client.get("/decorated/", headers={"accept": "text/plain"})
+    assert f"Reference: {text['X-RateLimit-Refusal']}." in text.content.decode()
+
+
+def test_refusals_are_bounded_in_the_process(monkeypatch: Any) -> None:
+    monkeypatch.setattr(collecting, "MAX_REFUSALS", 3)
+    RatePolicy.objects.create(rates="blocked")
+    ids = [check_request(request_from(address=f"203.0.113.{last}")).refusal_id for last in range(5)]
+    assert [bool(one) for one in ids] == [True, True, True, False, False]
+
+
+def test_redis_drops_the_oldest_refusals_beyond_its_bound(monkeypatch: Any, redis_client: redis.Redis) -> None:
+    monkeypatch.setattr(collecting, "MAX_KEPT_REFUSALS", 3)
+    RatePolicy.objects.create(rates="blocked")
+    now = int(time.time())
+    ids = []
+    for ago in (5, 4, 3, 2, 1):
+        decision = check_request(request_from())
+        collector.clear()
+        ids.append(collector._record_refusal(record(now - ago * 60, f"user:{ago}"), "", "", "GET", decision))
+        collector.flush()
+    assert [find_refusal(one) is not None for one in ids] == [False, False, True, True, True]
+    assert redis_client.hlen(statistics_key("rqtest", "refusals")) == 6
+
+
+def test_refusals_expire_after_48_hours(search: Endpoint, redis_client: redis.Redis) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="blocked")
+    decision = check_request(request_from(), scope="search")
+    collector.clear()
+    old = collector._record_refusal(record(int(time.time()) - 50 * HOUR), "", "", "GET", decision)
+    collector.flush()
+    assert find_refusal(old) is None
+    young = collector._record_refusal(record(int(time.time()) - 47 * HOUR), "", "", "GET", decision)
+    collector.flush()
+    assert find_refusal(young) is not None
+    redis_client.zadd(statistics_key("rqtest", "refused_at"), {young: time.time() - 50 * HOUR})
+    check_request(request_from())
+    collector.flush()
+    assert find_refusal(young) is None
