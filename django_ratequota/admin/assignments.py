@@ -1,4 +1,4 @@
-"""Plan assignments: which user is on which plan, since when and until when."""
+"""Plan assignments: which user is on which plan, from when until when."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class PlanAssignmentAdmin(AutocompleteAdmin, RecordedAdmin):
         css = {"all": ["django_ratequota/admin.css"]}
 
     def get_search_fields(self, request: Any) -> list[str]:
-        """The user's name, and what else tells an assignment."""
+        """Return the lookups that find a user, a plan or a reason."""
         return [*user_search_fields(), "plan__name", "reason"]
 
     def save_model(self, request: Any, obj: Any, form: Any, change: bool) -> None:
-        """Note who made the assignment."""
+        """Record who made the assignment."""
         if not change:
             obj.created_by = request.user
         super().save_model(request, obj, form, change)

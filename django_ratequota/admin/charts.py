@@ -1,4 +1,4 @@
-"""Bars over time as an SVG drawing of our own, with the same numbers as a table beside it."""
+"""Stacked bars over time as SVG, with the same numbers as a table."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from django.utils.translation import gettext
 
 from .formatting import number_text
 
-#: The drawing in units of its own, whatever its size on the page.
+#: Size and margins of the drawing in SVG user units.
 _WIDTH, _HEIGHT = 720, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 26, 14, 44
-#: Units that a character of a label takes, on wide pages and on narrow ones (see plots.css), with room to the next.
+#: Width of a label's character on wide and on narrow pages (see plots.css), and the least space between labels.
 _CHARACTER, _NARROW_CHARACTER, _SPACE = 6.5, 12, 14
-#: Every so manyth label is written: those that divide hours, days and weeks.
-_THINNED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 48, 60, 96, 168)
-
-
-#: The kinds of bars that are drawn with a pattern of the drawing's own, not plain.
+#: One label of so many slots is written: steps that divide hours, days and weeks.
+_LABEL_STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 48, 60, 96, 168)
+#: Kinds filled with a pattern instead of a plain colour.
 _PATTERNED = ("refused", "would")
 
 
@@ -31,15 +29,15 @@ class Series:
     """One part of each bar."""
 
     name: str
-    #: admitted, refused, would, or a word of the caller's own: its class in plots.css.
+    #: ``admitted``, ``refused``, ``would`` or another word: its class in plots.css.
     kind: str
-    #: One for each bar, 0 or more.
+    #: One value per bar, 0 or more.
     values: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One series' part of a bar: numbers of SVG attributes, never localised."""
+    """The part of a bar that belongs to one series; its numbers are SVG attributes and never localised."""
 
     kind: str
     y: str
@@ -48,28 +46,28 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """All series at one time."""
+    """All series in one slot of time."""
 
     x: str
     width: str
-    #: What is shown on hover.
+    #: Shown on hover.
     text: str
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """A mark of an axis."""
+    """A mark on an axis."""
 
     at: str
     text: str
-    #: Whether there is room for it on a narrow page, too.
+    #: Whether narrow pages have room for it.
     narrow: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """What ``django_ratequota/plot.html`` draws."""
+    """A chart for the template ``django_ratequota/plot.html``; made by ``plot``."""
 
     title: str
     labels: Sequence[str]
@@ -81,27 +79,27 @@ class Plot:
 
     @property
     def id(self) -> str:
-        """Begins every id of the drawing: two plots of a page have titles of their own."""
+        """The prefix of every id in the drawing; plots with different titles can share a page."""
         return f"ratequota-plot-{crc32(self.title.encode(errors='backslashreplace')):08x}"
 
     @property
     def patterned(self) -> Sequence[str]:
-        """The kinds that are filled by a pattern; the others by the style sheet."""
+        """The kinds filled with a pattern; the style sheet colours the others."""
         return _PATTERNED
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing but nothing to draw."""
-        return not any(any(one.values) for one in self.series)
+        """Whether every value is zero."""
+        return not any(any(series.values) for series in self.series)
 
     @property
     def view_box(self) -> str:
-        """The drawing's own units."""
+        """The SVG ``viewBox``."""
         return f"0 0 {_WIDTH} {_HEIGHT}"
 
     @property
     def edges(self) -> dict[str, str]:
-        """Where the axes are, and where their texts go."""
+        """The positions of the axes and of their labels."""
         bottom = _HEIGHT - _BOTTOM
         return {
             "left": str(_LEFT),
@@ -115,17 +113,17 @@ class Plot:
 
     @cached_property
     def values(self) -> tuple[Tick, ...]:
-        """The marks of the upright axis: round numbers, 0 first."""
+        """The marks of the y axis: round numbers, 0 first."""
         top = self._ticks[-1]
         return tuple(Tick(at=_number(self._y(tick, top)), text=number_text(tick)) for tick in self._ticks)
 
     @cached_property
     def times(self) -> tuple[Tick, ...]:
-        """The marks of the level axis: as many labels as there is room for."""
+        """The marks of the x axis: as many labels as there is room for."""
         longest = max(map(len, self.labels))
-        wide = self._every(longest * _CHARACTER + _SPACE)
-        narrow = wide * math.ceil(self._every(longest * _NARROW_CHARACTER + _SPACE) / wide)
-        # Whole hours and midnights tell more than whatever came first.
+        wide = self._label_step(longest * _CHARACTER + _SPACE)
+        narrow = wide * math.ceil(self._label_step(longest * _NARROW_CHARACTER + _SPACE) / wide)
+        # Prefer whole hours and midnights to the first slot.
         first = max(range(wide), key=lambda at: _roundness(self.labels[at::wide]))
         ticks = []
         for at in range(first, len(self.labels), wide):
@@ -137,42 +135,44 @@ class Plot:
 
     @cached_property
     def bars(self) -> tuple[Bar, ...]:
-        """One for each label."""
+        """One bar per label."""
         top = self._ticks[-1]
         width = self._x(1) - self._x(0)
         bars = []
         for at, label in enumerate(self.labels):
             parts, sum_below = [], 0.0
-            for one in self.series:
-                value = one.values[at]
+            for series in self.series:
+                value = series.values[at]
                 if value:
                     y = self._y(sum_below + value, top)
-                    parts.append(Part(kind=one.kind, y=_number(y), height=_number(self._y(sum_below, top) - y)))
+                    parts.append(Part(kind=series.kind, y=_number(y), height=_number(self._y(sum_below, top) - y)))
                     sum_below += value
-            bar = Bar(x=_number(self._x(at)), width=_number(width), text=self._told(at, label), parts=tuple(parts))
+            bar = Bar(
+                x=_number(self._x(at)), width=_number(width), text=self._hover_text(at, label), parts=tuple(parts)
+            )
             bars.append(bar)
         return tuple(bars)
 
     @property
     def bar_width(self) -> str:
-        """Units: less than the distance from bar to bar."""
+        """The width of a bar, which leaves a gap to the next."""
         return _number((self._x(1) - self._x(0)) * 0.86)
 
     @cached_property
     def path(self) -> str:
-        """The line, in steps; interrupted where it has no value."""
-        drawn = []
+        """The line as an SVG path in steps, interrupted where it has no value."""
+        steps = []
         for at, (before, value) in enumerate(pairwise([None, *self.line])):
             if value is not None:
                 y = _number(self._y(value, self._ticks[-1]))
-                drawn.append(f"M{_number(self._x(at))} {y}" if before is None else f"V{y}")
-                drawn.append(f"H{_number(self._x(at + 1))}")
-        return " ".join(drawn)
+                steps.append(f"M{_number(self._x(at))} {y}" if before is None else f"V{y}")
+                steps.append(f"H{_number(self._x(at + 1))}")
+        return " ".join(steps)
 
     @property
     def description(self) -> str:
-        """The drawing in a sentence."""
-        sums = [sum(one.values[at] for one in self.series) for at in range(len(self.labels))]
+        """The drawing in words, for screen readers."""
+        sums = self._sums
         highest = max(range(len(sums)), key=sums.__getitem__)
         return gettext(
             "Stacked bars from %(first)s to %(last)s. The highest is %(most)s at %(when)s. "
@@ -186,8 +186,8 @@ class Plot:
 
     @property
     def rows(self) -> list[tuple[str, list[str]]]:
-        """The table: each label with a number of each series, and of the line."""
-        columns: list[Sequence[float | None]] = [one.values for one in self.series]
+        """The rows of the table: each label with the value of each series, and of the line."""
+        columns: list[Sequence[float | None]] = [series.values for series in self.series]
         if self.line_name:
             columns.append(self.line)
         return [
@@ -196,16 +196,19 @@ class Plot:
         ]
 
     @cached_property
-    def _ticks(self) -> tuple[float, ...]:
-        sums = (sum(one.values[at] for one in self.series) for at in range(len(self.labels)))
-        return round_ticks(max([*sums, *(value for value in self.line if value is not None)]))
+    def _sums(self) -> list[float]:
+        return [sum(series.values[at] for series in self.series) for at in range(len(self.labels))]
 
-    def _told(self, at: int, label: str) -> str:
-        told = [f"{one.name} {number_text(one.values[at])}" for one in self.series]
+    @cached_property
+    def _ticks(self) -> tuple[float, ...]:
+        return round_ticks(max([*self._sums, *(value for value in self.line if value is not None)]))
+
+    def _hover_text(self, at: int, label: str) -> str:
+        values = [f"{series.name} {number_text(series.values[at])}" for series in self.series]
         value = self.line[at] if self.line else None
         if value is not None:
-            told.append(f"{self.line_name} {number_text(value)}")
-        return f"{label}: {', '.join(told)}"
+            values.append(f"{self.line_name} {number_text(value)}")
+        return f"{label}: {', '.join(values)}"
 
     def _x(self, at: float) -> float:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * at / len(self.labels)
@@ -213,10 +216,10 @@ class Plot:
     def _y(self, value: float, top: float) -> float:
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - value / top)
 
-    def _every(self, units: float) -> int:
+    def _label_step(self, units: float) -> int:
         fits = max(1, int((_WIDTH - _LEFT - _RIGHT) / units))
         wanted = math.ceil(len(self.labels) / fits)
-        return next((step for step in _THINNED if step >= wanted), wanted)
+        return next((step for step in _LABEL_STEPS if step >= wanted), wanted)
 
 
 def plot(
@@ -229,18 +232,18 @@ def plot(
     line_name: str = "",
     empty: str = "",
 ) -> Plot:
-    """Stacked bars, the first series lowest, with a line in steps (a limit, say) where one is given.
+    """Return a chart of stacked bars, the first series lowest, and of an optional line in steps, such as a limit.
 
-    Labels, and what each series and the line hold, have the same order and length. ``empty`` is the sentence
-    that stands in place of a drawing without anything in it.
+    ``labels``, each series' values and ``line`` have the same order and length; raises ``ValueError`` otherwise.
+    ``empty`` replaces the drawing while every value is zero.
     """
-    for one in (*(one.values for one in series), *([] if line is None else [line])):
-        if len(one) != len(labels):
-            raise ValueError(f"{len(labels)} labels, but {len(one)} values")
+    for values in (*(part.values for part in series), *([] if line is None else [line])):
+        if len(values) != len(labels):
+            raise ValueError(f"{len(labels)} labels, but {len(values)} values")
     return Plot(
         title=str(title),
         labels=[str(label) for label in labels],
-        series=[replace(one, name=str(one.name)) for one in series],
+        series=[replace(part, name=str(part.name)) for part in series],
         unit=str(unit),
         line=line or (),
         line_name=str(line_name) if line else "",
@@ -249,7 +252,7 @@ def plot(
 
 
 def round_ticks(highest: float) -> tuple[float, ...]:
-    """From 0 in at most five equal steps of 1, 2 or 5 times a power of ten, up to ``highest`` or just above."""
+    """Return marks from 0 to ``highest`` or just above, in at most five steps of 1, 2 or 5 times a power of ten."""
     if highest <= 0:
         return (0, 1)
     power = 10.0 ** math.floor(math.log10(highest / 5))
@@ -264,5 +267,5 @@ def _roundness(labels: Sequence[str]) -> float:
 
 
 def _number(value: float) -> str:
-    """For an SVG attribute: no comma in any language."""
+    """Return the number for an SVG attribute: never localised."""
     return f"{value:.2f}".rstrip("0").rstrip(".")

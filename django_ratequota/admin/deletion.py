@@ -1,4 +1,4 @@
-"""What the delete pages show: of the thousands of rows that go along, the first ones and how many more there are."""
+"""The rows that a deletion takes along: the delete pages list the first of them and count the others."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ LISTED = 100
 
 
 class _FirstRows(NestedObjects):
-    """Collects what a deletion takes along; of rows that nothing hangs from, only the first."""
+    """Collects the related rows of a deletion, but only the first of those that nothing refers to."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        #: All rows of the relations that are not collected whole.
-        self.cut: list[models.QuerySet[Any]] = []
+        #: The relations of which only the first rows are collected.
+        self.truncated: list[models.QuerySet[Any]] = []
 
     def related_objects(self, related_model: Any, related_fields: Any, objs: Any) -> Any:
-        """The rows that refer to the objects."""
+        """Return the rows that refer to the objects."""
         rows = super().related_objects(related_model, related_fields, objs)
         cascades = all(field.remote_field.on_delete is models.CASCADE for field in related_fields)
         if not cascades or related_model._meta.related_objects or rows.count() <= LISTED:
             return rows
-        self.cut.append(rows)
+        self.truncated.append(rows)
         named = [field.name for field in related_model._meta.concrete_fields if field.is_relation]
         return rows.select_related(*named).order_by("pk")[:LISTED]
 
 
 def deleted_objects(objs: Any, request: Any, site: Any) -> tuple[list[Any], dict[Any, int], set[Any], list[Any]]:
-    """Return what ``ModelAdmin.get_deleted_objects`` does, by as many queries for 50,000 rows as for 200.
+    """Return what ``ModelAdmin.get_deleted_objects`` returns, with a fixed number of queries.
 
-    Rights are asked for each row that is listed, and for one policy of each kind that rights tell apart.
+    Permissions are checked for each listed row, and for one override and one other policy of the rest.
     """
     if not objs:
         return [], {}, set(), []
@@ -64,11 +64,11 @@ def deleted_objects(objs: Any, request: Any, site: Any) -> tuple[list[Any], dict
 
     lines = collector.nested(line)
     counts = {model._meta.verbose_name_plural: len(rows) for model, rows in collector.model_objs.items()}
-    for rows in collector.cut:
+    for rows in collector.truncated:
         kinds = (OVERRIDES, ~OVERRIDES) if rows.model is RatePolicy else ()
-        for one in (rows.filter(kind).first() for kind in kinds):
-            if one is not None:
-                line(one)
+        for policy in (rows.filter(kind).first() for kind in kinds):
+            if policy is not None:
+                line(policy)
         more = rows.count() - LISTED
         name = rows.model._meta.verbose_name_plural
         counts[name] += more

@@ -1,4 +1,4 @@
-"""Recorded changes in words: which fields differ, and what their values are called today."""
+"""Recorded changes in words: the fields that differ, their values, and the names of related objects."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ..recording.validators import visible
 from .formatting import moment
 from .names import deleted, object_name, object_names
 
-#: Fields that a cell of the list names, and characters of each value; the whole is a click away.
+#: Fields that a cell of the list shows, and characters of each value; the change's own page shows all.
 _FIELDS = 2
 _CHARACTERS = 40
 
-#: (field's name, the field or None where the model has it no more, before, after)
+#: (field name, the field or None if the model no longer has it, before, after)
 Difference = tuple[str, Any, Any, Any]
 
 
 def fields_of(kind: str) -> dict[str, Any]:
-    """The fields of the model, by name; none for ``*``."""
+    """Return the fields of the model by name; empty for ``*``."""
     try:
         model = apps.get_model("django_ratequota", kind)
     except (LookupError, ValueError):
@@ -35,12 +35,12 @@ def fields_of(kind: str) -> dict[str, Any]:
 
 
 def differences(change: PolicyChange) -> list[Difference]:
-    """The fields whose values differ before and after the change; every counter of a reset or grant."""
+    """Return the fields that the change changed, or every counter of a reset or grant."""
     before, after = change.before or {}, change.after or {}
     known = fields_of(change.model)
     counted = change.model == "counter"
     found = []
-    # In the model's order: PostgreSQL keeps none for the keys of what was recorded.
+    # In the model's order, because PostgreSQL keeps no order of JSON keys.
     for name in dict.fromkeys([*known, *before, *after]):
         field = known.get(name)
         states = [state.get(name) for state in (before, after)]
@@ -51,7 +51,7 @@ def differences(change: PolicyChange) -> list[Difference]:
 
 
 def as_table(rows: Iterable[Difference], heads: tuple[Any, Any, Any], empty: Any) -> str:
-    """The differences as a table; ``empty`` stands for no value."""
+    """Return the differences as an HTML table, with ``empty`` for missing values."""
     cells = (
         (label(name, field), *(_whole(field, value) or empty for value in values)) for name, field, *values in rows
     )
@@ -64,12 +64,12 @@ def as_table(rows: Iterable[Difference], heads: tuple[Any, Any, Any], empty: Any
 
 
 def label(name: str, field: Any) -> Any:
-    """What the field is called."""
+    """Return the field's verbose name."""
     return field.verbose_name if field else name
 
 
 def in_words(field: Any, value: Any) -> str:
-    """A recorded value that is no related object; "" for none."""
+    """Return a recorded value that is not a related object as text; "" for a missing value."""
     if value is None or value == "":
         return ""
     if isinstance(value, dict) and value.keys() == {"used", "remaining"}:
@@ -87,8 +87,8 @@ def _whole(field: Any, value: Any) -> str:
     return visible(in_words(field, value))
 
 
-class Names:
-    """What related objects are called today, looked up for a whole list at once."""
+class RelatedNames:
+    """Today's names of the related objects in a list of changes, looked up in one query per model."""
 
     def __init__(self, changes: Iterable[PolicyChange]) -> None:
         wanted: dict[Any, set[Any]] = {}
@@ -97,7 +97,7 @@ class Names:
         self._found = {model: object_names(model, values) for model, values in wanted.items()}
 
     def summary(self, change: PolicyChange) -> str:
-        """What changed, in a few words; "" for what was created or deleted, which its name tells."""
+        """Return what changed in a few words; "" for objects that were created or deleted."""
         if change.model == "counter":
             count = len(change.before or {})
             return ngettext("%(count)d counter", "%(count)d counters", count) % {"count": count}

@@ -1,4 +1,4 @@
-"""Endpoints, each with its policies; the pages know the scopes and routes of the code."""
+"""Endpoints, each with its policies; the pages offer the scopes and routes of the code."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .pages import page_url
 from .policy_table import PolicyInline, list_url
 from .warnings import WarnsOnInlineSave
 
-#: More routes than this are counted, not listed, where an endpoint's page says what it matches.
-_SHOWN_ROUTES = 20
+#: Matching routes that an endpoint's page lists; the others are counted.
+_MOST_ROUTES = 20
 
 
 class ScopeInput(AdminTextInputWidget):
@@ -70,28 +70,28 @@ class EndpointForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 class EndpointPolicyInline(PolicyInline):
-    """The endpoint's policies for plans and for everyone; overrides, maybe thousands, have their own list."""
+    """The endpoint's policies for plans and for everyone. Overrides can be thousands: they have their own list."""
 
     fields = ["plan", "counted_per", "rates", "algorithm", "mode", "when"]
     empty_value_display = _("everyone")
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
-        """Without overrides."""
+        """Return the policies without overrides."""
         return super().get_queryset(request).filter(user__isnull=True, subject="")
 
 
 class LimitedFilter(admin.SimpleListFilter):
-    """Whether an endpoint has policies of its own."""
+    """Filter by whether an endpoint has policies of its own."""
 
     title = _("policies")
     parameter_name = "policies"
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """The choices."""
+        """Return the choices."""
         return [("some", _("with policies")), ("none", _("without policies"))]
 
     def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """The rows of the choice."""
+        """Return the rows of the choice."""
         own = Exists(RatePolicy.objects.filter(endpoint=OuterRef("pk")))
         condition = {"some": own, "none": ~own}.get(self.value() or "")
         return queryset if condition is None else queryset.filter(condition)
@@ -104,7 +104,7 @@ class EndpointAdmin(WarnsOnInlineSave, RecordedAdmin):
     form = EndpointForm
     list_display = ["name", "some_routes", "methods", "cost", "charged_statuses", "policy_count", about]
     list_filter = [LimitedFilter]
-    ordering = ["name"]  # the model's, which a query that counts leaves out
+    ordering = ["name"]  # repeated here, because a query that counts drops the model's
     search_fields = ["name", "description", "routes"]
     list_per_page = 50
     show_facets = admin.ShowFacets.ALWAYS
@@ -115,18 +115,18 @@ class EndpointAdmin(WarnsOnInlineSave, RecordedAdmin):
         css = {"all": ["django_ratequota/admin.css"]}
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
-        """With the number of policies."""
+        """Return the endpoints with the number of their policies."""
         queryset: QuerySet[Any] = super().get_queryset(request).annotate(policy_count=Count("policies"))
         return queryset
 
     def get_readonly_fields(self, request: Any, obj: Any = None) -> list[str]:
-        """What a stored endpoint matches, and the list of its policies where the operator may open it."""
+        """Return what the endpoint matches, and the link to its policies if the operator may open their list."""
         if obj is None:
             return []
         return ["matches", *(["all_policies"] if list_url(self.admin_site, request, {}) else [])]
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
-        """The list, above it the scopes of the code that have no endpoint yet."""
+        """Return the list; above it are the scopes in code that have no endpoint yet."""
         add = reverse(f"{self.admin_site.name}:django_ratequota_endpoint_add")
         may_add = self.has_add_permission(request)
         scopes = [
@@ -141,21 +141,21 @@ class EndpointAdmin(WarnsOnInlineSave, RecordedAdmin):
 
     @admin.display(description=_("policies"), ordering="policy_count")
     def policy_count(self, endpoint: Any) -> int:
-        """How many policies the endpoint has, overrides included."""
+        """Return the number of policies, overrides included."""
         return int(endpoint.policy_count)
 
     @admin.display(description=_("routes"))
     def some_routes(self, endpoint: Any) -> str:
-        """The first of its patterns."""
+        """Return the first patterns."""
         return shown(endpoint.routes)
 
     @admin.display(description=_("matches now"))
     def matches(self, endpoint: Endpoint) -> str:
-        """What in this project's code the name and the routes match."""
+        """Return the views and routes of this project that the endpoint matches."""
         found = matched_routes(endpoint, known_routes())
         lines = [gettext("Views use it as their scope.")] if endpoint.name in known_scopes() else []
-        lines += [f"{route} ({name})" if name else route for route, name in found[:_SHOWN_ROUTES]]
-        more = len(found) - _SHOWN_ROUTES
+        lines += [f"{route} ({name})" if name else route for route, name in found[:_MOST_ROUTES]]
+        more = len(found) - _MOST_ROUTES
         if more > 0:
             lines.append(ngettext("and %d more route", "and %d more routes", more) % more)
         if not lines:
@@ -166,7 +166,7 @@ class EndpointAdmin(WarnsOnInlineSave, RecordedAdmin):
 
     @admin.display(description=_("all policies"))
     def all_policies(self, endpoint: Any) -> str:
-        """The way to the overrides, which the table below leaves out."""
+        """Return a link to all policies: the table on the page leaves out the overrides."""
         url = page_url(self.admin_site.name, "ratepolicy_changelist", query={"endpoint__id__exact": endpoint.pk})
         count = self.policy_count(endpoint)
         text = ngettext("%d policy, including overrides", "%d policies, including overrides", count) % count
@@ -174,13 +174,13 @@ class EndpointAdmin(WarnsOnInlineSave, RecordedAdmin):
 
 
 def unknown_scopes() -> list[str]:
-    """Scopes that the code names and no endpoint has: until it is created, they match nothing."""
+    """Return the scopes in code that no endpoint has; until one is created, they match nothing."""
     known = set(Endpoint.objects.values_list("name", flat=True))
     return [scope for scope in known_scopes() if scope not in known]
 
 
 def name_problem(scope: str) -> str:
-    """Why no endpoint can have that name, and what to write instead; "" when it can."""
+    """Return why no endpoint can have this name; "" if one can."""
     endpoint = Endpoint(name=scope)
     try:
         endpoint.clean_fields()

@@ -1,4 +1,4 @@
-"""Filters of the lists whose choices may be thousands of rows."""
+"""Filters of the admin's lists: by related object, by time and by audience."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .formatting import shown
 from .permissions import OVERRIDES
 from .widgets import SafeAutocomplete
 
-#: Most objects of a select; an operator who may not search them cannot choose the others.
+#: Most objects in a select. Operators who may not search for objects cannot choose the others.
 _MOST_CHOICES = 100
-#: What an empty field means, by its name.
+#: Names of an empty value, by field.
 _EMPTY = {"endpoint": _("all endpoints"), "plan": _("no plan")}
 
 
 class RelatedFilter(admin.RelatedFieldListFilter):
-    """Filters by a related object that is looked up, and never counts by all of them.
+    """Filters by a related object, found by autocomplete.
 
-    Such a count is a column each, of which PostgreSQL takes 1,664 and SQLite 2,000.
+    Facet counts are left out: each would be a column, and PostgreSQL takes 1,664 of them, SQLite 2,000.
     """
 
     template = "admin/django_ratequota/filter.html"
@@ -32,7 +32,7 @@ class RelatedFilter(admin.RelatedFieldListFilter):
     def __init__(self, field: Any, request: Any, params: Any, model: Any, model_admin: Any, field_path: str) -> None:
         name = f"{field_path}__{field.target_field.name}__exact"
         if params.get(name) == [""]:
-            del params[name]  # the form was sent without a choice
+            del params[name]  # the form was sent empty
         super().__init__(field, request, params, model, model_admin, field_path)
         searches = model_admin.may_search(field.related_model, request)
         widget = SafeAutocomplete(field, model_admin.admin_site) if searches else forms.Select()
@@ -40,24 +40,24 @@ class RelatedFilter(admin.RelatedFieldListFilter):
         if not searches:
             choice.choices = [("", "---------"), *self._used(request, model_admin)]
         attrs = {"id": f"filter-{name}", "aria-label": str(self.title)}
-        #: The field that looks the object up.
+        #: The rendered field that finds the object.
         self.chooser = choice.widget.render(name, (self.lookup_val or [""])[-1], attrs)
-        #: What else the list is filtered and ordered by: the names and values of hidden fields.
+        #: The list's other filters and its order: names and values of hidden fields.
         self.others: list[tuple[str, str]] = []
 
     def has_output(self) -> bool:
-        """Return True: that there is nothing to choose would take a query to find out."""
+        """Return True: to find out that there are no choices would take a query."""
         return True
 
     def field_choices(self, field: Any, request: Any, model_admin: Any) -> Any:
-        """Return nothing: all objects would be too many."""
+        """Return nothing: a list of all objects would be too long."""
         return []
 
     def choices(self, changelist: Any) -> Iterator[Any]:
-        """All rows, and those without such an object."""
+        """Yield the links for all rows, and for rows without a related object."""
         own = self.expected_parameters()
-        given = changelist.filter_params.items()
-        self.others = [(name, value) for name, values in given if name not in own for value in values]
+        params = changelist.filter_params.items()
+        self.others = [(name, value) for name, values in params if name not in own for value in values]
         yield {
             "selected": self.lookup_val is None and not self.lookup_val_isnull,
             "query_string": changelist.get_query_string(remove=own),
@@ -71,7 +71,7 @@ class RelatedFilter(admin.RelatedFieldListFilter):
             }
 
     def _used(self, request: Any, model_admin: Any) -> list[tuple[Any, str]]:
-        """The first of the objects that rows of the list point at."""
+        """Return the first of the objects that rows of the list refer to."""
         field: Any = self.field
         used = model_admin.get_queryset(request).order_by().values(self.field_path)
         related = field.related_model._default_manager.filter(pk__in=used)
@@ -80,13 +80,13 @@ class RelatedFilter(admin.RelatedFieldListFilter):
 
 
 class ActiveFilter(admin.SimpleListFilter):
-    """Whether a dated row counts now, will count, or has ended."""
+    """Filter by whether a row is active now, has not started, or has ended."""
 
     title = _("time")
     parameter_name = "time"
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """The choices."""
+        """Return the choices."""
         choices = {
             "active": _("active now"),
             "future": _("not started"),
@@ -96,7 +96,7 @@ class ActiveFilter(admin.SimpleListFilter):
         return list(choices.items())
 
     def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """The rows of the choice."""
+        """Return the rows of the choice."""
         now = timezone.now()
         started = Q(starts_at__isnull=True) | Q(starts_at__lte=now)
         open_ended = Q(ends_at__isnull=True) | Q(ends_at__gt=now)
@@ -110,18 +110,18 @@ class ActiveFilter(admin.SimpleListFilter):
 
 
 class AudienceFilter(admin.SimpleListFilter):
-    """What kind of audience a policy has."""
+    """Filter by the kind of audience."""
 
     title = _("audience")
     parameter_name = "audience"
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """The choices."""
+        """Return the choices."""
         choices = {"user": _("a user"), "subject": _("a subject"), "plan": _("a plan"), "everyone": _("everyone")}
         return [*choices.items(), ("override", _("a user or a subject"))]
 
     def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """The rows of the choice."""
+        """Return the rows of the choice."""
         condition = {
             "user": Q(user__isnull=False),
             "subject": ~Q(subject=""),
@@ -133,6 +133,6 @@ class AudienceFilter(admin.SimpleListFilter):
 
 
 def is_active(row: Any) -> bool:
-    """Whether the row's dates include this moment."""
+    """Return whether the row's dates include this moment."""
     now = timezone.now()
     return (row.starts_at is None or row.starts_at <= now) and (row.ends_at is None or row.ends_at > now)

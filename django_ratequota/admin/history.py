@@ -1,4 +1,4 @@
-"""The history of policy changes: read-only, with a way back to each version that it holds."""
+"""The history of policy changes: read-only; each change offers to restore its versions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange, RecordedModel
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
-from .diff import Names, as_table, differences
+from .diff import RelatedNames, as_table, differences
 from .filters import RelatedFilter
 from .formatting import shown
 from .names import object_name
 from .restore import RestorePage
 
-#: What the page of a change shows.
-_SHOWN = [
+#: Fields on the page of a change.
+_FIELDS = [
     "at",
     "actor",
     "action",
@@ -36,34 +36,34 @@ _SHOWN = [
 
 
 class KindFilter(admin.SimpleListFilter):
-    """What kind of object changed."""
+    """Filter by the kind of object that changed."""
 
     title = _("kind")
     parameter_name = "model"
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """The choices."""
+        """Return the kinds."""
         return list(_kinds().items())
 
     def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """The rows of the choice."""
+        """Return the rows of the selected kind."""
         return queryset.filter(model=self.value()) if self.value() else queryset
 
 
-class TouchedFilter(admin.SimpleListFilter):
-    """Whether a change touches one user only, or this one: the page of a change links here with a user's id."""
+class AffectedUserFilter(admin.SimpleListFilter):
+    """Filter by whether a change affects one user only; the page of a change links here with that user's id."""
 
     title = _("affected user")
     parameter_name = "touched_user"
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """The choices: all users would be too many."""
+        """Return whether one user is affected, and the selected user: a list of all would be too long."""
         choices: list[tuple[str, Any]] = [("one", _("one user only")), ("other", _("several or none"))]
-        chosen = self._user()
-        return [*choices, (chosen, shown(object_name(get_user_model(), chosen)))] if chosen else choices
+        user = self._user()
+        return [*choices, (user, shown(object_name(get_user_model(), user)))] if user else choices
 
     def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """The rows of the choice."""
+        """Return the rows of the choice."""
         if self._user():
             return queryset.filter(touched_user=self._user())
         if self.value():
@@ -77,62 +77,62 @@ class TouchedFilter(admin.SimpleListFilter):
 
 @admin.register(PolicyChange)
 class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
-    """Who changed what, and when; nobody edits history."""
+    """Who changed what, when and why. Nobody can edit it."""
 
     pages = (RestorePage,)
     list_display = ["at", "actor", "action", "kind", "object_text", "what_changed", "why"]
-    list_filter = ["action", KindFilter, "at", ("actor", RelatedFilter), TouchedFilter]
+    list_filter = ["action", KindFilter, "at", ("actor", RelatedFilter), AffectedUserFilter]
     list_select_related = ["actor"]
     list_per_page = 50
-    fields = [*_SHOWN]
-    readonly_fields = [*_SHOWN]
+    fields = [*_FIELDS]
+    readonly_fields = [*_FIELDS]
 
     class Media:
         css = {"all": ["django_ratequota/admin.css", "django_ratequota/history.css"]}
 
     def get_search_fields(self, request: Any) -> list[str]:
-        """What was changed, by whom, and why."""
+        """Return the lookups that find an object, an actor or a reason."""
         return ["object_text", "reason", "=object_id", "=touched_user", *user_search_fields("actor")]
 
     def get_changelist_instance(self, request: Any) -> Any:
-        """The list; what its rows point at is looked up once for all of them."""
+        """Return the list; the names of related objects are looked up once for all rows."""
         listed: Any = super().get_changelist_instance(request)
-        names = Names(listed.result_list)
+        names = RelatedNames(listed.result_list)
         for change in listed.result_list:
             change.names = names
         return listed
 
     def has_add_permission(self, request: Any) -> bool:
-        """Nobody."""
+        """Return False."""
         return False
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        """Nobody."""
+        """Return False."""
         return False
 
     def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
-        """Nobody."""
+        """Return False."""
         return False
 
     @admin.display(description=_("kind"), ordering="model")
     def kind(self, change: PolicyChange) -> Any:
-        """What kind of object changed."""
+        """Return the kind of object that changed."""
         return _kinds().get(change.model, change.model)
 
     @admin.display(description=_("what changed"))
     def what_changed(self, change: Any) -> str:
-        """The fields that differ, in a few words."""
+        """Return the fields that differ, in a few words."""
         summary: str = change.names.summary(change)
         return summary or str(self.get_empty_value_display())
 
     @admin.display(description=_("reason"), ordering="reason")
     def why(self, change: PolicyChange) -> str:
-        """Why, where it was given."""
+        """Return the reason."""
         return shown(change.reason) or str(self.get_empty_value_display())
 
     @admin.display(description=_("affected user"))
     def user_touched(self, change: PolicyChange) -> str:
-        """The only user whom the change concerns, by name; all changes of theirs are a click away."""
+        """Return the name of the only user affected, linked to all changes that affect them."""
         if not change.touched_user:
             return self.get_empty_value_display()
         url = reverse(f"{self.admin_site.name}:django_ratequota_policychange_changelist")
@@ -143,7 +143,7 @@ class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
 
     @admin.display(description=_("difference"))
     def difference(self, change: PolicyChange) -> str:
-        """The fields whose values differ, before and after."""
+        """Return a table of the fields whose values differ."""
         rows = differences(change)
         if not rows:
             return self.get_empty_value_display()
@@ -152,7 +152,7 @@ class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
 
 
 def _kinds() -> dict[str, Any]:
-    """What a change's ``model`` may say, in words."""
+    """Return the names of the values of ``PolicyChange.model``."""
     kinds: dict[str, Any] = {
         str(model._meta.model_name): model._meta.verbose_name
         for model in apps.get_app_config("django_ratequota").get_models()

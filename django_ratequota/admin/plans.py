@@ -32,7 +32,7 @@ class PlanAdmin(WarnsOnInlineSave):
     pages = (MatrixPage, CopyPlanPage)
     list_display = ["plan_name", "slug", "default_for", "policy_count", about]
     list_filter = ["default_for"]
-    ordering = ["name"]  # the model's, which a query that counts leaves out
+    ordering = ["name"]  # repeated here, because a query that counts drops the model's
     search_fields = ["name", "slug", "description"]
     formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
     prepopulated_fields = {"slug": ["name"]}
@@ -43,16 +43,16 @@ class PlanAdmin(WarnsOnInlineSave):
         css = {"all": ["django_ratequota/admin.css"]}
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
-        """With the number of policies."""
+        """Return the plans with the number of their policies."""
         queryset: QuerySet[Any] = super().get_queryset(request).annotate(policy_count=Count("policies"))
         return queryset
 
     @admin.display(description=_("name"), ordering="name")
     def plan_name(self, plan: Plan) -> str:
-        """What operators call it, unable to turn its neighbours around."""
+        """Return the name, with characters that would reverse the text around it disarmed."""
         return shown(plan.name)
 
     @admin.display(description=_("policies"), ordering="policy_count")
     def policy_count(self, plan: Any) -> int:
-        """How many policies the plan has."""
+        """Return the number of policies."""
         return int(plan.policy_count)

@@ -310,7 +310,9 @@ def test_policies_come_back_with_their_endpoint_but_for_those_that_are_back_alre
     Endpoint.objects.all().delete()
     deletion = last("delete", model="endpoint")
     assert {one.object_id for one in plan_restoration(deletion, "before").along} == {str(pk) for pk in pks.values()}
-    PolicyChange.objects.filter(object_id=str(pks["1/s"]), action="delete").update(at=timezone.now() - DAY)
+    PolicyChange.objects.filter(model="ratepolicy", object_id=str(pks["1/s"]), action="delete").update(
+        at=timezone.now() - DAY
+    )
     RatePolicy.objects.create(pk=pks["2/s"], rates="2/s")
     (along,) = plan_restoration(deletion, "before").along
     assert along.object_id == str(pks["3/s"])

@@ -1,4 +1,4 @@
-"""What the live usage page exports: CSV for spreadsheets, without a cell that one would run as a formula."""
+"""The CSV exports of the Live usage page. No cell can run as a formula in a spreadsheet."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ..names import caller_text, usernames
 from .counts import Selection, newest_refusals, sums_by_id, top_callers
 from .labels import VisibleNames
 
-#: Callers of a file, by each of the three counts.
-_CALLERS = 1000
-_REFUSALS = 1000
-#: Where a spreadsheet may read a formula: what begins one (the wide forms are East Asian), at the cell's beginning or
-#: behind what some locale separates cells by, blanks and quotes between.
+#: Most callers of each outcome, and most refusals in a file.
+_MOST_CALLERS = 1000
+_MOST_REFUSALS = 1000
+#: Where a spreadsheet may read a formula: a character that starts one (the wide forms are East Asian), at the start
+#: of the cell or after a separator of some locale, with spaces and quotes between.
 _FORMULA = re.compile(r"""((?:^|[;,\t\r\n])[\s"']*)(?=[=+\-@＝＋－＠])""")
-#: Without it, Excel reads UTF-8 as the machine's old code page.
-_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
+#: Without this byte order mark, Excel reads UTF-8 as the machine's old code page.
+_BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 _COUNTS: tuple[Any, ...] = (_("admitted"), _("of these would be refused"), _("refused"))
-_OF_POLICY = (_("would be refused"), _("refused"))
+_POLICY_COUNTS = (_("would be refused"), _("refused"))
 
 Table = tuple[Sequence[Any], Iterable[Sequence[Any]]]
 
 
 def csv_response(name: str, table: Table) -> StreamingHttpResponse:
-    """The table as a file to download; ``name`` without its ending, in plain letters."""
+    """Return the table as a download; ``name`` is ASCII, without ``.csv``."""
     response = StreamingHttpResponse(_lines(*table), content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="{name}.csv"'
     response["Cache-Control"] = "no-store"
@@ -39,14 +39,14 @@ def csv_response(name: str, table: Table) -> StreamingHttpResponse:
 
 
 def cell(value: Any) -> Any:
-    """A text that no spreadsheet runs; numbers stay numbers."""
+    """Return a text that no spreadsheet runs; numbers stay numbers."""
     if isinstance(value, int | float):
         return value
     return _FORMULA.sub(r"\1'", str(value))
 
 
 class _Echo:
-    """A file that hands each line back instead of keeping it."""
+    """A file that returns each line instead of keeping it."""
 
     def write(self, text: str) -> str:
         return text
@@ -54,67 +54,67 @@ class _Echo:
 
 def _lines(heads: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
     writer = csv.writer(_Echo(), quoting=csv.QUOTE_ALL)
-    yield _MARK + writer.writerow([cell(head) for head in heads])
+    yield _BYTE_ORDER_MARK + writer.writerow([cell(head) for head in heads])
     for row in rows:
         yield writer.writerow([cell(value) for value in row])
 
 
-def _of(counts: Counts) -> tuple[int, int, int]:
+def _numbers(counts: Counts) -> tuple[int, int, int]:
     return counts.admitted, counts.would_refuse, counts.refused
 
 
 def _timeline(selection: Selection, names: VisibleNames) -> Table:
     timeline = timelines.timeline(selection.span)
     slots = zip(timeline.starts, selection.counts(timeline), strict=True)
-    return [_("from"), *_COUNTS], ([start.isoformat(), *_of(counts)] for start, counts in slots)
+    return [_("from"), *_COUNTS], ([start.isoformat(), *_numbers(counts)] for start, counts in slots)
 
 
 def _endpoints(selection: Selection, names: VisibleNames) -> Table:
     found = sums_by_id(timelines.timeline(selection.span).endpoints)
-    return ["id", _("endpoint"), *_COUNTS], [[pk, names.endpoint(pk), *_of(counts)] for pk, counts in found]
+    return ["id", _("endpoint"), *_COUNTS], [[pk, names.endpoint(pk), *_numbers(counts)] for pk, counts in found]
 
 
 def _policies(selection: Selection, names: VisibleNames) -> Table:
     names.read(selection, timelines.timeline(selection.span), most=None)
-    rows = [[pk, names.policy(pk), *_of(counts)] for pk, counts in names.policy_sums]
+    rows = [[pk, names.policy(pk), *_numbers(counts)] for pk, counts in names.policy_sums]
     return ["id", _("policy"), *_COUNTS], rows
 
 
 def _callers(selection: Selection, names: VisibleNames) -> Table:
-    found = {top.caller: top for rows in top_callers(selection, _CALLERS).values() for top in rows}
+    found = {top.caller: top for rows in top_callers(selection, _MOST_CALLERS).values() for top in rows}
     users = usernames(found)
     order = sorted(found.values(), key=lambda top: (-top.counts.refused, -top.counts.admitted, top.caller))
     # What a policy admitted is not counted by caller.
-    heads, left_out = (_COUNTS, 0) if selection.policy_id is None else (_OF_POLICY, 1)
-    rows = [[top.caller, caller_text(top.caller, users), *_of(top.counts)[left_out:]] for top in order]
+    heads, left_out = (_COUNTS, 0) if selection.policy_id is None else (_POLICY_COUNTS, 1)
+    rows = [[top.caller, caller_text(top.caller, users), *_numbers(top.counts)[left_out:]] for top in order]
     return [_("caller"), _("name"), *heads], rows
 
 
 def _refused(selection: Selection, names: VisibleNames) -> Table:
-    found = newest_refusals(selection, names.endpoints, _REFUSALS)
-    users = usernames(one.caller for one in found)
+    found = newest_refusals(selection, names.endpoints, _MOST_REFUSALS)
+    users = usernames(refusal.caller for refusal in found)
     heads = ["id", _("at"), _("refusals"), _("caller"), _("name"), _("address"), _("method"), _("scope"), _("route")]
     rows = [
         [
-            one.id,
-            one.at.isoformat(),
-            one.count,
-            one.caller,
-            caller_text(one.caller, users),
-            one.ip,
-            one.method,
-            one.scope,
-            one.route,
-            ", ".join(one.violated),
-            one.error,
-            one.revision,
+            refusal.id,
+            refusal.at.isoformat(),
+            refusal.count,
+            refusal.caller,
+            caller_text(refusal.caller, users),
+            refusal.ip,
+            refusal.method,
+            refusal.scope,
+            refusal.route,
+            ", ".join(refusal.violated),
+            refusal.error,
+            refusal.revision,
         ]
-        for one in found
+        for refusal in found
     ]
     return [*heads, _("refused by"), _("error"), _("revision")], rows
 
 
-#: Each file by its name; may raise ``StoreError``, but not once it is being sent.
+#: The exports by name. They may raise ``StoreError``, but not after sending has begun.
 EXPORTS: dict[str, Callable[[Selection, VisibleNames], Table]] = {
     "timeline": _timeline,
     "endpoints": _endpoints,
