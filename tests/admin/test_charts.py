@@ -67,7 +67,7 @@ def test_ticks_are_few(highest: float) -> None:
     assert ticks[-2] < highest <= ticks[-1]
 
 
-def test_bars_stand_on_each_other_and_reach_the_axis() -> None:
+def test_bars_are_stacked_on_the_axis() -> None:
     shown = plot(
         title="Requests",
         labels=["a", "b"],
@@ -83,7 +83,7 @@ def test_bars_stand_on_each_other_and_reach_the_axis() -> None:
     assert first.get("x") == admitted.get("x") != second.get("x")
 
 
-def test_every_bar_tells_its_numbers_on_hover() -> None:
+def test_every_bar_shows_its_numbers_on_hover() -> None:
     shown = plot(
         title="Requests",
         labels=["13:05"],
@@ -95,7 +95,7 @@ def test_every_bar_tells_its_numbers_on_hover() -> None:
     assert titles == ["13:05: admitted 1,200, refused 0, limit 2,000"]
 
 
-def test_colour_is_not_the_only_carrier() -> None:
+def test_series_differ_by_pattern_and_not_by_colour_alone() -> None:
     kinds = ("admitted", "refused", "would")
     shown = plot(title="Requests", labels=["a"], series=[Series(kind, kind, [1]) for kind in kinds])
     svg = drawing(shown)
@@ -184,14 +184,14 @@ def test_two_plots_share_no_id() -> None:
 
 
 @pytest.mark.parametrize("shown", [of(), of(0, 0, 0), plot(title="Requests", labels=["a"], series=[])])
-def test_without_numbers_there_is_a_sentence(shown: Plot) -> None:
+def test_zeros_only_show_a_sentence_instead_of_a_chart(shown: Plot) -> None:
     text = draw(shown)
     assert "No data." in text
     assert "<svg" not in text
     assert "<table" not in text
 
 
-def test_the_sentence_may_be_another() -> None:
+def test_the_sentence_of_an_empty_chart_can_be_set() -> None:
     assert "No request yet." in draw(of(empty="No request yet."))
 
 

@@ -163,20 +163,20 @@ def rows(markup: str) -> list[list[str]]:
     return [[html.unescape(re.sub(r"<[^>]*>", "", one)).strip() for one in row] for row in cells]
 
 
-def told(page: Any) -> list[str]:
+def warnings(page: Any) -> list[str]:
     return [str(message) for message in page.context["messages"]]
 
 
 # --- Requests over time. ---
 
 
-def test_the_list_of_policies_leads_here(operator: Client) -> None:
+def test_the_list_of_policies_links_to_the_usage_page(operator: Client) -> None:
     assert f'<a href="{PAGE}">Live usage</a>' in text_of(operator.get(LIST))
     assert reverse("admin:django_ratequota_ratepolicy_usage") == PAGE
     assert reverse("admin:django_ratequota_ratepolicy_usage_csv") == CSV
 
 
-def test_requests_are_drawn_and_summed(operator: Client, scene: Scene) -> None:
+def test_chart_and_totals_of_requests(operator: Client, scene: Scene) -> None:
     scene.total = [Counts(1500, 500, 100), Counts(0, 0, 0)]
     page = operator.get(PAGE)
     text = text_of(page)
@@ -194,7 +194,7 @@ def test_requests_are_drawn_and_summed(operator: Client, scene: Scene) -> None:
     ]
 
 
-def test_without_requests_it_says_so(operator: Client, scene: Scene) -> None:
+def test_without_requests_the_page_shows_no_data(operator: Client, scene: Scene) -> None:
     scene.total = [Counts(), Counts()]
     text = text_of(operator.get(PAGE))
     assert "No requests were counted in this time." in text
@@ -204,15 +204,15 @@ def test_without_requests_it_says_so(operator: Client, scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("span", ["hour", "day", "week"])
-def test_the_span_is_chosen(operator: Client, scene: Scene, span: str) -> None:
+def test_select_a_span(operator: Client, scene: Scene, span: str) -> None:
     page = operator.get(PAGE, {"span": span})
     assert f"Live usage: last {span}" in text_of(page)
     assert f'<option value="{span}" selected>' in text_of(page)
     assert scene.asked[0] == span
-    assert told(page) == []
+    assert warnings(page) == []
 
 
-def test_an_endpoint_is_chosen(operator: Client, scene: Scene, search: Endpoint) -> None:
+def test_select_an_endpoint(operator: Client, scene: Scene, search: Endpoint) -> None:
     scene.endpoints = {search.pk: Counts(3, 1, 0), 0: Counts(5, 1, 1)}
     scene.tops = [TopCaller(caller="ip:203.0.113.7", counts=Counts(3, 1, 0))]
     page = operator.get(PAGE, {"endpoint": search.pk})
@@ -226,7 +226,7 @@ def test_an_endpoint_is_chosen(operator: Client, scene: Scene, search: Endpoint)
     assert page.context["totals"][0]["number"] == "6"
 
 
-def test_a_policy_is_chosen(operator: Client, scene: Scene, search: Endpoint) -> None:
+def test_select_a_policy(operator: Client, scene: Scene, search: Endpoint) -> None:
     policy = RatePolicy.objects.create(endpoint=search, rates="5/min")
     scene.policies = {policy.pk: Counts(2, 1, 0)}
     page = operator.get(PAGE, {"policy": policy.pk})
@@ -234,7 +234,7 @@ def test_a_policy_is_chosen(operator: Client, scene: Scene, search: Endpoint) ->
     assert page.context["totals"][0]["number"] == "3"
 
 
-def test_of_a_policys_callers_nothing_is_told_that_is_not_counted(operator: Client, scene: Scene) -> None:
+def test_callers_of_a_policy_have_no_admitted_count_and_no_share(operator: Client, scene: Scene) -> None:
     """Each was said to have been admitted 0 times, and refused in 100 % of its requests."""
     policy = RatePolicy.objects.create(rates="5/min")
     scene.tops = [TopCaller(caller="ip:203.0.113.7", counts=Counts(0, 2, 1))]
@@ -252,11 +252,11 @@ def test_of_a_policys_callers_nothing_is_told_that_is_not_counted(operator: Clie
     ]
 
 
-def test_both_are_the_policys(operator: Client, scene: Scene, search: Endpoint) -> None:
+def test_endpoint_and_policy_together_select_the_policy(operator: Client, scene: Scene, search: Endpoint) -> None:
     policy = RatePolicy.objects.create(rates="5/min")
     page = operator.get(PAGE, {"policy": policy.pk, "endpoint": search.pk})
-    assert len(told(page)) == 1
-    assert told(page)[0].startswith("The endpoint was ignored: requests are counted by endpoint or by policy")
+    assert len(warnings(page)) == 1
+    assert warnings(page)[0].startswith("The endpoint was ignored: requests are counted by endpoint or by policy")
     assert page.context["selection"] == Selection(policy_id=policy.pk)
 
 
@@ -275,18 +275,18 @@ def test_both_are_the_policys(operator: Client, scene: Scene, search: Endpoint) 
     ],
 )
 @pytest.mark.parametrize("path", [PAGE, CSV])
-def test_what_makes_no_sense_is_left_out_and_told(
+def test_unknown_parameters_are_ignored_with_a_warning(
     operator: Client, scene: Scene, query: dict[str, str], path: str
 ) -> None:
     page = operator.get(path, {**query, "what": "nothing"}, follow=True)
-    assert f"{next(iter(query))}=" in told(page)[0]
-    assert "was ignored: unknown value." in told(page)[0]
-    assert len(told(page)[0]) < 200
+    assert f"{next(iter(query))}=" in warnings(page)[0]
+    assert "was ignored: unknown value." in warnings(page)[0]
+    assert len(warnings(page)[0]) < 200
     assert page.context["selection"] == Selection()
     assert "<script>alert" not in text_of(page)
 
 
-def test_the_choice_stays_in_links(operator: Client, scene: Scene, search: Endpoint) -> None:
+def test_links_keep_the_selection(operator: Client, scene: Scene, search: Endpoint) -> None:
     scene.endpoints = {search.pk: Counts(1, 0, 0)}
     page = operator.get(PAGE, {"span": "day", "refresh": "1"})
     assert f'href="?span=day&amp;endpoint={search.pk}&amp;refresh=1"' in section(page, "endpoints")
@@ -298,7 +298,7 @@ def test_the_choice_stays_in_links(operator: Client, scene: Scene, search: Endpo
 # --- Endpoints and policies. ---
 
 
-def test_endpoints_come_by_refusals_then_use(operator: Client, scene: Scene, search: Endpoint) -> None:
+def test_endpoints_are_ordered_by_refusals_then_admissions(operator: Client, scene: Scene, search: Endpoint) -> None:
     other = Endpoint.objects.create(name="other")
     scene.endpoints = {
         0: Counts(1000, 0, 0),
@@ -317,7 +317,7 @@ def test_endpoints_come_by_refusals_then_use(operator: Client, scene: Scene, sea
     assert 'href="/admin/django_ratequota/endpoint/999' not in found
 
 
-def test_policies_lead_to_their_pages(operator: Client, scene: Scene, search: Endpoint) -> None:
+def test_policies_link_to_their_pages(operator: Client, scene: Scene, search: Endpoint) -> None:
     policy = RatePolicy.objects.create(endpoint=search, rates="5/min")
     scene.policies = {policy.pk: Counts(10, 5, 2), policy.pk + 1: Counts(1, 0, 0)}
     found = section(operator.get(PAGE), "policies")
@@ -329,7 +329,7 @@ def test_policies_lead_to_their_pages(operator: Client, scene: Scene, search: En
     assert f'href="?span=hour&amp;policy={policy.pk}"' in found
 
 
-def test_many_are_counted_not_listed(operator: Client, scene: Scene) -> None:
+def test_rows_beyond_the_limit_are_counted(operator: Client, scene: Scene) -> None:
     scene.endpoints = {pk: Counts(1, 0, 0) for pk in range(1, 76)}
     scene.policies = {pk: Counts(1, 0, 0) for pk in range(1, 52)}
     page = operator.get(PAGE)
@@ -342,7 +342,7 @@ def test_many_are_counted_not_listed(operator: Client, scene: Scene) -> None:
 # --- Callers and refusals. ---
 
 
-def test_callers_are_named_and_lead_to_explain(operator: Client, scene: Scene) -> None:
+def test_callers_have_names_and_link_to_explain(operator: Client, scene: Scene) -> None:
     alice = User.objects.create(username="alice")
     scene.tops = [
         TopCaller(caller=f"user:{alice.pk}", counts=Counts(90, 10, 0)),
@@ -361,7 +361,7 @@ def test_callers_are_named_and_lead_to_explain(operator: Client, scene: Scene) -
     assert links[:3] == [f"user={alice.pk}", "ip=2001%3Adb8%3A%3A%2F64", "kind=tenant&amp;value=a%26b"]
 
 
-def test_refusals_tell_who_what_and_by_which_policy(operator: Client, scene: Scene, search: Endpoint) -> None:
+def test_refusals_name_caller_request_and_policy(operator: Client, scene: Scene, search: Endpoint) -> None:
     alice = User.objects.create(username="alice")
     policy = RatePolicy.objects.create(endpoint=search, rates="5/min")
     other = RatePolicy.objects.create(rates="50/min")
@@ -380,7 +380,7 @@ def test_refusals_tell_who_what_and_by_which_policy(operator: Client, scene: Sce
     assert "50/min" not in found
 
 
-def test_refusals_are_those_of_what_is_chosen(operator: Client, scene: Scene, search: Endpoint) -> None:
+def test_refusals_of_the_selection(operator: Client, scene: Scene, search: Endpoint) -> None:
     policy = RatePolicy.objects.create(endpoint=search, rates="5/min")
     reports = Endpoint.objects.create(name="reports", routes="/api/reports/*\nplain")
     scene.refused = [
@@ -404,7 +404,7 @@ def test_refusals_are_those_of_what_is_chosen(operator: Client, scene: Scene, se
 # --- The store and the proof. ---
 
 
-def test_the_store_is_described(operator: Client, scene: Scene) -> None:
+def test_redis_servers_are_listed(operator: Client, scene: Scene) -> None:
     found = section(operator.get(PAGE), "store")
     ((name, state, version, up, memory, policy, evicted),) = rows(found)
     assert re.fullmatch(r"127\.0\.0\.1:\d+|/.*|localhost:\d+", name)
@@ -435,7 +435,7 @@ def test_evictions_are_a_warning() -> None:
         ([1, 0], "is live on 2 of 2 workers since", []),
     ],
 )
-def test_the_proof(
+def test_on_how_many_workers_the_revision_is_live(
     operator: Client,
     scene: Scene,
     monkeypatch: pytest.MonkeyPatch,
@@ -466,7 +466,7 @@ def test_the_proof(
     ("idle", "state"),
     [(None, "idle"), (120.0, "idle"), (58.0, "idle"), (30.0, "behind")],
 )
-def test_a_worker_that_decided_nothing_since_is_not_behind(
+def test_an_idle_worker_is_not_behind(
     operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch, idle: float | None, state: str
 ) -> None:
     """After each edit, workers without requests stood there as behind."""
@@ -489,7 +489,7 @@ def test_without_a_time_of_publication_a_worker_is_behind_that_decided_in_the_la
     assert state_of(worker("a:1", 6, idle=90.0), 7) == "idle"
 
 
-def test_since_is_the_latest_of_the_workers_moments(
+def test_live_since_the_last_worker_loaded_the_revision(
     operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published = default_limiter().publish()
@@ -503,7 +503,9 @@ def test_since_is_the_latest_of_the_workers_moments(
     assert f"since {at:%m/%d/%Y %H:%M:%S}." in section(operator.get(PAGE), "proof")
 
 
-def test_a_worker_that_falls_silent_is_told(operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_stops_reporting_is_a_warning(
+    operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     published = default_limiter().publish()
     found = [worker("web-1:1", published), worker("web-2:7", published, age=45)]
     monkeypatch.setattr(health, "reports", lambda: found)
@@ -514,7 +516,7 @@ def test_a_worker_that_falls_silent_is_told(operator: Client, scene: Scene, monk
     assert rows(text)[0][3] == "45 s ago"
 
 
-def test_an_open_breaker_and_decisions_without_redis_are_told(
+def test_an_open_breaker_and_decisions_without_redis_are_shown(
     operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published = default_limiter().publish()
@@ -538,7 +540,9 @@ def test_an_open_breaker_and_decisions_without_redis_are_told(
     assert numbers["Decided without Redis since the workers started"] == "timeout 10, oom 1"
 
 
-def test_errors_that_no_breaker_shows(operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_that_open_no_breaker_are_shown(
+    operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every decision was an error of the script, while the page showed closed breakers and a server that is up."""
     published = default_limiter().publish()
     found = [
@@ -559,7 +563,7 @@ def test_errors_that_no_breaker_shows(operator: Client, scene: Scene, monkeypatc
     assert f"{told} 1 worker (response): at driver.lua:7</p>" in text
 
 
-def test_without_reports_there_is_no_proof(operator: Client, scene: Scene, settings: Any) -> None:
+def test_without_reports_the_live_revision_is_unknown(operator: Client, scene: Scene, settings: Any) -> None:
     assert "Workers do not report, because REPORT_SECONDS is 0." in section(operator.get(PAGE), "proof")
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 5}
     assert "No worker has reported in the last minute." in section(operator.get(PAGE), "proof")
@@ -577,7 +581,7 @@ def test_the_number_of_a_revision_is_a_time_only_where_it_can_be() -> None:
     assert state_of(worker("a:1", 8), 7) == "live"
 
 
-def test_the_last_change_is_told(operator: Client, scene: Scene, search: Endpoint) -> None:
+def test_the_last_change_is_shown(operator: Client, scene: Scene, search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="5/min")
     assert re.search(r"Last change, [\d/: ]+: .*everyone × search: 5/min", section(operator.get(PAGE), "proof"))
 
@@ -647,7 +651,7 @@ def test_all_policies_are_exported(operator: Client, scene: Scene) -> None:
     assert [row[1][:8] for row in exported(operator, "policies")[1:]] == ["ip:10.0."] * 60
 
 
-def test_a_file_has_a_name(operator: Client, scene: Scene, search: Endpoint) -> None:
+def test_the_export_file_name(operator: Client, scene: Scene, search: Endpoint) -> None:
     response = operator.get(CSV, {"what": "timeline", "span": "week", "endpoint": search.pk})
     name = f"ratequota-timeline-last-week-endpoint-{search.pk}.csv"
     assert response["Content-Disposition"] == f'attachment; filename="{name}"'
@@ -668,7 +672,7 @@ DIALECTS = [{"delimiter": ","}, {"delimiter": ";"}, {"delimiter": "\t"}]
 @pytest.mark.parametrize("dialect", DIALECTS, ids=["comma", "semicolon", "tab"])
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_NONE], ids=["quotes", "no quotes"])
 @pytest.mark.parametrize("caller", ["a;=cmd|'/C calc'!A0", 'a";"=cmd', "a,=cmd", "a;\n=cmd", "=cmd", 'a;;" =cmd'])
-def test_no_spreadsheet_finds_a_formula_in_a_name(
+def test_names_are_no_formulas_after_a_spreadsheets_separators(
     operator: Client, scene: Scene, caller: str, dialect: Any, quoting: Any
 ) -> None:
     """A German Excel splits at semicolons, which nothing quoted: ``=cmd|'/C calc'!A0`` was a cell of its own."""
@@ -687,10 +691,10 @@ def test_other_cells_stay_as_they_are(value: Any) -> None:
     assert cell(value) == value
 
 
-def test_an_unknown_export_leads_back(operator: Client, scene: Scene) -> None:
+def test_an_unknown_export_redirects_to_the_page(operator: Client, scene: Scene) -> None:
     page = operator.get(CSV, {"what": HOSTILE, "span": "day"}, follow=True)
     assert page.redirect_chain == [(f"{PAGE}?span=day", 302)]
-    assert "Choose one of: timeline, endpoints, policies, callers, refusals." in told(page)[0]
+    assert "Choose one of: timeline, endpoints, policies, callers, refusals." in warnings(page)[0]
     assert "<script>alert" not in text_of(page)
 
 
@@ -706,12 +710,12 @@ def test_who_may_see_it(scene: Scene, who: str, status: int, path: str) -> None:
     assert client_of(who).get(path).status_code == status
 
 
-def test_strangers_log_in_first(scene: Scene) -> None:
+def test_anonymous_visitors_must_log_in(scene: Scene) -> None:
     for path in (PAGE, CSV):
         assert Client().get(path)["Location"].startswith("/admin/login/?next=")
 
 
-def test_whoever_sees_overrides_only_sees_no_other_policy(scene: Scene) -> None:
+def test_operators_who_see_overrides_only_see_no_other_policy(scene: Scene) -> None:
     plan = Plan.objects.create(name="Free", slug="free")
     policy = RatePolicy.objects.create(plan=plan, rates="77/min")
     override = RatePolicy.objects.create(subject="ip:203.0.113.7", rates="9/min")
@@ -727,12 +731,12 @@ def test_whoever_sees_overrides_only_sees_no_other_policy(scene: Scene) -> None:
     assert page.context["totals"][0]["number"] == "10"
     assert [row[0] for row in exported(granter, "policies")[1:]] == [str(override.pk)]
     page = granter.get(PAGE, {"policy": policy.pk})
-    assert "was ignored: unknown value" in told(page)[0]
+    assert "was ignored: unknown value" in warnings(page)[0]
     assert page.context["selection"].policy_id is None
     assert granter.get(PAGE, {"policy": override.pk}).context["selection"].policy_id == override.pk
 
 
-def test_endpoints_lead_nowhere_for_those_who_may_not_see_them(scene: Scene, search: Endpoint) -> None:
+def test_endpoints_have_no_link_without_permission_to_view_them(scene: Scene, search: Endpoint) -> None:
     scene.endpoints = {search.pk: Counts(1, 0, 0)}
     viewer = client_of("viewer")
     page = f"/admin/django_ratequota/endpoint/{search.pk}/change/"
@@ -768,7 +772,7 @@ def test_hostile_names_are_harmless(operator: Client, scene: Scene) -> None:
         assert "x" * 300 not in re.sub(r'href="[^"]*"', "", text)
 
 
-def test_the_page_costs_as_many_queries_and_commands_for_many_as_for_few(
+def test_queries_and_commands_do_not_grow_with_the_rows(
     operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = default_limiter().store
@@ -804,7 +808,7 @@ def test_the_page_costs_as_many_queries_and_commands_for_many_as_for_few(
 
 
 @pytest.mark.parametrize("query", [{}, {"span": "week"}, {"endpoint": "1"}, {"policy": "1"}])
-def test_redis_down_is_told_part_by_part(operator: Client, settings: Any, query: dict[str, str]) -> None:
+def test_while_redis_is_down_each_part_says_so(operator: Client, settings: Any, query: dict[str, str]) -> None:
     RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="5/min")
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
     text = text_of(operator.get(PAGE, query))
@@ -827,7 +831,7 @@ def test_nothing_is_exported_while_redis_is_down(operator: Client, settings: Any
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
     page = operator.get(CSV, {"what": what, "span": "day"}, follow=True)
     assert page.redirect_chain == [(f"{PAGE}?span=day", 302)]
-    assert told(page) == ["Redis did not answer (connection). Nothing was exported. Try again later."]
+    assert warnings(page) == ["Redis did not answer (connection). Nothing was exported. Try again later."]
 
 
 # --- With real decisions. ---
@@ -844,7 +848,7 @@ def counting(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis
 
 
 @pytest.mark.usefixtures("counting")
-def test_what_is_decided_is_shown(operator: Client, search: Endpoint) -> None:
+def test_decisions_appear_on_the_page(operator: Client, search: Endpoint) -> None:
     alice = User.objects.create(username="alice")
     limit = RatePolicy.objects.create(endpoint=search, rates="3/hour")
     RatePolicy.objects.create(rates="1/hour", mode="log")
@@ -883,7 +887,7 @@ def test_what_is_decided_is_shown(operator: Client, search: Endpoint) -> None:
     assert "is live on 1 of 1 worker since" in section(operator.get(PAGE), "proof")
 
 
-def test_a_change_of_one_user_dates_the_policies_anew(operator: Client, scene: Scene) -> None:
+def test_a_change_of_one_user_resets_the_age_of_the_policies(operator: Client, scene: Scene) -> None:
     """Else a worker would seem to have had the revision before it was published."""
     RatePolicy.objects.create(rates="5/hour")
     check_request(RequestFactory().get("/"))
