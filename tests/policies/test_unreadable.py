@@ -50,7 +50,7 @@ def limits(decision: Decision) -> list[int]:
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["this process held it", "a process that starts"])
-def test_the_last_readable_rates_go_on(check: Check, fresh: bool, caplog: Any) -> None:
+def test_the_last_readable_rates_apply(check: Check, fresh: bool, caplog: Any) -> None:
     policy = RatePolicy.objects.create(rates="10/hour")
     assert limits(check(request())) == [10]
     RatePolicy.objects.update(rates="20/hour")
@@ -64,7 +64,7 @@ def test_the_last_readable_rates_go_on(check: Check, fresh: bool, caplog: Any) -
     assert f"policy {policy.pk}: its rates '30 requests/hour' cannot be read; '20/hour' goes on" in caplog.text
 
 
-def test_a_users_own_last_readable_rates_go_on(check: Check) -> None:
+def test_a_users_own_last_readable_rates_apply(check: Check) -> None:
     alice = User.objects.create(username="alice")
     policy = RatePolicy.objects.create(user=alice, rates="10/hour")
     RatePolicy.objects.create(rates="5/hour")
