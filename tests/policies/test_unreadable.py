@@ -237,7 +237,7 @@ def test_live_usage_names_them(broken: list[RatePolicy], client: Client) -> None
     client.force_login(User.objects.create_superuser("root"))
     page = client.get("/admin/django_ratequota/ratepolicy/usage/").content.decode()
     assert f"Policy {broken[0].pk}: the rates &#x27;ten per hour&#x27; cannot be read." in page
-    assert "The last readable ones count: 10/hour." in page
+    assert "The last readable rates still apply: 10/hour." in page
     assert f"Policy {broken[2].pk}: the rates &#x27;&lt;b&gt;five&lt;/b&gt;&#x27; cannot be read." in page
 
 
