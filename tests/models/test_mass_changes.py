@@ -88,7 +88,7 @@ def newest() -> int:
 
 
 def a_batch_costs(change: Callable[[int], Statements], most: int) -> None:
-    """The change takes at most so many statements for another batch of rows, and none of them is wider for it."""
+    """Assert that another batch of rows adds at most ``most`` statements, none of them longer."""
     few, many = change(2 * BATCH), change(4 * BATCH)
     assert many.count - few.count <= 2 * most
     assert many.widest <= few.widest

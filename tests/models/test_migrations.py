@@ -1,4 +1,4 @@
-"""The migrations: they say what the models say, and lead from nothing to there and back."""
+"""The migrations match the models, and can be applied and reversed."""
 
 from __future__ import annotations
 

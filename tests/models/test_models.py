@@ -428,7 +428,7 @@ def test_an_end_lies_after_the_start(model: Any, length: timedelta, alice: User,
     model(user=alice, **fields, **(dates | {"ends_at": JANUARY + timedelta(microseconds=1)})).full_clean()
 
 
-def test_all_that_is_wrong_is_said_at_once(search: Endpoint) -> None:
+def test_all_errors_are_reported_at_once(search: Endpoint) -> None:
     policy = RatePolicy(
         rates="1/eon", subject="acme", counted_per="moon", starts_at=FEBRUARY, ends_at=JANUARY, mode="maybe"
     )

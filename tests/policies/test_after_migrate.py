@@ -53,7 +53,7 @@ def test_a_signal_without_a_plan_that_leaves_policies_is_recorded() -> None:
     assert [policy.text for policy in groups[None]["caller"].policies] == ["9/hour"]
 
 
-def test_another_alias_is_none_of_our_business() -> None:
+def test_another_alias_is_ignored() -> None:
     RatePolicy.objects.create(rates="5/hour")
     before = default_limiter().stored_revision()
     publish_after_migrate(using="replica")

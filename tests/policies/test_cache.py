@@ -114,7 +114,7 @@ def test_a_users_change_drops_that_user_only(policies: PolicyCache, alice: User)
     after = policies.current()
     assert after is not None
     assert first is not None
-    assert after.groups is first.groups, "nothing shared was read anew"
+    assert after.groups is first.groups, "nothing shared was read again"
     assert after.revision == newest()
 
 
@@ -544,7 +544,7 @@ def test_a_mass_change_is_read_whatever_number_of_parameters_the_database_takes(
 
 
 @pytest.mark.parametrize("change", ["policy", "user", "publish"])
-def test_a_database_restored_from_a_backup_is_read_anew(policies: PolicyCache, alice: User, change: str) -> None:
+def test_a_database_restored_from_a_backup_is_read_again(policies: PolicyCache, alice: User, change: str) -> None:
     """New changes get ids that this process has seen: it took them for old ones, ``publish`` included."""
     restored_to = PolicyChange.objects.create(model="plan", action="update").pk
     RatePolicy.objects.create(rates="1/s")
@@ -698,7 +698,7 @@ def test_polling_reads_once_a_period(policies: PolicyCache, settings: Any) -> No
 
 
 def test_a_poll_keeps_the_revision(policies: PolicyCache, settings: Any) -> None:
-    """Only what the store says is a revision: one made up here could hide the next."""
+    """Only Redis assigns revisions: one made up here could hide the next."""
     revision = policies.reload(newest()).revision
     settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
     RatePolicy.objects.create(rates="1/s")
@@ -708,7 +708,7 @@ def test_a_poll_keeps_the_revision(policies: PolicyCache, settings: Any) -> None
     assert rates(policies) == ["1/s"]
 
 
-def test_forgetting_is_starting_anew(policies: PolicyCache, alice: User) -> None:
+def test_forget_resets_the_cache(policies: PolicyCache, alice: User) -> None:
     RatePolicy.objects.create(rates="1/s")
     policies.reload(newest())
     policies.load_user(str(alice.pk))

@@ -64,7 +64,7 @@ def test_endpoints_are_the_same_as_without_remembering(asked: list[tuple[Any, An
         assert match_endpoints(snapshot, **question) == match_endpoints(picture(endpoints), **question)
 
 
-def test_neither_scopes_nor_methods_that_clients_make_up_are_remembered() -> None:
+def test_made_up_scopes_and_methods_fill_no_memo() -> None:
     snapshot = picture([endpoint(1, "/a/", "POST"), endpoint(2, "/a/")])
     found = {
         match_endpoints(snapshot, scope=f"tenant {n}", route="/a/", name="a", method=f"BREW{n}") for n in range(50)
@@ -97,7 +97,7 @@ def test_networks_are_found_as_if_each_was_looked_at(address: str) -> None:
     assert sorted(one.id for one in found) == [one.id for one in expected]
 
 
-def test_a_picture_with_other_policies_remembers_nothing() -> None:
+def test_a_snapshot_with_other_policies_has_a_new_memo() -> None:
     snapshot = picture([endpoint(1, "*")])
     match_endpoints(snapshot, scope=None, route="/", name=None, method="GET")
     other = replace(snapshot, endpoints={})

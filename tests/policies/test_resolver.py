@@ -534,7 +534,7 @@ def test_explain_says_why_a_policy_lost(alice: User, fields: dict[str, Any], rea
 
 
 @database
-def test_explain_says_that_nothing_applies() -> None:
+def test_explain_reports_that_no_policy_applies() -> None:
     RatePolicy.objects.create(subject="ip:198.51.100.1", mode="off", rates="5/hour")
     RatePolicy.objects.create(subject="ip:198.51.100.2", rates="5/hour")
     reasons = {c.reason for c in explain(context())}
@@ -723,7 +723,7 @@ def questions(draw: st.DrawFn) -> list[EvaluationContext]:
     known = draw(st.lists(entries(rows), min_size=1, max_size=2))
     context = []
     for _ in range(draw(st.integers(2, 12))):
-        # Made anew each time, as a request's is.
+        # Made for each call, as a request's is.
         caller = DescribedCaller(
             user_id=draw(st.sampled_from([None, "42", "43"])),
             address=draw(st.sampled_from([None, ADDRESS, "203.0.113.8", "2001:db8::7", "2001:db8::8"])),

@@ -230,7 +230,7 @@ class Editing:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_deltas_make_the_snapshot_that_loading_makes(policies: PolicyCache, seed: int) -> None:
+def test_changed_rows_make_the_snapshot_that_loading_makes(policies: PolicyCache, seed: int) -> None:
     """After any edits: what was remembered of the snapshot before answers nothing wrongly, either."""
     editing = Editing(seed)
     policies.reload(newest())
@@ -313,7 +313,7 @@ def test_what_a_change_does_not_touch_is_shared(policies: PolicyCache) -> None:
     assert policies.reload(newest()).memo.endpoints is not before.memo.endpoints
 
 
-def test_rows_that_are_given_other_keys_are_held_under_these(policies: PolicyCache) -> None:
+def test_rows_with_changed_keys_are_held_under_the_new_ones(policies: PolicyCache) -> None:
     """The history told of a deletion alone: nobody was limited by them."""
     policy = RatePolicy.objects.create(rates="5/s")
     policies.reload(newest())

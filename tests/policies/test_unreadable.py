@@ -50,7 +50,7 @@ def limits(decision: Decision) -> list[int]:
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["this process held it", "a process that starts"])
-def test_the_last_readable_rates_go_on(check: Check, fresh: bool, caplog: Any) -> None:
+def test_the_last_readable_rates_apply(check: Check, fresh: bool, caplog: Any) -> None:
     policy = RatePolicy.objects.create(rates="10/hour")
     assert limits(check(request())) == [10]
     RatePolicy.objects.update(rates="20/hour")
@@ -64,7 +64,7 @@ def test_the_last_readable_rates_go_on(check: Check, fresh: bool, caplog: Any) -
     assert f"policy {policy.pk}: its rates '30 requests/hour' cannot be read; '20/hour' goes on" in caplog.text
 
 
-def test_a_users_own_last_readable_rates_go_on(check: Check) -> None:
+def test_a_users_own_last_readable_rates_apply(check: Check) -> None:
     alice = User.objects.create(username="alice")
     policy = RatePolicy.objects.create(user=alice, rates="10/hour")
     RatePolicy.objects.create(rates="5/hour")
@@ -237,7 +237,7 @@ def test_live_usage_names_them(broken: list[RatePolicy], client: Client) -> None
     client.force_login(User.objects.create_superuser("root"))
     page = client.get("/admin/django_ratequota/ratepolicy/usage/").content.decode()
     assert f"Policy {broken[0].pk}: the rates &#x27;ten per hour&#x27; cannot be read." in page
-    assert "The last readable ones count: 10/hour." in page
+    assert "The last readable rates still apply: 10/hour." in page
     assert f"Policy {broken[2].pk}: the rates &#x27;&lt;b&gt;five&lt;/b&gt;&#x27; cannot be read." in page
 
 

@@ -151,7 +151,7 @@ def test_a_time_of_less_than_a_millisecond_is_no_change(tmp_path: Path) -> None:
     assert len(rows()) == count
 
 
-def test_few_queries_make_way(dumped: Path, django_assert_max_num_queries: Any) -> None:
+def test_moving_history_rows_takes_few_queries(dumped: Path, django_assert_max_num_queries: Any) -> None:
     """A row of the history costs Django's own queries; those that move rows are not among each row's."""
     history = [row for row in json.loads(dumped.read_text()) if row["model"] == HISTORY]
     many = [{**history[0], "pk": pk} for pk in range(1, 401)]

@@ -141,7 +141,7 @@ def test_receivers_may_use_the_database() -> None:
     assert found == [1]
 
 
-def test_who_asked_hears_that_a_publication_failed(settings: Any) -> None:
+def test_when_unpublished_is_called_if_a_publication_fails(settings: Any) -> None:
     """However late the commit comes, and for its own changes only."""
     heard: list[str] = []
     with when_unpublished(lambda: heard.append("reached")):

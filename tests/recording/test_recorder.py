@@ -73,7 +73,7 @@ def search() -> Endpoint:
 
 @pytest.fixture
 def published() -> Iterator[list[int | None]]:
-    """The revisions that ``policies_changed`` told while the test ran."""
+    """The revisions that ``policies_changed`` sent while the test ran."""
     revisions: list[int | None] = []
 
     def note(revision: int | None, **_: Any) -> None:
@@ -382,7 +382,7 @@ def test_what_a_delete_takes_along_is_recorded(
     kept = PlanAssignment.objects.create(user=bob, plan=Plan.objects.create(name="Pro", slug="pro"))
     doomed: Any = {"user": alice, "plan": free, "endpoint": search}[what]
     own = str(alice.pk)
-    # Read anew, as a view would: nothing is cached on it.
+    # Read again, as a view would, because the object caches related ones.
     doomed = type(doomed).objects.filter(pk=doomed.pk)
     rows = recorded_by(doomed.delete if how == "queryset" else doomed.get().delete)
     assert (

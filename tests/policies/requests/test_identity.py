@@ -168,7 +168,7 @@ def test_a_request_without_authentication_has_no_user() -> None:
     assert Caller(RequestFactory().get("/")).user_id is None
 
 
-def test_a_caller_named_by_hand_answers_what_it_was_given() -> None:
+def test_a_described_caller_has_the_values_it_was_made_with() -> None:
     caller = DescribedCaller(
         user_id="7", address="::ffff:203.0.113.7", identifiers={"tenant": "acme"}, plan_slug="pro"
     )
@@ -244,7 +244,7 @@ def test_an_identifier_without_an_answer_limits_nobody_by_it(value: Any, caplog:
     [("pro", 200), (None, 50), ("", 50), ("gold", 50), ("Pro", 50), ("\x00\ud800", 50), (ValueError("down"), 50)],
 )
 @pytest.mark.parametrize("who", ["anonymous", "authenticated"])
-def test_the_plan_is_what_the_plan_resolver_says(
+def test_the_plan_is_the_one_that_plan_resolver_returns(
     settings: Any, caplog: Any, answer: Any, limit: int, who: str
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "tests.project.views.tenant"}
@@ -303,7 +303,7 @@ def test_a_real_request_counts_for_the_client_behind_the_proxy(settings: Any, cl
     assert [get("10.0.0.1", CLIENT), get("10.0.0.2", f"9.9.9.9, {CLIENT}"), get(CLIENT, "9.9.9.9")] == [429] * 3
 
 
-def test_a_header_is_read_once_and_anew_under_other_settings(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_is_read_once_and_again_under_other_settings(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     real = identity.ip_address
 

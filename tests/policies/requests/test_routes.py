@@ -104,7 +104,7 @@ def test_other_routes_have_one_spelling(route: str) -> None:
     assert spellings(route) == (route,)
 
 
-def test_what_was_not_resolved_has_no_route() -> None:
+def test_an_unresolved_request_has_no_route() -> None:
     assert resolved(None) == (None, None)
     with pytest.raises(Resolver404):
         resolve("/PLAIN/")
@@ -194,7 +194,7 @@ def test_a_spelling_that_django_does_not_resolve_reaches_no_view(path: str) -> N
         ("/admin/login/", None, False),
     ],
 )
-def test_what_views_say_of_themselves(path: str, scope: str | None, itself: bool) -> None:
+def test_the_scope_that_a_view_declares(path: str, scope: str | None, itself: bool) -> None:
     view = resolve(path).func
     assert scope_of(view) == scope
     assert enforces_itself(view) is itself
@@ -213,7 +213,7 @@ def test_what_views_say_of_themselves(path: str, scope: str | None, itself: bool
         ("", {}, None),
     ],
 )
-def test_what_as_view_was_given_counts_before_the_class(own: Any, given: dict[str, Any], scope: str | None) -> None:
+def test_arguments_of_as_view_precede_class_attributes(own: Any, given: dict[str, Any], scope: str | None) -> None:
     assert scope_of(type("View", (views.Search,), {"throttle_scope": own}).as_view(**given)) == scope
 
 
@@ -226,5 +226,5 @@ def test_known_routes_are_the_urlconfs_without_the_admins() -> None:
     assert not [name for _, name in routes if name.startswith("admin:")]
 
 
-def test_known_scopes_are_what_views_name() -> None:
+def test_known_scopes_are_those_that_views_declare() -> None:
     assert known_scopes() == ["search", "usage"]
