@@ -18,7 +18,7 @@ _WIDTH, _HEIGHT = 720, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 26, 14, 44
 #: Width of a label's character on wide and on narrow pages (see plots.css), and the least space between labels.
 _CHARACTER, _NARROW_CHARACTER, _SPACE = 6.5, 12, 14
-#: One label of so many slots is written: steps that divide hours, days and weeks.
+#: Slots from one written label to the next: steps that divide hours, days and weeks.
 _LABEL_STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 48, 60, 96, 168)
 #: Kinds filled with a pattern instead of a plain colour.
 _PATTERNED = ("refused", "would")

@@ -158,7 +158,7 @@ class UsageExport(_SelectionPage):
     path, name = "usage/csv/", "usage_csv"
 
     def view(self, request: Any) -> Any:
-        """Return the file; without an answer, or without such a table, go back to the page with the reason."""
+        """Return the file; redirect to the page with an error if Redis does not answer or the table is unknown."""
         selection, names = self.selection(request)
         table = request.GET.get("what", "")
         if table in EXPORTS:
