@@ -12,7 +12,8 @@ from django.core.management.base import BaseCommand, CommandError
 from ..conf import settings
 from ..engine.types import Bucket, BucketStatus
 from ..models import Plan
-from ..monitoring.refusals import Refusal, find_refusal
+from ..monitoring import refusals
+from ..monitoring.refusals import Refusal
 from ..operations.counters import reset_caller
 from ..operations.explain import Explanation
 from ..operations.explain_query import ExplainQuery
@@ -46,7 +47,7 @@ def add_verbs(verbs: Any) -> None:
 def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Yield a refusal, if there is an ``--id``, and the explanation of the request."""
     if options["id"]:
-        refusal = find_refusal(options["id"])
+        refusal = refusals.find_refusal(options["id"])
         if refusal is None:
             raise CommandError(f"No refusal {options['id']!r} is recorded; refusals are kept for 48 hours")
         yield from _refusal_lines(refusal)

@@ -312,7 +312,7 @@ def test_the_estimate_counts_what_would_have_been_refused(root: Client) -> None:
     text = text_of(root.post(IMPACT, form(rates="2/min")))
     assert "In the last 24 h this would have refused 2 of 4 clients, 36.4 % of 11 requests." in text
     assert "Of the same requests 9.1 % were really refused, by any policy, to 1 client." in text
-    assert "Replayed from what was recorded since" in text
+    assert "Based on the requests recorded since" in text
 
 
 @pytest.mark.usefixtures("recorded")

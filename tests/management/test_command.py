@@ -95,7 +95,7 @@ def test_explain_resolves_a_path_and_its_view() -> None:
 def test_explain_shows_the_built_in_limit_of_the_usage_endpoint(args: list[str]) -> None:
     RatePolicy.objects.create(rates="5/min")
     text = run("explain", "--ip", "203.0.113.7", *args)
-    assert "lost: policies for all endpoints spare the usage endpoint" in text
+    assert "lost: policies for all endpoints do not apply to the usage endpoint" in text
     assert "  built in: usage/min of ip:203.0.113.7: 60 of 60 left" in text
 
 

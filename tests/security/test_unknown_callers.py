@@ -227,7 +227,7 @@ def test_each_function_has_a_line_a_minute(per_tenant: None, at: Any, caplog: An
 def test_operators_see_who_unknown_callers_are(per_tenant: None) -> None:
     RatePolicy.objects.create(counted_per="tenant", rates="5/hour")
     assert check_request(request_from(tenant=RuntimeError())).allowed
-    question = ExplainQuery.about("tenant:")
+    question = ExplainQuery.for_caller("tenant:")
     caller = question.caller()
     assert caller.subject("tenant", None) == "tenant:"
     [status] = question.explain().decision.statuses
@@ -238,7 +238,7 @@ def test_operators_see_who_unknown_callers_are(per_tenant: None) -> None:
     call_command("ratequota", "explain", "--identifier", "tenant=", stdout=out)
     assert "all/hour per tenant of tenant unknown (its function failed): 4 of 5 left" in out.getvalue()
     assert explain_url("admin", "tenant:") == ""
-    asked = form_data(ExplainQuery.about("tenant:", "ip:203.0.113.7"))
+    asked = form_data(ExplainQuery.for_caller("tenant:", "ip:203.0.113.7"))
     assert (asked.get("ip"), "kind" in asked, "value" in asked) == ("203.0.113.7", False, False)
     assert why_shared("tenant", "tenant:").startswith("All callers for whom the function of tenant raises")
     assert reset_caller(caller, scope=None) == (), "it is everybody's"
