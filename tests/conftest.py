@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,34 @@ def pytest_xdist_auto_num_workers() -> int:
     if server.IS_SHARED:  # tests empty their server
         return 1
     return (os.cpu_count() or 1) + 1
+
+
+#: What ``make quick`` leaves out: folders and modules that start processes, stop servers, or fill tables.
+SLOW = (
+    "admin/test_sizes",
+    "engine/test_concurrency",
+    "enforcement/test_propagation",
+    "faults",
+    "models/test_mass_changes",
+    "package",
+    "policies/test_after_migrate",
+    "policyfile/test_round_trips",
+    "recording/test_databases",
+    "recording/test_publication",
+    "security",
+    "testing",
+    "utils/test_locks",
+    "utils/test_optional",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of ``SLOW``."""
+    here = Path(__file__).parent
+    for item in items:
+        name = item.path.relative_to(here).with_suffix("").as_posix()
+        if any(name == slow or name.startswith(f"{slow}/") for slow in SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

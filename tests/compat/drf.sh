@@ -13,7 +13,7 @@ if [ ! -f "$kept/test_throttling.py" ]; then
   "$python" -m pip --quiet --disable-pip-version-check download --no-deps --no-binary djangorestframework \
     --dest "$work" "djangorestframework==$version"
   mkdir -p "$kept"
-  tar --extract --gzip --file "$work"/*.tar.gz --strip-components 2 --directory "$work" --wildcards '*/tests/front/test_throttling.py'
+  tar --extract --gzip --file "$work"/*.tar.gz --strip-components 2 --directory "$work" --wildcards '*/tests/test_throttling.py'
   mv "$work/test_throttling.py" "$kept/"
 fi
 # The tests empty their Redis: it is one of their own.

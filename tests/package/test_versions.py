@@ -13,6 +13,7 @@ import django
 import pytest
 import yaml
 
+from tests.conftest import SLOW
 from tests.support import leg
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,11 @@ def test_every_file_that_a_leg_runs_exists() -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
     for file, name in (test.split("::") for test in leg.NUMBERED):
         assert f"def {name}(" in (ROOT / "tests" / file).read_text()
+
+
+def test_the_slow_tests_are_there() -> None:
+    tests = ROOT / "tests"
+    assert [name for name in SLOW if not (tests / name).is_dir() and not (tests / f"{name}.py").exists()] == []
 
 
 def test_hooks_pin_what_lint_runs() -> None:
