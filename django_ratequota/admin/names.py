@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -13,13 +13,13 @@ from django.utils.translation import gettext
 from .formatting import shown, shown_subject
 
 
-def object_names(model: type[models.Model], ids: Iterable[Any]) -> dict[str, str]:
-    """Return id as text -> name of the model's objects, in one query.
+def object_names(model: type[models.Model], ids: Iterable[Any], name: Callable[[Any], str] = str) -> dict[str, str]:
+    """Return id as text -> name of the model's objects, in one query; ``name`` makes the name from the object.
 
     Deleted objects, and ids that the model cannot have (a project may have changed its user model), are left out.
     """
     keys = {key for key in (_primary_key(model, pk) for pk in ids) if key is not None}
-    return {str(row.pk): str(row) for row in model._base_manager.filter(pk__in=keys)} if keys else {}
+    return {str(row.pk): name(row) for row in model._base_manager.filter(pk__in=keys)} if keys else {}
 
 
 def object_name(model: type[models.Model], pk: Any) -> str:
@@ -38,7 +38,7 @@ def deleted(pk: Any) -> str:
 def usernames(callers: Iterable[str]) -> dict[str, str]:
     """Return caller -> user name of the callers that are users, in one query."""
     ids = {caller: caller.removeprefix("user:") for caller in callers if caller.startswith("user:")}
-    names = object_names(get_user_model(), ids.values())
+    names = object_names(get_user_model(), ids.values(), lambda user: user.get_username())
     return {caller: shown(names[pk]) for caller, pk in ids.items() if pk in names}
 
 

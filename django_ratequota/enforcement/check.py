@@ -20,6 +20,7 @@ from ..engine.types import Decision, check_cost
 from ..exceptions import NewerRevision, StoreError
 from ..monitoring import alerts, collector  # noqa: F401 - set process.observe and process.record
 from ..monitoring.health import keep_reporting, note_degraded
+from ..policies import cache  # noqa: F401 - sets process.policies
 from ..policies.exemptions import exempt, narrow
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
 from ..policies.matching import match_endpoints, match_policies

@@ -13,7 +13,7 @@
 -- Returns the hour's level: usage is kept for one caller in 2^level. It rises by one each time the room left is
 --         halved, so that some always is.
 
-local noted = cjson.decode(ARGV[1])
+local payload = cjson.decode(ARGV[1])
 local chunk = ARGV[2]
 local floor, most_fields, most_callers, most_bytes, most_refusals, short_ttl, long_ttl, oldest =
   tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]),
@@ -35,11 +35,11 @@ local function add_counts(key, counts, ttl)
   end
 end
 
-add_counts(KEYS[1], noted.minutes, short_ttl)
-add_counts(KEYS[2], noted.quarters, long_ttl)
+add_counts(KEYS[1], payload.minutes, short_ttl)
+add_counts(KEYS[2], payload.quarters, long_ttl)
 
 for outcome = 1, 3 do
-  local key, callers = KEYS[2 + outcome], noted.callers[outcome]
+  local key, callers = KEYS[2 + outcome], payload.callers[outcome]
   for i = 1, #callers, 2 do
     redis.call('ZINCRBY', key, callers[i + 1], callers[i])
   end
@@ -69,7 +69,7 @@ if chunk ~= '' then
   redis.call('EXPIRE', KEYS[7], long_ttl)
 end
 
-for _, refusal in ipairs(noted.refusals) do
+for _, refusal in ipairs(payload.refusals) do
   local id, at, count, text, more = unpack(refusal)
   redis.call('HSETNX', KEYS[8], id, text)
   redis.call('HINCRBY', KEYS[8], id .. ':count', count)
@@ -78,7 +78,7 @@ for _, refusal in ipairs(noted.refusals) do
     redis.call('ZADD', KEYS[10], 'NX', at, id)
   end
 end
-if #noted.refusals > 0 then
+if #payload.refusals > 0 then
   for key = 8, 10 do
     redis.call('EXPIRE', KEYS[key], long_ttl)
   end

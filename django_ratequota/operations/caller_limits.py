@@ -10,6 +10,7 @@ from ..enforcement.steps import limiter_or_error, now_us, stored_revision
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import NewerRevision, StoreError
+from ..policies import cache  # noqa: F401 - sets process.policies
 from ..policies.facts import NOBODY, EndpointFacts, UserEntry
 from ..policies.requests.identity import Caller
 from ..policies.resolver import EvaluationContext, Resolution, resolve_uncached

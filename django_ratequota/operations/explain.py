@@ -10,6 +10,7 @@ from ..enforcement.decide import decide
 from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
 from ..engine.types import Bucket, Decision, check_cost
 from ..exceptions import StoreError
+from ..policies import cache  # noqa: F401 - sets process.policies
 from ..policies.exemptions import exempt, exempt_candidate
 from ..policies.explain import Candidate, explain, plan_source
 from ..policies.facts import NOBODY, PlanFacts, UserEntry

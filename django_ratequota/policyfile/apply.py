@@ -13,6 +13,9 @@ from ..recording.recorder import acting, in_batches, record, rows_by_pk
 from .diff import Change, Diff, compare
 from .schema import ENDPOINTS, PLANS, REFERENCES, SECTIONS, Item, Section, model_value
 
+#: Unique fields whose values plans may swap.
+_SWAPPED = frozenset({"name", "default_for"})
+
 
 def apply_file(text: str, *, prune: bool = False, dry_run: bool = False, reason: str = "") -> Diff:
     """Import the text of a file; returns what that changed, or with ``dry_run`` would change.
@@ -87,12 +90,14 @@ def _change_plans(section: Section, changed: dict[Any, dict[str, Any]], using: s
 
     The history gets one entry per plan, from its old state to its new one.
     """
+    moved = {pk: values for pk, values in changed.items() if not _SWAPPED.isdisjoint(values)}
+    _change(section, {pk: values for pk, values in changed.items() if pk not in moved}, using)
     unrecorded: Any = models.QuerySet(Plan, using=using)
     before: dict[Any, Any] = {}
-    for pks in in_batches(list(changed)):
+    for pks in in_batches(list(moved)):
         before |= rows_by_pk(Plan, pks, using, lock=True)
     for pk in before:
         unrecorded.filter(pk=pk).update(name=secrets.token_hex(16), default_for="")
     for pk, old in before.items():
-        unrecorded.filter(pk=pk).update(**{"name": old.name, "default_for": old.default_for, **changed[pk]})
+        unrecorded.filter(pk=pk).update(**{"name": old.name, "default_for": old.default_for, **moved[pk]})
         record(old, rows_by_pk(Plan, [pk], using)[pk], using)
