@@ -17,7 +17,7 @@ from django.core import checks
 from .. import conf
 from ..engine.keys import bucket_key, revision_key
 from ..engine.rates import Rate
-from ..engine.scripts import COMMANDS, DENIED
+from ..engine.scripts import COMMANDS, FORBIDDEN
 from ..engine.types import Bucket
 from ..exceptions import ConfigurationError, StoreError
 from ..runtime import default_limiter, store_from_settings
@@ -109,7 +109,7 @@ def _denied(call: Call) -> list[checks.CheckMessage]:
     limiter = default_limiter()
     try:
         key = bucket_key(limiter.prefix, Bucket("user:0", Rate.parse("1/s")))
-        denied = drive(run_script(DENIED, [key], COMMANDS), call.do)
+        denied = drive(run_script(FORBIDDEN, [key], COMMANDS), call.do)
     except StoreError as error:
         if error.reason != "noperm":
             return []
