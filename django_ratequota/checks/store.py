@@ -17,7 +17,7 @@ from django.core import checks
 from .. import conf
 from ..engine.keys import bucket_key, revision_key
 from ..engine.rates import Rate
-from ..engine.scripts import COMMANDS, DENIED
+from ..engine.scripts import COMMANDS, FORBIDDEN
 from ..engine.types import Bucket
 from ..exceptions import ConfigurationError, StoreError
 from ..runtime import default_limiter, store_from_settings
@@ -52,7 +52,7 @@ def check_store(**_: Any) -> list[checks.CheckMessage]:
             return [checks.Error(str(error), hint=hint, id="django_ratequota.E002")]
         if "cluster support disabled" in str(error):
             return [_cluster_error("CLUSTER is True, but the server is not a node of a Cluster.", "False")]
-        return _denied(call) if error.reason == "noperm" else [_unusable(error)]
+        return _forbidden(call) if error.reason == "noperm" else [_unusable(error)]
     messages: list[checks.CheckMessage] = []
     for server, info in servers.items():
         name, version = server_version(info)
@@ -70,7 +70,7 @@ def check_store(**_: Any) -> list[checks.CheckMessage]:
             hint = "Set maxmemory-policy to noeviction, or give django-ratequota a server of its own."
             messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W004"))
         messages += _too_few_clients(server, int(info.get("maxclients", 0)))
-    return [*messages, *_denied(call)]
+    return [*messages, *_forbidden(call)]
 
 
 def _too_few_clients(server: str, clients: int) -> list[checks.CheckMessage]:
@@ -105,20 +105,20 @@ def _unusable(error: StoreError) -> checks.CheckMessage:
     return checks.Warning(f"Redis cannot be reached: {text}.", hint=hint, id="django_ratequota.W008")
 
 
-def _denied(call: Call) -> list[checks.CheckMessage]:
+def _forbidden(call: Call) -> list[checks.CheckMessage]:
     limiter = default_limiter()
     try:
         key = bucket_key(limiter.prefix, Bucket("user:0", Rate.parse("1/s")))
-        denied = drive(run_script(DENIED, [key], COMMANDS), call.do)
+        forbidden = drive(run_script(FORBIDDEN, [key], COMMANDS), call.do)
     except StoreError as error:
         if error.reason != "noperm":
             return []
-        denied = [b"EVAL", b"EVALSHA"]
-    names = ", ".join(name.decode() for name in denied)
+        forbidden = [b"EVAL", b"EVALSHA"]
+    names = ", ".join(name.decode() for name in forbidden)
     what = f"on keys that begin with {limiter.prefix}: decisions or pages of the admin would fail."
     text = f"The Redis user may not run {names} {what}"
     hint = "Give it the ACL in docs/security.md."
-    return [checks.Error(text, hint=hint, id="django_ratequota.E005")] if denied else []
+    return [checks.Error(text, hint=hint, id="django_ratequota.E005")] if forbidden else []
 
 
 def _cluster_error(text: str, right: str) -> checks.CheckMessage:

@@ -1,4 +1,4 @@
-"""From a request to a decision: identify, resolve, check. The only module that orchestrates.
+"""From a request to a decision: identify, resolve, check, in order; ``unchecked`` reuses it before the view runs.
 
 Each step that may block is yielded (see ``utils.sansio``): a command for Redis, or a function that reads the
 database. So sync and async checks are the same code.

@@ -43,7 +43,7 @@ REPORT = _compose("report")
 #: Adds a process's counts to the statistics.
 COLLECT = _compose("collect")
 #: Returns the commands that the caller's ACL forbids.
-DENIED = _compose("denied")
+FORBIDDEN = _compose("forbidden_commands")
 #: The commands that the scripts call, and those that are sent without a script.
 COMMANDS = sorted(
     {

@@ -1,1 +1,3 @@
-"""Which policies apply to a request: caller, routes, snapshot, cache and resolver. Explain runs the same code."""
+"""Which policies apply to a request: ``matching`` groups them, ``precedence`` decides which wins, ``resolver`` makes
+buckets of the winners, ``cache`` keeps the snapshot. Explain runs the same code.
+"""

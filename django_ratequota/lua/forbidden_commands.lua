@@ -1,14 +1,14 @@
 #!lua
--- denied: which commands the caller's ACL forbids; the other scripts would fail half-way by them.
+-- forbidden_commands: which commands the caller's ACL forbids; the other scripts would fail half-way by them.
 --
 -- KEYS    [1] any key of ours.
 -- ARGV    the commands, in upper case.
 -- Returns the commands that may not run on that key. Runs none of them.
 
-local denied = {}
+local forbidden = {}
 for _, command in ipairs(ARGV) do
   if not redis.acl_check_cmd(command, KEYS[1], KEYS[1], KEYS[1], KEYS[1]) then
-    denied[#denied + 1] = command
+    forbidden[#forbidden + 1] = command
   end
 end
-return denied
+return forbidden
