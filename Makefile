@@ -23,7 +23,7 @@ demo: $(VENV)/.demo ## Serve the example project with an embedded Redis on port 
 test: $(VENV)/.test ## Run the whole test suite in parallel (ARGS="-k name" for a part of it, ARGS=--hypothesis-profile=thorough)
 	@$(BIN)/python -m pytest -n auto $(ARGS)
 
-quick: $(VENV)/.test ## Run the tests that take a minute: no processes, no servers that are killed or frozen
+quick: $(VENV)/.test ## Run most tests: no processes, no servers that are killed or frozen
 	@$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
 
 $(VENV)-matrix/.matrix: pyproject.toml
