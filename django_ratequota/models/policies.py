@@ -1,4 +1,4 @@
-"""Rate policies: who × what → rates."""
+"""Rate policies: an audience, an endpoint (or all endpoints) and rates."""
 
 from __future__ import annotations
 

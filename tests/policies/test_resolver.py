@@ -748,10 +748,10 @@ def questions(draw: st.DrawFn) -> list[EvaluationContext]:
 @examples(1000)
 def test_remembering_changes_no_answer(contexts: list[EvaluationContext]) -> None:
     for question in (*contexts, *contexts[::-1]):
-        # A copy of the picture remembers nothing.
-        anew = resolve_uncached(replace(question, snapshot=replace(question.snapshot)))
+        # A copy of the snapshot has an empty memo.
+        uncached = resolve_uncached(replace(question, snapshot=replace(question.snapshot)))
         remembered = resolve(question)
-        assert remembered == anew
+        assert remembered == uncached
         assert remembered.since_us <= question.now_us < remembered.until_us
         won = [candidate.policy for candidate in explain(question) if candidate.won]
         assert won == list(remembered.winners)

@@ -40,7 +40,7 @@ class Located(NamedTuple):
 class Caller:
     """The caller of one request. Each attribute is computed on first use, and once."""
 
-    #: Whether ``user_id`` was read from the request; False = it is None whoever is logged in.
+    #: Whether ``user_id`` was read from the request; False = it is None even if a user is logged in.
     user_read = True
 
     def __init__(self, request: Any, user: Any = None) -> None:
