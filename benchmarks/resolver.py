@@ -228,7 +228,7 @@ def _warm(snapshots: dict[int, Any], blocks: int) -> dict[int, tuple[float, floa
     from benchmarks.population import ASSIGNED
     from django_ratequota.policies.cache import policies
     from django_ratequota.policies.facts import NOBODY
-    from django_ratequota.policies.requests.identity import Caller
+    from django_ratequota.policies.requests.caller import Caller
 
     user_id = 7 * ASSIGNED
     request, entry = request_of(user_id), policies.load_user(str(user_id))
@@ -263,7 +263,7 @@ def _cold(users: int, times: int) -> tuple[list[Any], dict[str, float]]:
 
     from benchmarks.population import OVERRIDDEN
     from django_ratequota.policies.cache import policies
-    from django_ratequota.policies.requests.identity import Caller
+    from django_ratequota.policies.requests.caller import Caller
 
     most = 0
     for user_id in (1, 10, OVERRIDDEN):

@@ -19,8 +19,8 @@ from rest_framework.views import APIView
 
 from .engine.types import Bucket, BucketStatus, Decision
 from .operations.caller_limits import caller_limits
-from .policies.requests.identity import Caller, DescribedCaller
-from .policies.requests.views import USAGE_ATTRIBUTE
+from .policies.requests.caller import Caller, DescribedCaller
+from .policies.requests.view_declarations import USAGE_ATTRIBUTE
 from .throttling import QuotaThrottle, StoreUnavailable
 
 #: Staff with one of these permissions may query other users, as they may see policies in the admin.

@@ -13,7 +13,7 @@ from .enforcement.check import acheck_request, check_request
 from .enforcement.settlement import asettle, settle
 from .engine.types import check_cost
 from .headers import add_headers
-from .policies.requests.views import SCOPE_ATTRIBUTE, WRAPPER_ATTRIBUTE
+from .policies.requests.view_declarations import SCOPE_ATTRIBUTE, WRAPPER_ATTRIBUTE
 from .responses import arefusal_response, refusal_response
 from .utils.async_views import is_awaited
 

@@ -13,7 +13,7 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 
-from .policies.requests.identity import Caller
+from .policies.requests.caller import Caller
 from .policies.requests.login_names import find_login_name
 from .utils.addresses import network_of
 

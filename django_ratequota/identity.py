@@ -1,5 +1,5 @@
 """Who is asking: the ``Caller`` of a request."""
 
-from .policies.requests.identity import Caller
+from .policies.requests.caller import Caller
 
 __all__ = ["Caller"]

@@ -16,7 +16,13 @@ from .enforcement.earlier_checks import HELD
 from .enforcement.settlement import RESERVED, asettle, settle
 from .enforcement.unchecked import ahold, arelease, hold, release
 from .headers import add_headers
-from .policies.requests.views import chooses_throttles, enforces_itself, is_decorated, late_check, throttles_itself
+from .policies.requests.view_declarations import (
+    chooses_throttles,
+    enforces_itself,
+    is_decorated,
+    late_check,
+    throttles_itself,
+)
 from .responses import MAX_ACCEPT, arefusal_response, refusal_response
 
 

@@ -23,7 +23,7 @@ from .enforcement.costs import answers_client, compute_cost
 from .engine.types import Decision, check_cost
 from .exceptions import ConfigurationError
 from .headers import add_headers, retry_after_seconds
-from .policies.requests.views import LIMITED_ATTRIBUTE, SCOPE_ATTRIBUTE, LateCheck, least_cost
+from .policies.requests.view_declarations import LIMITED_ATTRIBUTE, SCOPE_ATTRIBUTE, LateCheck, least_cost
 from .responses import problem, refusal_text, status_code
 from .utils.optional import require
 

@@ -13,7 +13,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..policies.requests.identity import failed_kind
+from ..policies.requests.caller import failed_kind
 from ..recording.validators import visible
 
 #: Characters of a free text that a cell shows; the whole is a click away.

@@ -17,7 +17,7 @@ from ..policies.facts import endpoint_facts
 from ..policies.requests.methods import takes_any_method
 from ..policies.requests.routes import known_views
 from ..policies.requests.view_code import codes_of, named_values, never_answers, project_functions
-from ..policies.requests.views import late_check, limits_itself, scope_of, shows_usage, view_class
+from ..policies.requests.view_declarations import late_check, limits_itself, scope_of, shows_usage, view_class
 from .database import Messages, of_policies
 
 #: Modules whose functions and classes limit requests, drop-ins included.

@@ -24,7 +24,7 @@ from ..policies import cache  # noqa: F401 - sets process.policies
 from ..policies.exemptions import exempt, narrow
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
 from ..policies.matching import match_endpoints, match_policies
-from ..policies.requests.identity import Caller, Unidentified
+from ..policies.requests.caller import Caller, Unidentified
 from ..policies.requests.methods import handling_of_request
 from ..policies.requests.routes import resolved
 from ..policies.resolver import EvaluationContext, Resolution, resolve

@@ -17,7 +17,7 @@ from ..monitoring.refusals import Refusal
 from ..operations.counters import reset_caller
 from ..operations.explain import Explanation
 from ..operations.explain_query import ExplainQuery
-from ..policies.requests.identity import failed_kind
+from ..policies.requests.caller import failed_kind
 
 
 def add_verbs(verbs: Any) -> None:

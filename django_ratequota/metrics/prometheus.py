@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from django.http import HttpRequest, HttpResponse
 
-from ..policies.requests.views import SCOPE_ATTRIBUTE
+from ..policies.requests.view_declarations import SCOPE_ATTRIBUTE
 from ..utils.histogram import BOUNDS
 from ..utils.optional import require
 from . import BUCKETS, LATENCY_HELP, METRICS, PREFIX, latency

@@ -12,7 +12,7 @@ from ..engine.types import Bucket, BucketStatus
 from ..exceptions import NewerRevision, StoreError
 from ..policies import cache  # noqa: F401 - sets process.policies
 from ..policies.facts import NOBODY, EndpointFacts, UserEntry
-from ..policies.requests.identity import Caller
+from ..policies.requests.caller import Caller
 from ..policies.resolver import EvaluationContext, Resolution, resolve_uncached
 from ..policies.snapshot import Snapshot
 from ..runtime import process

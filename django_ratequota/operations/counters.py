@@ -14,7 +14,7 @@ from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..models import PolicyChange, RatePolicy
 from ..policies.facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
-from ..policies.requests.identity import UNKNOWN, Caller, DescribedCaller, client_text, failed_kind
+from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text, failed_kind
 from ..policies.resolver import make_buckets
 from ..recording.databases import policy_alias
 from ..recording.recorder import record_reset

@@ -15,7 +15,7 @@ from ..policies.exemptions import exempt, exempt_candidate
 from ..policies.explain import Candidate, explain, plan_source
 from ..policies.facts import NOBODY, PlanFacts, UserEntry
 from ..policies.matching import match_endpoints
-from ..policies.requests.identity import Caller
+from ..policies.requests.caller import Caller
 from ..policies.requests.methods import handling_of_view
 from ..policies.resolver import EvaluationContext, Resolution, plan_of, resolve
 from ..policies.snapshot import Snapshot

@@ -14,9 +14,9 @@ from django.utils.translation import gettext as _
 from ..conf import settings
 from ..models import Endpoint, Plan
 from ..monitoring.refusals import Refusal
-from ..policies.requests.identity import UNKNOWN, DescribedCaller, client_text
+from ..policies.requests.caller import UNKNOWN, DescribedCaller, client_text
 from ..policies.requests.routes import find_route, known_views, resolve_path, resolved
-from ..policies.requests.views import scope_of, shows_usage
+from ..policies.requests.view_declarations import scope_of, shows_usage
 from ..recording.validators import visible
 from ..utils.addresses import unmap
 from .explain import Explanation, explain_caller

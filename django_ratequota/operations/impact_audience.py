@@ -17,7 +17,7 @@ from ..monitoring.attempts import Attempts
 from ..monitoring.records import UNKNOWN_PLAN, stored_name
 from ..policies.facts import POLICY_COLUMNS, PolicyFacts, policy_facts
 from ..policies.precedence import precedence
-from ..policies.requests.identity import UNKNOWN
+from ..policies.requests.caller import UNKNOWN
 from ..policies.snapshot import Group
 
 

@@ -16,9 +16,9 @@ from ..engine.rates import Rate
 from ..engine.types import Bucket
 from .explain import Candidate
 from .facts import PolicyFacts
-from .requests.identity import Caller
+from .requests.caller import Caller
 from .requests.routes import is_admin_page
-from .requests.views import shows_usage
+from .requests.view_declarations import shows_usage
 from .resolver import Resolution
 
 #: The built-in rate per caller at the usage endpoint, used if no policy is enforced for it.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
-from .requests.identity import Caller
+from .requests.caller import Caller
 from .requests.methods import Handling
 from .requests.routes import spellings
 from .snapshot import Group, Snapshot

@@ -21,7 +21,7 @@ from ..utils.problems import note_problem
 from .facts import UNREADABLE, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
 from .matching import MatchedPolicies, contenders, match_policies
 from .precedence import strongest
-from .requests.identity import Caller
+from .requests.caller import Caller
 from .snapshot import Snapshot
 
 #: Resolutions of callers with longer names are not kept.

@@ -14,7 +14,7 @@ from django.utils import timezone
 from ..engine.types import BucketStatus
 from ..exceptions import StoreError
 from ..operations.caller_limits import caller_limits
-from ..policies.requests.identity import Caller
+from ..policies.requests.caller import Caller
 from ..runtime import default_limiter
 
 register = template.Library()

@@ -30,7 +30,7 @@ from django_ratequota.operations.boosts import grant
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies import cache as snapshot
 from django_ratequota.policies.cache import policies
-from django_ratequota.policies.requests.identity import DescribedCaller
+from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter, process
 from django_ratequota.signals import request_refused
 from django_ratequota.testing import Policy, override_policies

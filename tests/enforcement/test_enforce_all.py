@@ -26,7 +26,7 @@ from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.records import UNKNOWN_PLAN, DecisionRecord
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.policies.requests.identity import DescribedCaller
+from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.throttling import QuotaThrottle
 from tests.conftest import Get
 from tests.enforcement.test_check import CLOSED, database_down, left

@@ -17,7 +17,7 @@ from django_ratequota import Decision, check_request
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.health import health
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.policies.requests.identity import DescribedCaller
+from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.responses import status_code
 from django_ratequota.signals import request_refused
 from tests.conftest import Check, Settle

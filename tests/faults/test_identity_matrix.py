@@ -14,7 +14,7 @@ from django.contrib.auth.models import User
 from django.test import AsyncClient, Client
 
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.policies.requests.identity import Caller
+from django_ratequota.policies.requests.caller import Caller
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 

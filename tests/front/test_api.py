@@ -19,7 +19,7 @@ from django_ratequota.api import LOOKING, QuotaLimitSerializer, QuotaUsageSerial
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.operations import caller_limits
 from django_ratequota.policies.cache import policies
-from django_ratequota.policies.requests.identity import Caller
+from django_ratequota.policies.requests.caller import Caller
 from tests.project.views import request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]

@@ -22,7 +22,7 @@ from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.ninja import QuotaThrottle
 from django_ratequota.policies.requests.routes import find_route, known_scopes
-from django_ratequota.policies.requests.views import scope_of
+from django_ratequota.policies.requests.view_declarations import scope_of
 from tests.conftest import Get
 from tests.project.views import Units, request_from
 

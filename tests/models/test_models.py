@@ -16,7 +16,7 @@ from django.utils.functional import Promise
 from django_ratequota.engine.rates import MAX_UNITS
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policies.loading import load_snapshot
-from django_ratequota.policies.requests.identity import Caller
+from django_ratequota.policies.requests.caller import Caller
 from django_ratequota.policies.requests.routes import known_routes
 from django_ratequota.recording.validators import canonical_subject
 

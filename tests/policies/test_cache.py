@@ -23,7 +23,7 @@ from django_ratequota.policies import cache as module
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.facts import UserEntry
 from django_ratequota.policies.loading import load_snapshot
-from django_ratequota.policies.requests.identity import DescribedCaller
+from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, Resolution, resolve
 from django_ratequota.recording.publication import publication_pending
 from django_ratequota.recording.recorder import record_publication

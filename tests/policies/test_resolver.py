@@ -23,7 +23,7 @@ from django_ratequota.policies.explain import Candidate, explain, plan_source
 from django_ratequota.policies.facts import NOBODY, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.matching import match_endpoints
-from django_ratequota.policies.requests.identity import Caller, DescribedCaller
+from django_ratequota.policies.requests.caller import Caller, DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, Resolution, plan_of, resolve, resolve_uncached
 from django_ratequota.policies.snapshot import Group, Snapshot
 from tests.project.views import request_from

@@ -24,7 +24,7 @@ from django_ratequota.policies.change_feed import Change
 from django_ratequota.policies.facts import UserEntry
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.matching import match_endpoints
-from django_ratequota.policies.requests.identity import DescribedCaller
+from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, resolve, resolve_uncached
 from django_ratequota.policies.snapshot import Group, Snapshot
 from django_ratequota.recording.recorder import record_publication

@@ -18,7 +18,7 @@ from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.loading import load_snapshot
-from django_ratequota.policies.requests.identity import DescribedCaller
+from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.unreadable import find_unreadable
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Check

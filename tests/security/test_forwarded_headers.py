@@ -18,7 +18,7 @@ from django.http import HttpRequest, JsonResponse
 from django.urls import path
 from packaging.requirements import Requirement
 
-from django_ratequota.policies.requests.identity import Caller
+from django_ratequota.policies.requests.caller import Caller
 from tests.faults.test_http_servers import GUNICORN, SECONDS, UVICORN, serving
 
 ROOT = Path(__file__).parent.parent.parent

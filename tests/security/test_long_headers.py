@@ -18,8 +18,8 @@ from django_ratequota.engine.keys import short
 from django_ratequota.engine.limiter import Limiter
 from django_ratequota.models import RatePolicy
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.policies.requests import identity
-from django_ratequota.policies.requests.identity import DescribedCaller
+from django_ratequota.policies.requests import caller as caller_module
+from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.throttling import QuotaThrottle
 from tests.conftest import Get
 from tests.project import views
@@ -154,13 +154,13 @@ def test_a_view_that_picks_its_throttles_is_not_made_to_negotiate_twice(
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that were read as addresses."""
     found: list[str] = []
-    plain = identity.ip_address
+    plain = caller_module.ip_address
 
     def ip_address(text: Any) -> Any:
         found.append(text)
         return plain(text)
 
-    monkeypatch.setattr(identity, "ip_address", ip_address)
+    monkeypatch.setattr(caller_module, "ip_address", ip_address)
     return found
 
 

@@ -26,7 +26,7 @@ from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.health import health
 from django_ratequota.operations.counters import reset_caller, why_shared
 from django_ratequota.operations.explain_query import ExplainQuery
-from django_ratequota.policies.requests.identity import FAILED, Caller, failed_kind
+from django_ratequota.policies.requests.caller import FAILED, Caller, failed_kind
 from django_ratequota.utils import problems
 from tests.conftest import Check
 from tests.project.views import request_from

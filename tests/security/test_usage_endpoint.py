@@ -21,7 +21,7 @@ from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies import resolver
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.requests import routes
-from django_ratequota.policies.requests.identity import Caller
+from django_ratequota.policies.requests.caller import Caller
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store import breaker
 from django_ratequota.store.server import Server

@@ -53,7 +53,7 @@ PARTS = {
         policies/test_unreadable recording/test_recorder operations/test_restore admin/test_copy_plan
         monitoring/test_rollup recording/test_publication recording/test_fixtures""",
     "users": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
-        policies/requests/test_identity operations/test_boosts admin/test_permissions admin/test_explain
+        policies/requests/test_caller operations/test_boosts admin/test_permissions admin/test_explain
         admin/test_usage_page operations/test_counters admin/test_preview operations/test_impact admin/test_matrix
         admin/test_admin package/test_locale security/test_promises management/test_command
         enforcement/test_on_error operations/test_advice policyfile/test_export policyfile/test_document

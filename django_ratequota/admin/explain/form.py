@@ -14,7 +14,7 @@ from ...engine.rates import MAX_UNITS
 from ...models import METHODS, Endpoint, Plan, RatePolicy
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
-from ...policies.requests.identity import FAILED
+from ...policies.requests.caller import FAILED
 
 #: Chosen where PLAN_RESOLVER returns None; no slug has brackets.
 _NO_PLAN = "(none)"

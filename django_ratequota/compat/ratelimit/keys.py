@@ -10,7 +10,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from ...policies.requests.identity import Caller
+from ...policies.requests.caller import Caller
 from ...utils.addresses import unmap
 
 

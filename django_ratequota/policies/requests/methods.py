@@ -16,7 +16,7 @@ from typing import Any, Literal
 from django.views import View
 
 from .view_code import FRAMEWORKS, MOST, codes_of, held_values, operations_of, project_functions
-from .views import class_attribute, enforces_itself, is_decorated, view_class
+from .view_declarations import class_attribute, enforces_itself, is_decorated, view_class
 
 #: How a request's method counts at endpoints that do not name it.
 #: ``free``: at none, because an ``options`` handler answers.

@@ -12,7 +12,7 @@ from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
 from django.utils import translation
 
 from .translated_routes import canonical, each_language, languages_of, spell, walk
-from .views import scope_of
+from .view_declarations import scope_of
 
 #: What DRF's ``format_suffix_patterns`` puts in place of a route's last slash, in regular expressions and paths.
 _FORMAT_SUFFIX = re.compile(

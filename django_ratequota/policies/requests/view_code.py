@@ -17,7 +17,7 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404
 from django.shortcuts import get_list_or_404, get_object_or_404
 
-from .views import view_class
+from .view_declarations import view_class
 
 #: Statuses that any view may answer.
 _ALWAYS = frozenset([*range(100, 400), *range(500, 600)])

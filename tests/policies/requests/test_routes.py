@@ -13,7 +13,7 @@ from rest_framework.urlpatterns import format_suffix_patterns
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.policies.requests.routes import known_routes, known_scopes, resolved, spellings
 from django_ratequota.policies.requests.translated_routes import readable
-from django_ratequota.policies.requests.views import enforces_itself, scope_of
+from django_ratequota.policies.requests.view_declarations import enforces_itself, scope_of
 from tests.project import views
 
 PK = "(?P<pk>[^/.]+)"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from django_ratequota import check_request
 from django_ratequota.models import Plan, PlanAssignment, RatePolicy
-from django_ratequota.policies.requests import identity
-from django_ratequota.policies.requests.identity import Caller, DescribedCaller, client_address, client_text
+from django_ratequota.policies.requests import caller as caller_module
+from django_ratequota.policies.requests.caller import Caller, DescribedCaller, client_address, client_text
 from tests.project.views import request_from
 from tests.support.properties import examples
 
@@ -305,13 +305,13 @@ def test_a_real_request_counts_for_the_client_behind_the_proxy(settings: Any, cl
 
 def test_a_header_is_read_once_and_again_under_other_settings(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    real = identity.ip_address
+    real = caller_module.ip_address
 
     def counting(text: str) -> Any:
         read.append(text)
         return real(text)
 
-    monkeypatch.setattr(identity, "ip_address", counting)
+    monkeypatch.setattr(caller_module, "ip_address", counting)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": ["10.0.0.0/8"]}
     headers = {"X-Forwarded-For": "2001:db8::7"}
 
