@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 
 from ..models import PolicyChange
 from ..recording.databases import policy_alias
-from ..recording.recorder import acting, field_values, in_batches, rows_by_pk
+from ..recording.recorder import field_values, in_batches, recorded_as, rows_by_pk
 from .cascades import KINDS, Deletion, deleted_along
 
 __all__ = ["KINDS", "Restoration", "Version", "plan_restoration", "problems", "restore", "versions"]
@@ -96,7 +96,7 @@ def restore(
     problems; then nothing has changed.
     """
     using = policy_alias(type(restoration.target))
-    with acting(actor, reason), transaction.atomic(using=using):
+    with recorded_as(actor, reason), transaction.atomic(using=using):
         written([_write(restoration, using)])
         for batch in _restore_along(restoration.along, using) if along else ():
             written(batch)
