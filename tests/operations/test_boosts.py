@@ -26,7 +26,7 @@ from django_ratequota.engine.types import Bucket
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.monitoring import refusals
 from django_ratequota.operations import boosts as boosting
-from django_ratequota.operations.boosts import doubled, outlook, propose_boost, why_no_boost, window_end
+from django_ratequota.operations.boosts import doubled, no_boost_reason, outlook, propose_boost, window_end
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.change_feed import ChangeCursor
 from django_ratequota.policies.facts import to_us
@@ -389,7 +389,7 @@ def test_the_outlook_agrees_with_what_then_happens(alice: User) -> None:
     after = question.explain()
     assert [c.policy.id for c in after.candidates if c.won and c.policy.counted_per == "caller"] == [boost.pk]
     assert to_us(boost.starts_at) <= after.context.now_us
-    assert why_no_boost(after, next(c.policy for c in after.candidates if c.won)) == ""
+    assert no_boost_reason(after, next(c.policy for c in after.candidates if c.won)) == ""
 
 
 # --- Units given back. ---
