@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from ..utils.locks import ForkSafeLock
-from .charges import Charge, charge_each
+from .charges import Charges, charge_each
 from .rates import Rate
 from .types import Bucket, BucketStatus, Decision, check_cost
 
@@ -65,14 +65,14 @@ class LocalLimiter:
     ) -> tuple[BucketStatus, ...]:
         """Return each bucket's status, in their order; charge all of them if all have room, and ``peek`` is False.
 
-        ``costs`` are each bucket's own, in the order of the buckets; empty = ``cost`` in each. A share below one unit
-        admits one unit in a period that is longer by that factor. A request that costs more than the share passes
-        when its counter is empty.
+        ``costs`` are each bucket's own, in the order of the buckets; empty = ``cost`` by its rate. A share below one
+        unit admits one unit in a period that is longer by that factor. A request that costs more than the share
+        passes when its counter is empty.
         """
         with self._lock:
             now = self._clock()
             taken = [self._take(bucket, now, peek) for bucket in buckets]
-            each = costs or (cost,) * len(buckets)
+            each = costs or [bucket.rate.units(cost) for bucket in buckets]
             waits = [
                 self._wait(counter, bucket.rate, units, now)
                 for bucket, (_, counter), units in zip(buckets, taken, each, strict=True)
@@ -89,8 +89,8 @@ class LocalLimiter:
                 statuses.append(self._status(bucket, counter, wait, now))
             return tuple(statuses)
 
-    def charges(self, statuses: Sequence[BucketStatus], cost: int, costs: Sequence[int] = ()) -> list[Charge]:
-        """Return what ``check`` has just charged, for refunds."""
+    def charges(self, statuses: Sequence[BucketStatus], cost: int, costs: Sequence[int] = ()) -> Charges:
+        """Return what ``check`` has just charged to an admitted request, for refunds."""
         return charge_each(statuses, cost, round(self._clock() * 10**6), self._share, costs)
 
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
