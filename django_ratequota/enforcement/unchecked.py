@@ -23,6 +23,7 @@ from ..engine.rates import BLOCKED
 from ..engine.types import Bucket, Decision
 from ..exceptions import StoreError
 from ..policies.facts import PolicyFacts
+from ..policies.requests.caller import Unidentified
 from ..runtime import process
 from ..utils.sansio import adrive, drive
 from .check import Evaluation, assign, conclude, evaluate
@@ -100,7 +101,8 @@ def _hold_steps(
 ) -> Generator[Step, Any, Decision | None]:
     if getattr(request, "ratequota", None) is not None:
         return None
-    decision, evaluation = yield from evaluate(request, request, scope, cost, limiter, None, False, _per_ip)
+    caller = Unidentified(request)
+    decision, evaluation = yield from evaluate(request, request, scope, cost, limiter, None, False, caller, _per_ip)
     if not decision.allowed and (evaluation is None or (yield from _binds_everybody(decision, evaluation))):
         decision = conclude(request, decision, evaluation)
         assign(request, decision)
