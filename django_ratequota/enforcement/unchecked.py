@@ -17,7 +17,7 @@ from typing import Any
 from django.db import Error as DatabaseError
 
 from ..conf import settings
-from ..engine.charges import charges_of
+from ..engine.charges import Charges, charges_of
 from ..engine.limiter import Limiter
 from ..engine.rates import BLOCKED
 from ..engine.types import Bucket, Decision
@@ -48,7 +48,8 @@ class HeldCharge(EarlierChecks):
         rates = {bucket.counter: bucket.rate for bucket in buckets}
         charges = self._charges()
         return bool(charges) and all(
-            rates.get(charge.bucket.counter) == charge.bucket.rate and charge.units <= cost for charge in charges
+            (rate := rates.get(charge.bucket.counter)) == charge.bucket.rate and charge.units <= rate.units(cost)
+            for charge in charges
         )
 
     def combine(self, decision: Decision, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, Decision]:
@@ -64,7 +65,7 @@ class HeldCharge(EarlierChecks):
                 if (status := found.get(bucket.counter)) is not None
             ]
             # Where nothing was left to check, both are the same list.
-            charges = charges if new is charges else [*charges, *new]
+            charges = charges if new is charges else Charges((*charges, *new), units=new.units)
             decision = replace(decision, statuses=tuple(statuses), _charges=charges)
         return decision if decision.allowed else (yield from self.give_back(decision))
 

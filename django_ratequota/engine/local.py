@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from ..utils.locks import ForkSafeLock
-from .charges import Charge, charge_each
+from .charges import Charges, charge_each
 from .rates import Rate
 from .types import Bucket, BucketStatus, Decision, check_cost
 
@@ -75,71 +75,72 @@ class LocalLimiter:
 
         Buckets in log mode refuse nothing, and are charged if they have room.
 
-        ``costs`` are each bucket's own, in the order of the buckets; empty = ``cost`` in each. A share below one unit
-        admits one unit in a period that is longer by that factor. A request that costs more than the share passes
-        when its counter is empty.
+        ``costs`` are each bucket's own, in the order of the buckets; empty = ``cost`` by its rate. A share below one
+        unit admits one unit in a period that is longer by that factor. A request that costs more than the share
+        passes when its counter is empty.
         """
-        with self._lock:
-            now = self._clock()
-            taken = [self._take(bucket, now, peek) for bucket in buckets]
-            each = costs or (cost,) * len(buckets)
-            waits = [
-                self._wait(counter, bucket.rate, units, now)
-                for bucket, (_, counter), units in zip(buckets, taken, each, strict=True)
-            ]
-            refused = any(wait and bucket.mode == "enforce" for bucket, wait in zip(buckets, waits, strict=True))
-            statuses = []
-            for bucket, (name, counter), wait, units in zip(buckets, taken, waits, each, strict=True):
-                if not peek:
-                    if units and not wait and not refused:
-                        self._charge(counter, bucket.rate, units, now)
-                    # A cost that never fits neither adds a counter to the refusing ones nor removes it.
-                    if wait < _NEVER:
-                        counter.refused_until = now + wait if wait else 0.0
-                self._put(name, counter)
-                statuses.append(self._status(bucket, counter, wait, now))
-            return tuple(statuses)
+        each = costs or [bucket.rate.units(cost) for bucket in buckets]
+        return self._apply("peek" if peek else "check", buckets, each)[1]
 
-    def charges(self, statuses: Sequence[BucketStatus], cost: int, costs: Sequence[int] = ()) -> list[Charge]:
-        """Return what ``check`` has just charged, for refunds."""
+    def charges(self, statuses: Sequence[BucketStatus], cost: int, costs: Sequence[int] = ()) -> Charges:
+        """Return what ``check`` has just charged to an admitted request, for refunds."""
         return charge_each(statuses, cost, round(self._clock() * 10**6), self._share, costs)
 
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         """Charge every bucket and refuse none; degraded decisions settle with it."""
-        cost = check_cost(cost)
-        with self._lock:
-            now = self._clock()
-            statuses = []
-            for bucket in buckets:
-                name, counter = self._take(bucket, now)
-                self._charge(counter, bucket.rate, cost, now)
-                self._put(name, counter)
-                statuses.append(self._status(bucket, counter, 0.0, now))
+        now, statuses = self._apply("charge", buckets, [check_cost(cost)] * len(buckets))
         charges = charge_each(statuses, cost, round(now * 10**6), self._share)
-        return Decision(
-            allowed=True, statuses=tuple(statuses), error="local", settler=self, cost=cost, _charges=charges
-        )
+        return Decision(allowed=True, statuses=statuses, error="local", settler=self, cost=cost, _charges=charges)
 
     def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...] = ()) -> Decision:
         """Give units back, never more than are still counted of the charge; without ``charged``, the newest."""
-        cost = check_cost(cost)
-        at = charged[0] / 10**6 if charged else 0.0
-        known = [(at, level_us / 10**6) for level_us in charged[1:]]
+        _now, statuses = self._apply("refund", buckets, [check_cost(cost)] * len(buckets), charged)
+        return Decision(allowed=True, statuses=statuses, error="local", settler=self)
+
+    def _apply(
+        self,
+        mode: str,
+        buckets: Sequence[Bucket],
+        each: Sequence[int],
+        charged: Sequence[int] = (),
+        longest: float = 0,
+    ) -> tuple[float, tuple[BucketStatus, ...]]:
+        """Carry out check, peek, charge, refund or acquire; returns when (seconds), and each bucket's status.
+
+        ``each`` are the buckets' own costs, ``longest`` is the wait (seconds) that acquire may book.
+        """
+        known = [(charged[0] / 10**6, level_us / 10**6) for level_us in charged[1:]] or (None,) * len(buckets)
         with self._lock:
             now = self._clock()
+            taken = [self._take(bucket, now, mode == "peek") for bucket in buckets]
+            waits = [
+                0.0 if mode in ("charge", "refund") else self._wait(counter, bucket.rate, units, now)
+                for bucket, (_, counter), units in zip(buckets, taken, each, strict=True)
+            ]
+            passed = [wait <= longest + _ROUNDING for wait in waits]
+            allowed = all(ok or bucket.mode == "log" for bucket, ok in zip(buckets, passed, strict=True))
             statuses = []
-            for bucket, of in zip(buckets, known or (None,) * len(buckets), strict=True):
-                name, counter = self._take(bucket, now)
-                self._give_back(counter, bucket.rate, cost, now, of)
+            for bucket, (name, counter), units, wait, ok, of in zip(
+                buckets, taken, each, waits, passed, known, strict=True
+            ):
+                if allowed and ok and units and mode == "refund":
+                    self._give_back(counter, bucket.rate, units, now, of)
+                elif allowed and ok and units and mode != "peek":
+                    self._charge(counter, bucket.rate, units, now)
+                    counter.booked = counter.booked or mode == "acquire"
+                # A cost that never fits neither adds a counter to the refusing ones nor removes it.
+                if mode == "check" and wait < _NEVER:
+                    counter.refused_until = now + wait if wait else 0.0
                 self._put(name, counter)
-                statuses.append(self._status(bucket, counter, 0.0, now))
-        return Decision(allowed=True, statuses=tuple(statuses), error="local", settler=self)
+                statuses.append(self._status(bucket, counter, ok, wait, now))
+            return now, tuple(statuses)
 
     def _charge(self, counter: Counter, rate: Rate, cost: int, now: float) -> None:
         if rate.algorithm not in _WINDOWS:
             drain, room = self._meter(rate)
             level, drained_by = self._level(counter, rate, now)
-            counter.units = min(level, room) if drained_by > drain else level
+            counter.booked = counter.booked and level > room
+            counter.units = min(level, room) if drained_by > drain and not counter.booked else level
             counter.since, counter.drain, counter.room = now, drain, room
         counter.units += cost
 
@@ -279,7 +280,7 @@ class LocalLimiter:
             room, reset = most - level, level / drain
         return most, room, reset, period
 
-    def _status(self, bucket: Bucket, counter: Counter, wait: float, now: float) -> BucketStatus:
+    def _status(self, bucket: Bucket, counter: Counter, allowed: bool, wait: float, now: float) -> BucketStatus:
         most, room, reset, window = self._state(counter, bucket.rate, now)
         remaining = max(0, int(room + _ROUNDING))
         next_us = None
@@ -287,7 +288,7 @@ class LocalLimiter:
             next_us = max(1, _whole_us(self._exact_wait(counter, bucket.rate, remaining + 1, now)))
         return BucketStatus(
             bucket=bucket,
-            allowed=not wait,
+            allowed=allowed,
             remaining=remaining,
             retry_after_us=None if wait == _NEVER else _whole_us(wait),
             reset_after_us=round(reset * 10**6),

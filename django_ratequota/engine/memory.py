@@ -8,22 +8,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import replace
 from datetime import tzinfo
 from typing import Any
 
 from ..exceptions import NewerRevision
-from ..utils.locks import ForkSafeLock
 from .calendar_windows import calendar_window
-from .charges import Settler, charge_each
+from .charges import Charges, Settler, charge_each
 from .local import Counter, LocalLimiter
 from .protocol import bucket_keys
 from .rates import Rate
-from .types import Bucket, BucketStatus, Decision
+from .types import Bucket, Decision
 
 #: Most counters of a process; the least recently used are forgotten, which resets their limits.
 SIZE = 100_000
-_NEVER = float("inf")
 _FIXED, _COUNTER, _LOG = "fixed_window", "sliding_window_counter", "sliding_window_log"
 _CHARGING = frozenset({"check", "charge", "acquire"})
 
@@ -40,7 +37,6 @@ class Memory(LocalLimiter):
         self._zone = zone
         # Times are seconds since this one, because small numbers are exact to the µs. They never go back.
         self._begun_us = self._latest_us = self.clock()
-        self._deciding = ForkSafeLock()
 
     def steps(
         self,
@@ -56,21 +52,18 @@ class Memory(LocalLimiter):
         bucket_keys("", buckets)
         if revision is not None and self.revision > revision:
             raise NewerRevision(self.revision)
-        at, *each = times
-        with self._deciding:
-            if mode == "acquire":
-                statuses: tuple[BucketStatus, ...] = (self._book(buckets[0], cost, at),)
-            elif mode == "charge":
-                statuses = self.charge(buckets, cost=cost).statuses
-            elif mode == "refund":
-                charged = (at - self._begun_us, *each) if each else ()
-                statuses = self.refund(buckets, cost=cost, charged=charged).statuses
-            else:
-                statuses = self.check(buckets, cost, peek=mode == "peek", costs=each)
-            at_us = self._latest_us
+        first, *each = times
+        charged: tuple[int, ...] = ()
+        if mode == "refund" and first:  # a known charge, followed by its levels
+            charged, each = (first - self._begun_us, *each), [cost] * len(buckets)
+        costs = each or [bucket.rate.units(cost) for bucket in buckets]
+        longest = first / 10**6 if mode == "acquire" else 0.0
+        now, statuses = self._apply(mode, buckets, costs, charged, longest)
+        at_us = self._begun_us + round(now * 10**6)
         allowed = not any(status.refused for status in statuses)
         units = cost if allowed and mode in _CHARGING else 0
-        charges = charge_each(statuses, units, at_us, costs=each) if each and mode == "check" else None
+        # A decision of no units does not list its charges itself.
+        charges = charge_each(statuses, units, at_us, costs=costs) if allowed and mode in _CHARGING else Charges()
         return Decision(
             allowed=allowed,
             statuses=statuses,
@@ -100,19 +93,6 @@ class Memory(LocalLimiter):
     def _seconds(self) -> float:
         self._latest_us = max(self._latest_us, self.clock())
         return (self._latest_us - self._begun_us) / 10**6
-
-    def _book(self, bucket: Bucket, cost: int, longest_us: int) -> BucketStatus:
-        """Book the next free slot of a queue, if its wait is not too long."""
-        with self._lock:
-            now = self._clock()
-            name, counter = self._take(bucket, now)
-            wait = self._wait(counter, bucket.rate, cost, now)
-            booked = round(wait * 10**6) <= longest_us if wait < _NEVER else False
-            if booked and cost:
-                self._charge(counter, bucket.rate, cost, now)
-                counter.booked = True
-            self._put(name, counter)
-            return replace(self._status(bucket, counter, wait, now), allowed=booked)
 
     def _window(self, rate: Rate, now: float) -> tuple[float, float]:
         """Return the bounds of the window around ``now``: by the calendar, or at multiples of the period."""

@@ -6,7 +6,7 @@ Each scenario is built for one of the rates, its ``scale``, while all rates are 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
@@ -57,7 +57,9 @@ def scenarios(rates: Sequence[Rate], scale: Rate) -> tuple[Scenario, ...]:
     edge_us = _edge_us(scale)
     room = min(rate.capacity for rate in rates)
     scripts = (_stream(scale, edge_us, room), _edge(scale, edge_us), _pause(scale, edge_us, room))
-    outcomes = list(replay_each(rates, [script.attempts for script in scripts]))
+    # Requests of 1 unit at one time are replayed as one attempt, so what counts requests has to count their units.
+    in_units = [replace(rate, counts="units") for rate in rates]
+    outcomes = list(replay_each(in_units, [script.attempts for script in scripts]))
     describe = (_about_stream, _about_edge, _about_pause)
     return tuple(
         _shown(title, sentence(scale, script, outcome), script, outcome)
