@@ -150,7 +150,7 @@ def limiter_options() -> dict[str, Any]:
         "prefix": settings.prefix,
         "time_zone": settings.time_zone,
         "revision_max_age": settings.revision_max_age,
-        "deny_cache_seconds": settings.deny_cache_seconds,
+        "deny_cache_seconds": 0.0 if settings.in_memory else settings.deny_cache_seconds,
     }
 
 

@@ -32,8 +32,6 @@ _Name = tuple[object, ...]
 
 @dataclass(slots=True)
 class Counter:
-    """One bucket's usage."""
-
     #: Units counted in this window, or the bucket's level; then those of the window before (0 for buckets).
     units: float
     previous: float
