@@ -172,7 +172,11 @@ def _process() -> str:
     return f"{host}:{os.getpid()}"
 
 
-_reporting = Background("ratequota-report", lambda: settings.report_seconds, lambda: report())
+def _seconds() -> float:
+    return settings.report_seconds if settings.enabled and not settings.in_memory else 0
+
+
+_reporting = Background("ratequota-report", _seconds, lambda: report())
 
 
 def keep_reporting() -> None:
