@@ -26,9 +26,9 @@ def add_verbs(verbs: Any) -> None:
     verb.add_argument("--reason", default="ratequota publish", help="Recorded in the history.")
     verb = verbs.add_parser("rollup", help="Copy usage counts from Redis to the database; run it once an hour.")
     verb.set_defaults(run=rollup)
-    for name, days in (("hours", KEEP_HOURS), ("days", KEEP_DAYS)):
-        text = f"Delete rows of {name} that are older than this ({days})."
-        verb.add_argument(f"--keep-{name}", type=int, default=days, metavar="DAYS", help=text)
+    for name, unit, days in (("hourly", "hours", KEEP_HOURS), ("daily", "days", KEEP_DAYS)):
+        text = f"Delete {name} rows that are older than this many days (default {days}). Also --keep-{unit}."
+        verb.add_argument(f"--keep-{unit}", f"--keep-{name}", type=int, default=days, metavar="DAYS", help=text)
     verbs.add_parser("status", help="Show Redis, the revision, and every process.").set_defaults(run=status)
 
 

@@ -47,6 +47,7 @@ PUBLIC = {
 }
 #: Public modules inside of these, and their names.
 NESTED = {
+    "admin": "QuotaLinkMixin",
     "compat.drf": "AnonRateThrottle ScopedRateThrottle SimpleRateThrottle UserRateThrottle",
     "compat.ratelimit": "ALL UNSAFE Ratelimited aget_usage ais_ratelimited get_usage is_ratelimited ratelimit",
     "compat.ratelimit.core": "get_usage is_ratelimited",
