@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from ...exceptions import StoreError
 from ...models import Plan, RatePolicy
 from ...monitoring import refusals
+from ...monitoring.collector import collector
 from ...monitoring.refusals import Refusal
 from ..formatting import clock, shown
 from ..names import described_callers
@@ -26,9 +27,13 @@ def find_refusal(refusal_id: str) -> tuple[Refusal | None, str]:
     if not _ID.fullmatch(refusal_id):
         return None, ""
     try:
-        return refusals.find_refusal(refusal_id), ""
+        found = refusals.find_refusal(refusal_id)
+        if found is None:
+            collector.flush()  # it may be this worker's, and not sent yet
+            found = refusals.find_refusal(refusal_id)
     except StoreError as error:
         return None, error.reason
+    return found, ""
 
 
 def offer_refusal(model_admin: Any, request: Any) -> None:
