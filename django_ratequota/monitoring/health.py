@@ -18,7 +18,7 @@ from ..engine.keys import workers_key
 from ..engine.limiter import Limiter
 from ..engine.scripts import REPORT
 from ..exceptions import ANSWERS, StoreError
-from ..policies.cache import policies
+from ..policies.cache import listeners, policies
 from ..runtime import default_limiter
 from ..store.base import reading, run_script
 from ..utils.histogram import BOUNDS, merged, quantile
@@ -177,6 +177,8 @@ def _seconds() -> float:
 
 
 _reporting = Background("ratequota-report", _seconds, lambda: report())
+# At once after a load: the last report may be REPORT_SECONDS old, and names a revision that no longer applies.
+listeners.append(_reporting.soon)
 
 
 def keep_reporting() -> None:
