@@ -72,9 +72,7 @@ class QuotaThrottle(BaseThrottle):
         if decision is None:
             declared = _declaration(request, view) if declarations_in_class(view.__class__) else None
             scope = (declared and declared.scope) or getattr(view, "throttle_scope", None)
-            cost, answer = compute_cost(
-                lambda: _cost(request, view, declared), f"throttle_cost of {type(view).__name__}"
-            )
+            cost, answer = compute_cost(lambda: _cost(request, view, declared), view)
             decision = made[_DECISION] = check_request(request, force_str(scope) if scope else None, cost)
             if declared and declared.checks:
                 made[CHECKED_ATTRIBUTE] = declared, decision

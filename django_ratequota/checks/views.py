@@ -87,7 +87,7 @@ def check_unchecked(**_: Any) -> Messages:
 
 @checks.register
 def check_declared(**_: Any) -> Messages:
-    """W021: a view declares a scope or a cost by ``@throttle_scope``, and has no throttle that enforces it."""
+    """W022: a view declares a scope or a cost by ``@throttle_scope``, and has no throttle that enforces it."""
     try:
         idle = [route for route, _name, view in known_views() if _declares_in_vain(view)]
     except Exception:  # Django's own check reports what is wrong with the URLconf
@@ -97,7 +97,7 @@ def check_declared(**_: Any) -> Messages:
         "Add QuotaThrottle to DEFAULT_THROTTLE_CLASSES or to their throttle_classes. "
         "On a view that is not REST framework's, write @ratequota(...)."
     )
-    return [checks.Warning(text, hint=hint, id="django_ratequota.W021")] if idle else []
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W022")] if idle else []
 
 
 def _declares_in_vain(view: Any) -> bool:
@@ -115,7 +115,7 @@ def _declares_in_vain(view: Any) -> bool:
 
 @checks.register
 def check_authenticated(**_: Any) -> Messages:
-    """W022: ``@ratequota`` checks a request before REST framework has authenticated the caller."""
+    """W023: ``@ratequota`` checks a request before REST framework has authenticated the caller."""
     try:
         early = [
             route
@@ -126,7 +126,7 @@ def check_authenticated(**_: Any) -> Messages:
         return []
     text = f"@ratequota around dispatch runs before REST framework knows the user: {_shortened(early)}."
     hint = "Write @throttle_scope(...) on the class instead, with QuotaThrottle among its throttle_classes."
-    return [checks.Warning(text, hint=hint, id="django_ratequota.W022")] if early else []
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W023")] if early else []
 
 
 def _module_limits(name: str) -> bool:

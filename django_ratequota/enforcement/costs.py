@@ -15,11 +15,11 @@ from ..utils.problems import note_problem
 from .settlement import status_of
 
 
-def compute_cost(compute: Callable[[], object], of: str) -> tuple[int | None, Exception | None]:
+def compute_cost(compute: Callable[[], object], of: Any) -> tuple[int | None, Exception | None]:
     """Return the cost, None = the endpoint's own, and the exception to raise after counting the request.
 
     An exception that answers the client (invalid JSON, a ``ValidationError`` of REST framework) is returned. Others
-    are logged once a minute under the name ``of``, and the request goes on.
+    are logged once a minute under the name ``of``, or that of a view's ``throttle_cost``, and the request goes on.
     """
     try:
         cost = compute()
@@ -51,8 +51,9 @@ def check_declared(cost: Any, *arguments: str) -> Any:
     return cost
 
 
-def _answer(error: Exception, of: str) -> Exception | None:
+def _answer(error: Exception, of: Any) -> Exception | None:
     """Return the exception if it answers the client; log any other."""
+    of = of if isinstance(of, str) else f"throttle_cost of {type(of).__name__}"
     if isinstance(error, InvalidCost):
         note_problem(of, f"{of}: {error}; the endpoint's cost counts")
     elif answers_client(error) or _reads_body(error):

@@ -261,22 +261,22 @@ def nothing(view: Any) -> Any:
 @pytest.mark.parametrize(
     ("view", "expected"),
     [
-        (rest(SEARCH), ["W021"]),
-        (rest(SEARCH, AnonRateThrottle), ["W021"]),
+        (rest(SEARCH), ["W022"]),
+        (rest(SEARCH, AnonRateThrottle), ["W022"]),
         (rest(SEARCH, QuotaThrottle), []),
         (rest(SEARCH, **DECIDING), []),
-        (rest(nothing, get=SEARCH(plain)), ["W021"]),
+        (rest(nothing, get=SEARCH(plain)), ["W022"]),
         (rest(nothing, QuotaThrottle, get=SEARCH(plain)), []),
         (rest(nothing, get=method_decorator(ratequota("search"))(plain)), []),
         (rest(nothing, throttle_scope="search"), []),
-        (function_view(SEARCH, below=True), ["W021"]),
-        (function_view(SEARCH, below=False), ["W021"]),
+        (function_view(SEARCH, below=True), ["W022"]),
+        (function_view(SEARCH, below=False), ["W022"]),
         (function_view(SEARCH, QuotaThrottle, below=True), []),
         (function_view(SEARCH, QuotaThrottle, below=False), []),
         (function_view(ratequota("search"), below=True), []),
         (function_view(ratequota("search"), below=False), []),
-        (SEARCH(plain), ["W021"]),
-        (require_POST(SEARCH(plain)), ["W021"]),
+        (SEARCH(plain), ["W022"]),
+        (require_POST(SEARCH(plain)), ["W022"]),
         (ratequota("search")(plain), []),
         (plain, []),
     ],
@@ -295,7 +295,7 @@ def test_a_declaration_of_an_action_needs_a_throttle(project: Any) -> None:
         list = SEARCH(plain)
         create = plain
 
-    for actions, expected in (({"get": "list"}, ["W021"]), ({"post": "create"}, [])):
+    for actions, expected in (({"get": "list"}, ["W022"]), ({"post": "create"}, [])):
         project(Things.as_view(actions))
         assert ids(check_declared()) == expected
 
@@ -307,14 +307,14 @@ def test_a_declaration_for_ninja_needs_ninja_s_throttle(project: Any) -> None:
     api.get("/one")(SEARCH(plain))
     project()
     sys.modules["project_urls"].urlpatterns.append(path("api/", api.urls))
-    assert ids(check_declared()) == ["W021"]
+    assert ids(check_declared()) == ["W022"]
 
 
 @pytest.mark.parametrize(
     ("view", "expected"),
     [
-        (rest(method_decorator(ratequota, name="dispatch")), ["W022"]),
-        (rest(method_decorator(ratequota, name="dispatch"), QuotaThrottle), ["W022"]),
+        (rest(method_decorator(ratequota, name="dispatch")), ["W023"]),
+        (rest(method_decorator(ratequota, name="dispatch"), QuotaThrottle), ["W023"]),
         (rest(method_decorator(ratequota, name="dispatch"), authentication_classes=[]), []),
         (method_decorator(ratequota, name="dispatch")(type("Plain", (View,), {"get": plain})), []),
         (rest(nothing, get=method_decorator(ratequota("search"))(plain)), []),

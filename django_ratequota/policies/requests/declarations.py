@@ -30,8 +30,8 @@ def declaration_in_class(cls: Any, actions: Mapping[str, str] | None, method: st
 
     ``actions`` of a ViewSet: method in lower case -> name of the class's method.
     """
-    declared, name = declarations_in_class(cls), method.lower()
-    if not declared or name not in cls.http_method_names:
+    declared = declarations_in_class(cls)
+    if not declared or (name := method.lower()) not in cls.http_method_names:
         return None
     handlers = actions or {}
     if name == "head" and not (name in handlers or hasattr(cls, name)):

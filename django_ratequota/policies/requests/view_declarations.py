@@ -83,7 +83,7 @@ def method_declaration(view: Any, method: str) -> Declaration | None:
 
 def enforces_itself(view: Any, method: str = "") -> bool:
     """Whether the view checks its own requests by the method: it has ``@ratequota`` or our throttle."""
-    return is_decorated(view, method) or has_throttle(view)
+    return hasattr(view, SCOPE_ATTRIBUTE) or has_throttle(view) or is_decorated(view, method)
 
 
 def is_decorated(view: Any, method: str = "") -> bool:
