@@ -125,7 +125,9 @@ def main(leg: str, arguments: list[str]) -> int:
     if program is None:
         _report(f"not run: {leg}: {server}")
         return 0
-    command = [sys.executable, "-m", "pytest", "-q", *(arguments or tests_of(factors))]
+    # Two workers: else the last leg would keep one processor busy, and leave the other without work.
+    pytest = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
+    command = [*pytest, *(arguments or tests_of(factors))]
     if "uuid" in factors:
         command.append("--ds=tests.project.settings_uuid")
     if "postgresql" in factors:
