@@ -21,7 +21,7 @@ from ..models import PolicyChange
 from ..recording.publication import when_unpublished
 from ..recording.recorder import recorded_as
 from .deletion import deleted_objects
-from .pages import AdminPage, may_view, model_url
+from .pages import AdminPage, may_view, model_url, show_mode
 from .widgets import SafeAutocomplete, UserField
 
 logger = logging.getLogger("django_ratequota")
@@ -110,6 +110,7 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """Show the list, and record its actions and edits."""
+        show_mode(self, request)
         context = {"change_reason_form": ChangeReasonForm(request.POST or None), **(extra_context or {})}
         return self.run_recorded(super().changelist_view, request, context)
 
