@@ -61,7 +61,7 @@ class EndpointForm(forms.ModelForm):  # type: ignore[type-arg]
 
     class Meta:
         model = Endpoint
-        fields = ["name", "description", "routes", "methods", "cost", "charged_statuses"]
+        fields = ["name", "description", "routes", "methods", "cost", "charged_statuses", "exempt"]
         widgets = {
             "name": ScopeInput,
             "description": AdminTextareaWidget(attrs={"rows": 2}),
@@ -102,8 +102,8 @@ class EndpointAdmin(WarnsOnInlineSave, RecordedAdmin):
     """Endpoints."""
 
     form = EndpointForm
-    list_display = ["name", "some_routes", "methods", "cost", "charged_statuses", "policy_count", about]
-    list_filter = [LimitedFilter]
+    list_display = ["name", "some_routes", "methods", "cost", "charged_statuses", "exempt", "policy_count", about]
+    list_filter = [LimitedFilter, "exempt"]
     ordering = ["name"]  # repeated here, because a query that counts drops the model's
     search_fields = ["name", "description", "routes"]
     list_per_page = 50
