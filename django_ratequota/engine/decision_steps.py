@@ -22,6 +22,7 @@ from .charges import Charges, Settler, charge_each
 from .crossslot import decide_per_subject
 from .deny_cache import DenyCache, monotonic_us
 from .keys import check_prefix
+from .memory import Memory, Unlimited
 from .protocol import DECIDED, NEWER, NO_REVISION, bucket_keys, prepare, read_reply, statuses_of
 from .rates import show
 from .types import Bucket, Decision, check_cost, make_decision
@@ -53,8 +54,12 @@ class LimiterSteps:
         clock: Callable[[], int] | None = None,
         revision_max_age: float = 0.0,
         deny_cache_seconds: float = 0.0,
+        memory: Callable[[str, tzinfo, Callable[[], int] | None], Memory] | None = None,
     ) -> None:
-        """Raises ``InvalidBucket``; see ``Limiter``. ``revision_max_age`` is in seconds."""
+        """Raises ``InvalidBucket``; see ``Limiter``. ``revision_max_age`` is in seconds.
+
+        ``memory`` returns the counters of this process that serve instead of the store, by prefix, zone and clock.
+        """
         self.store = store
         #: How long decisions took, failed ones included.
         self.latency = Histogram()
@@ -72,6 +77,13 @@ class LimiterSteps:
         # On a Cluster: when the revision was last asked for (monotonic, µs), and whether that failed.
         self._asked_us = self._compared_us
         self._revision_unread = False
+        self._memory = memory and memory(self.prefix, self.time_zone, clock)
+        #: Whether it admits everything, because of ENABLED = False.
+        self.unlimited = isinstance(self._memory, Unlimited)
+        if self._memory is not None:
+            self._clock = self._memory.clock
+            # An attribute, because a condition would cost the decisions of other limiters.
+            self._ask = self._memory.steps  # type: ignore[method-assign]
 
     @property
     def now_us(self) -> int:
@@ -225,6 +237,8 @@ class LimiterSteps:
         keys = bucket_keys(self.prefix, buckets)
         deleted = 0
         try:
+            if self._memory is not None:
+                return self._memory.reset(buckets)
             # On a Cluster each key may live on a server of its own.
             for together in [[key] for key in keys] if self.store.clustered else [keys]:
                 deleted += int((yield ("DEL", *together))) if together else 0

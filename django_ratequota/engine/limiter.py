@@ -130,12 +130,16 @@ class Limiter(LimiterSteps):
     def publish(self) -> int:
         """Give the policies a new revision and return it: each process reloads before it next asks for a decision."""
         try:
+            if self._memory is not None:
+                return self._memory.publish()
             return int(drive(run_script(PUBLISH, [revision_key(self.prefix)], ()), self.store.execute))
         finally:
             self._deny_cache.clear()
 
     def stored_revision(self) -> int:
         """The revision that the store holds; 0 when it holds none. Learns the store's clock on the way."""
+        if self._memory is not None:  # a new one, because other processes cannot tell this one of theirs
+            return self._memory.publish()
         return drive(self.revision_steps(), self.store.execute)
 
     def _run(self, steps: Steps | Decision) -> Decision:

@@ -18,8 +18,9 @@ from ..engine.types import Bucket
 from .explain import Candidate, lost
 from .facts import PolicyFacts
 from .requests.caller import Caller
+from .requests.declarations import below_api_view
 from .requests.routes import is_admin_page
-from .requests.view_code import held_values, operations_of
+from .requests.view_code import operations_of
 from .requests.view_declarations import shows_usage, view_class
 from .resolver import Resolution
 
@@ -112,10 +113,7 @@ def _handlers(view: Any, cls: Any) -> Iterator[tuple[str, Any]]:
     # ``actions`` are those of a ViewSet.
     names = getattr(view, "actions", None) or {name: name for name in getattr(cls, "http_method_names", ())}
     for method, name in names.items():
-        handler = getattr(cls, name, None)
-        if getattr(handler, "__module__", "") == "rest_framework.decorators":
-            # Of ``@api_view``: it calls the decorated function, and does not copy its attributes.
-            handler = next((held for held in held_values(handler) if _is_marked(held)), handler)
+        handler = below_api_view(getattr(cls, name, None))
         yield method.upper(), handler
         if method == "get" and not hasattr(cls, "head"):
             yield "HEAD", handler

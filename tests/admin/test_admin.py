@@ -536,7 +536,7 @@ def test_history_outlives_earlier_fields_and_kinds(operator: Client) -> None:
     [("model=plan", {"plan"}), ("model=endpoint", {"endpoint"}), ("q=support", {"endpoint"}), ("q=Free", {"plan"})],
 )
 def test_history_is_filtered_and_searched(operator: Client, free: Plan, query: str, found: set[str]) -> None:
-    with base.acting(User.objects.create(username="support")):
+    with base.recorded_as(User.objects.create(username="support")):
         Endpoint.objects.create(name="search")
     listed = operator.get(f"{BASE}/policychange/?{query}").context["cl"].queryset
     assert {change.model for change in listed} == found
@@ -602,8 +602,8 @@ def test_query_counts_do_not_grow_with_the_rows(root: User, free: Plan, path: st
     fill(0, 3)
     count(2)  # content types are looked up once a process
     few = count(2)
-    fill(3, 30)
-    assert count(29) == few
+    fill(3, 10)
+    assert count(9) == few
 
 
 def test_the_pages_have_nothing_inline(operator: Client, free: Plan) -> None:

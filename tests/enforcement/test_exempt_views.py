@@ -19,6 +19,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_ratequota import check_request
+from django_ratequota.checks.views import check_unchecked, check_unlimited
 from django_ratequota.decorators import exempt, ratequota
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.collector import collector
@@ -274,6 +275,20 @@ def test_requests_without_a_resolved_route_know_the_class(blocked: None) -> None
 def test_what_is_no_view_is_an_error_that_says_so() -> None:
     with pytest.raises(TypeError, match="@exempt decorates views, which are functions or classes, not 'search'"):
         exempt("search")  # type: ignore[type-var]
+
+
+def test_checks_do_not_ask_to_count_exempt_views(settings: Any) -> None:
+    """W015 and W017 name views that may refuse a request before their check."""
+
+    def named() -> str:
+        messages = [*check_unchecked(), *check_unlimited(databases=["default"])]
+        return " ".join(map(str, messages))
+
+    assert "/search/" in named()
+    assert "/rest/" not in named()
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "COUNT_UNCHECKED": False}
+    assert "/search/" in named()
+    assert "/rest/" not in named()
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ urlpatterns = [
     path("method/", DecoratedMethod.as_view()),
     path("deciding/", deciding),
     path("nothing/", ratequota("login")(lambda request: None)),
-    path("login/", ratequota("login")(LoginView.as_view(template_name="429.html"))),
+    path("login/", ratequota("login")(LoginView.as_view(template_name="django_ratequota/429.html"))),
     path("checking/", checking),
     path("refunding/", refunding),
 ]

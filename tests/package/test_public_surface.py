@@ -42,11 +42,12 @@ PUBLIC = {
     "tasks": "rollup",
     "testing": "Clock Policy assert_allowed assert_limited embedded_server isolated override_policies remaining "
     "unlimited",
-    "throttling": "QuotaThrottle",
+    "throttling": "QuotaThrottle throttle_scope",
     "urls": "urlpatterns",
 }
 #: Public modules inside of these, and their names.
 NESTED = {
+    "admin": "QuotaLinkMixin",
     "compat.drf": "AnonRateThrottle ScopedRateThrottle SimpleRateThrottle UserRateThrottle",
     "compat.ratelimit": "ALL UNSAFE Ratelimited aget_usage ais_ratelimited get_usage is_ratelimited ratelimit",
     "compat.ratelimit.core": "get_usage is_ratelimited",

@@ -179,7 +179,7 @@ def test_viewers_are_not_asked(policy: RatePolicy) -> None:
 
 
 def test_code_gives_the_reason_by_the_object(policy: RatePolicy) -> None:
-    """Or by ``acting``; what the object said before is the reason of an earlier change."""
+    """Or by ``recorded_as``; what the object said before is the reason of an earlier change."""
     changes: list[Any] = []
     for fields in ({"rates": "2/s"}, {"rates": "3/s", "reason": WHY}, {"rates": "4/s"}, {"reason": ""}):
         for name, value in fields.items():
