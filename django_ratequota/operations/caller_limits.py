@@ -113,7 +113,7 @@ def _endpoints(snapshot: Snapshot, entry: UserEntry, scope: str | None) -> tuple
         return (endpoint,)
     first = overview.limited[: MAX_LIMITS + 1]
     ids = {policy.endpoint_id for policy in entry.policies if policy.endpoint_id is not None}
-    own = [snapshot.endpoints[pk] for pk in ids if pk in snapshot.endpoints]
+    own = [snapshot.endpoints[pk] for pk in ids if pk in snapshot.endpoints and not snapshot.endpoints[pk].exempt]
     if not own:
         return first
     chosen = [*sorted(own, key=_name), *(endpoint for endpoint in first if endpoint.id not in ids)][: MAX_LIMITS + 1]

@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.m
 PUBLIC = {
     "api": "UsageView",
     "compat": "",
-    "decorators": "ratequota",
+    "decorators": "exempt ratequota",
     "errors": "exception_handler problem_details",
     "exceptions": "ConfigurationError InvalidBucket InvalidCaller InvalidCost InvalidRate RateQuotaError StoreError",
     "headers": "add_headers decision_headers",

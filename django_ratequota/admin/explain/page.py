@@ -204,6 +204,8 @@ def _verdict(explanation: Explanation) -> str:
     decision, cost = explanation.decision, explanation.resolution.cost
     units = ngettext("The next request, of %(count)d unit,", "The next request, of %(count)d units,", cost)
     words = {"request": units % {"count": cost}, "by": shown(", ".join(decision.violated))}
+    if explanation.exempt:
+        return gettext("Nothing limits this request: %(why)s.") % {"why": shown(explanation.exempt)}
     if decision.allowed:
         return gettext("%(request)s would be admitted.") % words
     if decision.retry_after_us is None:
