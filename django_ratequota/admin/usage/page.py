@@ -222,7 +222,7 @@ def _servers() -> dict[str, Any]:
 def _workers() -> dict[str, Any]:
     """Return what the workers reported; without an answer of Redis, the state of this worker alone."""
     found, error = reply(lambda: (default_limiter().stored_revision(), health.reports()))
-    revision, reports = found or (0, [health.health()])
+    revision, reports = found or (None, [health.health()])
     newest = PolicyChange.objects.exclude(action=PolicyChange.Action.RESET).order_by("-pk").first()
     return {
         **workers.propagation(revision, reports),
