@@ -173,11 +173,8 @@ def _process() -> str:
 
 
 _reporting = Background("ratequota-report", lambda: settings.report_seconds, lambda: report())
-
-
-def keep_reporting() -> None:
-    """Start the thread that reports every REPORT_SECONDS, unless it runs in this process by these settings."""
-    _reporting.keep()
+#: Starts the thread that reports every REPORT_SECONDS, unless it runs in this process by these settings.
+keep_reporting = _reporting.keep
 
 
 def _clear() -> None:
