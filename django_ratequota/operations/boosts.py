@@ -64,7 +64,8 @@ def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[Buck
     for subject, own in by_subject(before):
         with transaction.atomic(using=policy_alias(PolicyChange)):
             record_grant(subject, [before[bucket] for bucket in own], units, reason)
-            limiter.refund(own, units)
+            # Each bucket's own units: else rates that count requests would keep theirs.
+            limiter.refund(own, units, charged=(0, *[units] * len(own)))
     return tuple(before.values())
 
 

@@ -112,10 +112,10 @@ def _endpoints(snapshot: Snapshot, entry: UserEntry, scope: str | None) -> tuple
         if endpoint is None:
             raise LookupError(scope)
         return (endpoint,)
-    first, by_name = overview.limited[: MAX_LIMITS + 1], attrgetter("name")
+    first, name = overview.limited[: MAX_LIMITS + 1], attrgetter("name")
     ids = {policy.endpoint_id for policy in entry.policies if policy.endpoint_id is not None}
     own = [snapshot.endpoints[pk] for pk in ids if pk in snapshot.endpoints]
     if not own:
         return first
-    chosen = [*sorted(own, key=by_name), *(endpoint for endpoint in first if endpoint.id not in ids)][: MAX_LIMITS + 1]
-    return (*sorted(chosen[:MAX_LIMITS], key=by_name), *chosen[MAX_LIMITS:])
+    chosen = [*sorted(own, key=name), *(endpoint for endpoint in first if endpoint.id not in ids)][: MAX_LIMITS + 1]
+    return (*sorted(chosen[:MAX_LIMITS], key=name), *chosen[MAX_LIMITS:])

@@ -240,9 +240,10 @@ def never_refused(rates: Sequence[Rate], records: Sequence[Attempts]) -> bool:
     most ``(m + 1) × min(limit, burst)``: the burst and what is refilled meanwhile. Spans are counted in whole
     seconds, one more than the period touches.
     """
-    units = [(record.second, (record.admitted + record.refused) * record.cost) for record in records]
-    total = sum(size for _second, size in units)
+    attempts = [(record.second, record.admitted + record.refused, record.cost) for record in records]
     for rate in rates:
+        units = [(second, count * rate.units(cost)) for second, count, cost in attempts]
+        total = sum(size for _second, size in units)
         room = min(rate.limit, rate.capacity)
         if rate.capacity * rate.period_us >= _EXACT:
             room //= 2  # doubles are rounded there: half of the room is certain

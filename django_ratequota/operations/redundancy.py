@@ -20,8 +20,11 @@ def binds_first(stricter: Rate, rate: Rate) -> str:
     """Return whether ``rate`` never refuses what ``stricter``, which counts the same requests or more, admits.
 
     ``always``: ``stricter`` always has at least as much in use, and at most as much room. ``uncharged``: it admits
-    too little for ``rate`` to refuse, unless something is charged past its limit. "" when neither can be proved.
+    too little for ``rate`` to refuse, unless something is charged past its limit. "" when neither can be proved, as
+    of a rate that counts units and one that counts requests.
     """
+    if stricter.counts != rate.counts:
+        return ""
     if stricter.capacity <= rate.capacity and _uses_more(stricter, rate):
         return "always"
     return "uncharged" if _admits_too_little(stricter, rate) else ""

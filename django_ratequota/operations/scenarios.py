@@ -6,7 +6,7 @@ Each scenario is built for one of the rates, its ``scale``, while all rates are 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
@@ -62,7 +62,9 @@ def scenarios(rates: Sequence[Rate], scale: Rate) -> tuple[Scenario, ...]:
         (_("A burst at a window's edge"), _about_edge, _edge(scale, edge_us)),
         (_("A burst after a pause"), _about_pause, _pause(scale, edge_us, room)),
     )
-    outcomes = replay_each(rates, [script.attempts for _title, _about, script in clients])
+    # Requests of 1 unit at one time are replayed as one attempt, so what counts requests has to count their units.
+    in_units = [replace(rate, counts="units") for rate in rates]
+    outcomes = replay_each(in_units, [script.attempts for _title, _about, script in clients])
     return tuple(
         _shown(title, about(scale, script, outcome), script, outcome)
         for (title, about, script), outcome in zip(clients, outcomes, strict=True)

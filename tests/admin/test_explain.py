@@ -572,7 +572,7 @@ def test_an_unknown_refusal_id_is_reported(operator: Client, kept: Kept) -> None
         operator, id="ABCDE12345"
     )
     assert "There is no refusal with the id nonsense!." in look(operator, id="nonsense!")
-    assert kept.asked == ["ABCDE12345"]
+    assert set(kept.asked) == {"ABCDE12345"}
     page = operator.get(f"{PAGE}?{urlencode({'id': HOSTILE})}").content.decode()
     assert "<script>alert" not in page
     assert "\u202e" not in page
@@ -627,7 +627,7 @@ def test_searching_a_refusal_id_links_to_the_page(
     kept.refusals = [refused(alice)]
     text = operator.get(f"{LIST}?q={query}").content.decode()
     assert (f'ABCDE12345 is the id of a refusal. <a href="{PAGE}?id=ABCDE12345">' in text) is told
-    assert len(kept.asked) == (len(query) == 10)
+    assert bool(kept.asked) == (len(query) == 10)
 
 
 def test_the_command_shows_the_same(alice: User, kept: Kept) -> None:
@@ -655,7 +655,7 @@ def test_a_refusal_id_without_redis_is_reported(operator: Client, alice: User, k
 def test_from_a_refused_response_to_what_was_decided(
     operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch, settings: Any, blocked: bool
 ) -> None:
-    """End to end: the id of a real response finds a real refusal."""
+    """End to end: the id of a real response finds a real refusal, although this worker has not sent it yet."""
     monkeypatch.setattr(refusals, "find_refusal", FIND_REFUSAL)
     monkeypatch.setattr(refusals, "refusals", REFUSALS)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
@@ -667,7 +667,6 @@ def test_from_a_refused_response_to_what_was_decided(
     client.force_login(alice)
     answers = [client.get("/decorated/", REMOTE_ADDR="2001:db8::7") for _ in range(5)]
     assert answers[-1].status_code == 429
-    collecting.collector.flush()
     refusal_id = answers[-1].json()["refusal_id"]
     text = look(operator, id=refusal_id.upper())
     assert f"Refusal {refusal_id}" in text

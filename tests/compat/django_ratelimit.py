@@ -1,4 +1,4 @@
-"""``python -m tests.compat.django_ratelimit``: the tests in django-ratelimit's wheel, on our modules."""
+"""``python -m tests.compat.django_ratelimit``: runs the tests in django-ratelimit's wheel with this package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUBMODULES = ("core", "decorators", "exceptions", "middleware")
 
 
 def main() -> int:
-    """Run the tests; the number of failures."""
+    """Run the tests; returns the number of failures."""
     from django.conf import settings
     from django.test.utils import get_runner
 
@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def load_tests() -> ModuleType:
-    """The original's module of tests; whatever it imports of the original is ours."""
+    """Import django-ratelimit's module of tests, with this package's modules in place of those it imports."""
     found = importlib.util.find_spec(ORIGINAL)
     assert found is not None
     assert found.origin is not None
@@ -52,7 +52,7 @@ def load_tests() -> ModuleType:
 
 if __name__ == "__main__":
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.compat.settings"
-    # Not the server of the suite that started this: the tests empty it.
+    # Not the server of the calling suite, because the tests empty it.
     os.environ.pop("RATEQUOTA_TEST_REDIS_URL", None)
     import django
 

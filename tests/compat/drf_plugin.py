@@ -1,4 +1,4 @@
-"""pytest plugin: whatever imports DRF's throttles afterwards gets ours. See drf.sh."""
+"""pytest plugin: replaces DRF's throttles before the tests import them. See drf.sh."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pytest_collection(session: Any) -> None:
     def held(*cache: Any, clock: Any = None, **options: Any) -> Any:
         return limiter_of(*cache, clock=clock or noon, **options)
 
-    # Where a test does not move the clock, no machine is so slow that a second passes.
+    # Unless a test moves the clock, no second passes, even on a slow machine.
     drf.limiter_of = held
     for name in NAMES:
         setattr(throttling, name, getattr(drf, name))

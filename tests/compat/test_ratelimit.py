@@ -1,4 +1,4 @@
-"""django-ratelimit on our engine: its own tests, and what they do not ask."""
+"""django-ratelimit on this engine: its own tests, and what they do not cover."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +28,6 @@ from django.utils.functional import SimpleLazyObject
 from django.views import View
 
 from django_ratequota import Limiter
-from django_ratequota.compat import ratelimit as package
 from django_ratequota.compat.ratelimit import (
     ALL,
     UNSAFE,
@@ -45,13 +43,12 @@ from tests.conftest import Get
 from tests.support import server
 
 ROOT = Path(__file__).parents[2]
-GONE = "redis://127.0.0.1:1/0"
 
-pytestmark = pytest.mark.usefixtures("redis_client", "still")
+pytestmark = pytest.mark.usefixtures("redis_client", "fixed_clock")
 
 
 @pytest.fixture
-def still(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
+def fixed_clock(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
     """No window ends between two requests of one test."""
     monkeypatch.setattr(core, "limiter_of", functools.partial(core.limiter_of, clock=clock))
 
@@ -63,16 +60,16 @@ def get(address: str = "203.0.113.7", **attributes: Any) -> Any:
     return request
 
 
-def limited(times: int, request: Any = None, **asked: Any) -> list[bool]:
-    asked = {"group": "g", "key": "ip", "increment": True, **asked}
-    return [is_ratelimited(request or get(), **asked) for _ in range(times)]
+def limited(times: int, request: Any = None, **options: Any) -> list[bool]:
+    options = {"group": "g", "key": "ip", "increment": True, **options}
+    return [is_ratelimited(request or get(), **options) for _ in range(times)]
 
 
-# --- Its own tests. ---
+# --- The tests of django-ratelimit. ---
 
 
-def test_its_own_tests_pass_unchanged() -> None:
-    """On a server of their own, as they empty it; a warning is a failure there as here."""
+def test_the_tests_of_django_ratelimit_pass_unchanged() -> None:
+    """They run on their own server, because they empty it. Warnings are failures."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RATEQUOTA_TEST_")}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.compat.django_ratelimit"],
@@ -86,12 +83,12 @@ def test_its_own_tests_pass_unchanged() -> None:
     assert re.search(r"^Ran 52 tests in .*\n\nOK$", done.stderr, re.MULTILINE), done.stderr
 
 
-def test_the_names_are_where_its_are() -> None:
+def test_modules_and_names_are_those_of_django_ratelimit() -> None:
     from django_ratequota.compat.ratelimit import decorators, exceptions, middleware
 
-    assert decorators.ratelimit is package.ratelimit
-    assert (core.get_usage, core.is_ratelimited) == (package.get_usage, package.is_ratelimited)
-    assert exceptions.Ratelimited is package.Ratelimited
+    assert decorators.ratelimit is ratelimit
+    assert (core.get_usage, core.is_ratelimited) == (get_usage, is_ratelimited)
+    assert exceptions.Ratelimited is Ratelimited
     assert issubclass(Ratelimited, PermissionDenied)
     assert hasattr(middleware.RatelimitMiddleware, "process_exception")
     for function in (ratelimit, get_usage, is_ratelimited, aget_usage, ais_ratelimited):
@@ -101,32 +98,32 @@ def test_the_names_are_where_its_are() -> None:
 # --- What is counted. ---
 
 
-def test_refused_attempts_count_and_a_look_does_not() -> None:
-    asked = {"group": "login", "key": "ip", "rate": "2/h"}
-    counts = [get_usage(get(), increment=True, **asked) for _ in range(4)]
+def test_refused_requests_count_and_reading_the_usage_does_not() -> None:
+    options = {"group": "login", "key": "ip", "rate": "2/h"}
+    counts = [get_usage(get(), increment=True, **options) for _ in range(4)]
     assert [(usage["count"], usage["should_limit"]) for usage in counts] == [
         (1, False),
         (2, False),
         (3, True),
         (4, True),
     ]
-    looked = get_usage(get(), **asked)
-    assert (looked["count"], looked["limit"], looked["should_limit"]) == (4, 2, True)
+    usage = get_usage(get(), **options)
+    assert (usage["count"], usage["limit"], usage["should_limit"]) == (4, 2, True)
     assert {usage["time_left"] for usage in counts} == {2400}
-    assert looked["time_left"] == 2400
-    assert get_usage(get("203.0.113.8"), **asked)["count"] == 0
+    assert usage["time_left"] == 2400
+    assert get_usage(get("203.0.113.8"), **options)["count"] == 0
 
 
 @pytest.mark.parametrize("rate", ["5/s", "5/m", "5/15m", "5/h", "5/d", (5, 90)])
-def test_the_time_left_is_that_of_the_window_counted_in_or_not(rate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_is_until_the_end_of_the_window(rate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     at = datetime(2026, 11, 21, 13, 59, 50, tzinfo=UTC)
     limiter = Limiter(
         client=redis.Redis.from_url(server.url()), prefix="rqtest", clock=lambda: int(at.timestamp()) * 10**6
     )
     monkeypatch.setattr(core, "limiter_of", lambda: limiter)
     expected = {"5/s": 1, "5/m": 10, "5/15m": 10, "5/h": 10, "5/d": 36_010, (5, 90): 10}[rate]
-    asked = {"group": "g", "key": "ip", "rate": rate}
-    assert [get_usage(get(), **asked)["time_left"], get_usage(get(), increment=True, **asked)["time_left"]] == [
+    options = {"group": "g", "key": "ip", "rate": rate}
+    assert [get_usage(get(), **options)["time_left"], get_usage(get(), increment=True, **options)["time_left"]] == [
         expected
     ] * 2
     limiter.store.close()
@@ -140,31 +137,31 @@ def test_the_time_left_is_that_of_the_window_counted_in_or_not(rate: Any, monkey
         ({"rate": "2/m"}, {"rate": "1/m"}),
         ({"method": "GET"}, {"method": ["GET", "POST"]}),
         ({"method": "GET"}, {"method": ALL}),
-        # Glued together as django-ratelimit does it, these are one text.
+        # Joined as in django-ratelimit, these are one text.
         (
             {"group": "a", "key": lambda group, request: "1/60sb"},
             {"group": "a1/60s", "key": lambda group, request: "b"},
         ),
     ],
 )
-def test_what_differs_is_counted_apart(one: dict[str, Any], other: dict[str, Any]) -> None:
-    asked = {"rate": "1/m"}
-    limited(3, **{**asked, **one})
-    assert limited(1, **{**asked, **other}) == [False]
+def test_other_groups_rates_and_methods_are_counted_separately(one: dict[str, Any], other: dict[str, Any]) -> None:
+    options = {"rate": "1/m"}
+    limited(3, **{**options, **one})
+    assert limited(1, **{**options, **other}) == [False]
 
 
-def test_what_is_the_same_is_counted_together() -> None:
+def test_equal_rates_and_methods_are_counted_together() -> None:
     assert limited(1, rate="1/m", method=["post", "GET"]) == [False]
     assert limited(1, rate=(1, 60), method=["get", "POST"]) == [True]
 
 
-def test_a_prefix_keeps_deployments_apart(settings: Any) -> None:
+def test_another_cache_prefix_is_counted_separately(settings: Any) -> None:
     assert limited(2, rate="1/h") == [False, True]
     settings.RATELIMIT_CACHE_PREFIX = "staging:"
     assert limited(2, rate="1/h") == [False, True]
 
 
-def test_values_of_clients_are_hashed_whatever_they_are(redis_client: redis.Redis) -> None:
+def test_key_values_of_any_length_and_content_are_hashed(redis_client: redis.Redis) -> None:
     for value in ("x" * 5000, "\ud800", "{user:1}:0", "\x00", ""):
         assert limited(2, key=lambda group, request, value=value: value, rate="1/h") == [False, True]
     keys = list(redis_client.scan_iter("rqtest:*"))
@@ -172,7 +169,7 @@ def test_values_of_clients_are_hashed_whatever_they_are(redis_client: redis.Redi
     assert all(re.fullmatch(rb"rqtest:\{ratelimit:~[\w-]{20}\}:0:fw3600", key) for key in keys)
 
 
-def test_a_crowd_is_held_to_the_limit() -> None:
+def test_concurrent_requests_do_not_exceed_the_limit() -> None:
     crowd, limit = 40, 15
     together = Barrier(crowd)
 
@@ -184,7 +181,7 @@ def test_a_crowd_is_held_to_the_limit() -> None:
         assert list(threads.map(ask, range(crowd))).count(False) == limit
 
 
-def test_nothing_is_limited_where_it_is_turned_off(settings: Any) -> None:
+def test_ratelimit_enable_false_limits_nothing(settings: Any) -> None:
     settings.RATELIMIT_ENABLE = False
     assert get_usage(get(), group="g", key="ip", rate="0/m") is None
     assert limited(3, rate="0/m") == [False] * 3
@@ -201,7 +198,7 @@ def test_units_may_be_words(rate: str, expected: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "says"),
+    ("rate", "message"),
     [
         ("5/month", "5/m, 100/15m or 1000/d, not '5/month'"),
         ("5", "a rate must be text such as 5/m"),
@@ -212,14 +209,14 @@ def test_units_may_be_words(rate: str, expected: tuple[int, int]) -> None:
         ("5/9999d", "a rate cannot be counted: period must be"),
     ],
 )
-def test_a_rate_that_makes_no_sense_is_an_error_that_says_so(rate: Any, says: str) -> None:
-    """The original takes 5/month for 5/m, and 5/M for 5/s."""
-    with pytest.raises(ImproperlyConfigured, match=re.escape(says)):
+def test_an_invalid_rate_is_an_error(rate: Any, message: str) -> None:
+    """django-ratelimit reads 5/month as 5/m, and 5/M as 5/s."""
+    with pytest.raises(ImproperlyConfigured, match=re.escape(message)):
         limited(1, rate=rate)
 
 
 @pytest.mark.parametrize(
-    ("key", "says"),
+    ("key", "message"),
     [
         (None, "pass key='ip'"),
         ("nobody", "there is no key 'nobody'; there are ip, user, user_or_ip, get:NAME"),
@@ -228,8 +225,8 @@ def test_a_rate_that_makes_no_sense_is_an_error_that_says_so(rate: Any, says: st
         (lambda group, request: None, "must return text, not NoneType"),
     ],
 )
-def test_a_key_that_makes_no_sense_is_an_error_that_says_so(key: Any, says: str) -> None:
-    with pytest.raises(ImproperlyConfigured, match=re.escape(says)):
+def test_an_invalid_key_is_an_error(key: Any, message: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match=re.escape(message)):
         limited(1, key=key, rate="1/m")
 
 
@@ -243,14 +240,14 @@ def test_a_key_that_makes_no_sense_is_an_error_that_says_so(key: Any, says: str)
     ],
 )
 @pytest.mark.parametrize("where", ["REMOTE_ADDR", "HTTP_X_REAL_IP"])
-def test_addresses(settings: Any, where: str, address: str, expected: str) -> None:
-    """Behind one mask, all mapped IPv4 addresses would be one client."""
+def test_addresses_are_masked(settings: Any, where: str, address: str, expected: str) -> None:
+    """Under the mask of IPv6, all mapped IPv4 addresses would be one client."""
     if where != "REMOTE_ADDR":
         settings.RATELIMIT_IP_META_KEY = where
     assert core._get_ip(get("127.0.0.1", headers={where: address})) == expected
 
 
-def test_the_proxies_of_ratequota_are_believed(settings: Any) -> None:
+def test_trusted_proxies_are_respected(settings: Any) -> None:
     request = get("10.0.0.1", headers={"HTTP_X_FORWARDED_FOR": "198.51.100.9, 203.0.113.7"})
     assert core._get_ip(request) == "10.0.0.1"
     settings.RATEQUOTA = settings.RATEQUOTA | {"TRUSTED_PROXIES": ["10.0.0.0/8"]}
@@ -258,7 +255,7 @@ def test_the_proxies_of_ratequota_are_believed(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "unknown", "203.0.113.7, 198.51.100.9", "1.2.3.4/8"])
-def test_an_address_that_is_none_is_an_error_that_says_so(settings: Any, address: str) -> None:
+def test_an_invalid_address_is_an_error(settings: Any, address: str) -> None:
     settings.RATELIMIT_IP_META_KEY = "HTTP_X_FORWARDED_FOR"
     with pytest.raises(ImproperlyConfigured, match="is not an IP address; set RATEQUOTA"):
         core._get_ip(get(headers={"HTTP_X_FORWARDED_FOR": address}))
@@ -276,7 +273,7 @@ async def arefusing(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 once = ratelimit(key="ip", rate="1/d")
-whoever = ratelimit(key="user_or_ip", rate="1/d", block=False)
+per_caller = ratelimit(key="user_or_ip", rate="1/d", block=False)
 
 
 @once
@@ -289,12 +286,12 @@ async def aplain(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str(request.limited))
 
 
-@whoever
+@per_caller
 def watching(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str(request.limited))
 
 
-@whoever
+@per_caller
 async def awatching(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str(request.limited))
 
@@ -352,9 +349,7 @@ def test_every_kind_of_view_is_limited(client_get: Any, settings: Any, kind: str
 
 @pytest.mark.parametrize("view", ["refusing", "arefusing"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_middleware_answers_with_a_view_of_the_project(
-    client_get: Any, settings: Any, kind: str, view: str
-) -> None:
+def test_the_middleware_responds_with_ratelimit_view(client_get: Any, settings: Any, kind: str, view: str) -> None:
     settings.MIDDLEWARE = ["django_ratequota.compat.ratelimit.middleware.RatelimitMiddleware"]
     settings.RATELIMIT_VIEW = f"{__name__}.{view}"
     responses = [client_get(f"/{kind}/") for _ in range(2)]
@@ -362,7 +357,7 @@ def test_the_middleware_answers_with_a_view_of_the_project(
     assert responses[1].content == b"Ratelimited"
 
 
-def test_the_middleware_says_what_it_lacks() -> None:
+def test_the_middleware_without_ratelimit_view_is_an_error() -> None:
     from django_ratequota.compat.ratelimit.middleware import RatelimitMiddleware
 
     middleware = RatelimitMiddleware(lambda request: HttpResponse())
@@ -373,7 +368,7 @@ def test_the_middleware_says_what_it_lacks() -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["watching", "awatching"])
-def test_logged_in_users_are_counted_apart_on_either_kind_of_view(settings: Any, kind: str) -> None:
+def test_users_are_counted_separately_in_sync_and_async_views(settings: Any, kind: str) -> None:
     """An async view must not read the session on the event loop."""
     settings.ROOT_URLCONF = __name__
     alice, bob = (User.objects.create(username=name) for name in ("alice", "bob"))
@@ -388,12 +383,12 @@ def test_logged_in_users_are_counted_apart_on_either_kind_of_view(settings: Any,
     assert seen == [b"False"] * 3 + [b"True"] * 3
 
 
-def test_the_wrapper_is_awaited_where_the_view_is() -> None:
+def test_the_decorator_keeps_a_view_sync_or_async() -> None:
     assert [iscoroutinefunction(view) for view in (plain, aplain)] == [False, True]
     assert aplain.__name__ == "aplain"
 
 
-def test_the_async_functions_say_what_the_sync_ones_do() -> None:
+def test_the_async_functions_return_what_the_sync_ones_do() -> None:
     def per_name(group: str, request: Any) -> str:
         with pytest.raises(RuntimeError, match="no running event loop"):
             asyncio.get_running_loop()
@@ -401,10 +396,10 @@ def test_the_async_functions_say_what_the_sync_ones_do() -> None:
 
     async def ask() -> list[Any]:
         lazy = SimpleLazyObject(lambda: AnonymousUser())
-        asked = {"group": "g", "key": "user", "increment": True}
+        options = {"group": "g", "key": "user", "increment": True}
         return [
-            await ais_ratelimited(get(user=lazy), rate=per_name, **asked),
-            await ais_ratelimited(get(user=lazy), rate=per_name, **asked),
+            await ais_ratelimited(get(user=lazy), rate=per_name, **options),
+            await ais_ratelimited(get(user=lazy), rate=per_name, **options),
             (await aget_usage(get(user=lazy), group="g", key="user", rate="1/h"))["count"],
             await aget_usage(get(), group="g", key="ip", rate=None),
         ]
@@ -412,27 +407,13 @@ def test_the_async_functions_say_what_the_sync_ones_do() -> None:
     assert asyncio.run(ask()) == [False, True, 2, None]
 
 
-# --- Which Redis, and none. ---
-
-
-@pytest.fixture
-def more_caches(settings: Any) -> Iterator[redis.Redis]:
-    """Caches of every kind; database 9 of the test server is emptied."""
-    other = server.url().rpartition("/")[0] + "/9"
-    settings.CACHES = settings.CACHES | {
-        "other": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": other},
-        "djangos": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": other},
-        "dummy": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"},
-        "gone": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": GONE},
-    }
-    with redis.Redis.from_url(other) as client:
-        client.flushdb()
-        yield client
-        client.flushdb()
+# --- Which Redis, and without Redis. ---
 
 
 @pytest.mark.parametrize("alias", ["other", "djangos"])
-def test_an_alias_is_where_is_counted(more_caches: redis.Redis, settings: Any, alias: str) -> None:
+def test_requests_are_counted_in_the_redis_of_ratelimit_use_cache(
+    more_caches: redis.Redis, settings: Any, alias: str
+) -> None:
     assert limited(2, rate="1/h") == [False, True]
     assert more_caches.dbsize() == 0
     settings.RATELIMIT_USE_CACHE = alias
@@ -440,7 +421,7 @@ def test_an_alias_is_where_is_counted(more_caches: redis.Redis, settings: Any, a
     assert more_caches.dbsize() == 1
 
 
-def test_all_threads_share_the_limiter_of_an_alias(more_caches: redis.Redis, settings: Any) -> None:
+def test_threads_share_the_limiter_of_a_cache_alias(more_caches: redis.Redis, settings: Any) -> None:
     settings.RATELIMIT_USE_CACHE = "djangos"
     with ThreadPoolExecutor(4) as threads:
         assert len({id(limiter) for limiter in threads.map(lambda _: core._limiter(), range(20))}) == 1
@@ -456,7 +437,7 @@ def test_a_dummy_cache_never_limits(more_caches: redis.Redis, settings: Any) -> 
     assert limited(3, rate="1/h") == [False] * 3
 
 
-def test_an_alias_that_is_not_redis_is_an_error_that_says_so(more_caches: redis.Redis, settings: Any) -> None:
+def test_a_cache_alias_that_is_not_redis_is_an_error(more_caches: redis.Redis, settings: Any) -> None:
     settings.RATELIMIT_USE_CACHE = "local"
     with pytest.raises(
         ImproperlyConfigured, match="RATELIMIT_USE_CACHE names a LocMemCache, but requests are counted"
@@ -472,15 +453,15 @@ def test_an_alias_that_is_not_redis_is_an_error_that_says_so(more_caches: redis.
 
 
 @pytest.mark.parametrize("fail_open", [False, True])
-def test_without_redis_attempts_are_refused_unless_told_otherwise(
+def test_without_redis_requests_are_refused_unless_fail_open(
     more_caches: redis.Redis, settings: Any, fail_open: bool
 ) -> None:
-    settings.RATELIMIT_USE_CACHE = "gone"
+    settings.RATELIMIT_USE_CACHE = "down"
     settings.RATELIMIT_FAIL_OPEN = fail_open
-    asked = {"group": "g", "key": "ip", "rate": "1/h"}
+    options = {"group": "g", "key": "ip", "rate": "1/h"}
     refused = {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
     expected = None if fail_open else refused
-    assert get_usage(get(), increment=True, **asked) == expected
-    assert async_to_sync(aget_usage)(get(), increment=True, **asked) == expected
-    for looked in (get_usage(get(), **asked), async_to_sync(aget_usage)(get(), **asked)):
-        assert (looked["count"], looked["limit"], looked["should_limit"]) == (0, 1, False)
+    assert get_usage(get(), increment=True, **options) == expected
+    assert async_to_sync(aget_usage)(get(), increment=True, **options) == expected
+    for usage in (get_usage(get(), **options), async_to_sync(aget_usage)(get(), **options)):
+        assert (usage["count"], usage["limit"], usage["should_limit"]) == (0, 1, False)

@@ -56,7 +56,7 @@ def test_explain_names_winners_losers_and_live_counters(alice: User) -> None:
     assert "a request of cost 1 would be admitted now" in text
 
 
-def test_explain_consumes_nothing_and_says_who_refuses(alice: User) -> None:
+def test_explain_consumes_nothing_and_names_the_refusing_counter(alice: User) -> None:
     for _ in range(11):
         ask(alice, scope="search")
     first = run("explain", "--user", "alice", "--endpoint", "search")
@@ -73,7 +73,7 @@ def test_explain_sees_an_edit_that_was_just_made(alice: User) -> None:
     assert "would be refused now, by all/blocked" in run("explain", "--user", "alice")
 
 
-def test_explain_takes_the_plan_that_a_resolver_would_say(alice: User, settings: Any) -> None:
+def test_explain_takes_the_plan_that_a_resolver_would_return(alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
     Plan.objects.create(name="Pro", slug="pro")
     with pytest.raises(CommandError, match="by --plan SLUG"):
@@ -114,13 +114,13 @@ def test_explain_shows_the_built_in_limit_of_the_usage_endpoint(args: list[str])
         ),
     ],
 )
-def test_bad_arguments_are_told_what_to_write(args: list[str], message: str) -> None:
+def test_invalid_arguments_are_explained(args: list[str], message: str) -> None:
     with pytest.raises(CommandError) as caught:
         run(*args)
     assert message in str(caught.value)
 
 
-def test_reset_forgets_the_callers_own_counters_only(alice: User) -> None:
+def test_reset_resets_only_the_callers_own_counters(alice: User) -> None:
     for _ in range(11):
         ask(alice, scope="search")
     assert not ask(alice, scope="search").allowed
@@ -132,7 +132,7 @@ def test_reset_forgets_the_callers_own_counters_only(alice: User) -> None:
     assert [status.remaining for status in decision.statuses] == [999, 9, 9989]
 
 
-def test_publish_carries_raw_sql_to_the_next_request(alice: User) -> None:
+def test_publish_applies_raw_sql_to_the_next_request(alice: User) -> None:
     assert ask(alice).allowed
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'blocked' WHERE user_id IS NOT NULL")
@@ -151,8 +151,8 @@ def test_status_shows_store_revision_and_last_change(alice: User) -> None:
     assert "keys         rqtest:*" in text
 
 
-def reported(name: str, **values: Any) -> None:
-    """A report of another process."""
+def report_as(name: str, **values: Any) -> None:
+    """Send a report as another process would."""
     one = replace(
         health.health(),
         **{"process": name, "degraded": {}, "down": {}, "latency": [0] * (len(BOUNDS) + 1), **values},
@@ -166,7 +166,7 @@ def test_status_without_any_report() -> None:
     assert "processes    none has reported in the last minute\n" in run("status")
 
 
-def test_status_shows_what_the_store_says_of_itself(redis_client: redis.Redis) -> None:
+def test_status_shows_server_version_and_eviction(redis_client: redis.Redis) -> None:
     info = redis_client.info()
     lines = run("status").splitlines()
     name, version = server_version(info)
@@ -175,15 +175,15 @@ def test_status_shows_what_the_store_says_of_itself(redis_client: redis.Redis) -
     assert lines[1] == f"eviction     noeviction, {info['evicted_keys']} keys evicted"
 
 
-def test_status_shows_what_each_process_reported(alice: User) -> None:
+def test_status_shows_the_report_of_each_process(alice: User) -> None:
     default_limiter().store.execute(("SET", "rqtest:revision", default_limiter().stored_revision() - 60 * 10**6))
     revision = default_limiter().stored_revision()
     fast, slow = bisect_left(BOUNDS, 0.001), bisect_left(BOUNDS, 0.1)
     latency = [0] * (len(BOUNDS) + 1)
     latency[fast], latency[slow] = 90, 10
-    reported("web-2:8", revision=revision, latency=latency)
+    report_as("web-2:8", revision=revision, latency=latency)
     latency[fast] = 0
-    reported(
+    report_as(
         "web-1:7",
         revision=revision - 1,
         latency=latency,
@@ -191,10 +191,10 @@ def test_status_shows_what_each_process_reported(alice: User) -> None:
         degraded={"timeout": 12, "oom": 3},
         idle=1.0,
     )
-    # A newer one than Redis has was published before Redis lost it.
-    reported("web-4:9", revision=revision + 1)
-    reported("web-5:9", revision=revision - 1, idle=300.0)
-    reported(
+    # A revision newer than that in Redis was published before Redis lost its data.
+    report_as("web-4:9", revision=revision + 1)
+    report_as("web-5:9", revision=revision - 1, idle=300.0)
+    report_as(
         "web-3:9",
         revision=0,
         errors={
@@ -249,7 +249,7 @@ def test_status_shows_a_process_that_decides(alice: User) -> None:
     assert f"  {health.health().process}\n             revision {revision}, " in text
 
 
-def test_status_of_a_store_that_keeps_things_to_itself(settings: Any) -> None:
+def test_status_of_a_server_that_hides_its_settings(settings: Any) -> None:
     body = b"# Server\r\nredis_version:7.2.4\r\n"
     with fake_redis(b"$%d\r\n%s\r\n" % (len(body), body)) as url:
         settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
@@ -261,7 +261,7 @@ def test_status_of_a_store_that_keeps_things_to_itself(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("verb", [["status"], ["publish"], ["reset", "--ip", "::1"]])
-def test_an_unreachable_store_is_an_error_in_a_sentence(verb: list[str], settings: Any) -> None:
+def test_an_unreachable_store_is_a_command_error(verb: list[str], settings: Any) -> None:
     settings.RATEQUOTA = {
         "REDIS_URL": "redis://127.0.0.1:1/0",
         "TIMEOUT": 5.0,

@@ -1,4 +1,4 @@
-"""``ratequota import --from-drf-settings``: DEFAULT_THROTTLE_RATES as policies that hold callers to the same."""
+"""``ratequota import --from-drf-settings``: DEFAULT_THROTTLE_RATES as policies with the same limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
 
-from django_ratequota.compat import drf as compat
+from django_ratequota.compat import drf
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.throttling import QuotaThrottle
 
@@ -27,12 +27,12 @@ class Burst(throttling.UserRateThrottle):
     scope = "burst"
 
 
-class Sustained(compat.UserRateThrottle):
+class Sustained(drf.UserRateThrottle):
     scope = "sustained"
 
 
 class Fixed(throttling.UserRateThrottle):
-    """Its rate is its own."""
+    """Has the rate in the class."""
 
     rate = "7/day"
 
@@ -76,7 +76,7 @@ DIFF = [
 ]
 
 
-def test_the_usual_settings(settings: Any) -> None:
+def test_common_settings_are_imported(settings: Any) -> None:
     classes = (ANON, USER, SCOPED)
     assert run(settings, USUAL, *classes, options=("--dry-run",)) == [
         *DIFF,
@@ -119,12 +119,12 @@ def outcomes(classes: list[type], names: list[Any], scopes: list[Any]) -> list[i
 def test_callers_are_admitted_as_before(
     settings: Any, monkeypatch: pytest.MonkeyPatch, rates: dict[str, Any]
 ) -> None:
-    """In an order in which what one throttle charges for a request that another refused makes no difference."""
+    """In an order in which it does not matter that DRF charges a request to one throttle that another refuses."""
     names = ["alice", None, "bob"] * 7
     scopes = ["uploads"] * 9 + [None] * 12
-    classes = [compat.ScopedRateThrottle, compat.AnonRateThrottle, compat.UserRateThrottle]
+    classes = [drf.ScopedRateThrottle, drf.AnonRateThrottle, drf.UserRateThrottle]
     run(settings, rates, ANON, USER, SCOPED)
-    monkeypatch.setattr(compat.SimpleRateThrottle, "THROTTLE_RATES", rates, raising=False)
+    monkeypatch.setattr(drf.SimpleRateThrottle, "THROTTLE_RATES", rates, raising=False)
     quota = outcomes([QuotaThrottle], names[9:], scopes[9:])
     own = outcomes(classes[1:], names[9:], scopes[9:])
     assert quota == own
@@ -138,26 +138,26 @@ def policies() -> dict[tuple[str, str], str]:
     return {(str(row.plan or ""), str(row.endpoint or "")): row.rates for row in rows}
 
 
-def test_throttles_of_ones_own_scope_make_one_policy(settings: Any) -> None:
+def test_custom_user_throttles_become_one_policy(settings: Any) -> None:
     rates = {"burst": "60/min", "sustained": "1000/day", "quarter": "200/15m"}
     lines = run(settings, rates, Burst, Sustained, Fixed, Quarter, QuotaThrottle)
     assert policies() == {("", ""): "60/min, 7/day, 200/15min"}
     assert lines[-1] == "1 created, 0 changed, 0 deleted"
 
 
-def test_anonymous_callers_are_held_to_both_rates(settings: Any) -> None:
+def test_anonymous_callers_get_the_rates_of_both_throttles(settings: Any) -> None:
     run(settings, {"anon": "100/day", "burst": "60/min", "user": "90/day"}, ANON, Burst, USER)
     assert policies() == {("", ""): "60/min, 90/day", ("Anonymous", ""): "90/day, 60/min"}
 
 
-def test_a_plan_for_anonymous_callers_that_is_there_is_used(settings: Any) -> None:
+def test_an_existing_plan_for_anonymous_callers_is_used(settings: Any) -> None:
     Plan.objects.create(name="Guests", slug="guests", default_for="anonymous")
     run(settings, {"anon": "100/day"}, ANON)
     assert policies() == {("Guests", ""): "100/day"}
     assert Plan.objects.count() == 1
 
 
-def test_what_counts_in_a_way_of_its_own_is_named_and_left_out(settings: Any) -> None:
+def test_throttles_that_count_in_their_own_way_are_named_and_left_out(settings: Any) -> None:
     lines = run(settings, {"user": "9/day", "tenant": "5/day", "lenient": "5/day"}, USER, PerTenant, Lenient)
     assert policies() == {("", ""): "9/day"}
     assert lines[-2:] == [
@@ -166,8 +166,8 @@ def test_what_counts_in_a_way_of_its_own_is_named_and_left_out(settings: Any) ->
     ]
 
 
-def test_rates_that_no_default_class_has_are_for_all_endpoints_and_say_so(settings: Any) -> None:
-    """As once QuotaThrottle has taken their place."""
+def test_rates_without_a_default_throttle_are_imported_for_all_endpoints_with_a_note(settings: Any) -> None:
+    """For example after QuotaThrottle has replaced the throttles."""
     lines = run(settings, {"anon": "100/day", "user": "9/day"}, QuotaThrottle)
     assert policies() == {("", ""): "9/day", ("Anonymous", ""): "9/day"}
     assert lines[-2:] == [
@@ -176,7 +176,7 @@ def test_rates_that_no_default_class_has_are_for_all_endpoints_and_say_so(settin
     ]
 
 
-def test_what_is_there_stays_unless_pruned(settings: Any) -> None:
+def test_existing_policies_are_kept_unless_pruned(settings: Any) -> None:
     RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="5/min")
     lines = run(settings, {"user": "9/day"}, USER)
     assert lines[-1] == "Kept although the file does not name them: 1 policy; --prune deletes them"
@@ -184,7 +184,7 @@ def test_what_is_there_stays_unless_pruned(settings: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rates", "says"),
+    ("rates", "message"),
     [
         ({}, r"REST_FRAMEWORK\['DEFAULT_THROTTLE_RATES'\] has no rate to import"),
         ({"anon": None, "user": None}, "has no rate to import"),
@@ -199,18 +199,18 @@ def test_what_is_there_stays_unless_pruned(settings: Any) -> None:
         ({"user.login": "5/day"}, "1 problem in DEFAULT_THROTTLE_RATES; nothing was changed"),
     ],
 )
-def test_what_cannot_be_imported_changes_nothing(settings: Any, rates: Any, says: str) -> None:
-    with pytest.raises(CommandError, match=says):
+def test_unreadable_rates_are_an_error_and_change_nothing(settings: Any, rates: Any, message: str) -> None:
+    with pytest.raises(CommandError, match=message):
         run(settings, rates)
     assert not PolicyChange.objects.exists()
 
 
-def test_a_class_that_cannot_be_imported_is_named(settings: Any) -> None:
+def test_a_throttle_class_that_cannot_be_imported_is_an_error(settings: Any) -> None:
     with pytest.raises(CommandError, match=r"DEFAULT_THROTTLE_CLASSES'\] cannot be read: .*nowhere"):
         run(settings, {"user": "9/day"}, "nowhere.Throttle")
 
 
 @pytest.mark.parametrize("arguments", [[], ["some.yaml", "--from-drf-settings"]])
-def test_a_file_or_the_settings_not_both_nor_none(arguments: list[str]) -> None:
+def test_import_needs_either_a_file_or_the_settings(arguments: list[str]) -> None:
     with pytest.raises(CommandError, match=r"one of the arguments|not allowed with"):
         call_command("ratequota", "import", *arguments)

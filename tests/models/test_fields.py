@@ -1,4 +1,4 @@
-"""Rates and subjects are stored in their canonical form, whichever way they are written."""
+"""Rates and subjects are stored in canonical form by every kind of write."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from django_ratequota.models import PolicyChange, RatePolicy
 from django_ratequota.models.fields import RatesField
 
 WRITTEN, CANONICAL = " 1_000 / 60 sec BURST 50 , 5/2Weeks GCRA", "1000/min burst 50, 5/2week gcra"
-#: They share algorithm and period where the policy's algorithm is gcra.
+#: Two rates of the same algorithm and period, if the policy's algorithm is gcra.
 TWO_RATES = "10/min gcra, 20/min"
 
 
 def stored() -> list[str]:
-    """What the database holds, read past the field."""
+    """Return the stored text, read with SQL."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT rates FROM django_ratequota_ratepolicy ORDER BY id")
         return [row[0] for row in cursor.fetchall()]
@@ -43,7 +43,7 @@ def stored() -> list[str]:
         ("", ""),
     ],
 )
-def test_cleaning_makes_text_canonical(text: str | None, canonical: str | None) -> None:
+def test_cleaning_returns_canonical_text(text: str | None, canonical: str | None) -> None:
     field = RatesField(null=True, blank=True)
     assert field.to_python(text) == canonical
     assert field.clean(text, None) == canonical
@@ -51,14 +51,14 @@ def test_cleaning_makes_text_canonical(text: str | None, canonical: str | None) 
 
 
 @pytest.mark.parametrize("text", ["10", "10/min,", "unlimited, 1/s", 7, "1" * 10**6])
-def test_cleaning_refuses_what_cannot_be_read(text: Any) -> None:
+def test_cleaning_refuses_unreadable_rates(text: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         RatesField().clean(text, None)
     assert caught.value.code == "invalid_rate"
     assert len(caught.value.message) < 200
 
 
-def test_text_that_grows_beyond_the_column_is_refused() -> None:
+def test_canonical_text_longer_than_the_column_is_refused() -> None:
     """Canonical text is longer where units were abbreviated; PostgreSQL would fail the save."""
     text = ",".join(f"{number}/{number}m" for number in range(10, 46))
     assert len(text) <= MAX_TEXT
@@ -66,13 +66,13 @@ def test_text_that_grows_beyond_the_column_is_refused() -> None:
         RatesField().clean(text, None)
 
 
-def test_the_field_describes_itself_to_migrations() -> None:
+def test_the_field_deconstructs_for_migrations() -> None:
     name, path, args, kwargs = RatesField(help_text="x").deconstruct()
     assert (name, path, args) == (None, "django_ratequota.models.fields.RatesField", [])
     assert kwargs == {"help_text": "x", "max_length": MAX_TEXT}
 
 
-def test_a_form_shows_one_line_that_takes_whole_rate_text() -> None:
+def test_the_form_field_is_one_line_of_the_columns_length() -> None:
     field = RatesField().formfield()
     assert field is not None
     assert field.max_length == MAX_TEXT
@@ -153,7 +153,7 @@ def _update_by_an_expression() -> None:
         _update_by_an_expression,
     ],
 )
-def test_what_cannot_be_read_in_its_row_is_refused(write: Callable[[], None]) -> None:
+def test_rates_that_conflict_with_the_stored_algorithm_are_refused(write: Callable[[], None]) -> None:
     with pytest.raises(ValidationError) as caught:
         write()
     assert caught.value.code == "invalid_rate"
@@ -165,13 +165,13 @@ def test_what_cannot_be_read_in_its_row_is_refused(write: Callable[[], None]) ->
 @pytest.mark.parametrize(
     "write", [_save, _save_again, _update, _update_by_case, _bulk_create, _bulk_update, _update_or_create]
 )
-def test_the_database_holds_canonical_text(write: Callable[[str], None]) -> None:
+def test_every_write_stores_canonical_text(write: Callable[[str], None]) -> None:
     write(WRITTEN)
     assert stored() == [CANONICAL]
 
 
 @pytest.mark.django_db
-def test_a_saved_object_reads_as_it_is_stored() -> None:
+def test_a_saved_object_has_canonical_text() -> None:
     saved = RatePolicy.objects.create(rates=WRITTEN)
     assert saved.rates == CANONICAL
     (created,) = RatePolicy.objects.bulk_create([RatePolicy(rates=WRITTEN, counted_per="ip")])
@@ -179,7 +179,7 @@ def test_a_saved_object_reads_as_it_is_stored() -> None:
 
 
 @pytest.mark.django_db
-def test_a_lookup_takes_any_spelling() -> None:
+def test_lookups_accept_any_spelling() -> None:
     policy = RatePolicy.objects.create(rates=CANONICAL)
     assert RatePolicy.objects.get(rates=WRITTEN) == policy
     assert RatePolicy.objects.get(rates__in=[WRITTEN, "2/s"]) == policy
@@ -194,10 +194,8 @@ def test_a_lookup_takes_any_spelling() -> None:
     ("text", "message"),
     [("ten a minute", "at character 1"), ("", "cannot be blank"), ("10/min burst", "at character 13")],
 )
-def test_text_that_cannot_be_read_is_refused_however_it_is_written(
-    write: Callable[[str], None], text: str, message: str
-) -> None:
-    """It was stored, and limited nobody."""
+def test_every_write_refuses_unreadable_rates(write: Callable[[str], None], text: str, message: str) -> None:
+    """It used to be stored, and limited nobody."""
     with pytest.raises(ValidationError, match=message), transaction.atomic():
         write(text)
     assert stored() in ([], ["1/s"])
@@ -214,7 +212,7 @@ def test_text_that_cannot_be_read_is_refused_however_it_is_written(
         ("1/min, 2/min gcra", "gcra", "same algorithm and period"),
     ],
 )
-def test_rates_are_refused_with_an_algorithm_that_they_make_no_sense_with(
+def test_every_write_refuses_rates_that_conflict_with_the_algorithm(
     write: Callable[..., Any], rates: str, algorithm: str, message: str
 ) -> None:
     with pytest.raises(ValidationError, match=message), transaction.atomic():
@@ -223,7 +221,7 @@ def test_rates_are_refused_with_an_algorithm_that_they_make_no_sense_with(
 
 
 @pytest.mark.django_db
-def test_a_row_that_cannot_be_read_is_found_by_its_text() -> None:
+def test_a_row_with_unreadable_rates_is_found_by_its_text() -> None:
     policy = RatePolicy.objects.create(rates="1/s")
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'ten a day'")
@@ -236,7 +234,7 @@ def test_a_row_that_cannot_be_read_is_found_by_its_text() -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("written", ["203.0.113.0/24", " ip:203.0.113.0/24 ", "ip:::ffff:203.0.113.0/120"])
 @pytest.mark.parametrize("write", ["create", "bulk_create", "update", "bulk_update"])
-def test_every_write_stores_a_subject_in_its_usual_spelling(written: str, write: str) -> None:
+def test_every_write_stores_the_canonical_subject(written: str, write: str) -> None:
     policy = RatePolicy(subject=written if "create" in write else "ip:198.51.100.7", rates="blocked")
     if write == "bulk_create":
         RatePolicy.objects.bulk_create([policy])
@@ -253,13 +251,13 @@ def test_every_write_stores_a_subject_in_its_usual_spelling(written: str, write:
 
 
 @pytest.mark.django_db
-def test_a_blocked_network_written_without_its_kind_is_blocked(fresh_policies: None) -> None:
+def test_a_blocked_network_without_its_kind_is_blocked(fresh_policies: None) -> None:
     RatePolicy.objects.create(subject="203.0.113.0/24", rates="blocked")
     request = RequestFactory().get("/", REMOTE_ADDR="203.0.113.7")
     assert check_request(request).blocked_by == ("all/blocked",)
 
 
 @pytest.mark.django_db
-def test_a_subject_of_a_kind_that_is_not_known_is_stored_as_it_is() -> None:
+def test_a_subject_of_an_unknown_kind_is_stored_unchanged() -> None:
     assert RatePolicy.objects.create(subject="customer:7", rates="1/min").subject == "customer:7"
     assert RatePolicy.objects.filter(subject__startswith="cust").exists()

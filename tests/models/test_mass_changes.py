@@ -1,4 +1,4 @@
-"""Changes of many rows: statements by the batch, none wider than a batch; delete pages that stay small."""
+"""Changes of many rows: a few statements per batch, none longer than a batch; delete pages that stay small."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ PLANS = "/admin/django_ratequota/plan"
 
 
 class Failure(Exception):
-    """What goes wrong in a test."""
+    """An error raised by a test."""
 
 
 class Statements:
-    """What was asked of the database: how many statements, and the most parameters of one."""
+    """The number of statements sent to the database, and the most parameters of one."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -73,8 +73,8 @@ def users(count: int) -> list[User]:
     return list(User.objects.filter(password="x").order_by("pk"))
 
 
-def crowded(count: int) -> Plan:
-    """A plan with two policies and ``count`` assignments."""
+def plan_with_assignments(count: int) -> Plan:
+    """Return a plan with two policies and ``count`` assignments."""
     plan = Plan.objects.create(name="Free", slug="free")
     RatePolicy.objects.create(plan=plan, rates="1/s")
     RatePolicy.objects.create(plan=plan, rates="2/s", counted_per="ip")
@@ -101,10 +101,10 @@ def test_creations_are_recorded_in_batches() -> None:
     def create(count: int) -> Statements:
         RatePolicy.objects.all().delete()
         last = newest()
-        with statements() as asked:
+        with statements() as sent:
             RatePolicy.objects.bulk_create(subjects(count), batch_size=BATCH)
         assert PolicyChange.objects.filter(pk__gt=last, action="create").count() == count
-        return asked
+        return sent
 
     a_batch_costs(create, 20)
 
@@ -120,17 +120,17 @@ def test_updates_are_recorded_in_batches(condition: Q) -> None:
             row.endpoint = search
         RatePolicy.objects.bulk_create(rows)
         last = newest()
-        with statements() as asked:
+        with statements() as sent:
             assert RatePolicy.objects.filter(condition).update(rates="2/s") == count
         recorded = PolicyChange.objects.filter(pk__gt=last, action="update")
         assert recorded.count() == count
         assert recorded.filter(before__rates="1/s", after__rates="2/s").count() == count
-        return asked
+        return sent
 
     a_batch_costs(update, 20)
 
 
-def test_a_long_list_of_keys_is_sent_once_not_with_each_batch() -> None:
+def test_a_long_list_of_keys_is_sent_once() -> None:
     rows = RatePolicy.objects.bulk_create(subjects(3 * BATCH))
     keys = [row.pk for row in rows][: 2 * BATCH + 1]
     sent: list[int] = []
@@ -145,21 +145,21 @@ def test_a_long_list_of_keys_is_sent_once_not_with_each_batch() -> None:
     assert RatePolicy.objects.filter(mode="off").count() == len(keys)
 
 
-def test_objects_of_several_batches_are_updated_each_with_its_own_value() -> None:
+def test_bulk_update_of_several_batches_keeps_each_value() -> None:
     rows = RatePolicy.objects.bulk_create(subjects(BATCH + 10))
     for number, row in enumerate(rows):
         row.rates = f"{number + 1}/min"
-    with statements() as asked:
+    with statements() as sent:
         assert RatePolicy.objects.bulk_update(rows, ["rates"]) == len(rows)
-    # Of each row twice its key, its rate, and of the batch what records it.
-    assert asked.widest <= 14 * BATCH
+    # For each row its key twice and its rate; for the batch also its history rows.
+    assert sent.widest <= 14 * BATCH
     assert [row.rates for row in RatePolicy.objects.order_by("pk")] == [row.rates for row in rows]
     with pytest.raises(ValueError, match="Batch size"):
         RatePolicy.objects.bulk_update(rows, ["rates"], batch_size=0)
 
 
-def test_a_row_that_a_condition_finds_twice_is_updated_and_recorded_once() -> None:
-    plan = crowded(3)
+def test_a_row_that_a_join_returns_twice_is_updated_and_recorded_once() -> None:
+    plan = plan_with_assignments(3)
     last = newest()
     assert Plan.objects.filter(assignments__user__username__startswith="u").update(description="x") == 1
     assert [change.object_id for change in PolicyChange.objects.filter(pk__gt=last)] == [str(plan.pk)]
@@ -168,13 +168,13 @@ def test_a_row_that_a_condition_finds_twice_is_updated_and_recorded_once() -> No
     assert Plan.objects.get().description == "z"
 
 
-def test_an_update_may_use_what_the_query_computes() -> None:
+def test_an_update_may_use_annotations() -> None:
     Endpoint.objects.create(name="search", cost=2)
     assert Endpoint.objects.annotate(twice=F("cost") * 2).filter(twice=4).update(cost=F("twice")) == 1
     assert Endpoint.objects.get().cost == 4
 
 
-def test_an_update_of_no_rows_still_refuses_fields_that_are_none() -> None:
+def test_an_update_of_no_rows_refuses_unknown_fields() -> None:
     with pytest.raises(FieldDoesNotExist):
         Plan.objects.none().update(colour="red")
     with pytest.raises(FieldDoesNotExist):
@@ -184,17 +184,17 @@ def test_an_update_of_no_rows_still_refuses_fields_that_are_none() -> None:
 # --- Deletions. ---
 
 
-def test_a_plan_goes_with_its_assignments_in_batches() -> None:
+def test_a_plan_and_its_assignments_are_deleted_in_batches() -> None:
     def delete(count: int) -> Statements:
         User.objects.all().delete()
-        plan = crowded(count)
+        plan = plan_with_assignments(count)
         last = newest()
-        with statements() as asked:
+        with statements() as sent:
             assert plan.delete()[1]["django_ratequota.PlanAssignment"] == count
         recorded = PolicyChange.objects.filter(pk__gt=last, action="delete")
         assert recorded.filter(model="planassignment").exclude(touched_user="").count() == count
         assert recorded.count() == count + 3
-        return asked
+        return sent
 
     a_batch_costs(delete, 25)
 
@@ -203,17 +203,17 @@ def test_a_queryset_is_deleted_in_batches() -> None:
     def delete(count: int) -> Statements:
         RatePolicy.objects.bulk_create(subjects(count))
         last = newest()
-        with statements() as asked:
+        with statements() as sent:
             assert RatePolicy.objects.filter(rates="1/s").delete()[0] == count
         assert PolicyChange.objects.filter(pk__gt=last, action="delete").count() == count
-        return asked
+        return sent
 
     a_batch_costs(delete, 25)
 
 
-def test_a_deletion_is_recorded_while_its_rows_are_there() -> None:
-    """What a policy is called takes its plan's name, which is gone once the first row is."""
-    plan = crowded(1)
+def test_deletions_are_recorded_with_the_names_of_related_objects() -> None:
+    """The name of a policy contains that of its plan, which is deleted first."""
+    plan = plan_with_assignments(1)
     plan.delete()
     assert set(PolicyChange.objects.filter(action="delete").values_list("object_text", flat=True)) == {
         "Free",
@@ -223,8 +223,8 @@ def test_a_deletion_is_recorded_while_its_rows_are_there() -> None:
     }
 
 
-def test_a_deletion_that_fails_leaves_nothing_for_the_next() -> None:
-    plan = crowded(2)
+def test_a_failed_deletion_is_not_recorded_later() -> None:
+    plan = plan_with_assignments(2)
     last = newest()
 
     def fail(**_: Any) -> None:
@@ -246,7 +246,7 @@ def test_a_deletion_that_fails_leaves_nothing_for_the_next() -> None:
 
 
 def test_deletions_within_a_deletion_are_recorded_once() -> None:
-    plan = crowded(2)
+    plan = plan_with_assignments(2)
     other = RatePolicy.objects.create(subject="ip:::1", rates="1/s")
     last = newest()
 
@@ -263,8 +263,8 @@ def test_deletions_within_a_deletion_are_recorded_once() -> None:
     assert len(set(deleted.values_list("model", "object_id"))) == 6
 
 
-def test_a_user_goes_with_overrides_and_assignments() -> None:
-    crowded(2)
+def test_deleting_a_user_records_overrides_and_assignments() -> None:
+    plan_with_assignments(2)
     user = User.objects.first()
     assert user is not None
     RatePolicy.objects.create(user=user, rates="3/s")
@@ -277,8 +277,8 @@ def test_a_user_goes_with_overrides_and_assignments() -> None:
     ]
 
 
-def test_what_cannot_be_deleted_is_refused_as_django_does() -> None:
-    crowded(2)
+def test_slices_and_values_cannot_be_deleted() -> None:
+    plan_with_assignments(2)
     for rows in (Plan.objects.all()[:1], Plan.objects.values("pk")):
         with pytest.raises(TypeError, match="delete"):
             rows.delete()
@@ -289,8 +289,8 @@ def test_what_cannot_be_deleted_is_refused_as_django_does() -> None:
 # --- The delete page. ---
 
 
-def test_the_delete_page_of_a_crowded_plan_is_small(django_assert_max_num_queries: Any) -> None:
-    plan = crowded(2000)
+def test_the_delete_page_of_a_plan_with_many_rows_is_bounded(django_assert_max_num_queries: Any) -> None:
+    plan = plan_with_assignments(2000)
     operator = client_of(superuser=True)
     url = f"{PLANS}/{plan.pk}/delete/"
     with django_assert_max_num_queries(30):
@@ -302,9 +302,9 @@ def test_the_delete_page_of_a_crowded_plan_is_small(django_assert_max_num_querie
     assert "and 1900 more plan assignments" in text
     assert text.count("Plan assignment: <a") == 100
     assert text.count("Rate policy: <a") == 2
-    with statements() as asked:
+    with statements() as sent:
         assert operator.post(url, {"post": "yes"}).status_code == 302
-    assert asked.count < 400
+    assert sent.count < 400
     assert not Plan.objects.exists()
     assert not PlanAssignment.objects.exists()
     assert PolicyChange.objects.filter(action="delete", actor__username="operator").count() == 2003
@@ -312,7 +312,7 @@ def test_the_delete_page_of_a_crowded_plan_is_small(django_assert_max_num_querie
 
 
 @pytest.mark.parametrize("grants", [True, False])
-def test_a_right_that_only_an_unlisted_row_needs_is_asked_for(grants: bool) -> None:
+def test_a_permission_that_only_an_unlisted_row_needs_is_required(grants: bool) -> None:
     search = Endpoint.objects.create(name="search")
     RatePolicy.objects.bulk_create(
         [RatePolicy(endpoint=search, plan=plan, rates="1/s") for plan in many_plans(120)]
@@ -332,13 +332,13 @@ def many_plans(count: int) -> list[Plan]:
     return Plan.objects.bulk_create([Plan(name=f"P{number}", slug=f"p{number}") for number in range(count)])
 
 
-def test_the_action_lists_the_first_rows_too() -> None:
-    plan = crowded(150)
+def test_the_delete_action_lists_the_first_rows() -> None:
+    plan = plan_with_assignments(150)
     client = client_of(superuser=True)
-    given = {"action": "delete_selected", "_selected_action": [plan.pk]}
-    text = client.post(f"{PLANS}/", given).content.decode()
+    form = {"action": "delete_selected", "_selected_action": [plan.pk]}
+    text = client.post(f"{PLANS}/", form).content.decode()
     assert "and 50 more plan assignments" in text
-    assert client.post(f"{PLANS}/", {**given, "post": "yes"}).status_code == 302
+    assert client.post(f"{PLANS}/", {**form, "post": "yes"}).status_code == 302
     assert not Plan.objects.exists()
 
 
@@ -356,15 +356,15 @@ def deletion() -> PolicyChange:
     return found
 
 
-def test_a_crowded_plan_is_restored_in_batches() -> None:
+def test_a_plan_with_many_rows_is_restored_in_batches() -> None:
     def run(count: int) -> Statements:
         User.objects.all().delete()
         Plan.objects.all().delete()
-        plan = crowded(count)
+        plan = plan_with_assignments(count)
         before = list(PlanAssignment.objects.order_by("pk").values_list("pk", "user", "plan", "starts_at"))
         plan.delete()
         last, batches = newest(), []
-        with statements() as asked:
+        with statements() as sent:
             restoration = plan_restoration(deletion(), "before")
             restore(restoration, actor=None, reason="", along=True, written=lambda rows: batches.append(len(rows)))
         assert sum(batches) == count + 3
@@ -372,13 +372,13 @@ def test_a_crowded_plan_is_restored_in_batches() -> None:
         assert PolicyChange.objects.filter(pk__gt=last, action="create").count() == count + 3
         after = list(PlanAssignment.objects.order_by("pk").values_list("pk", "user", "plan", "starts_at"))
         assert [row[:3] for row in after] == [row[:3] for row in before]
-        return asked
+        return sent
 
     a_batch_costs(run, 30)
 
 
-def test_a_restored_assignment_was_made_when_it_was_made() -> None:
-    plan = crowded(1)
+def test_a_restored_assignment_keeps_its_creation_time() -> None:
+    plan = plan_with_assignments(1)
     (change,) = PolicyChange.objects.filter(model="planassignment")
     plan.delete()
     restore(plan_restoration(deletion(), "before"), actor=None, reason="", along=True)
@@ -387,30 +387,30 @@ def test_a_restored_assignment_was_made_when_it_was_made() -> None:
     assert (restored.action, restored.after) == ("create", change.after)
 
 
-def test_a_crowded_plan_is_restored_on_its_page(operator: Client) -> None:
-    plan = crowded(2 * BATCH)
+def test_a_plan_with_many_rows_is_restored_on_its_page(operator: Client) -> None:
+    plan = plan_with_assignments(2 * BATCH)
     plan.delete()
     url = f"/admin/django_ratequota/policychange/{deletion().pk}/restore/before/"
-    with statements() as asked:
+    with statements() as sent:
         page = operator.get(url)
-    assert asked.count < 40
+    assert sent.count < 40
     text = page.content.decode()
     assert len(page.content) < 100_000
     assert f"and {2 * BATCH + 2 - 50} more" in text
     seen = re.search(r'name="seen" value="(\w+)"', text)
     assert seen is not None
-    with statements() as asked:
+    with statements() as sent:
         assert operator.post(url, {"seen": seen[1], "along": "on"}).status_code == 302
-    assert asked.count < 200
+    assert sent.count < 200
     assert PlanAssignment.objects.count() == 2 * BATCH
     assert LogEntry.objects.count() == 2 * BATCH + 3
     assert set(LogEntry.objects.values_list("action_flag", flat=True)) == {1}
     assert LogEntry.objects.filter(object_repr__startswith="u").count() == 2 * BATCH
 
 
-def test_entries_of_deletions_are_read_without_what_they_hold() -> None:
-    """Whole, an entry takes three kilobytes."""
-    crowded(2 * BATCH).delete()
+def test_cascaded_deletions_are_listed_without_loading_their_fields() -> None:
+    """With its fields, an entry takes three kilobytes."""
+    plan_with_assignments(2 * BATCH).delete()
     change = deletion()
     tracemalloc.start()
     try:
@@ -420,8 +420,8 @@ def test_entries_of_deletions_are_read_without_what_they_hold() -> None:
         tracemalloc.stop()
 
 
-def test_one_of_many_that_does_not_fit_is_named_and_stops_all() -> None:
-    plan = crowded(BATCH + 5)
+def test_one_invalid_row_of_many_is_named_and_stops_the_restore() -> None:
+    plan = plan_with_assignments(BATCH + 5)
     plan.delete()
     gone = User.objects.order_by("-pk")[0]
     key = gone.pk
@@ -437,7 +437,7 @@ def test_one_of_many_that_does_not_fit_is_named_and_stops_all() -> None:
 
 
 def peak(work: Callable[[], Any]) -> int:
-    """The most bytes that Python held while it ran."""
+    """Return the most bytes that Python held while ``work`` ran."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -447,8 +447,8 @@ def peak(work: Callable[[], Any]) -> int:
         tracemalloc.stop()
 
 
-def test_another_policy_costs_an_export_and_an_import_less_than_a_kilobyte(tmp_path: Path) -> None:
-    """So 100,000 fit into 100 MB; whole objects and nodes took four and seven kilobytes."""
+def test_export_and_import_take_less_than_a_kilobyte_per_policy(tmp_path: Path) -> None:
+    """So 100,000 policies take 100 MB; objects and nodes took four and seven kilobytes each."""
     file = tmp_path / "policies.yaml"
     Plan.objects.create(name="Free", slug="free")
     exports, imports = [], []
@@ -469,18 +469,18 @@ def test_an_import_creates_changes_and_deletes_in_batches() -> None:
         entries = [f"- {{subject: 'ip:{row.subject[3:]}', rates: RATES}}" for row in subjects(count)]
         text = "version: 1\npolicies:\n" + "\n".join(entries)
         last = newest()
-        with statements() as asked:
+        with statements() as sent:
             assert len(apply_file(text.replace("RATES", "1/s")).created) == count
             assert len(apply_file(text.replace("RATES", "2/s")).changed) == count
             assert len(apply_file("version: 1\npolicies: []", prune=True).deleted) == count
         actions = PolicyChange.objects.filter(pk__gt=last).order_by().values_list("action").annotate(Count("pk"))
         assert dict(actions) == {"create": count, "update": count, "delete": count}
-        return asked
+        return sent
 
     a_batch_costs(run, 60)
 
 
-def test_entries_are_not_kept_as_nodes() -> None:
+def test_entries_that_are_taken_are_not_kept_as_nodes() -> None:
     taken: list[tuple[str, int, int]] = []
 
     def takers() -> Callable[[str, Node, int], None]:
@@ -492,7 +492,7 @@ def test_entries_are_not_kept_as_nodes() -> None:
     assert not problems
     assert taken == [("a", 0, 3), ("a", 1, 5), ("b", 0, 6), ("b", 1, 6)]
     assert [root.entries[name].items for name in "ab"] == [[], []]
-    # What libyaml cannot read is read by PyYAML, from the beginning.
+    # If libyaml cannot read the text, PyYAML reads it from the beginning.
     read(text + 'c: ["\\ud83d\\ude42"]', takers)
     assert [name for name, _number, _line in taken] == ["a", "a", "b", "b", "c"]
 

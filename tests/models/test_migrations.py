@@ -25,7 +25,7 @@ TABLES = {
 
 
 def tables() -> set[str]:
-    """The app's tables that the database has."""
+    """Return the names of the app's tables in the database."""
     return {name for name in connection.introspection.table_names() if name.startswith("django_ratequota_")}
 
 
@@ -35,7 +35,7 @@ def migrate(*target: str) -> None:
 
 @pytest.fixture
 def migrated_again() -> Iterator[None]:
-    """However the test ends, the tables are there for the others."""
+    """Create the tables again after the test, even if it fails."""
     yield
     migrate()
 
@@ -47,7 +47,7 @@ def test_the_models_have_no_change_without_a_migration() -> None:
 
 
 @pytest.mark.usefixtures("migrated_again")
-def test_from_zero_and_back() -> None:
+def test_migrations_can_be_reversed_and_applied_again() -> None:
     Plan.objects.create(name="Free", slug="free")
     assert tables() == TABLES
     migrate("zero")
@@ -60,7 +60,7 @@ def test_from_zero_and_back() -> None:
         RatePolicy.objects.create(rates="2/s")
 
 
-def test_sql_can_be_printed_for_whoever_applies_it_by_hand() -> None:
+def test_sqlmigrate_prints_the_sql() -> None:
     out = io.StringIO()
     call_command("sqlmigrate", "django_ratequota", "0001", stdout=out)
     assert out.getvalue().count("CREATE TABLE") == len(TABLES)

@@ -1,4 +1,4 @@
-"""The models: help for operators, what ``full_clean`` refuses, what the database itself refuses, names in words."""
+"""The models: help texts, what ``full_clean`` refuses, what the database refuses, and ``str``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIELDS = [
 
 
 def refusals(instance: Any) -> dict[str, list[str]]:
-    """Field -> messages of ``full_clean``; empty when it accepts the object."""
+    """Return the messages of ``full_clean`` by field; empty if it accepts the object."""
     try:
         instance.full_clean()
     except ValidationError as error:
@@ -42,7 +42,7 @@ def refusals(instance: Any) -> dict[str, list[str]]:
 
 
 def refusal(instance: Any, field: str) -> str:
-    """The one message about the one field that is wrong."""
+    """Return the only message, which is about this field."""
     found = refusals(instance)
     assert list(found) == [field]
     assert len(found[field]) == 1
@@ -56,14 +56,14 @@ def tenants(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=str)
-def test_every_field_explains_itself_in_words_that_can_be_translated(field: Any) -> None:
+def test_every_field_has_a_translatable_name_and_help_text(field: Any) -> None:
     for words in (field.verbose_name, field.help_text):
         assert isinstance(words, Promise)
         assert str(words)
     assert str(field.help_text).endswith(".")
 
 
-def test_there_are_fields_to_explain() -> None:
+def test_fields_are_found() -> None:
     assert len(FIELDS) > 30
 
 
@@ -89,7 +89,7 @@ def test_there_are_fields_to_explain() -> None:
         ("١/s", "expected a limit (a number) at character 1"),
     ],
 )
-def test_rates_that_cannot_be_read_are_refused_at_the_character(text: str, message: str) -> None:
+def test_unreadable_rates_are_refused_with_the_character(text: str, message: str) -> None:
     found = refusals(RatePolicy(rates=text))
     assert list(found) == ["rates"]
     assert message in found["rates"][0]
@@ -103,7 +103,7 @@ def test_rates_that_cannot_be_read_are_refused_at_the_character(text: str, messa
         ("10/min, 20/min gcra", "gcra", "have the same algorithm and period; keep the stricter one"),
     ],
 )
-def test_rates_are_judged_together_with_the_policys_algorithm(rates: str, algorithm: str, message: str) -> None:
+def test_rates_that_conflict_with_the_algorithm_are_refused(rates: str, algorithm: str, message: str) -> None:
     assert message in refusal(RatePolicy(rates=rates, algorithm=algorithm), "rates")
 
 
@@ -124,13 +124,13 @@ def test_rates_are_judged_together_with_the_policys_algorithm(rates: str, algori
         (PlanAssignment, "reason", "r" * MEGABYTE),
     ],
 )
-def test_a_megabyte_of_text_is_refused_in_a_few_words(model: Any, field: str, value: str) -> None:
+def test_a_megabyte_of_text_is_refused_with_a_short_message(model: Any, field: str, value: str) -> None:
     found = refusals(model(**{field: value}))
     assert field in found
     assert sum(len(message) for message in found[field]) < 1000
 
 
-def test_a_megabyte_of_routes_is_kept() -> None:
+def test_a_megabyte_of_routes_is_stored() -> None:
     routes = "\n".join(f"/reports/{number}/*" for number in range(MEGABYTE // 20))
     endpoint = Endpoint(name="reports", routes=routes)
     endpoint.full_clean()
@@ -150,15 +150,15 @@ def test_a_megabyte_of_routes_is_kept() -> None:
         ("/" + "a" * 499, "/" + "a" * 499),
     ],
 )
-def test_routes_are_stored_one_a_line(text: str, stored: str) -> None:
+def test_routes_are_stored_one_per_line(text: str, stored: str) -> None:
     endpoint = Endpoint(name="reports", routes=text)
     endpoint.full_clean()
     assert endpoint.routes == stored
 
 
 @pytest.mark.parametrize(("route", "name"), [pair for pair in known_routes() if pair[0] != "/"])
-def test_every_route_of_the_urlconf_can_be_written_down(route: str, name: str) -> None:
-    """A DRF router's ``/api/reports/(?P<pk>[^/.]+)/``, as the admin offers it, was refused for its question mark."""
+def test_every_route_of_the_urlconf_is_valid(route: str, name: str) -> None:
+    """``/api/reports/(?P<pk>[^/.]+)/`` of a DRF router, which the admin offers, was refused for its question mark."""
     endpoint = Endpoint(name="reports", routes=f"{route}\n{name}")
     endpoint.full_clean()
     assert endpoint.routes.split() == [word for word in (route, name) if word]
@@ -191,14 +191,14 @@ def test_routes_that_can_never_match_are_refused(text: str, message: str) -> Non
         ("GET POST PUT PATCH DELETE OPTIONS TRACE CONNECT", "GET POST PUT PATCH DELETE OPTIONS TRACE CONNECT"),
     ],
 )
-def test_methods_are_stored_in_capitals_once_each(text: str, stored: str) -> None:
+def test_methods_are_stored_in_upper_case_without_duplicates(text: str, stored: str) -> None:
     endpoint = Endpoint(name="reports", methods=text)
     endpoint.full_clean()
     assert endpoint.methods == stored
 
 
 @pytest.mark.parametrize(("text", "word"), [("GET FETCH", "FETCH"), ("GET;POST", "GET;POST"), ("*", "*"), ("ı", "I")])
-def test_methods_that_http_does_not_know_are_refused(text: str, word: str) -> None:
+def test_unknown_http_methods_are_refused(text: str, word: str) -> None:
     message = refusal(Endpoint(name="reports", methods=text), "methods")
     assert message == f"{word!r} is not an HTTP method; choose from " + (
         "GET, POST, PUT, PATCH, DELETE, OPTIONS, TRACE, CONNECT."
@@ -206,10 +206,10 @@ def test_methods_that_http_does_not_know_are_refused(text: str, word: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("cost", "words"), [(0, "greater than or equal to 1"), (MAX_UNITS + 1, "less than or equal")]
+    ("cost", "message"), [(0, "greater than or equal to 1"), (MAX_UNITS + 1, "less than or equal")]
 )
-def test_costs_outside_the_range_are_refused(cost: int, words: str) -> None:
-    assert words in refusal(Endpoint(name="reports", cost=cost), "cost")
+def test_costs_outside_the_range_are_refused(cost: int, message: str) -> None:
+    assert message in refusal(Endpoint(name="reports", cost=cost), "cost")
 
 
 @pytest.mark.parametrize("cost", [1, MAX_UNITS])
@@ -220,12 +220,12 @@ def test_costs_at_the_ends_of_the_range_are_stored(cost: int) -> None:
     assert Endpoint.objects.get().cost == cost
 
 
-def test_an_endpoint_is_not_named_like_all_endpoints_together() -> None:
+def test_an_endpoint_cannot_be_named_all() -> None:
     assert "choose another name" in refusal(Endpoint(name="all"), "name")
 
 
 @pytest.mark.parametrize("name", ["", "with space", "naïve", "a/b", 'a"b'])
-def test_endpoint_names_are_slugs_as_headers_carry_them(name: str) -> None:
+def test_endpoint_names_are_slugs(name: str) -> None:
     assert refusal(Endpoint(name=name), "name")
 
 
@@ -252,7 +252,7 @@ def test_endpoint_names_are_slugs_as_headers_carry_them(name: str) -> None:
         ("::1", "ip:::1"),
     ],
 )
-def test_subjects_are_stored_in_their_usual_spelling(text: str, stored: str) -> None:
+def test_subjects_are_stored_in_canonical_form(text: str, stored: str) -> None:
     policy = RatePolicy(subject=text, rates="1/s")
     policy.full_clean()
     assert policy.subject == stored
@@ -281,14 +281,14 @@ def test_subjects_are_stored_in_their_usual_spelling(text: str, stored: str) -> 
         ("ip:3405803783", "write an address such as"),
     ],
 )
-def test_subjects_that_name_nobody_are_refused(text: str, message: str) -> None:
+def test_invalid_subjects_are_refused(text: str, message: str) -> None:
     found = refusals(RatePolicy(subject=text, rates="1/s"))["subject"]
     assert any(message in line for line in found)
 
 
 @pytest.mark.parametrize("address", ["203.0.113.7", "::ffff:203.0.113.7", "2001:db8::1", "2001:DB8:0::1"])
-def test_a_policy_for_an_address_concerns_whoever_comes_from_there(address: str) -> None:
-    """``::ffff:203.0.113.7`` was accepted and matched nobody: callers' addresses are unmapped, subjects were not."""
+def test_a_policy_for_an_address_applies_to_callers_from_it(address: str) -> None:
+    """``::ffff:203.0.113.7`` matched nobody: the addresses of callers were unmapped, and subjects were not."""
     policy = RatePolicy(subject=f"ip:{address}", rates="1/s")
     policy.full_clean()
     policy.save()
@@ -302,19 +302,19 @@ def test_a_policy_for_an_address_concerns_whoever_comes_from_there(address: str)
 
 @pytest.mark.usefixtures("tenants")
 @pytest.mark.parametrize("counted_per", ["caller", "ip", "plan", "everyone", "tenant"])
-def test_what_a_policy_may_count_per(counted_per: str) -> None:
+def test_valid_values_of_counted_per(counted_per: str) -> None:
     RatePolicy(rates="1/s", counted_per=counted_per).full_clean()
 
 
 @pytest.mark.usefixtures("tenants")
 @pytest.mark.parametrize("counted_per", ["user", "Tenant", "api_key", "ip "])
-def test_what_a_policy_may_not_count_per(counted_per: str) -> None:
+def test_invalid_values_of_counted_per_are_refused(counted_per: str) -> None:
     message = refusal(RatePolicy(rates="1/s", counted_per=counted_per), "counted_per")
     assert message == f"Nothing is counted per {counted_per!r}; choose caller, ip, plan, everyone, tenant."
 
 
 @pytest.mark.parametrize("field", ["algorithm", "mode", "on_error"])
-def test_choices_are_choices(field: str) -> None:
+def test_invalid_choices_are_refused(field: str) -> None:
     assert "is not a valid choice" in refusals(RatePolicy(**{"rates": "1/s", field: "maybe"}))[field][0]
 
 
@@ -338,7 +338,7 @@ AUDIENCES = ["user", "subject", "plan", "everyone"]
 
 @pytest.fixture
 def audiences(alice: User, free: Plan) -> dict[str, dict[str, Any]]:
-    """Audience -> the fields that say it."""
+    """The fields that select each audience."""
     return {"user": {"user": alice}, "subject": {"subject": "ip:203.0.113.7"}, "plan": {"plan": free}, "everyone": {}}
 
 
@@ -355,7 +355,7 @@ def test_a_policy_has_one_audience(names: tuple[str, ...], audiences: dict[str, 
 
 @pytest.fixture
 def everything_undated(audiences: dict[str, dict[str, Any]], search: Endpoint) -> None:
-    """One undated policy of each kind: none of them is another's twin."""
+    """An undated policy for each audience, endpoint and ``counted_per``: none conflicts with another."""
     for endpoint in (None, search):
         for fields in audiences.values():
             for counted_per in ("caller", "everyone"):
@@ -368,12 +368,12 @@ def everything_undated(audiences: dict[str, dict[str, Any]], search: Endpoint) -
 @pytest.mark.parametrize("counted_per", ["caller", "everyone"])
 @pytest.mark.parametrize("audience", AUDIENCES)
 @pytest.mark.parametrize("scope", ["all", "search"])
-def test_a_second_undated_policy_for_the_same_is_refused(
+def test_a_second_undated_policy_for_the_same_audience_is_refused(
     scope: str, audience: str, counted_per: str, audiences: dict[str, dict[str, Any]], search: Endpoint
 ) -> None:
-    """NULLs differ from each other in a plain unique constraint: it let every such pair through."""
+    """A plain unique constraint allowed these pairs, because NULLs differ from each other."""
     fields = {"endpoint": search if scope == "search" else None, "counted_per": counted_per, **audiences[audience]}
-    # Neither another rate nor another mode or algorithm makes it another policy.
+    # Rates, mode and algorithm may differ: the policies still conflict.
     twin = RatePolicy(rates="2/s", mode="log", algorithm="gcra", **fields)
     message = refusal(twin, NON_FIELD_ERRORS)
     assert message.startswith("A policy without dates already has the same audience, endpoint and counted per.")
@@ -395,25 +395,25 @@ def test_a_second_undated_policy_for_the_same_is_refused(
 
 
 @pytest.mark.usefixtures("everything_undated")
-def test_an_undated_policy_is_no_twin_of_its_own() -> None:
+def test_an_undated_policy_does_not_conflict_with_itself() -> None:
     for policy in RatePolicy.objects.all():
         policy.rates = "7/s"
         policy.full_clean()
         policy.save()
 
 
-@pytest.mark.parametrize("who", ["authenticated", "anonymous"])
-def test_one_plan_is_the_default_for_whom_it_says(who: str, free: Plan) -> None:
+@pytest.mark.parametrize("default_for", ["authenticated", "anonymous"])
+def test_a_second_default_plan_for_the_same_callers_is_refused(default_for: str, free: Plan) -> None:
     Plan.objects.create(name="Pro", slug="pro")
-    Plan.objects.create(name="Open", slug="open", default_for=who)
-    second = Plan(name="Other", slug="other", default_for=who)
+    Plan.objects.create(name="Open", slug="open", default_for=default_for)
+    second = Plan(name="Other", slug="other", default_for=default_for)
     message = refusal(second, NON_FIELD_ERRORS)
     assert message == "Another plan is the default for these callers; change that one first."
     with pytest.raises(IntegrityError), transaction.atomic():
         second.save()
     with pytest.raises(IntegrityError), transaction.atomic():
-        Plan.objects.filter(pk=free.pk).update(default_for=who)
-    other = "anonymous" if who == "authenticated" else "authenticated"
+        Plan.objects.filter(pk=free.pk).update(default_for=default_for)
+    other = "anonymous" if default_for == "authenticated" else "authenticated"
     second.default_for = other
     second.full_clean()
     second.save()
@@ -421,7 +421,7 @@ def test_one_plan_is_the_default_for_whom_it_says(who: str, free: Plan) -> None:
 
 @pytest.mark.parametrize("model", [PlanAssignment, RatePolicy])
 @pytest.mark.parametrize("length", [timedelta(0), timedelta(microseconds=-1), timedelta(days=-1)])
-def test_an_end_lies_after_the_start(model: Any, length: timedelta, alice: User, free: Plan) -> None:
+def test_the_end_must_be_after_the_start(model: Any, length: timedelta, alice: User, free: Plan) -> None:
     fields = {"plan": free} if model is PlanAssignment else {"rates": "1/s"}
     dates = {"starts_at": JANUARY, "ends_at": JANUARY + length}
     assert refusal(model(user=alice, **fields, **dates), "ends_at") == "The end must lie after the start."
@@ -437,7 +437,7 @@ def test_all_errors_are_reported_at_once(search: Endpoint) -> None:
     assert set(refusals(endpoint)) == {"name", "routes", "methods", "cost"}
 
 
-def test_names_in_words(alice: User, free: Plan, search: Endpoint) -> None:
+def test_str_of_each_model(alice: User, free: Plan, search: Endpoint) -> None:
     assert str(free) == "Free"
     assert str(search) == "search"
     assert str(PlanAssignment(user=alice, plan=free)) == "alice: Free"
@@ -450,6 +450,6 @@ def test_names_in_words(alice: User, free: Plan, search: Endpoint) -> None:
     assert str(PolicyChange(action="delete", object_text="Free")) == "deleted: Free"
 
 
-def test_a_publication_is_named_without_an_object() -> None:
+def test_str_of_a_publication() -> None:
     assert str(PolicyChange(action="publish")) == "published"
     assert str(PolicyChange(action="create", object_text="Free")) == "created: Free"

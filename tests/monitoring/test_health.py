@@ -359,6 +359,7 @@ def noted(redis_client: redis.Redis, monkeypatch: Any, settings: Any) -> Iterato
     monkeypatch.setattr(module._reporting, "_generation", -1)
     yield noted
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 0}
+    module._reporting.soon()
     for thread in noted.threads():
         thread.join(timeout=30)
         assert not thread.is_alive()
@@ -500,6 +501,22 @@ def test_a_request_starts_it(noted: Noted, settings: Any, db: Any, fresh_policie
     assert len(noted.threads()) == 1
 
 
+def test_a_load_of_policies_is_reported_at_once(
+    noted: Noted, settings: Any, transactional_db: Any, fresh_policies: Any, monkeypatch: Any
+) -> None:
+    """Reports named no revision, or the one before an edit, for REPORT_SECONDS after the request that loaded it."""
+    often(settings)
+    monkeypatch.setattr(module._reporting, "_seconds", lambda: 3600)
+    keep_reporting()
+    noted.wait()
+    assert [one.revision for one in reports()] == [0]
+    for rates in ("5/hour", "6/hour"):
+        RatePolicy.objects.update_or_create(counted_per="caller", defaults={"rates": rates})
+        assert check_request(request_from()).limit == int(rates[0])
+        while reports()[0].revision != default_limiter().stored_revision():
+            noted.wait()
+
+
 def test_an_error_of_the_server_s_is_logged_until_it_works_again(
     noted: Noted, settings: Any, redis_client: redis.Redis, caplog: Any
 ) -> None:
@@ -577,7 +594,7 @@ reports_by_now()
 held, over = threading.Event(), threading.Event()
 
 def hold():
-    with health._lock:
+    with health._lock, health._reporting._due._cond:
         held.set()
         over.wait()
 

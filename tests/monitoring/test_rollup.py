@@ -182,7 +182,7 @@ def test_the_command(count: Callable[..., None], now: int) -> None:
     with time_machine.travel(now, tick=False):
         assert run() == "2 hourly and 2 daily rows written, 0 old rows deleted\n"
         assert (
-            run("--keep-hours", "0", "--keep-days", "0") == "0 hourly and 0 daily rows written, 4 old rows deleted\n"
+            run("--keep-hourly", "0", "--keep-days", "0") == "0 hourly and 0 daily rows written, 4 old rows deleted\n"
         )
 
 

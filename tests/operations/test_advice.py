@@ -1,4 +1,4 @@
-"""Advice: each sentence is true, as replays and limiters confirm; and where nothing can be proved, none is given."""
+"""Advice on policies: replays and limiters confirm each sentence; where nothing can be proved, there is none."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def advise(own: PolicyFacts, *others: PolicyFacts, **around: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("own", "others", "said"),
+    ("own", "others", "expected"),
     [
         ({"mode": "off"}, [], "Its mode is off"),
         ({"mode": "log"}, [], ""),
@@ -85,7 +85,7 @@ def advise(own: PolicyFacts, *others: PolicyFacts, **around: Any) -> list[str]:
         ({"plan_id": 1}, [{"plan_id": 1, "starts_us": 1}], "never wins"),
         ({"subject": "tenant:a"}, [{"subject": "tenant:a", "starts_us": 1}], "never wins"),
         ({"subject": "tenant:a"}, [{"subject": "tenant:b", "starts_us": 1}], ""),
-        # A block of a user or a subject comes before whatever has dates, and a wider network's before a narrower one.
+        # A block of a user or a subject wins over dated policies, and that of a wider network over a narrower one.
         ({"user": "1", "starts_us": 5}, [{"user": "1", "rates": "blocked"}], "never wins"),
         ({"user": "1", "starts_us": 5}, [{"user": "1", "rates": "blocked", "mode": "log"}], ""),
         ({"user": "1", "starts_us": 5}, [{"user": "1", "rates": "blocked", "ends_us": NOON_US + DAY}], ""),
@@ -98,35 +98,37 @@ def advise(own: PolicyFacts, *others: PolicyFacts, **around: Any) -> list[str]:
         (network("198.51.100.7"), [{**network("203.0.113.0/24"), "rates": "blocked"}], ""),
         (network("2001:db8::7"), [{**network("0.0.0.0/0"), "rates": "blocked"}], ""),
         ({**network("203.0.113.7"), "rates": "blocked"}, [{**network("203.0.113.0/24"), "rates": "blocked"}], ""),
-        # Of two dated ones the one that started last.
+        # Of two dated policies the one that started last wins.
         ({"starts_us": 5, "ends_us": NOON_US + DAY}, [{"starts_us": 6, "ends_us": NOON_US + DAY}], "never wins"),
         ({"starts_us": 5, "ends_us": NOON_US + DAY}, [{"starts_us": 6, "ends_us": NOON_US + DAY - 1}], ""),
         ({"starts_us": 6, "ends_us": NOON_US + DAY}, [{"starts_us": 5}], ""),
         ({"ends_us": NOON_US + DAY}, [{"ends_us": NOON_US + DAY}], "never wins"),
-        # Several together may cover it all.
+        # Several policies together may cover the whole time.
         ({}, [{"starts_us": 5, "ends_us": NOON_US + DAY}, {"starts_us": NOON_US + DAY}], "never wins"),
         ({}, [{"starts_us": 5, "ends_us": NOON_US + DAY}, {"starts_us": NOON_US + DAY + 1}], ""),
     ],
 )
-def test_what_never_wins(own: dict[str, Any], others: list[dict[str, Any]], said: str) -> None:
+def test_policies_that_never_win_are_reported(
+    own: dict[str, Any], others: list[dict[str, Any]], expected: str
+) -> None:
     found = advise(policy(**own), *(policy("7/s", **{"starts_us": None, **other}) for other in others))
-    assert len(found) == bool(said)
-    assert said in "".join(found)
+    assert len(found) == bool(expected)
+    assert expected in "".join(found)
 
 
-def test_what_never_wins_names_what_comes_first() -> None:
+def test_the_policy_that_wins_instead_is_named() -> None:
     rival = policy("7/s", starts_us=1)
     assert f"policy {rival.id} (7/s)" in advise(policy(), rival)[0]
 
 
-def test_a_plan_that_nobody_is_on() -> None:
-    (said,) = advise(policy(plan_id=3), empty_plans={3: "Pr\u202eo"})
-    assert "Nobody is on the plan “Pr\\u202eo”" in said
+def test_a_policy_for_a_plan_without_callers_is_reported() -> None:
+    (advice,) = advise(policy(plan_id=3), empty_plans={3: "Pr\u202eo"})
+    assert "Nobody is on the plan “Pr\\u202eo”" in advice
     assert advise(policy(plan_id=4), empty_plans={3: "Pro"}) == []
     assert advise(policy(), empty_plans={3: "Pro"}) == []
 
 
-# --- Limits that never bind. ---
+# --- Redundant rates. ---
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_a_plan_that_nobody_is_on() -> None:
         ("100/month", "100/week fixed_window", ""),
         ("100/min sliding_window_counter", "100/min fixed_window", "always"),
         ("100/min fixed_window", "100/min sliding_window_counter", ""),
-        # What windows admit in a longer one.
+        # What a shorter window admits within a longer one.
         ("10/s fixed_window", "600/min fixed_window", "uncharged"),
         ("10/s fixed_window", "599/min fixed_window", ""),
         ("10/s fixed_window", "600/min sliding_window_log", ""),
@@ -166,7 +168,7 @@ def test_a_plan_that_nobody_is_on() -> None:
         ("100/min", "100/min sliding_window_counter", ""),
     ],
 )
-def test_which_rate_binds_first(stricter: str, rate: str, how: str) -> None:
+def test_when_the_stricter_rate_refuses_first(stricter: str, rate: str, how: str) -> None:
     assert binds_first(Rate.parse(stricter), Rate.parse(rate)) == how
 
 
@@ -189,8 +191,8 @@ KINDS = [(algorithm, period) for algorithm in ALGORITHMS for period in (1, 2, 3,
 CALENDAR: list[tuple[str, Any]] = [("fixed_window", 86_400), ("fixed_window", 604_800), ("fixed_window", "month")]
 
 
-def tightest(stricter: Rate, algorithm: str, period: Any) -> Rate | None:
-    """The lowest limit of such a rate that is said not to bind; one less may bind."""
+def lowest_redundant(stricter: Rate, algorithm: str, period: Any) -> Rate | None:
+    """Return the rate with the lowest limit that is reported as redundant beside ``stricter``."""
     for limit in range(1, 400):
         rate = Rate(limit=limit, period=period, algorithm=algorithm)
         if binds_first(stricter, rate):
@@ -206,18 +208,18 @@ def tightest(stricter: Rate, algorithm: str, period: Any) -> Rate | None:
     | st.tuples(st.sampled_from(CALENDAR), st.sampled_from(CALENDAR)),
     steps=st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 1), st.booleans()), min_size=3, max_size=12),
 )
-def test_a_rate_that_is_said_not_to_bind_refuses_nothing(
+def test_a_rate_reported_as_redundant_refuses_nothing(
     redis_client: redis.Redis,
     limit: int,
     burst: int | None,
     kinds: tuple[tuple[str, Any], tuple[str, Any]],
     steps: list[tuple[int, int, bool]],
 ) -> None:
-    """As many requests as pass, around the edges of both rates' windows, against the lowest limit that is said so."""
+    """Send the most requests that pass, at the edges of both rates' windows, to the lowest redundant limit."""
     (algorithm, period), (other, other_period) = kinds
     burst = burst if algorithm in BURST_ALGORITHMS else None
     stricter = Rate(limit=limit, period=period, algorithm=algorithm, burst=burst)
-    rate = tightest(stricter, other, other_period)
+    rate = lowest_redundant(stricter, other, other_period)
     if rate is None or (rate.algorithm, rate.period) == (algorithm, period):
         return
     instants = {MONDAY_US + number * (stricter if own else rate).period_us + offset for number, offset, own in steps}
@@ -226,7 +228,7 @@ def test_a_rate_that_is_said_not_to_bind_refuses_nothing(
 
 
 @pytest.fixture
-def judged(redis_client: redis.Redis) -> Iterator[tuple[Limiter, Clock]]:
+def limiter_and_clock(redis_client: redis.Redis) -> Iterator[tuple[Limiter, Clock]]:
     clock = Clock()
     limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", timeout=5)
     yield limiter, clock
@@ -247,18 +249,18 @@ def judged(redis_client: redis.Redis) -> Iterator[tuple[Limiter, Clock]]:
         max_size=20,
     ),
 )
-def test_what_always_binds_first_does_so_whatever_is_charged_and_refunded(
-    judged: tuple[Limiter, Clock], stricter: Rate, rate: Rate, walk: list[tuple[int, str, int, bool]]
+def test_an_always_redundant_rate_refuses_nothing_after_charges_and_refunds(
+    limiter_and_clock: tuple[Limiter, Clock], stricter: Rate, rate: Rate, walk: list[tuple[int, str, int, bool]]
 ) -> None:
-    """And when the stricter one counts other requests as well."""
+    """Also when the stricter rate counts other requests as well."""
     if binds_first(stricter, rate) != "always":
         return
-    limiter, clock = judged
+    limiter, clock = limiter_and_clock
     clock.now_us = NOON_US
     own = Bucket(f"user:{next(_ids)}", stricter, scope="all"), Bucket("user:1", rate, scope=f"s{next(_ids)}")
     for pause, verb, cost, alone in walk:
         clock.advance(us=pause)
-        # Refunds are of what both were charged.
+        # Refunds need units that both were charged.
         buckets = own[:1] if alone and verb != "refund" else own
         decision = getattr(limiter, verb)(buckets, cost)
         if verb == "check" and len(decision.statuses) == 2 and decision.statuses[0].allowed:
@@ -267,7 +269,7 @@ def test_what_always_binds_first_does_so_whatever_is_charged_and_refunded(
 
 
 @pytest.mark.parametrize(
-    ("rates", "said"),
+    ("rates", "expected"),
     [
         ("100/min", []),
         ("10/s, 1000/hour, 100000/month", []),
@@ -284,17 +286,17 @@ def test_what_always_binds_first_does_so_whatever_is_charged_and_refunded(
         ("100/min burst 200", []),
     ],
 )
-def test_what_is_said_of_rates(rates: str, said: list[str]) -> None:
+def test_advice_on_rates(rates: str, expected: list[str]) -> None:
     found = advise(policy(rates))
-    assert len(found) == len(said)
-    assert all(one in text for one, text in zip(said, found, strict=True))
+    assert len(found) == len(expected)
+    assert all(part in text for part, text in zip(expected, found, strict=True))
 
 
-def test_a_cost_that_never_fits() -> None:
+def test_a_cost_above_the_limit_is_reported() -> None:
     search = EndpointFacts(id=1, name="search", routes=(), methods=frozenset(), cost=5)
     assert advise(policy("5/min", endpoint_id=1), endpoint=search) == []
-    (said,) = advise(policy("4/min, 1000/day", endpoint_id=1), endpoint=search)
-    assert "“4/min” never has room for more than 4" in said
+    (advice,) = advise(policy("4/min, 1000/day", endpoint_id=1), endpoint=search)
+    assert "“4/min” never has room for more than 4" in advice
     assert not any(replay([Rate.parse("4/min")], [(NOON_US + day * DAY, 5) for day in range(3)]))
 
 
@@ -302,7 +304,7 @@ ALL = {"rates": "100/min"}
 
 
 @pytest.mark.parametrize(
-    ("own", "others", "overridden", "said"),
+    ("own", "others", "overridden", "reported"),
     [
         ({}, [{}], (), True),
         ({"plan_id": 1}, [{}], (), True),
@@ -325,12 +327,12 @@ ALL = {"rates": "100/min"}
         ({"endpoint_id": None, "starts_us": NOON_US + DAY}, [{}], (), False),
     ],
 )
-def test_a_limit_for_all_endpoints_may_bind_first(
-    own: dict[str, Any], others: list[dict[str, Any]], overridden: tuple[str, ...], said: bool
+def test_a_tighter_limit_for_all_endpoints_is_reported(
+    own: dict[str, Any], others: list[dict[str, Any]], overridden: tuple[str, ...], reported: bool
 ) -> None:
     mine = replace(policy("10000/hour", endpoint_id=7), **own)
     found = advise(mine, *(policy(**{**ALL, **other}) for other in others), overridden=overridden)
-    assert any("for all endpoints together, counts the same callers" in text for text in found) is said
+    assert any("for all endpoints together, counts the same callers" in text for text in found) is reported
     assert advise(replace(mine, rates=parse_rates("50/min")), *(policy(**{**ALL, **other}) for other in others)) == []
 
 
@@ -349,12 +351,12 @@ def test_a_limit_for_all_endpoints_may_bind_first(
         ({"name": "nowhere", "routes": "*"}, True),
     ],
 )
-def test_an_endpoint_that_nothing_matches(fields: dict[str, str], known: bool) -> None:
+def test_an_endpoint_that_nothing_matches_is_reported(fields: dict[str, str], known: bool) -> None:
     found = about_endpoint(Endpoint(**fields))
     assert found == [] if known else "check_request(request, scope=…)" in found[0]
 
 
-def test_routes_of_other_languages_count(settings: Any) -> None:
+def test_routes_in_other_languages_match(settings: Any) -> None:
     settings.ROOT_URLCONF = "tests.project.urls_translated"
     settings.LANGUAGES = [("en", "English"), ("de", "German")]
     with translation.override("en"):
@@ -368,50 +370,50 @@ def test_routes_of_other_languages_count(settings: Any) -> None:
 @pytest.mark.django_db
 @pytest.mark.usefixtures("redis_client")
 class TestRows:
-    def said(self, *rows: RatePolicy) -> list[str]:
+    def advice(self, *rows: RatePolicy) -> list[str]:
         return [text for found in about_saved(rows, RatePolicy.objects.all()) for text in found]
 
-    def test_a_plan_without_callers(self, settings: Any) -> None:
+    def test_a_plan_without_callers_is_reported(self, settings: Any) -> None:
         free = Plan.objects.create(name="Free", slug="free")
         own = RatePolicy.objects.create(plan=free, rates="5/s")
-        assert "Nobody is on the plan “Free”" in self.said(own)[0]
+        assert "Nobody is on the plan “Free”" in self.advice(own)[0]
         alice = User.objects.create(username="alice")
         assignment = PlanAssignment.objects.create(user=alice, plan=free, ends_at=timezone.now() - timedelta(days=1))
-        assert len(self.said(own)) == 1
+        assert len(self.advice(own)) == 1
         PlanAssignment.objects.filter(pk=assignment.pk).update(ends_at=timezone.now() + timedelta(days=1))
-        assert self.said(own) == []
+        assert self.advice(own) == []
         PlanAssignment.objects.all().delete()
         Plan.objects.filter(pk=free.pk).update(default_for="anonymous")
-        assert self.said(own) == []
+        assert self.advice(own) == []
         Plan.objects.filter(pk=free.pk).update(default_for="")
-        assert len(self.said(own)) == 1
+        assert len(self.advice(own)) == 1
         settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "tests.project.views.api_key"}
-        assert self.said(own) == []
+        assert self.advice(own) == []
 
-    def test_a_row_is_not_its_own_rival(self) -> None:
+    def test_a_saved_policy_does_not_compete_with_itself(self) -> None:
         own = RatePolicy.objects.create(rates="5/s", starts_at=timezone.now() - timedelta(days=1))
-        assert self.said(own) == []
-        assert "never wins" in self.said(RatePolicy(rates="5/s"))[0]
-        assert self.said(RatePolicy(rates="5/s", starts_at=timezone.now())) == []
+        assert self.advice(own) == []
+        assert "never wins" in self.advice(RatePolicy(rates="5/s"))[0]
+        assert self.advice(RatePolicy(rates="5/s", starts_at=timezone.now())) == []
 
-    def test_what_the_operator_may_not_see_is_not_mentioned(self) -> None:
+    def test_policies_hidden_from_the_operator_are_not_mentioned(self) -> None:
         RatePolicy.objects.create(rates="5/s", starts_at=timezone.now() - timedelta(days=1))
         own = RatePolicy(rates="5/s")
         assert about_saved([own], RatePolicy.objects.none()) == [[]]
 
-    def test_the_endpoints_cost_and_the_overrides_are_looked_up(self) -> None:
+    def test_the_endpoints_cost_and_the_overrides_are_queried(self) -> None:
         search = Endpoint.objects.create(name="search", cost=7)
         RatePolicy.objects.create(rates="5/min")
         own = RatePolicy(rates="6/min", endpoint=search)
-        assert len(self.said(own)) == 2
+        assert len(self.advice(own)) == 2
         RatePolicy.objects.create(user=User.objects.create(username="alice"), rates="9/s")
-        assert "always refused" in "".join(self.said(own))
-        assert len(self.said(own)) == 1
+        assert "always refused" in "".join(self.advice(own))
+        assert len(self.advice(own)) == 1
 
-    def test_many_rows_take_as_many_queries_as_one(self) -> None:
+    def test_query_count_does_not_grow_with_rows(self) -> None:
         def count(*rows: RatePolicy) -> int:
             with CaptureQueriesContext(connection) as captured:
-                self.said(*rows)
+                self.advice(*rows)
             return len(captured)
 
         rows = [

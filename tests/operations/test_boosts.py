@@ -1,4 +1,4 @@
-"""More for one caller: boosts that end by themselves, units given back, resets; each asks, and is written down."""
+"""Boosts, units given back and resets of one caller: each is confirmed first, and recorded."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from django.contrib import admin
+from django.contrib.admin import AdminSite
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.templatetags.admin_urls import admin_urlname
 from django.contrib.auth import get_permission_codename
+from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.models import Permission, User
 from django.db import connection
-from django.template.loader import render_to_string
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+import django_ratequota
+from django_ratequota.admin import QuotaLinkMixin
 from django_ratequota.engine.rates import ALGORITHMS, MAX_UNITS, Rate, parse_rates
 from django_ratequota.engine.types import Bucket
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.monitoring import refusals
-from django_ratequota.operations import boosts as boosting
+from django_ratequota.operations import boosts
 from django_ratequota.operations.boosts import doubled, no_boost_reason, outlook, propose_boost, window_end
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.change_feed import ChangeCursor
@@ -51,7 +55,7 @@ def operator() -> Client:
 
 @pytest.fixture
 def alice() -> User:
-    """On Free: 10/min for search, and 1000/month for it that everyone shares."""
+    """A user on Free: 10/hour and 100/day for search, and 1000/month for it that all callers share."""
     user = User.objects.create(username="alice")
     free = Plan.objects.create(name="Free", slug="free")
     PlanAssignment.objects.create(user=user, plan=free)
@@ -63,8 +67,8 @@ def alice() -> User:
     return user
 
 
-def sold() -> RatePolicy:
-    """The policy of alice's plan."""
+def plan_policy() -> RatePolicy:
+    """Return the policy of alice's plan."""
     return RatePolicy.objects.get(plan__isnull=False)
 
 
@@ -73,7 +77,7 @@ def query(user: User, **more: Any) -> str:
 
 
 def boost_url(user: User, policy: RatePolicy | None = None, **more: Any) -> str:
-    return f"{BOOST}?{query(user, policy=(policy or sold()).pk, **more)}"
+    return f"{BOOST}?{query(user, policy=(policy or plan_policy()).pk, **more)}"
 
 
 def text_of(page: Any) -> str:
@@ -81,23 +85,23 @@ def text_of(page: Any) -> str:
     return re.sub(r"\s+", " ", unescape(page.content.decode()))
 
 
-def asks(text: str) -> dict[str, str]:
-    """The confirm page's table: what it says beside each word."""
+def confirmation_table(text: str) -> dict[str, str]:
+    """Return the table of the confirmation page: cell by heading."""
     return {
         head: re.sub("<[^>]+>", "", cell)
         for head, cell in re.findall(r'<tr><th scope="row">([^<]*)</th><td.*?>(.*?)</td></tr>', text)
     }
 
 
-def hidden(text: str) -> dict[str, str]:
-    """What the confirm page sends when it is confirmed."""
+def hidden_fields(text: str) -> dict[str, str]:
+    """Return the hidden fields of the confirmation form."""
     form = text[text.index("ratequota-boost") :]
     found = re.findall(r'<input type="hidden" name="(.*?)" value="(.*?)"', form)
     return {name: value for name, value in found if name != "csrfmiddlewaretoken"}
 
 
-def left(user: User) -> dict[str, int]:
-    """What each counter has left, by its title."""
+def remaining_units(user: User) -> dict[str, int]:
+    """Return the remaining units of each counter by its title."""
     explanation = ExplainQuery(user_id=str(user.pk), endpoint="search").explain()
     return {status.bucket.title: status.remaining for status in explanation.decision.statuses}
 
@@ -105,32 +109,32 @@ def left(user: User) -> dict[str, int]:
 # --- Boosts. ---
 
 
-def test_a_boost_asks_twice_and_binds_the_next_request(operator: Client, alice: User) -> None:
+def test_a_boost_is_confirmed_and_applies_to_the_next_request(operator: Client, alice: User) -> None:
     for _ in range(10):
         assert ask(alice, scope="search").allowed
     assert not ask(alice, scope="search").allowed
     page = text_of(operator.get(boost_url(alice)))
     assert 'name="rates" value="20/hour, 200/day"' in page
-    assert f"In force now: 10/hour, 100/day (policy {sold().pk})." in page
+    assert f"In force now: 10/hour, 100/day (policy {plan_policy().pk})." in page
     sent = {"rates": "30 / 60min, 300/day", "until": "hour", "reason": "Ticket 4711"}
     page = text_of(operator.post(boost_url(alice), sent))
-    asked = asks(page)
-    assert asked["Now"] == f"10/hour, 100/day (policy {sold().pk})"
+    asked = confirmation_table(page)
+    assert asked["Now"] == f"10/hour, 100/day (policy {plan_policy().pk})"
     assert asked["During the boost"] == "30/hour, 300/day"
-    assert asked["Afterwards"] == f"10/hour, 100/day (policy {sold().pk})"
+    assert asked["Afterwards"] == f"10/hour, 100/day (policy {plan_policy().pk})"
     assert asked["Reason"] == "Ticket 4711"
     assert "ratequota-warnings" not in page
-    assert RatePolicy.objects.count() == 2, "asking grants nothing"
-    done = operator.post(boost_url(alice), {**hidden(page), "post": "yes"})
+    assert RatePolicy.objects.count() == 2, "the confirmation page grants nothing"
+    done = operator.post(boost_url(alice), {**hidden_fields(page), "post": "yes"})
     assert (done.status_code, done["Location"]) == (302, f"{PAGE}?{query(alice)}")
     boost = RatePolicy.objects.get(user=alice)
     assert (boost.rates, boost.reason, boost.endpoint, boost.counted_per) == (
         "30/hour, 300/day",
         "Ticket 4711",
-        sold().endpoint,
+        plan_policy().endpoint,
         "caller",
     )
-    assert (boost.algorithm, boost.mode, boost.on_error) == (sold().algorithm, "enforce", "local")
+    assert (boost.algorithm, boost.mode, boost.on_error) == (plan_policy().algorithm, "enforce", "local")
     assert boost.ends_at is not None
     assert boost.starts_at is not None
     assert abs((boost.ends_at - timezone.now()) - timedelta(hours=1)) < timedelta(seconds=30)
@@ -162,32 +166,32 @@ def test_a_boost_asks_twice_and_binds_the_next_request(operator: Client, alice: 
         ({"until": "date", "ends_at_0": "soon", "ends_at_1": "00:00"}, "Enter a valid date."),
     ],
 )
-def test_a_bad_boost_is_told_and_grants_nothing(
+def test_an_invalid_boost_is_reported_and_not_granted(
     operator: Client, alice: User, sent: dict[str, str], error: str
 ) -> None:
-    given = {"rates": "20/hour", "until": "hour", "reason": "Ticket 4711", "post": "yes", **sent}
-    page = text_of(operator.post(boost_url(alice), given))
+    form = {"rates": "20/hour", "until": "hour", "reason": "Ticket 4711", "post": "yes", **sent}
+    page = text_of(operator.post(boost_url(alice), form))
     assert error in page
     assert 'name="post"' not in page
     assert not RatePolicy.objects.filter(user=alice).exists()
 
 
-def test_a_boost_lasts_until_a_date_of_their_own(operator: Client, alice: User) -> None:
+def test_a_boost_ends_at_a_chosen_date(operator: Client, alice: User) -> None:
     sent = {"rates": "20/hour", "until": "date", "ends_at_0": "2100-02-03", "ends_at_1": "04:05:06", "reason": "R"}
     page = text_of(operator.post(boost_url(alice), sent))
-    assert asks(page)["Until"] == "02/03/2100 4:05 a.m."
-    assert operator.post(boost_url(alice), {**hidden(page), "post": "yes"}).status_code == 302
+    assert confirmation_table(page)["Until"] == "02/03/2100 4:05 a.m."
+    assert operator.post(boost_url(alice), {**hidden_fields(page), "post": "yes"}).status_code == 302
     assert RatePolicy.objects.get(user=alice).ends_at == datetime(2100, 2, 3, 4, 5, 6, tzinfo=UTC)
 
 
-def test_a_boost_without_time_zones(operator: Client, alice: User, settings: Any) -> None:
+def test_boosts_work_without_time_zones(operator: Client, alice: User, settings: Any) -> None:
     settings.USE_TZ = False
     for until in ("hour", "window:search/month"):
         RatePolicy.objects.filter(plan__isnull=False).update(rates="5/month")
-        given = {"rates": "9/month", "until": until, "reason": "R"}
-        page = text_of(operator.post(boost_url(alice), given))
-        assert operator.post(boost_url(alice), {**hidden(page), "post": "yes"}).status_code == 302
-        assert left(alice)["search/month"] == 9
+        form = {"rates": "9/month", "until": until, "reason": "R"}
+        page = text_of(operator.post(boost_url(alice), form))
+        assert operator.post(boost_url(alice), {**hidden_fields(page), "post": "yes"}).status_code == 302
+        assert remaining_units(alice)["search/month"] == 9
         boost = RatePolicy.objects.get(user=alice)
         assert boost.ends_at is not None
         assert timezone.is_naive(boost.ends_at)
@@ -196,48 +200,48 @@ def test_a_boost_without_time_zones(operator: Client, alice: User, settings: Any
 
 def test_a_boost_may_be_changed_before_it_is_granted(operator: Client, alice: User) -> None:
     page = text_of(operator.post(boost_url(alice), {"rates": "30/hour", "until": "day", "reason": "Ticket 4711"}))
-    page = text_of(operator.post(boost_url(alice), {**hidden(page), "change": "yes"}))
+    page = text_of(operator.post(boost_url(alice), {**hidden_fields(page), "change": "yes"}))
     assert 'name="rates" value="30/hour"' in page
     assert 'value="Ticket 4711"' in page
     assert not RatePolicy.objects.filter(user=alice).exists()
 
 
-def test_the_window_of_a_counter_is_offered_where_it_has_one(operator: Client, alice: User) -> None:
+def test_a_boost_may_end_with_the_calendar_window_of_a_counter(operator: Client, alice: User) -> None:
     RatePolicy.objects.filter(plan__isnull=False).update(rates="10/s fixed_window, 90/hour, 1000/month")
     page = text_of(operator.get(boost_url(alice)))
     assert re.findall(r'name="until" value="(.*?)"', page) == ["hour", "day", "window:search/month", "date"]
-    given = {"rates": "2000/month", "until": "window:search/month", "reason": "R"}
-    page = text_of(operator.post(boost_url(alice), given))
-    assert operator.post(boost_url(alice), {**hidden(page), "post": "yes"}).status_code == 302
+    form = {"rates": "2000/month", "until": "window:search/month", "reason": "R"}
+    page = text_of(operator.post(boost_url(alice), form))
+    assert operator.post(boost_url(alice), {**hidden_fields(page), "post": "yes"}).status_code == 302
     end = RatePolicy.objects.get(user=alice).ends_at
     assert end is not None
     assert (end.day, end.hour, end.minute, end.second) == (1, 0, 0, 0)
     assert timedelta() < end - timezone.now() <= timedelta(days=31)
 
 
-def test_replacing_an_override_is_warned_of(operator: Client, alice: User) -> None:
+def test_a_boost_that_replaces_an_override_shows_a_warning(operator: Client, alice: User) -> None:
     endpoint = Endpoint.objects.get()
     usual = RatePolicy.objects.create(user=alice, endpoint=endpoint, rates="15/hour")
-    given = {"rates": "40/hour", "until": "hour", "reason": "R"}
-    page = text_of(operator.post(boost_url(alice, usual), given))
+    form = {"rates": "40/hour", "until": "hour", "reason": "R"}
+    page = text_of(operator.post(boost_url(alice, usual), form))
     assert f"Until it ends, it replaces the override 15/hour (policy {usual.pk})." in page
-    assert asks(page)["Afterwards"] == f"15/hour (policy {usual.pk})"
+    assert confirmation_table(page)["Afterwards"] == f"15/hour (policy {usual.pk})"
 
 
-def test_what_takes_over_before_the_end_is_warned_of(operator: Client, alice: User) -> None:
+def test_a_policy_that_replaces_the_boost_before_its_end_shows_a_warning(operator: Client, alice: User) -> None:
     later = RatePolicy.objects.create(
         user=alice, endpoint=Endpoint.objects.get(), rates="3/hour", starts_at=timezone.now() + timedelta(minutes=30)
     )
     page = text_of(operator.post(boost_url(alice), {"rates": "40/hour", "until": "hour", "reason": "R"}))
     assert f"Policy {later.pk} (3/hour) replaces it at " in page
-    assert asks(page)["Afterwards"] == f"3/hour (policy {later.pk})"
+    assert confirmation_table(page)["Afterwards"] == f"3/hour (policy {later.pk})"
     later.delete()
     page = text_of(operator.post(boost_url(alice), {"rates": "40/hour", "until": "hour", "reason": "R"}))
     assert "takes over" not in page
 
 
-def test_a_boost_starts_no_earlier_than_the_override_that_it_replaces(alice: User) -> None:
-    """It starts on the second, and of two dated policies the one that started last counts."""
+def test_a_boost_starts_no_earlier_than_the_override_it_replaces(alice: User) -> None:
+    """Boosts start on a whole second, and of two dated policies the one that started last wins."""
     half = timezone.now().replace(microsecond=500_000) - timedelta(days=1)
     usual = RatePolicy.objects.create(user=alice, endpoint=Endpoint.objects.get(), rates="15/hour", starts_at=half)
     explanation = ExplainQuery(user_id=str(alice.pk), endpoint="search").explain()
@@ -256,7 +260,7 @@ def test_a_boost_starts_no_earlier_than_the_override_that_it_replaces(alice: Use
         ({"counted_per": "ip"}, {"ip": "203.0.113.7"}, "ip:203.0.113.7"),
         ({"subject": "ip:203.0.113.0/24"}, {"ip": "203.0.113.7"}, "ip:203.0.113.7"),
         ({}, {"ip": "2001:db8::7"}, "ip:2001:db8::/64"),
-        # Less than one client is named: a boost for the client would lose to it.
+        # The policy names less than one client: a boost for the client would lose to it.
         ({"subject": "ip:2001:db8::7"}, {"ip": "2001:db8::7"}, "ip:2001:db8::7"),
         ({"counted_per": "tenant"}, {"kind": "tenant", "value": "acme"}, "tenant:acme"),
         ({"counted_per": "tenant"}, {"ip": "::1", "kind": "tenant", "value": "a:b=c&d"}, "tenant:a:b=c&d"),
@@ -264,7 +268,7 @@ def test_a_boost_starts_no_earlier_than_the_override_that_it_replaces(alice: Use
         ({"subject": "ip:::1", "counted_per": "tenant"}, {"ip": "::1", "kind": "tenant", "value": "x"}, "tenant:x"),
     ],
 )
-def test_a_boost_is_for_whomever_is_counted(
+def test_a_boost_is_for_the_subject_that_is_counted(
     operator: Client, settings: Any, policy: dict[str, str], asked: dict[str, str], audience: str
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
@@ -273,17 +277,17 @@ def test_a_boost_is_for_whomever_is_counted(
     (link,) = re.findall(rf'href="({BOOST}[^"]*)"', text)
     page = text_of(operator.post(link, {"rates": "10/hour", "until": "hour", "reason": "R"}))
     assert "ratequota-warnings" not in page or "it replaces the override" in page
-    assert operator.post(link, {**hidden(page), "post": "yes"}).status_code == 302
+    assert operator.post(link, {**hidden_fields(page), "post": "yes"}).status_code == 302
     boost = RatePolicy.objects.exclude(pk=winner.pk).get()
     assert (boost.subject, boost.user) == (audience, None)
     assert ">0 of 10 used" in look(operator, **asked)
 
 
-def test_a_users_own_policy_per_address_is_boosted_for_the_user(operator: Client, alice: User) -> None:
+def test_an_override_counted_per_ip_is_boosted_for_its_user(operator: Client, alice: User) -> None:
     own = RatePolicy.objects.create(user=alice, counted_per="ip", rates="5/hour")
     url = f"{BOOST}?{urlencode({'user': alice.pk, 'ip': '203.0.113.7', 'policy': own.pk})}"
     page = text_of(operator.post(url, {"rates": "10/hour", "until": "hour", "reason": "R"}))
-    assert operator.post(url, {**hidden(page), "post": "yes"}).status_code == 302
+    assert operator.post(url, {**hidden_fields(page), "post": "yes"}).status_code == 302
     boost = RatePolicy.objects.exclude(pk=own.pk).get(user=alice)
     assert (boost.counted_per, boost.endpoint) == ("ip", None)
 
@@ -306,7 +310,7 @@ def test_a_users_own_policy_per_address_is_boosted_for_the_user(operator: Client
         ({"counted_per": "tenant"}, {"kind": "tenant", "value": "acme "}, "No policy can name this subject"),
     ],
 )
-def test_why_no_boost_is_offered(
+def test_the_reason_no_boost_reason_is_offered_is_shown(
     operator: Client, settings: Any, policy: dict[str, str], asked: dict[str, str], why: str
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
@@ -320,14 +324,14 @@ def test_why_no_boost_is_offered(
     assert RatePolicy.objects.count() == 1
 
 
-def test_a_blocked_caller_is_let_in_for_a_while(operator: Client, alice: User) -> None:
-    """Out of a plan or everyone that is blocked; a user's own block is ended instead."""
+def test_a_boost_admits_a_blocked_caller(operator: Client, alice: User) -> None:
+    """Where a plan or everyone is blocked; a block of the user is edited instead."""
     block = RatePolicy.objects.create(rates="blocked")
     assert not ask(alice).allowed
     page = text_of(operator.get(boost_url(alice, block)))
     assert re.search(r'name="rates"(?! value)', page)
     page = text_of(operator.post(boost_url(alice, block), {"rates": "5/min", "until": "hour", "reason": "R"}))
-    assert operator.post(boost_url(alice, block), {**hidden(page), "post": "yes"}).status_code == 302
+    assert operator.post(boost_url(alice, block), {**hidden_fields(page), "post": "yes"}).status_code == 302
     assert ask(alice).allowed
 
 
@@ -342,7 +346,7 @@ def test_a_policy_that_is_not_in_force_is_not_boosted(operator: Client, alice: U
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("text", ["10/hour", "10/hour burst 3 gcra, 7/s token_bucket", "5/month, 7/day fixed_window"])
-def test_twice_the_rates_are_counted_by_the_same_counters(algorithm: str, text: str) -> None:
+def test_doubled_rates_use_the_same_counters(algorithm: str, text: str) -> None:
     rates = parse_rates(text, algorithm)
     assert not isinstance(rates, str)
     twice = parse_rates(doubled(rates, algorithm), algorithm)
@@ -352,14 +356,14 @@ def test_twice_the_rates_are_counted_by_the_same_counters(algorithm: str, text: 
     ]
 
 
-def test_twice_the_most_is_the_most() -> None:
+def test_doubled_rates_stay_within_the_maximum() -> None:
     assert doubled((Rate(limit=MAX_UNITS, period=60, burst=MAX_UNITS - 1),), "token_bucket") == (
         f"{MAX_UNITS}/min burst {MAX_UNITS}"
     )
     assert doubled("blocked", "gcra") == ""
 
 
-def test_windows_end_where_the_engine_ends_them(alice: User) -> None:
+def test_windows_end_as_in_the_engine(alice: User) -> None:
     limiter = default_limiter()
     limiter.stored_revision()
     for rate in (
@@ -371,20 +375,20 @@ def test_windows_end_where_the_engine_ends_them(alice: User) -> None:
     ):
         bucket = Bucket("user:1", Rate.parse(rate))
         decision = limiter.check([bucket])
-        engine = boosting.to_datetime(decision.at_us + decision.statuses[0].reset_after_us)
+        engine = boosts.to_datetime(decision.at_us + decision.statuses[0].reset_after_us)
         assert window_end(bucket, decision.at_us) == engine
     assert window_end(Bucket("user:1", Rate.parse("5/hour")), limiter.now_us) is None
 
 
-def test_the_outlook_agrees_with_what_then_happens(alice: User) -> None:
+def test_the_outlook_of_a_boost_comes_true(alice: User) -> None:
     question = ExplainQuery(user_id=str(alice.pk), endpoint="search")
     explanation = question.explain()
-    boost = propose_boost(explanation, sold())
+    boost = propose_boost(explanation, plan_policy())
     boost.ends_at = timezone.now() + timedelta(hours=1)
     seen = outlook(explanation.context, boost)
     assert (seen.now, seen.after) == (seen.after, seen.now)
     assert seen.now is not None
-    assert seen.now.id == sold().pk
+    assert seen.now.id == plan_policy().pk
     boost.save()
     after = question.explain()
     assert [c.policy.id for c in after.candidates if c.won and c.policy.counted_per == "caller"] == [boost.pk]
@@ -395,7 +399,7 @@ def test_the_outlook_agrees_with_what_then_happens(alice: User) -> None:
 # --- Units given back. ---
 
 
-def test_units_are_given_back_and_written_down(operator: Client, alice: User) -> None:
+def test_units_are_given_back_and_recorded(operator: Client, alice: User) -> None:
     for _ in range(6):
         ask(alice, scope="search")
     _, seen = ChangeCursor.from_history()
@@ -403,18 +407,18 @@ def test_units_are_given_back_and_written_down(operator: Client, alice: User) ->
     url = f"{GRANT}?{query(alice, bucket=['search/hour', 'search/day'])}"
     page = text_of(operator.get(url))
     assert f"user:{alice.pk} (alice)</td> <td>6</td> <td>4 of 10</td>" in page
-    assert left(alice) == {"search/hour": 4, "search/day": 94, "search/month per everyone": 994}
+    assert remaining_units(alice) == {"search/hour": 4, "search/day": 94, "search/month per everyone": 994}
     done = operator.post(url, {"post": "yes", "units": "5", "reason": "Ticket 4711"})
     assert (done.status_code, done["Location"]) == (302, f"{PAGE}?{query(alice)}")
-    assert left(alice) == {"search/hour": 9, "search/day": 99, "search/month per everyone": 994}
+    assert remaining_units(alice) == {"search/hour": 9, "search/day": 99, "search/month per everyone": 994}
     entry = PolicyChange.objects.get(action="grant")
     assert (entry.model, entry.object_text, entry.touched_user) == ("counter", "user alice", str(alice.pk))
     assert (entry.actor, entry.reason) == (User.objects.get(username="support"), "Ticket 4711")
     assert entry.before == {"search/hour": {"used": 6, "remaining": 4}, "search/day": {"used": 6, "remaining": 94}}
     assert entry.after == {"search/hour": {"used": 1, "remaining": 9}, "search/day": {"used": 1, "remaining": 99}}
-    assert default_limiter().stored_revision() == revision, "nobody need reload"
+    assert default_limiter().stored_revision() == revision, "no process has to reload"
     assert seen.read_unseen()[0] == []
-    logged = LogEntry.objects.get(object_id=str(sold().pk)).get_change_message()
+    logged = LogEntry.objects.get(object_id=str(plan_policy().pk)).get_change_message()
     assert f"search/hour, user:{alice.pk} (6 / 10)" in logged
     assert "5 units were given back to 2 counters." in look(operator, user=alice.pk)
     page = text_of(operator.get(f"/admin/django_ratequota/policychange/{entry.pk}/change/"))
@@ -422,66 +426,66 @@ def test_units_are_given_back_and_written_down(operator: Client, alice: User) ->
     assert "granted" in page
 
 
-def test_no_more_is_given_back_than_was_used(operator: Client, alice: User) -> None:
+def test_no_more_units_are_given_back_than_were_used(operator: Client, alice: User) -> None:
     for _ in range(3):
         ask(alice, scope="search")
     url = f"{GRANT}?{query(alice, bucket=['search/hour', 'search/day'])}"
     page = text_of(operator.post(url, {"post": "yes", "units": "4"}))
     assert "search/hour has used 3: no more than that can be given back." in page
     assert "grant a boost" in page
-    assert left(alice)["search/hour"] == 7
+    assert remaining_units(alice)["search/hour"] == 7
     assert not PolicyChange.objects.filter(action="grant").exists()
     assert operator.post(url, {"post": "yes", "units": "3"}).status_code == 302
-    assert left(alice)["search/hour"] == 10
+    assert remaining_units(alice)["search/hour"] == 10
 
 
 @pytest.mark.parametrize("units", ["0", "-1", "1.5", "", "x", str(10**13)])
-def test_bad_units_are_refused(operator: Client, alice: User, units: str) -> None:
+def test_invalid_units_are_refused(operator: Client, alice: User, units: str) -> None:
     url = f"{GRANT}?{query(alice, bucket='search/hour')}"
     assert "errorlist" in text_of(operator.post(url, {"post": "yes", "units": units}))
     assert not PolicyChange.objects.filter(action="grant").exists()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_gives_back(alice: User, algorithm: str) -> None:
+def test_every_algorithm_gives_units_back(alice: User, algorithm: str) -> None:
     RatePolicy.objects.filter(plan__isnull=False).update(rates="10/day", algorithm=algorithm)
     for _ in range(4):
         ask(alice, scope="search")
     buckets = ExplainQuery(user_id=str(alice.pk), endpoint="search").explain().resolution.buckets
     (own,) = (bucket for bucket in buckets if bucket.counted_per == "caller")
-    before = boosting.grant([own], 3, "R")
+    before = boosts.grant([own], 3, "R")
     assert [(status.used, status.remaining) for status in before] == [(4, 6)]
-    assert left(alice)[own.title] == 9
+    assert remaining_units(alice)[own.title] == 9
 
 
 # --- Resets. ---
 
 
-def test_the_chosen_counters_are_reset(operator: Client, alice: User) -> None:
+def test_selected_counters_are_reset(operator: Client, alice: User) -> None:
     for _ in range(6):
         ask(alice, scope="search")
     url = f"{RESET}?{query(alice, bucket='search/day')}"
     assert "<td>6</td> <td>94 of 100</td>" in text_of(operator.get(url))
-    assert left(alice)["search/day"] == 94
+    assert remaining_units(alice)["search/day"] == 94
     assert operator.post(url, {"post": "yes", "reason": "R"})["Location"] == f"{PAGE}?{query(alice)}"
-    assert left(alice) == {"search/hour": 4, "search/day": 100, "search/month per everyone": 994}
+    assert remaining_units(alice) == {"search/hour": 4, "search/day": 100, "search/month per everyone": 994}
     entry = PolicyChange.objects.get(action="reset")
     assert (entry.reason, entry.touched_user, list(entry.before or {})) == ("R", str(alice.pk), ["search/day"])
-    assert LogEntry.objects.filter(object_id=str(sold().pk)).count() == 1
+    assert LogEntry.objects.filter(object_id=str(plan_policy().pk)).count() == 1
     assert "1 counter was reset." in look(operator, user=alice.pk)
 
 
 @pytest.mark.parametrize("page", [GRANT, RESET])
 @pytest.mark.parametrize("bucket", ["search/month per everyone", "nonsense", ""])
-def test_what_is_shared_or_unknown_is_not_touched(operator: Client, alice: User, page: str, bucket: str) -> None:
+def test_shared_and_unknown_counters_are_not_changed(operator: Client, alice: User, page: str, bucket: str) -> None:
     ask(alice, scope="search")
     answer = operator.post(f"{page}?{query(alice, bucket=bucket)}", {"post": "yes", "units": "1"}, follow=True)
     assert "Select at least one of the caller's own counters." in unescape(answer.content.decode())
-    assert left(alice)["search/month per everyone"] == 999
+    assert remaining_units(alice)["search/month per everyone"] == 999
     assert not PolicyChange.objects.filter(model="counter").exists()
 
 
-def test_counters_of_an_address_and_of_a_tenant(operator: Client, settings: Any) -> None:
+def test_units_are_given_back_to_an_address(operator: Client, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     RatePolicy.objects.create(rates="5/hour")
     ask(address="2001:db8::1")
@@ -492,7 +496,7 @@ def test_counters_of_an_address_and_of_a_tenant(operator: Client, settings: Any)
     assert ask(address="2001:db8::1").statuses[0].remaining == 4
 
 
-# --- Who may, and what else keeps it safe. ---
+# --- Permissions, failures, hostile input. ---
 
 
 @pytest.mark.parametrize("method", ["get", "post"])
@@ -506,19 +510,19 @@ def test_counters_of_an_address_and_of_a_tenant(operator: Client, settings: Any)
         ((), False, False),
     ],
 )
-def test_each_needs_its_permission(
+def test_boosts_grants_and_resets_need_permissions(
     alice: User, permissions: tuple[str, ...] | None, may_boost: bool, may_reset: bool, method: str
 ) -> None:
     ask(alice, scope="search")
     client = staff(permissions)
     ok = 200 if method == "get" else 302
-    given = {"post": "yes", "units": "1", "reason": "R", "rates": "20/hour", "until": "hour"}
+    form = {"post": "yes", "units": "1", "reason": "R", "rates": "20/hour", "until": "hour"}
     for url, may in (
         (f"{GRANT}?{query(alice, bucket='search/hour')}", may_reset),
         (f"{RESET}?{query(alice, bucket='search/day')}", may_reset),
         (boost_url(alice), may_boost),
     ):
-        answer = client.post(url, given) if method == "post" else client.get(url)
+        answer = client.post(url, form) if method == "post" else client.get(url)
         assert answer.status_code == (ok if may else 403)
     if method == "post":
         assert RatePolicy.objects.filter(user=alice).exists() is may_boost
@@ -528,7 +532,7 @@ def test_each_needs_its_permission(
         assert not PolicyChange.objects.filter(model="counter").exists()
 
 
-def test_each_needs_the_token_of_its_own_form(alice: User) -> None:
+def test_boosts_grants_and_resets_need_the_csrf_token(alice: User) -> None:
     ask(alice, scope="search")
     staff(None)
     client = Client(enforce_csrf_checks=True)
@@ -538,24 +542,24 @@ def test_each_needs_the_token_of_its_own_form(alice: User) -> None:
         f"{GRANT}?{query(alice, bucket='search/hour')}",
         f"{RESET}?{query(alice, bucket='search/hour')}",
     ):
-        given = {"post": "yes", "units": "1", "reason": "R", "rates": "20/hour", "until": "hour"}
-        assert client.post(url, given).status_code == 403
+        form = {"post": "yes", "units": "1", "reason": "R", "rates": "20/hour", "until": "hour"}
+        assert client.post(url, form).status_code == 403
         token = re.search(
             r'id="content-main".*name="csrfmiddlewaretoken" value="(\w+)"', client.get(url).content.decode(), re.S
         )
         assert token is not None
-        assert client.post(url, {**given, "csrfmiddlewaretoken": token[1]}).status_code == 302
+        assert client.post(url, {**form, "csrfmiddlewaretoken": token[1]}).status_code == 302
 
 
 @pytest.mark.parametrize("page", [BOOST, GRANT, RESET])
-def test_a_question_that_cannot_be_read_leads_back_to_where_it_is_told(operator: Client, page: str) -> None:
+def test_an_invalid_query_redirects_to_explain_with_the_error(operator: Client, page: str) -> None:
     answer = operator.get(f"{page}?ip=nonsense&bucket=all/min&policy=1", follow=True)
     assert answer.redirect_chain == [(f"{PAGE}?ip=nonsense", 302)]
     assert "does not appear to be an IPv4 or IPv6 address" in answer.content.decode()
     assert operator.get(page).status_code == 302
 
 
-def test_redis_down_is_told_and_nothing_is_written(operator: Client, alice: User, settings: Any) -> None:
+def test_redis_down_is_reported_and_only_boosts_are_saved(operator: Client, alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
     for page in (GRANT, RESET):
         url = f"{page}?{query(alice, bucket='search/hour')}"
@@ -568,21 +572,21 @@ def test_redis_down_is_told_and_nothing_is_written(operator: Client, alice: User
         )
     assert not PolicyChange.objects.filter(model="counter").exists()
     assert not LogEntry.objects.exists()
-    # A boost is written to the database; it counts once Redis answers.
+    # A boost is saved in the database, and applies once Redis answers.
     page = text_of(operator.post(boost_url(alice), {"rates": "30/hour", "until": "hour", "reason": "R"}))
-    assert operator.post(boost_url(alice), {**hidden(page), "post": "yes"}).status_code == 302
+    assert operator.post(boost_url(alice), {**hidden_fields(page), "post": "yes"}).status_code == 302
     assert RatePolicy.objects.filter(user=alice).exists()
 
 
 @pytest.mark.parametrize("page", ["boost", "grant", "reset"])
-def test_as_many_queries_for_many_policies_as_for_few(operator: Client, alice: User, page: str) -> None:
+def test_query_count_does_not_grow_with_policies(operator: Client, alice: User, page: str) -> None:
     def count() -> int:
         urls = {
             "boost": boost_url(alice, RatePolicy.objects.get(reason="as sold")),
             "grant": f"{GRANT}?{query(alice, bucket=['search/hour', 'search/day'])}",
             "reset": f"{RESET}?{query(alice, bucket=['search/hour', 'search/day'])}",
         }
-        text_of(operator.get(urls[page]))  # the first look after edits reads them
+        text_of(operator.get(urls[page]))  # the first page after edits reloads the policies
         with CaptureQueriesContext(connection) as captured:
             text_of(operator.get(urls[page]))
         return len(captured)
@@ -623,7 +627,7 @@ def test_hostile_names_are_harmless(operator: Client, settings: Any) -> None:
     ("permissions", "offered"),
     [(None, True), (("view_ratepolicy",), True), (("grant_override",), True), (("reset_usage",), True), ((), False)],
 )
-def test_the_users_page_leads_to_explain(alice: User, permissions: tuple[str, ...] | None, offered: bool) -> None:
+def test_the_users_page_links_to_explain(alice: User, permissions: tuple[str, ...] | None, offered: bool) -> None:
     client = staff(permissions)
     if permissions is not None:
         view = Permission.objects.get(codename=get_permission_codename("view", User._meta))
@@ -634,18 +638,37 @@ def test_the_users_page_leads_to_explain(alice: User, permissions: tuple[str, ..
     assert "historylink" in page.content.decode()
 
 
-def test_another_user_model_extends_our_template(alice: User, tmp_path: Path, settings: Any) -> None:
-    """As docs/operators.md says; the model here is the same one under another name."""
-    line = re.findall(r"```django\n(.*)\n```", (Path(__file__).parents[2] / "docs/operators.md").read_text())[0]
-    folder = tmp_path / "admin" / "accounts" / "customer"
+class Pinned(UserAdmin):  # type: ignore[type-arg]
+    """A project's own admin, with a template of its own."""
+
+    change_form_template = "pinned.html"
+
+
+@pytest.mark.parametrize("own", [UserAdmin, Pinned])
+def test_the_link_keeps_the_templates_of_a_projects_user_admin(
+    own: type[UserAdmin[User]], alice: User, tmp_path: Path, settings: Any
+) -> None:
+    """A ``change_form_template``, and a template by Django's naming for the model."""
+    folder = tmp_path / "admin" / User._meta.app_label / str(User._meta.model_name)
     folder.mkdir(parents=True)
-    (folder / "change_form_object_tools.html").write_text(line)
+    page = '{% extends "admin/change_form.html" %}{% block form_top %}of the project{% endblock %}'
+    for path in (tmp_path / "pinned.html", folder / "change_form.html"):
+        path.write_text(page.replace("project", path.stem))
     settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
     staff(None)
     request = RequestFactory().get("/")
     request.user = User.objects.get(username="support")
-    context = {"request": request, "original": alice, "opts": User._meta}
-    for site, offered in (("admin", True), ("other", False)):
-        request.current_app = site  # type: ignore[attr-defined]
-        text = render_to_string("admin/accounts/customer/change_form_object_tools.html", context)
+    for site, offered in ((admin.site, True), (AdminSite("other"), False)):
+        request.current_app = site.name  # type: ignore[attr-defined]
+        users = type("LinkedAdmin", (QuotaLinkMixin, own), {})(User, site)
+        text = users.change_view(request, str(alice.pk)).render().content.decode()
         assert (f'<a href="{PAGE}?user={alice.pk}">Quota</a>' in text) is offered
+        assert ("of the pinned" if own is Pinned else "of the change_form") in text
+
+
+def test_no_template_is_named_like_one_of_another_app() -> None:
+    """Templates of the same name hide each other, depending on the order of INSTALLED_APPS."""
+    templates = Path(django_ratequota.__file__).parent / "templates"
+    names = {path.relative_to(templates).as_posix() for path in templates.rglob("*.html")}
+    assert len(names) > 20
+    assert [name for name in names if "django_ratequota/" not in name] == []

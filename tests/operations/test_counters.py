@@ -1,4 +1,4 @@
-"""Resetting counter: which counters are an override's own, what is asked first, and what is written down."""
+"""Resetting counters: which counters belong to an override, the confirmation page, and what is recorded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from django.utils import timezone
 
 from django_ratequota import check_request
 from django_ratequota.admin.reset import _MAX_COUNTERS
-from django_ratequota.engine import decision_steps
-from django_ratequota.engine import protocol as prepared
+from django_ratequota.engine import decision_steps, protocol
 from django_ratequota.engine.types import Decision
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
-from django_ratequota.operations import counters as usage
+from django_ratequota.operations.counters import own_counters
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.change_feed import ChangeCursor
 from django_ratequota.runtime import default_limiter
@@ -58,24 +57,24 @@ def ask(user: User | None = None, address: str = "203.0.113.7", **kwargs: Any) -
     return check_request(request, **kwargs)
 
 
-def left(decision: Decision) -> list[int]:
+def remaining(decision: Decision) -> list[int]:
     return [status.remaining for status in decision.statuses]
 
 
 def selected(*policies: RatePolicy, **fields: str) -> dict[str, Any]:
-    """What a browser sends for the list's action; with post="yes", for its confirmation."""
+    """Return the form data of the list's action; with ``post="yes"``, of its confirmation."""
     return {"action": "reset_usage", "_selected_action": [policy.pk for policy in policies], **fields}
 
 
 def rows(page: Any) -> list[list[str]]:
-    """The counters that the page asks about."""
+    """Return the counters in the table of the confirmation page."""
     found = re.findall(
         r"<tr>\s*<th scope=\"row\">(.*?)</th>((?:\s*<td[^>]*>.*?</td>)+)\s*</tr>", page.content.decode(), re.S
     )
-    return [[who, *re.findall("<td[^>]*>(.*?)</td>", cells, re.S)] for who, cells in found]
+    return [[subject, *re.findall("<td[^>]*>(.*?)</td>", cells, re.S)] for subject, cells in found]
 
 
-# --- Which counters are an override's own. ---
+# --- Which counters belong to an override. ---
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def rows(page: Any) -> list[list[str]]:
         ({"user": True}, "tenant", None),
         ({"subject": "tenant:acme"}, "tenant", "tenant:acme"),
         ({"subject": "tenant:a:b"}, "tenant", "tenant:a:b"),
-        # Callers of that tenant are counted each for himself, as user or address.
+        # Callers of that tenant have separate counters, as users or addresses.
         ({"subject": "tenant:acme"}, "caller", None),
         ({"subject": "ip:203.0.113.7"}, "ip", "ip:203.0.113.7"),
         ({"subject": "ip:203.0.113.7"}, "caller", "ip:203.0.113.7"),
@@ -104,15 +103,15 @@ def rows(page: Any) -> list[list[str]]:
         ({}, "everyone", None),
     ],
 )
-def test_an_override_has_the_counters_of_its_own_subject(
+def test_an_override_owns_the_counters_of_its_subject(
     alice: User, settings: Any, fields: dict[str, Any], counted_per: str, subject: str | None
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
-    given = {"user": alice, "plan": Plan.objects.create(name="Free", slug="free")}
-    fields = {name: given.get(name, value) for name, value in fields.items()}
+    objects = {"user": alice, "plan": Plan.objects.create(name="Free", slug="free")}
+    fields = {name: objects.get(name, value) for name, value in fields.items()}
     search = Endpoint.objects.create(name="search")
     policy = RatePolicy.objects.create(endpoint=search, counted_per=counted_per, rates="5/s, 9/min gcra", **fields)
-    counters, without = usage.own_counters([policy])
+    counters, without = own_counters([policy])
     if subject is None:
         assert (counters, list(without)) == ({}, [policy])
         assert without[policy]
@@ -123,46 +122,46 @@ def test_an_override_has_the_counters_of_its_own_subject(
 
 
 @pytest.mark.parametrize(("rates", "why"), [("unlimited", "counts nothing"), ("blocked", "counts nothing")])
-def test_what_counts_nothing_is_told(alice: User, rates: str, why: str) -> None:
+def test_policies_that_count_nothing_are_explained(alice: User, rates: str, why: str) -> None:
     policy = RatePolicy.objects.create(user=alice, rates=rates)
-    counters, without = usage.own_counters([policy])
+    counters, without = own_counters([policy])
     assert counters == {}
     assert why in without[policy]
 
 
-def test_rates_that_cannot_be_read_are_told(alice: User) -> None:
+def test_unreadable_rates_and_subjects_are_explained(alice: User) -> None:
     policy = RatePolicy(pk=1, user=alice, rates="5/fortnight")
-    assert usage.own_counters([policy])[1][policy] == "Its rates cannot be read."
+    assert own_counters([policy])[1][policy] == "Its rates cannot be read."
     policy = RatePolicy(pk=2, subject="ip:no address", rates="5/s")
-    assert usage.own_counters([policy])[1][policy] == "Its subject cannot be read."
+    assert own_counters([policy])[1][policy] == "Its subject cannot be read."
 
 
-def test_the_counters_are_those_that_requests_use(alice: User, settings: Any) -> None:
-    """Made the resolver's way: an override's buckets are the very ones that a request is charged to."""
+def test_requests_use_the_same_counters(alice: User, settings: Any) -> None:
+    """An override's buckets equal the ones that the resolver makes for a request."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     search = Endpoint.objects.create(name="search")
     override = RatePolicy.objects.create(user=alice, endpoint=search, rates="5/hour, 9/day")
     decision = ask(alice, scope="search")
-    assert list(usage.own_counters([override])[0]) == [status.bucket for status in decision.statuses]
+    assert list(own_counters([override])[0]) == [status.bucket for status in decision.statuses]
     address = RatePolicy.objects.create(subject="ip:2001:db8::1", counted_per="ip", rates="5/hour")
     decision = ask(address="2001:db8::1")
-    assert list(usage.own_counters([address])[0]) == [status.bucket for status in decision.statuses]
+    assert list(own_counters([address])[0]) == [status.bucket for status in decision.statuses]
 
 
-def test_a_counter_comes_once_with_the_limit_that_counts_now(alice: User) -> None:
+def test_a_counter_is_listed_once_with_the_current_limit(alice: User) -> None:
     later, now = timezone.now() + timedelta(days=1), timezone.now() - timedelta(days=1)
     usual = RatePolicy.objects.create(user=alice, rates="5/hour")
     future = RatePolicy.objects.create(user=alice, rates="6/hour", starts_at=later)
     dated = RatePolicy.objects.create(user=alice, rates="7/hour", starts_at=now)
-    counters, without = usage.own_counters([usual, future, dated])
+    counters, without = own_counters([usual, future, dated])
     assert [(bucket.rate.limit, policy) for bucket, policy in counters.items()] == [(7, dated)]
     assert without == {}
 
 
-# --- Asking first. ---
+# --- Confirmation. ---
 
 
-def test_the_list_asks_and_resets_nothing(operator: Client, alice: User) -> None:
+def test_the_action_asks_for_confirmation_and_resets_nothing(operator: Client, alice: User) -> None:
     search = Endpoint.objects.create(name="search")
     override = RatePolicy.objects.create(user=alice, endpoint=search, rates="5/hour, 9/day")
     free = Plan.objects.create(name="Free", slug="free")
@@ -184,25 +183,25 @@ def test_the_list_asks_and_resets_nothing(operator: Client, alice: User) -> None
     assert "everyone × all endpoints: 100/hour<br>It is not an override" in text
     assert "ip:203.0.113.0/24 × all endpoints: 100/hour<br>It is for a network" in text
     assert re.findall(r'name="_selected_action" value="(\d+)"', text) == [str(override.pk)]
-    assert left(ask(alice, scope="search"))[-2:] == [1, 5]
+    assert remaining(ask(alice, scope="search"))[-2:] == [1, 5]
     assert not PolicyChange.objects.filter(action="reset").exists()
     assert not LogEntry.objects.exists()
 
 
-def test_confirming_resets_the_listed_counters_and_no_other(operator: Client, root: User, alice: User) -> None:
+def test_confirming_resets_only_the_listed_counters(operator: Client, root: User, alice: User) -> None:
     search = Endpoint.objects.create(name="search")
     override = RatePolicy.objects.create(user=alice, endpoint=search, rates="5/hour, 9/day")
     RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="100/hour")
     RatePolicy.objects.create(rates="50/hour")
     bob = User.objects.create(username="bob")
     other = RatePolicy.objects.create(user=bob, endpoint=search, rates="5/hour")
-    assert left(ask(alice, scope="search")) == [49, 99, 4, 8]
-    assert left(ask(bob, scope="search")) == [49, 98, 4]
+    assert remaining(ask(alice, scope="search")) == [49, 99, 4, 8]
+    assert remaining(ask(bob, scope="search")) == [49, 98, 4]
     page = operator.post(LIST, selected(override, post="yes", reason="Ticket 4711"))
     assert (page.status_code, page["Location"]) == (302, LIST)
     assert "2 counters were reset." in operator.get(LIST).content.decode()
-    assert left(ask(alice, scope="search")) == [48, 97, 4, 8]
-    assert left(ask(bob, scope="search")) == [48, 96, 3]
+    assert remaining(ask(alice, scope="search")) == [48, 97, 4, 8]
+    assert remaining(ask(bob, scope="search")) == [48, 96, 3]
     entry = PolicyChange.objects.get(action="reset")
     assert (entry.actor, entry.reason, entry.object_text) == (root, "Ticket 4711", "user alice")
     assert entry.touched_user == str(alice.pk)
@@ -220,7 +219,7 @@ def test_confirming_resets_the_listed_counters_and_no_other(operator: Client, ro
     assert not LogEntry.objects.filter(object_id=other.pk).exists()
 
 
-def test_an_override_has_a_page_to_reset_it(operator: Client, root: User, alice: User) -> None:
+def test_an_override_has_a_reset_page(operator: Client, root: User, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
     ask(alice)
     page = operator.get(f"{LIST}{override.pk}/change/").content.decode()
@@ -228,15 +227,15 @@ def test_an_override_has_a_page_to_reset_it(operator: Client, root: User, alice:
     asked = operator.get(f"{LIST}{override.pk}/reset/?post=yes")
     assert rows(asked) == [["user alice", "all endpoints", "1", "4 of 5", "5/hour"]]
     assert f'href="{LIST}{override.pk}/change/"' in asked.content.decode()
-    assert left(ask(alice)) == [3], "GET resets nothing"
+    assert remaining(ask(alice)) == [3], "GET resets nothing"
     done = operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"})
     assert (done.status_code, done["Location"]) == (302, f"{LIST}{override.pk}/change/")
-    assert left(ask(alice)) == [4]
+    assert remaining(ask(alice)) == [4]
     assert PolicyChange.objects.get(action="reset").actor == root
     assert LogEntry.objects.get().object_id == str(override.pk)
 
 
-def test_the_reset_needs_the_token_of_its_own_form(root: User, alice: User) -> None:
+def test_the_reset_needs_the_csrf_token(root: User, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
     ask(alice)
     client = Client(enforce_csrf_checks=True)
@@ -244,24 +243,24 @@ def test_the_reset_needs_the_token_of_its_own_form(root: User, alice: User) -> N
     page = client.get(f"{LIST}{override.pk}/reset/").content.decode()
     for path, form in ((f"{override.pk}/reset/", {"post": "yes"}), ("", selected(override, post="yes"))):
         assert client.post(LIST + path, form).status_code == 403
-    assert left(ask(alice)) == [3]
+    assert remaining(ask(alice)) == [3]
     token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page)
     assert token is not None
     form = {"post": "yes", "csrfmiddlewaretoken": token[1]}
     assert client.post(f"{LIST}{override.pk}/reset/", form).status_code == 302
-    assert left(ask(alice)) == [4]
+    assert remaining(ask(alice)) == [4]
 
 
-def test_an_overlong_reason_is_refused_and_nothing_reset(operator: Client, alice: User) -> None:
+def test_a_too_long_reason_is_refused_and_nothing_is_reset(operator: Client, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
     ask(alice)
     page = operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes", "reason": "x" * 10_000})
     assert page.status_code == 200
     assert "at most 200 characters" in page.content.decode()
-    assert left(ask(alice)) == [3]
+    assert remaining(ask(alice)) == [3]
 
 
-def test_nothing_to_reset_offers_no_button(operator: Client) -> None:
+def test_without_counters_there_is_no_reset_button(operator: Client) -> None:
     policy = RatePolicy.objects.create(rates="5/hour")
     for page in (operator.get(f"{LIST}{policy.pk}/reset/"), operator.post(LIST, selected(policy, post="yes"))):
         assert page.status_code == 200
@@ -270,7 +269,7 @@ def test_nothing_to_reset_offers_no_button(operator: Client) -> None:
     assert not PolicyChange.objects.filter(action="reset").exists()
 
 
-def test_so_many_are_reset_at_once_and_no_more(operator: Client) -> None:
+def test_the_number_of_counters_per_reset_is_bounded(operator: Client) -> None:
     for number in range(_MAX_COUNTERS + 1):
         RatePolicy.objects.create(subject=f"ip:10.0.{number // 256}.{number % 256}", counted_per="ip", rates="5/s")
     page = operator.post(LIST, selected(*RatePolicy.objects.all()), follow=True)
@@ -279,7 +278,7 @@ def test_so_many_are_reset_at_once_and_no_more(operator: Client) -> None:
     assert len(rows(page)) == _MAX_COUNTERS
 
 
-def test_so_many_are_left_out_by_name_and_no_more(operator: Client) -> None:
+def test_the_list_of_policies_that_cannot_be_reset_is_bounded(operator: Client) -> None:
     for number in range(25):
         RatePolicy.objects.create(plan=Plan.objects.create(name=f"p{number}", slug=f"p{number}"), rates="5/s")
     text = operator.post(LIST, selected(*RatePolicy.objects.all())).content.decode()
@@ -287,7 +286,7 @@ def test_so_many_are_left_out_by_name_and_no_more(operator: Client) -> None:
     assert "and 5 more" in text
 
 
-def test_looking_costs_as_many_queries_for_many_as_for_few(operator: Client) -> None:
+def test_query_count_does_not_grow_with_overrides(operator: Client) -> None:
     def count() -> int:
         with CaptureQueriesContext(connection) as captured:
             operator.post(LIST, selected(*RatePolicy.objects.all()))
@@ -304,10 +303,10 @@ def test_looking_costs_as_many_queries_for_many_as_for_few(operator: Client) -> 
     assert count() == few
 
 
-# --- Written down, and read by nobody who need not. ---
+# --- History, without a new revision. ---
 
 
-def test_a_reset_makes_nobody_reload(operator: Client, alice: User) -> None:
+def test_a_reset_makes_no_process_reload(operator: Client, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
     ask(alice)
     snapshot, revision = policies.current(), default_limiter().stored_revision()
@@ -324,7 +323,7 @@ def test_a_reset_makes_nobody_reload(operator: Client, alice: User) -> None:
     assert after.read_unseen()[0] == []
 
 
-def test_changes_beside_a_reset_are_still_read(operator: Client, alice: User) -> None:
+def test_a_change_after_a_reset_is_read(operator: Client, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
     _, seen = ChangeCursor.from_history()
     assert operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"}).status_code == 302
@@ -333,7 +332,7 @@ def test_changes_beside_a_reset_are_still_read(operator: Client, alice: User) ->
     assert [(change.users, change.row, change.everything) for change in changes] == [({str(alice.pk)}, None, False)]
 
 
-def test_history_shows_what_was_reset(operator: Client, alice: User) -> None:
+def test_history_shows_the_reset_counters(operator: Client, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
     ask(alice)
     operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes", "reason": "Ticket 4711"})
@@ -349,7 +348,7 @@ def test_history_shows_what_was_reset(operator: Client, alice: User) -> None:
     assert "Reset counters: all/hour (1 / 5)." in own
 
 
-def test_history_names_counters_that_nobody_had_used(operator: Client, alice: User) -> None:
+def test_history_shows_reset_counters_that_were_unused(operator: Client, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
     operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"})
     pk = PolicyChange.objects.get(action="reset").pk
@@ -357,15 +356,15 @@ def test_history_names_counters_that_nobody_had_used(operator: Client, alice: Us
     assert '<th scope="row">all/hour</th><td>0 used, 5 left</td><td>0 used, 5 left</td>' in page
 
 
-def test_the_command_writes_an_entry_for_each_subject(alice: User, settings: Any) -> None:
+def test_the_command_records_an_entry_for_each_subject(alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     RatePolicy.objects.create(rates="5/hour")
     RatePolicy.objects.create(rates="6/hour", counted_per="tenant")
     RatePolicy.objects.create(rates="7/hour", counted_per="everyone")
     ask(alice)
     out = io.StringIO()
-    who = ["--user", "alice", "--identifier", "tenant=acme"]
-    call_command("ratequota", "reset", *who, "--reason", "OPS-7", stdout=out)
+    caller = ["--user", "alice", "--identifier", "tenant=acme"]
+    call_command("ratequota", "reset", *caller, "--reason", "OPS-7", stdout=out)
     assert f"reset all/hour of user:{alice.pk}: 4 of 5 were left" in out.getvalue()
     assert "2 counters reset" in out.getvalue()
     entries = PolicyChange.objects.filter(action="reset").order_by("pk")
@@ -374,10 +373,10 @@ def test_the_command_writes_an_entry_for_each_subject(alice: User, settings: Any
         ("tenant:acme", "", None, "OPS-7"),
     ]
     assert entries[0].before == {"all/hour": {"used": 1, "remaining": 4}}
-    assert left(ask(alice))[0] == 4
+    assert remaining(ask(alice))[0] == 4
 
 
-def test_status_tells_the_last_change_and_no_reset(alice: User) -> None:
+def test_status_shows_the_last_change_and_no_reset(alice: User) -> None:
     RatePolicy.objects.create(user=alice, rates="5/hour")
     call_command("ratequota", "reset", "--user", "alice", stdout=io.StringIO())
     out = io.StringIO()
@@ -388,7 +387,7 @@ def test_status_tells_the_last_change_and_no_reset(alice: User) -> None:
 # --- While Redis fails. ---
 
 
-def test_redis_down_is_told_and_nothing_is_written(operator: Client, alice: User, settings: Any) -> None:
+def test_redis_down_is_reported_and_nothing_is_recorded(operator: Client, alice: User, settings: Any) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
     for page in (operator.get(f"{LIST}{override.pk}/reset/"), operator.post(LIST, selected(override))):
@@ -403,19 +402,19 @@ def test_redis_down_is_told_and_nothing_is_written(operator: Client, alice: User
     assert not LogEntry.objects.exists()
 
 
-def test_what_was_reset_before_a_failure_is_written_down(
+def test_counters_reset_before_a_failure_are_recorded(
     operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The script fails for one subject, and the one before it is reset all the same."""
+    """The script fails for the second subject, after the first one was reset."""
     bob = User.objects.create(username="bob")
     first = RatePolicy.objects.create(user=alice, rates="5/hour")
     second = RatePolicy.objects.create(user=bob, rates="5/hour sliding_window_log")
     ask(alice)
     with monkeypatch.context() as broken:
-        broken.setattr(prepared, "DECIDE", broken_script())
-        broken.setattr(decision_steps, "prepare", prepared.CheckCommand)
+        broken.setattr(protocol, "DECIDE", broken_script())
+        broken.setattr(decision_steps, "prepare", protocol.CheckCommand)
         page = operator.post(LIST, selected(first, second, post="yes"), follow=True)
     assert "Redis did not answer (response). 1 of 2 counters were reset." in page.content.decode()
     assert [entry.object_text for entry in PolicyChange.objects.filter(action="reset")] == ["user alice"]
     assert [entry.object_id for entry in LogEntry.objects.all()] == [str(first.pk)]
-    assert left(ask(alice)) == [4]
+    assert remaining(ask(alice)) == [4]

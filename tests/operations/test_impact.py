@@ -1,4 +1,4 @@
-"""The impact estimate: what a brute-force replay of the same records through the real limiter finds, and whose."""
+"""The impact estimate equals a brute-force count: the same records, checked by the real limiter."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from django_ratequota import Bucket, Limiter, Rate, check_request
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS, parse_rates
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
-from django_ratequota.monitoring import attempts as attempts_module
-from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring import attempts, collector
 from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
 from django_ratequota.monitoring.records import UNKNOWN_PLAN
 from django_ratequota.operations import impact
@@ -50,11 +49,11 @@ def record(second: int = START, caller: str = "user:1", **fields: Any) -> Attemp
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def records(*attempts: Attempts, share: float = 1.0) -> None:
+    def records(*rows: Attempts, share: float = 1.0) -> None:
         usage = RecordedAttempts(
-            attempts=attempts, share=share, since=datetime.fromtimestamp(START, UTC) if attempts else None
+            attempts=rows, share=share, since=datetime.fromtimestamp(START, UTC) if rows else None
         )
-        monkeypatch.setattr(attempts_module, "recorded_attempts", lambda hours=24: usage)
+        monkeypatch.setattr(attempts, "recorded_attempts", lambda hours=24: usage)
 
     records()
     return records
@@ -62,7 +61,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def counted(redis_client: redis.Redis) -> Iterator[Any]:
-    """Brute force: every attempt asked of a real limiter, counters and all; refused requests and their callers."""
+    """Check every attempt with a real limiter; returns how many requests and callers it refused."""
     clock = Clock()
     limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", timeout=5)
 
@@ -87,7 +86,7 @@ def counted(redis_client: redis.Redis) -> Iterator[Any]:
     limiter.store.close()
 
 
-def told(found: Impact) -> tuple[int, int]:
+def refusals(found: Impact) -> tuple[int, int]:
     return found.refused_requests, found.refused_clients
 
 
@@ -134,23 +133,23 @@ SUBJECTS: dict[str, Callable[[Attempts], str | None]] = {
 @given(
     rates=RATES, records=RECORDS, counted_per=st.sampled_from(list(SUBJECTS)), endpoint=st.sampled_from([None, 1, 2])
 )
-def test_the_estimate_is_what_brute_force_finds(
+def test_the_estimate_equals_a_brute_force_count(
     recorded: Any, counted: Any, rates: list[Rate], records: list[Attempts], counted_per: str, endpoint: int | None
 ) -> None:
     recorded(*records)
     text = ", ".join(_named(rate) for rate in rates)
     policy = RatePolicy(rates=text, counted_per=counted_per, endpoint_id=endpoint)
-    concerned = [
+    matching = [
         (subject, one)
         for one in records
         if (endpoint is None or endpoint in one.endpoint_ids) and (subject := SUBJECTS[counted_per](one))
     ]
     found = estimate(policy, seconds=60)
-    assert told(found) == counted(tuple(rates), concerned)
-    assert found.requests == sum(one.admitted + one.refused for _, one in concerned)
-    assert found.clients == len({one.caller for _, one in concerned})
-    assert found.really_refused_requests == sum(one.refused for _, one in concerned)
-    assert found.really_refused_clients == len({one.caller for _, one in concerned if one.refused})
+    assert refusals(found) == counted(tuple(rates), matching)
+    assert found.requests == sum(one.admitted + one.refused for _, one in matching)
+    assert found.clients == len({one.caller for _, one in matching})
+    assert found.really_refused_requests == sum(one.refused for _, one in matching)
+    assert found.really_refused_clients == len({one.caller for _, one in matching if one.refused})
     assert found.share == 1
 
 
@@ -167,10 +166,10 @@ def _named(rate: Rate) -> str:
     counts=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=12),
 )
 @example(algorithm="sliding_window_counter", period=2, burst=None, counts=[(3, 4), (3, 4)])
-def test_who_is_passed_over_would_not_have_been_refused(
+def test_skipped_callers_would_not_have_been_refused(
     redis_client: redis.Redis, algorithm: str, period: int, burst: int | None, counts: list[tuple[int, int]]
 ) -> None:
-    """At the lowest limit at which they are passed over, whatever the attempts of a few seconds."""
+    """Each is replayed at the lowest limit at which it is skipped."""
     seconds = itertools.accumulate((pause for pause, _ in counts), initial=START)
     records = [record(second, admitted=count) for second, (_, count) in zip(seconds, counts, strict=False)]
     burst = burst if algorithm in BURST_ALGORITHMS else None
@@ -184,15 +183,15 @@ def test_who_is_passed_over_would_not_have_been_refused(
 @pytest.mark.parametrize(
     "text", ["5/s", "5/s gcra", "5/min fixed_window", "5/min sliding_window_log", "5/day burst 9"]
 )
-def test_passing_over_is_not_always_refused(text: str) -> None:
-    """Most callers are: those who could not reach the limit in any case."""
+def test_callers_within_the_limit_are_skipped(text: str) -> None:
+    """Most callers cannot reach the limit in any case."""
     rates = [Rate.parse(text)]
     assert never_refused(rates, [record(admitted=5)])
     assert not never_refused(rates, [record(admitted=6)])
     assert never_refused(rates, [record(START + day * 90_000, admitted=5) for day in range(3)])
 
 
-def test_attempts_are_spread_as_stated() -> None:
+def test_attempts_are_spread_over_their_second() -> None:
     walk = spread(
         [record(7, admitted=2, refused=1), record(7, caller="b", cost=5, admitted=2), record(8, admitted=0)]
     )
@@ -206,7 +205,7 @@ def test_attempts_are_spread_as_stated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "concerned"),
+    ("fields", "callers"),
     [
         ({}, {"user:1", "user:2", "ip:203.0.113.7", "ip:2001:db8::/64"}),
         ({"user": 1}, {"user:1"}),
@@ -217,17 +216,19 @@ def test_attempts_are_spread_as_stated() -> None:
         ({"plan": 2}, {"user:2"}),
     ],
 )
-def test_whom_a_policy_concerns(recorded: Any, fields: dict[str, Any], concerned: set[str]) -> None:
+def test_the_estimate_is_of_the_callers_that_the_policy_applies_to(
+    recorded: Any, fields: dict[str, Any], callers: set[str]
+) -> None:
     users = [User.objects.create(pk=pk, username=f"u{pk}") for pk in (1, 2)]
     plans = [Plan.objects.create(pk=pk, name=f"p{pk}", slug=f"p{pk}") for pk in (1, 2)]
-    given = {"user": users[0], "plan": plans[1]}
+    objects = {"user": users[0], "plan": plans[1]}
     records = [
         record(caller="user:1", ip="", plan_id=1),
         record(caller="user:2", ip="ip:203.0.113.9", plan_id=2),
         record(caller="ip:203.0.113.7"),
         record(caller="ip:2001:db8::/64", ip="ip:2001:db8::/64"),
     ]
-    policy = RatePolicy(rates="blocked", **{name: given.get(name, value) for name, value in fields.items()})
+    policy = RatePolicy(rates="blocked", **{name: objects.get(name, value) for name, value in fields.items()})
     for one in records:
         recorded(one)
         try:
@@ -235,7 +236,7 @@ def test_whom_a_policy_concerns(recorded: Any, fields: dict[str, Any], concerned
         except NotEstimable:
             assert fields.get("subject") == "ip:no address"
             continue
-        assert (found.clients == 1) is (one.caller in concerned), one
+        assert (found.clients == 1) is (one.caller in callers), one
         assert found.refused_requests == found.requests
 
 
@@ -251,7 +252,7 @@ def test_whom_a_policy_concerns(recorded: Any, fields: dict[str, Any], concerned
         ({"counted_per": "ip"}, ["user", "ip"], 0.5, "counters are shared"),
     ],
 )
-def test_what_the_records_do_not_tell_is_not_estimated(
+def test_a_policy_is_not_estimated_if_the_records_lack_its_callers(
     recorded: Any, settings: Any, fields: dict[str, Any], caller: list[str], share: float, why: str
 ) -> None:
     settings.RATEQUOTA = {
@@ -264,22 +265,22 @@ def test_what_the_records_do_not_tell_is_not_estimated(
         estimate(RatePolicy(rates="1/s", **fields))
 
 
-@pytest.mark.parametrize("asks", ["plan", "counted per plan", "rival"])
-def test_callers_whose_plan_nobody_asked_for_are_not_estimated(recorded: Any, asks: str) -> None:
-    """They were recorded on the plan of anonymous callers, and counted as these."""
+@pytest.mark.parametrize("needed_by", ["plan", "counted per plan", "rival"])
+def test_callers_recorded_without_their_plan_are_not_estimated(recorded: Any, needed_by: str) -> None:
+    """They used to be recorded, and estimated, with the plan of anonymous callers."""
     recorded(record(plan_id=UNKNOWN_PLAN))
     plan = Plan.objects.create(name="Pro", slug="pro")
-    policy = RatePolicy(rates="1/s", plan=plan if asks == "plan" else None)
+    policy = RatePolicy(rates="1/s", plan=plan if needed_by == "plan" else None)
     assert estimate(RatePolicy(rates="1/s")).clients == 1
-    if asks == "counted per plan":
+    if needed_by == "counted per plan":
         policy.counted_per = "plan"
-    if asks == "rival":
+    if needed_by == "rival":
         RatePolicy.objects.create(plan=plan, rates="5/s")
     with pytest.raises(NotEstimable, match="do not hold every caller's plan"):
         estimate(policy)
 
 
-def test_an_identifier_that_callers_are_named_by_is_told(recorded: Any, settings: Any) -> None:
+def test_policies_for_an_identifier_are_estimated_if_it_names_callers(recorded: Any, settings: Any) -> None:
     settings.RATEQUOTA = {
         **settings.RATEQUOTA,
         "IDENTIFIERS": {"tenant": "tests.project.views.api_key"},
@@ -287,9 +288,9 @@ def test_an_identifier_that_callers_are_named_by_is_told(recorded: Any, settings
     }
     recorded(record(caller="tenant:acme", admitted=3), record(caller="tenant:b"), record(caller="ip:203.0.113.7"))
     found = estimate(RatePolicy(rates="1/min", counted_per="tenant"))
-    assert (found.clients, *told(found)) == (2, 2, 1)
+    assert (found.clients, *refusals(found)) == (2, 2, 1)
     found = estimate(RatePolicy(rates="1/min", subject="tenant:acme"))
-    assert (found.clients, *told(found)) == (1, 2, 1)
+    assert (found.clients, *refusals(found)) == (1, 2, 1)
 
 
 @pytest.mark.parametrize("own", ["everyone", "plan", "user"])
@@ -312,7 +313,7 @@ def test_callers_with_a_more_specific_policy_are_left_out(recorded: Any, own: st
         record(caller=f"user:{users[2].pk}", plan_id=free.pk),
         record(caller="ip:198.51.100.7", ip="ip:198.51.100.7"),
     )
-    policy, clients, others, untold = {
+    policy, clients, others, unknown = {
         "everyone": (everyone, 1, 3, 1),
         "plan": (RatePolicy(plan=free, rates="1/s", starts_at=timezone.now()), 1, 0, 1),
         "user": (RatePolicy(user=users[0], rates="1/s"), 1, 0, 0),
@@ -320,12 +321,12 @@ def test_callers_with_a_more_specific_policy_are_left_out(recorded: Any, own: st
     policy.rates = "blocked"
     found = estimate(policy)
     assert (found.clients, found.refused_clients, found.left_out_clients) == (clients, clients, others)
-    assert found.unknown_policies == untold
+    assert found.unknown_policies == unknown
 
 
 @pytest.mark.parametrize("mode", ["enforce", "log"])
-def test_who_is_blocked_is_left_out_and_whom_a_block_concerns_is_not(recorded: Any, mode: str) -> None:
-    """As the resolver ranks them: a user's override neither lets them in nor keeps them out of the estimate."""
+def test_blocked_callers_are_left_out_of_every_estimate_but_the_blocks(recorded: Any, mode: str) -> None:
+    """As in the resolver, a block wins over an override of the user."""
     alice = User.objects.create(username="alice")
     own = RatePolicy.objects.create(user=alice, rates="5/s")
     recorded(record(caller=f"user:{alice.pk}", admitted=3), record(caller="ip:203.0.113.7", admitted=2))
@@ -341,7 +342,7 @@ def test_who_is_blocked_is_left_out_and_whom_a_block_concerns_is_not(recorded: A
 
 
 def calls_of(work: Callable[[], Any]) -> int:
-    """How many Python functions are called meanwhile."""
+    """Return how many Python functions ``work`` calls."""
     calls = 0
 
     def count(frame: Any, event: str, arg: Any) -> None:
@@ -356,8 +357,8 @@ def calls_of(work: Callable[[], Any]) -> int:
     return calls
 
 
-def test_rivals_that_share_no_caller_cost_no_caller_anything(recorded: Any) -> None:
-    """2,500 single addresses elsewhere took 40 s: each was compared with every caller."""
+def test_policies_for_other_callers_add_no_work_per_caller(recorded: Any) -> None:
+    """2,500 policies for other addresses took 40 s: each was compared with every caller."""
     rates = {"rates": "1/s"}
     users = [User.objects.create(username=f"u{number}") for number in range(3)]
     RatePolicy.objects.bulk_create(
@@ -373,7 +374,7 @@ def test_rivals_that_share_no_caller_cost_no_caller_anything(recorded: Any) -> N
         record(caller="ip:198.51.100.7", ip="ip:198.51.100.7"),
     )
     found = estimate(network)
-    # .9, and the upper half.
+    # Left out: .9, and the upper half.
     assert (found.clients, found.left_out_clients, found.unknown_policies) == (127, 129, 0)
     assert calls_of(lambda: estimate(network, seconds=60)) - alone < 100 * 256
     network.rates = "blocked"
@@ -383,8 +384,8 @@ def test_rivals_that_share_no_caller_cost_no_caller_anything(recorded: Any) -> N
     assert (other.clients, other.left_out_clients, other.unknown_policies) == (0, 0, 0)
 
 
-def test_the_search_for_callers_stops_at_the_budget(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what is known by then. The clock here is advanced by how long each look at a caller takes."""
+def test_the_search_for_callers_stops_when_its_time_is_up(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The estimate uses the callers found by then. Selecting a caller advances the injected clock."""
     now = 0.0
     monkeypatch.setattr(impact, "time", SimpleNamespace(monotonic=lambda: now))
     select = RecordedAudience.select
@@ -398,13 +399,13 @@ def test_the_search_for_callers_stops_at_the_budget(recorded: Any, monkeypatch: 
     recorded(*(record(caller=f"user:{number}", admitted=3) for number in range(100)))
     found = estimate(RatePolicy(rates="1/min"), seconds=2.0)
     assert (found.clients, found.refused_requests, found.share) == (17, 34, 0.17)
-    # Of nobody whom it concerns, it is said how many were looked at.
+    # If it applies to nobody, the share of callers that was searched is still reported.
     found = estimate(RatePolicy(subject="ip:198.51.100.0/24", rates="1/min"), seconds=2.0)
     assert (found.clients, found.share) == (0, 0.17)
     assert sentences(found)[1] == "This is an estimate from 17 % of the callers."
 
 
-def test_a_policy_that_loses_to_its_twin_concerns_nobody(recorded: Any) -> None:
+def test_a_policy_that_always_loses_applies_to_nobody(recorded: Any) -> None:
     RatePolicy.objects.create(rates="5/s", starts_at=timezone.now() - timedelta(days=1))
     recorded(record())
     found = estimate(RatePolicy(rates="1/s"))
@@ -427,7 +428,7 @@ def test_queries_do_not_grow_with_policies_and_records(recorded: Any) -> None:
     assert count() == few == 1
 
 
-def test_more_than_the_bound_is_estimated_from_the_same_part_of_the_callers(recorded: Any) -> None:
+def test_beyond_the_bound_the_same_sample_of_callers_is_estimated(recorded: Any) -> None:
     records = [record(caller=f"user:{number}", admitted=10) for number in range(100)]
     recorded(*records)
     policy = RatePolicy(rates="1/min")
@@ -443,7 +444,7 @@ def test_more_than_the_bound_is_estimated_from_the_same_part_of_the_callers(reco
         estimate(RatePolicy(rates="1/min", counted_per="everyone"), most=300)
 
 
-def test_who_cannot_be_refused_costs_nothing_of_the_bound(recorded: Any) -> None:
+def test_callers_that_cannot_be_refused_do_not_count_towards_the_bound(recorded: Any) -> None:
     recorded(
         *(record(caller=f"user:{number}", admitted=10) for number in range(100)), record(admitted=11, caller="x")
     )
@@ -452,7 +453,7 @@ def test_who_cannot_be_refused_costs_nothing_of_the_bound(recorded: Any) -> None
 
 
 def test_time_is_bounded(recorded: Any) -> None:
-    """A quarter of the time at least is for the replay, and what it does not reach is left out."""
+    """At least a quarter of the time is for the replay; callers it does not reach are left out."""
     records = [record(caller=f"user:{number}", admitted=100) for number in range(1500)]
     recorded(*records)
     begun = time.monotonic()
@@ -465,13 +466,13 @@ def test_time_is_bounded(recorded: Any) -> None:
 @pytest.mark.parametrize(
     ("rates", "refused"), [("blocked", 5), ("unlimited", 0), ("1/min", 4), ("1/min, 3/day sliding_window_log", 4)]
 )
-def test_whatever_rates_say(recorded: Any, rates: str, refused: int) -> None:
+def test_blocked_unlimited_and_several_rates_are_estimated(recorded: Any, rates: str, refused: int) -> None:
     recorded(record(admitted=4, refused=1))
     assert parse_rates(rates)
     assert estimate(RatePolicy(rates=rates)).refused_requests == refused
 
 
-def test_the_sentences_say_it() -> None:
+def test_the_sentences_of_an_estimate() -> None:
     found = Impact(
         since=datetime.fromtimestamp(START, UTC),
         share=0.25,
@@ -493,7 +494,7 @@ def test_the_sentences_say_it() -> None:
     ]
 
 
-def test_redis_down_is_told(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redis_down_raises_store_error(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(record(admitted=3))
 
     def fail(*args: Any, **kwargs: Any) -> Any:
@@ -507,18 +508,18 @@ def test_redis_down_is_told(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
-def test_what_was_really_asked_for(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From requests to the estimate, by what was collected of them."""
+def test_recorded_requests_are_estimated(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From requests through the collector to the estimate."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    monkeypatch.setattr(collecting, "_CHUNK_SECONDS", 0.0)
-    collecting.collector.clear()
+    monkeypatch.setattr(collector._background, "keep", lambda: None)
+    monkeypatch.setattr(collector, "_CHUNK_SECONDS", 0.0)
+    collector.collector.clear()
     endpoint = Endpoint.objects.create(name="search")
     for last, times in ((7, 5), (8, 3), (9, 4)):
         for _ in range(times):
             check_request(request_from(address=f"203.0.113.{last}"), scope="search")
     check_request(request_from(address="203.0.113.7"))
-    collecting.collector.flush()
+    collector.collector.flush()
     found = estimate(RatePolicy(endpoint=endpoint, rates="3/day"))
     assert (found.clients, found.refused_clients, found.requests, found.refused_requests) == (3, 2, 12, 3)
     assert (found.share, found.really_refused_clients) == (1.0, 0)

@@ -1,4 +1,4 @@
-"""Restoring versions: what comes back, what is refused in words, what is written down, and who may."""
+"""Restoring versions: which fields are restored, what is refused and why, what is recorded, and permissions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DAY = timedelta(days=1)
 
 @pytest.fixture(autouse=True)
 def whole_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The history keeps no more, and it writes ``.000`` for less than one but nothing for none."""
+    """Round ``now`` to at least 1 ms: the history stores milliseconds, and drops the fraction only where it is 0."""
     now = timezone.now
 
     def rounded() -> datetime:
@@ -69,7 +69,7 @@ def publications() -> Iterator[list[Any]]:
 
 
 def last(action: str | None = None, **fields: Any) -> PolicyChange:
-    """The newest change, of that kind."""
+    """Return the newest change with this action and these fields."""
     found = PolicyChange.objects.filter(**fields, **({"action": action} if action else {})).first()
     assert found is not None
     return found
@@ -99,11 +99,11 @@ def difference(page: Any) -> list[list[str]]:
     return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in rows]
 
 
-# --- What comes back. ---
+# --- Restored fields. ---
 
 
 def edited_everything(free: Plan) -> list[tuple[Any, dict[str, Any]]]:
-    """One object of each kind with every field set, and an edit of each field."""
+    """Return an object of each model with every field set, and an edit of each field."""
     alice, bob = (User.objects.create(username=name) for name in ("alice", "bob"))
     pro = Plan.objects.create(name="Pro", slug="pro")
     search, exports = (Endpoint.objects.create(name=name) for name in ("search", "exports"))
@@ -149,7 +149,7 @@ def edited_everything(free: Plan) -> list[tuple[Any, dict[str, Any]]]:
 
 @pytest.mark.parametrize("position", range(4), ids=["plan", "assignment", "endpoint", "policy"])
 @pytest.mark.parametrize("deleted", [False, True], ids=["edited", "deleted"])
-def test_every_field_comes_back_under_the_old_primary_key(
+def test_every_field_is_restored_under_the_old_primary_key(
     operator: Client, free: Plan, publications: list[Any], position: int, deleted: bool
 ) -> None:
     row, edits = edited_everything(free)[position]
@@ -169,7 +169,7 @@ def test_every_field_comes_back_under_the_old_primary_key(
     assert done.status_code == 302
     assert done.headers["Location"] == f"{BASE}/{model._meta.model_name}/{row.pk}/change/"
     found = model.objects.filter(pk=row.pk).values().get()
-    # What the history tells of the time of an assignment's making is whole milliseconds.
+    # The history stores the creation time of an assignment in milliseconds.
     assert {name: value for name, value in found.items() if name != "created_at"} == {
         name: value for name, value in before.items() if name != "created_at"
     }
@@ -185,14 +185,14 @@ def test_every_field_comes_back_under_the_old_primary_key(
     entry = LogEntry.objects.get()
     assert (entry.object_id, entry.is_addition()) == (str(row.pk), deleted)
     assert entry.get_change_message().startswith("restored version before ")
-    # And forth again: the version after the change.
+    # Then restore the version after the change.
     assert confirm(operator, change, "after").status_code == 302
     assert model.objects.filter(pk=row.pk).values().get() | {"created_at": 0} == after | {"created_at": 0}
     assert last().reason.startswith("restored version of ")
 
 
-def test_fields_that_are_as_they_were_are_not_touched(operator: Client, free: Plan) -> None:
-    """Microseconds, which the history does not keep, are not cut off by restoring another field."""
+def test_unchanged_fields_are_not_written(operator: Client, free: Plan) -> None:
+    """Restoring another field does not cut off microseconds, which the history does not store."""
     start = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
     policy = RatePolicy.objects.create(plan=free, rates="1/s", starts_at=start)
     RatePolicy.objects.filter(pk=policy.pk).update(rates="2/s")
@@ -201,7 +201,7 @@ def test_fields_that_are_as_they_were_are_not_touched(operator: Client, free: Pl
     assert (policy.rates, policy.starts_at) == ("1/s", start)
 
 
-def test_later_edits_are_overwritten_where_they_differ_and_shown_first(operator: Client, free: Plan) -> None:
+def test_later_edits_are_shown_before_they_are_overwritten(operator: Client, free: Plan) -> None:
     search = Endpoint.objects.create(name="search")
     policy = RatePolicy.objects.create(plan=free, rates="1/s", reason="first")
     change = last()
@@ -218,7 +218,7 @@ def test_later_edits_are_overwritten_where_they_differ_and_shown_first(operator:
     assert field_values(RatePolicy.objects.get()) == change.after
 
 
-def test_what_is_as_it_was_needs_no_restoring(operator: Client, free: Plan) -> None:
+def test_a_version_equal_to_the_object_is_not_restored(operator: Client, free: Plan) -> None:
     change = last()
     page = text(operator.get(url(change, "after")))
     assert "the object already matches this version" in page
@@ -229,7 +229,7 @@ def test_what_is_as_it_was_needs_no_restoring(operator: Client, free: Plan) -> N
     assert not LogEntry.objects.exists()
 
 
-def test_an_edit_between_the_question_and_the_answer_is_not_overwritten(operator: Client, free: Plan) -> None:
+def test_an_edit_before_the_confirmation_is_not_overwritten(operator: Client, free: Plan) -> None:
     Plan.objects.filter(pk=free.pk).update(description="second")
     change = last()
     seen = plan_restoration(change, "before").seen
@@ -245,12 +245,12 @@ def test_an_edit_between_the_question_and_the_answer_is_not_overwritten(operator
     assert Plan.objects.get().description == "For all"
 
 
-# --- What a deletion took along. ---
+# --- Cascaded deletions. ---
 
 
 @pytest.fixture
 def deleted_plan(free: Plan) -> Plan:
-    """Free, deleted with two policies and an assignment; another policy of its went two minutes before."""
+    """The plan Free, deleted with two policies and an assignment; a third policy was deleted two minutes before."""
     now = timezone.now()
     search = Endpoint.objects.create(name="search")
     with time_machine.travel(now - timedelta(minutes=2), tick=True):
@@ -265,7 +265,7 @@ def deleted_plan(free: Plan) -> Plan:
     return free
 
 
-def test_what_was_deleted_along_stays_deleted_unless_asked_for(operator: Client, deleted_plan: Plan) -> None:
+def test_cascaded_deletions_are_not_restored_by_default(operator: Client, deleted_plan: Plan) -> None:
     change = last("delete", model="plan")
     page = text(operator.get(url(change, "before")))
     assert "It will be created again with its old id" in page
@@ -282,7 +282,7 @@ def test_what_was_deleted_along_stays_deleted_unless_asked_for(operator: Client,
     assert not PlanAssignment.objects.exists()
 
 
-def test_what_was_deleted_along_comes_back_with_it(
+def test_cascaded_deletions_are_restored_on_request(
     operator: Client, deleted_plan: Plan, publications: list[Any]
 ) -> None:
     publications.clear()
@@ -302,7 +302,7 @@ def test_what_was_deleted_along_comes_back_with_it(
     assert LogEntry.objects.count() == PolicyChange.objects.filter(pk__gt=newest).count() == 4
 
 
-def test_policies_come_back_with_their_endpoint_but_for_those_that_are_back_already(operator: Client) -> None:
+def test_cascaded_policies_are_restored_unless_they_exist_again(operator: Client) -> None:
     search = Endpoint.objects.create(name="search")
     for number, per in ((1, "ip"), (2, "caller"), (3, "everyone")):
         RatePolicy.objects.create(endpoint=search, rates=f"{number}/s", counted_per=per)
@@ -320,7 +320,7 @@ def test_policies_come_back_with_their_endpoint_but_for_those_that_are_back_alre
     assert set(Endpoint.objects.get().policies.values_list("pk", "rates")) == {(pks["3/s"], "3/s")}
 
 
-def test_one_that_does_not_fit_any_more_stops_all(operator: Client, deleted_plan: Plan) -> None:
+def test_one_invalid_cascaded_deletion_stops_the_restore(operator: Client, deleted_plan: Plan) -> None:
     Endpoint.objects.all().delete()
     change = last("delete", model="plan")
     newest = last().pk
@@ -333,7 +333,7 @@ def test_one_that_does_not_fit_any_more_stops_all(operator: Client, deleted_plan
 
 
 def test_a_large_cascade_is_one_deletion(free: Plan) -> None:
-    """Many rows take longer than a pause: it is the pause between two rows that tells deletions apart."""
+    """Only a pause between two rows starts another deletion: many rows may take longer than that in all."""
     for number in range(40):
         PlanAssignment.objects.create(user=User.objects.create(username=f"u{number}"), plan=free)
     RatePolicy.objects.create(plan=free, rates="1/s")
@@ -349,11 +349,11 @@ def test_a_large_cascade_is_one_deletion(free: Plan) -> None:
     assert len(restoration.along) == 41
 
 
-# --- What does not fit any more. ---
+# --- Versions that cannot be restored. ---
 
 
 def refused(operator: Client, change: PolicyChange, version: str, message: str) -> None:
-    """GET says why and offers nothing; POST changes nothing."""
+    """Assert that GET shows the message and no button, and that POST changes nothing."""
     newest = last().pk
     page = text(operator.get(url(change, version)))
     assert message in page
@@ -370,7 +370,7 @@ def refused(operator: Client, change: PolicyChange, version: str, message: str) 
     assert not LogEntry.objects.exists()
 
 
-def test_without_its_user_an_override_cannot_come_back(operator: Client) -> None:
+def test_an_override_of_a_deleted_user_is_not_restored(operator: Client) -> None:
     alice = User.objects.create(username="alice")
     pk = alice.pk
     RatePolicy.objects.create(user=alice, rates="1/s")
@@ -380,7 +380,7 @@ def test_without_its_user_an_override_cannot_come_back(operator: Client) -> None
     )
 
 
-def test_without_its_plan_an_assignment_cannot_come_back(operator: Client, free: Plan) -> None:
+def test_an_assignment_to_a_deleted_plan_is_not_restored(operator: Client, free: Plan) -> None:
     pk = free.pk
     PlanAssignment.objects.create(user=User.objects.create(username="alice"), plan=free).delete()
     change = last("delete")
@@ -388,7 +388,7 @@ def test_without_its_plan_an_assignment_cannot_come_back(operator: Client, free:
     refused(operator, change, "before", f"The plan with the id {pk} is deleted; restore or create that first.")
 
 
-def test_without_who_made_it_an_assignment_comes_back(operator: Client, free: Plan) -> None:
+def test_an_assignment_is_restored_without_its_deleted_creator(operator: Client, free: Plan) -> None:
     bob = User.objects.create(username="bob")
     alice = User.objects.create(username="alice")
     made = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
@@ -402,14 +402,14 @@ def test_without_who_made_it_an_assignment_comes_back(operator: Client, free: Pl
     assert (found.created_by, found.created_at, found.starts_at) == (None, made, made)
 
 
-def test_a_twin_is_refused_in_words(operator: Client, free: Plan) -> None:
+def test_a_second_undated_policy_is_refused_with_a_message(operator: Client, free: Plan) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s").delete()
     change = last("delete")
     RatePolicy.objects.create(plan=free, rates="2/s")
     refused(operator, change, "before", "A policy without dates already has the same audience")
 
 
-def test_a_name_taken_meanwhile_and_a_second_default_are_refused_in_words(operator: Client, free: Plan) -> None:
+def test_a_taken_name_and_a_second_default_are_refused_with_a_message(operator: Client, free: Plan) -> None:
     Plan.objects.filter(pk=free.pk).update(name="F", slug="f", default_for="")
     change = last()
     Plan.objects.create(name="Free", slug="pro")
@@ -431,7 +431,7 @@ def test_a_name_taken_meanwhile_and_a_second_default_are_refused_in_words(operat
         ({"mode": None}, "mode: This field cannot be null."),
     ],
 )
-def test_versions_that_today_cannot_be_are_refused_in_words(
+def test_versions_that_are_no_longer_valid_are_refused_with_a_message(
     operator: Client, free: Plan, state: dict[str, Any], message: str
 ) -> None:
     policy = RatePolicy.objects.create(plan=free, rates="1/s")
@@ -443,7 +443,7 @@ def test_versions_that_today_cannot_be_are_refused_in_words(
     refused(operator, change, "after", message)
 
 
-def test_fields_that_the_version_does_not_know_stay_as_they_are(operator: Client, free: Plan) -> None:
+def test_fields_missing_from_the_version_keep_their_values(operator: Client, free: Plan) -> None:
     policy = RatePolicy.objects.create(plan=free, rates="1/s", on_error="deny")
     change = last()
     known = {name: value for name, value in change.after.items() if name != "on_error"}
@@ -453,7 +453,7 @@ def test_fields_that_the_version_does_not_know_stay_as_they_are(operator: Client
     assert RatePolicy.objects.values_list("rates", "on_error").get() == ("1/s", "local")
 
 
-def test_the_function_says_so_as_well(free: Plan) -> None:
+def test_restore_raises_the_problems_as_validation_errors(free: Plan) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s").delete()
     restoration = plan_restoration(last("delete"), "before")
     assert problems(restoration) == []
@@ -464,7 +464,7 @@ def test_the_function_says_so_as_well(free: Plan) -> None:
     assert RatePolicy.objects.count() == 1
 
 
-def test_a_twin_that_appears_while_restoring_costs_no_error_page(operator: Client, free: Plan) -> None:
+def test_a_conflicting_policy_saved_during_the_restore_is_reported(operator: Client, free: Plan) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s").delete()
     change = last("delete")
 
@@ -483,10 +483,10 @@ def test_a_twin_that_appears_while_restoring_costs_no_error_page(operator: Clien
     assert not LogEntry.objects.exists()
 
 
-# --- What is offered, and to whom. ---
+# --- Offered versions, and permissions. ---
 
 
-def test_which_versions_there_are(operator: Client, free: Plan) -> None:
+def test_versions_offered_for_each_action(operator: Client, free: Plan) -> None:
     created = last()
     Plan.objects.filter(pk=free.pk).update(name="F")
     updated = last()
@@ -511,7 +511,7 @@ def test_which_versions_there_are(operator: Client, free: Plan) -> None:
 
 
 def scene(free: Plan) -> dict[str, tuple[PolicyChange, str]]:
-    """Versions to restore: (change, version) by name."""
+    """Return versions to restore: (change, version) by name."""
     alice = User.objects.create(username="alice")
     pro = Plan.objects.create(name="Pro", slug="pro")
     override = RatePolicy.objects.create(user=alice, rates="1/s")
@@ -543,7 +543,7 @@ ALL = {"override", "policy", "policy that was an override", "deleted override", 
 
 
 @pytest.mark.parametrize(
-    ("permissions", "theirs"),
+    ("permissions", "restorable"),
     [
         (None, ALL),
         (("view_policychange", "view_plan", "view_ratepolicy", "view_endpoint"), set()),
@@ -561,37 +561,39 @@ ALL = {"override", "policy", "policy that was an override", "deleted override", 
         ((), set()),
     ],
 )
-def test_who_may_restore_what(free: Plan, permissions: tuple[str, ...] | None, theirs: set[str]) -> None:
+def test_restoring_needs_the_permission_for_the_version(
+    free: Plan, permissions: tuple[str, ...] | None, restorable: set[str]
+) -> None:
     found = scene(free)
     client = client_of(*(permissions or ()), superuser=permissions is None)
     sees = permissions is None or "view_policychange" in permissions
     for name, (change, version) in found.items():
         page = client.get(f"{HISTORY}/{change.pk}/change/")
-        assert (url(change, version) in page.content.decode()) is (name in theirs), name
+        assert (url(change, version) in page.content.decode()) is (name in restorable), name
         assert page.status_code == (200 if sees else 403)
-        assert client.get(url(change, version)).status_code == (200 if name in theirs else 403), name
+        assert client.get(url(change, version)).status_code == (200 if name in restorable else 403), name
         newest = last().pk
         seen = plan_restoration(change, version).seen  # type: ignore[arg-type]
         done = client.post(url(change, version), {"seen": seen})
-        assert done.status_code == (302 if name in theirs else 403), name
-        assert (last().pk > newest) is (name in theirs), name
+        assert done.status_code == (302 if name in restorable else 403), name
+        assert (last().pk > newest) is (name in restorable), name
 
 
-def test_what_was_deleted_along_is_for_those_who_may_add_it(deleted_plan: Plan) -> None:
+def test_restoring_cascaded_deletions_needs_permission_to_add_them(deleted_plan: Plan) -> None:
     client = client_of("view_policychange", "add_plan", "add_ratepolicy")
     change = last("delete", model="plan")
     assert "You do not have permission to restore these" in text(client.get(url(change, "before"))), (
         "there is an assignment"
     )
     done = confirm(client, change, "before", along="on")
-    # The plan's own page is not theirs to see.
+    # They may not view the page of the plan.
     assert (done.status_code, done.headers["Location"]) == (302, f"{HISTORY}/{change.pk}/change/")
     assert Plan.objects.exists()
     assert not RatePolicy.objects.filter(plan=deleted_plan.pk).exists()
 
 
 @pytest.mark.parametrize("grants", [True, False])
-def test_overrides_come_back_with_their_endpoint_by_those_who_may_grant_them(grants: bool) -> None:
+def test_restoring_cascaded_overrides_needs_permission_to_grant_them(grants: bool) -> None:
     search = Endpoint.objects.create(name="search")
     RatePolicy.objects.create(user=User.objects.create(username="alice"), endpoint=search, rates="1/s")
     RatePolicy.objects.create(subject="ip:::1", endpoint=search, rates="2/s")
@@ -604,10 +606,10 @@ def test_overrides_come_back_with_their_endpoint_by_those_who_may_grant_them(gra
     assert RatePolicy.objects.count() == (2 if grants else 0)
 
 
-def test_kinds_that_the_site_leaves_out_are_not_offered(operator: Client, free: Plan) -> None:
+def test_versions_of_unregistered_models_are_not_offered(operator: Client, free: Plan) -> None:
     change = last()
     Plan.objects.filter(pk=free.pk).update(name="F")
-    reverse("admin:index")  # the URLs of this process are made with it
+    reverse("admin:index")  # builds the URLs while the model is registered
     kept = admin.site._registry.pop(Plan)
     try:
         assert operator.get(url(change, "after")).status_code == 403
@@ -619,7 +621,7 @@ def test_kinds_that_the_site_leaves_out_are_not_offered(operator: Client, free: 
 # --- The list. ---
 
 
-def test_the_list_says_what_changed_in_a_few_words(operator: Client, free: Plan) -> None:
+def test_the_list_summarizes_each_change(operator: Client, free: Plan) -> None:
     pro = Plan.objects.create(name="Pro", slug="pro")
     policy = RatePolicy.objects.create(plan=free, rates="10/min")
     edits: list[tuple[dict[str, Any], str]] = [
@@ -655,7 +657,7 @@ def test_the_list_says_what_changed_in_a_few_words(operator: Client, free: Plan)
     ]
 
 
-def test_changes_are_filtered_by_the_user_they_touch(operator: Client, free: Plan) -> None:
+def test_changes_are_filtered_by_user(operator: Client, free: Plan) -> None:
     alice, bob = (User.objects.create(username=name) for name in ("alice", "bob"))
     RatePolicy.objects.create(user=alice, rates="1/s")
     RatePolicy.objects.create(user=bob, rates="2/s")
@@ -676,7 +678,7 @@ def test_changes_are_filtered_by_the_user_they_touch(operator: Client, free: Pla
     assert f"alice (id {alice.pk})" in text(operator.get(f"{HISTORY}/?touched_user={alice.pk}"))
 
 
-def test_all_changes_of_an_object_are_a_click_away(operator: Client, free: Plan) -> None:
+def test_a_change_links_to_all_changes_of_its_object(operator: Client, free: Plan) -> None:
     Plan.objects.filter(pk=free.pk).update(name="F")
     Endpoint.objects.create(pk=free.pk, name="search")
     page = text(operator.get(f"{HISTORY}/{last(model='plan').pk}/change/"))

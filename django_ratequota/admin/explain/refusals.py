@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ...models import Plan, RatePolicy
 from ...monitoring import refusals
+from ...monitoring.collector import collector
 from ...monitoring.refusals import Refusal
 from ..formatting import clock, shown
 from ..names import described_callers
@@ -23,7 +24,15 @@ _MAX_REFUSALS = 10
 
 def find_refusal(refusal_id: str) -> tuple[Refusal | None, str]:
     """Return the refusal with that id, and the reason when Redis did not answer."""
-    return reply(lambda: refusals.find_refusal(refusal_id)) if _ID.fullmatch(refusal_id) else (None, "")
+    return reply(lambda: _found(refusal_id)) if _ID.fullmatch(refusal_id) else (None, "")
+
+
+def _found(refusal_id: str) -> Refusal | None:
+    found = refusals.find_refusal(refusal_id)
+    if found is None:
+        collector.flush()  # it may be this worker's, and not sent yet
+        found = refusals.find_refusal(refusal_id)
+    return found
 
 
 def offer_refusal(model_admin: Any, request: Any) -> None:
