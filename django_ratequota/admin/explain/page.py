@@ -35,14 +35,14 @@ class ExplainPage(AdminPage):
     name = "explain"
     media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
 
-    def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
+    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
         """Return the link from an override to the limits of its caller."""
-        if obj is None or not is_override(obj):
-            return {}
+        if not is_override(obj):
+            return []
         params = {"caller": obj.subject if obj.user_id is None else f"user:{obj.user_id}"}
         if obj.endpoint:
             params["endpoint"] = obj.endpoint.name
-        return {"explain_url": self.url(query=params)}
+        return [(self.url(query=params), _("Explain"))]
 
     def view(self, request: Any) -> Any:
         """Show the form, what applies now, and refusals."""
