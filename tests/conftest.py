@@ -36,8 +36,8 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
-#: Folders and modules that start processes, stop servers, fill tables or render pages by the dozen. ``make quick`` leaves
-#: them out, and single tests that are marked ``slow``.
+#: Folders and modules that start processes, stop servers, fill tables or render pages by the dozen. ``make quick``
+#: leaves them out, and single tests that are marked ``slow``.
 SLOW = (
     "admin/test_admin",
     "admin/test_explain",
