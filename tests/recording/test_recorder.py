@@ -359,6 +359,7 @@ def test_a_mass_change_takes_no_query_a_row(how: str, free: Plan) -> None:
     assert many - few <= (2 * 36 if how == "delete" else 0)
 
 
+@pytest.mark.slow
 def test_a_mass_change_of_thousands(free: Plan) -> None:
     owners = User.objects.bulk_create([User(username=f"user{number}") for number in range(1200)])
     PlanAssignment.objects.bulk_create([PlanAssignment(user=owner, plan=free) for owner in owners])
