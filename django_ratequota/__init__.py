@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .enforcement.check import acheck_request, check_request
+    from .enforcement.check_caller import acheck_caller, check_caller
     from .engine.limiter import Limiter
     from .engine.rates import Rate
     from .engine.types import Bucket, BucketStatus, Decision
@@ -22,7 +23,9 @@ __all__ = [
     "Limiter",
     "Rate",
     "RateQuotaError",
+    "acheck_caller",
     "acheck_request",
+    "check_caller",
     "check_request",
 ]
 
@@ -31,6 +34,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "enforcement.check": ("acheck_request", "check_request"),
+        "enforcement.check_caller": ("acheck_caller", "check_caller"),
         "engine.rates": ("Rate",),
         "engine.types": ("Bucket", "BucketStatus", "Decision"),
         "exceptions": ("RateQuotaError",),

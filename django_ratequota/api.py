@@ -34,6 +34,7 @@ class QuotaLimitSerializer(serializers.Serializer[Any]):
     policy = serializers.CharField(help_text="The limit's name, as in the RateLimit headers, such as search/min.")
     scope = serializers.CharField(allow_null=True, help_text="The endpoint's name; null = all endpoints together.")
     rate = serializers.CharField(help_text="Such as 100/min burst 20.")
+    counts = serializers.CharField(help_text="What the numbers count: units, or requests whatever they cost.")
     counted_per = serializers.CharField(help_text="Counted per caller, ip, plan, everyone, or an identifier's name.")
     limit = serializers.IntegerField(help_text="The most units that can be free at a time.")
     window = serializers.IntegerField(help_text="Seconds that the rate is counted over.")
@@ -96,6 +97,7 @@ class UsageView(APIView):
             "policy": bucket.title,
             "scope": bucket.scope or None,
             "rate": str(bucket.rate),
+            "counts": bucket.rate.counts,
             "counted_per": bucket.counted_per,
             "limit": bucket.rate.capacity,
             "window": _seconds(status.window_us if status else bucket.rate.period_us),

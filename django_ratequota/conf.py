@@ -38,36 +38,29 @@ UNIX = "unix"
 _Validator = Callable[[Any], Any]
 
 
-def _instance(kind: type, name: str) -> _Validator:
-    def validate(value: object) -> Any:
-        if not isinstance(value, kind):
-            raise ConfigurationError(f"Write {name}.")
+def _that(is_valid: Callable[[Any], bool], hint: str) -> _Validator:
+    def validate(value: Any) -> Any:
+        if not is_valid(value):
+            raise ConfigurationError(hint)
         return value
 
     return validate
 
 
-_string, _boolean = _instance(str, "a string"), _instance(bool, "True or False")
+_string = _that(lambda value: isinstance(value, str), "Write a string.")
+_boolean = _that(lambda value: isinstance(value, bool), "Write True or False.")
 
 
 def _choice(*allowed: str) -> _Validator:
-    def validate(value: object) -> str:
-        if not isinstance(value, str) or value not in allowed:
-            raise ConfigurationError(f"Write one of {', '.join(allowed)}.")
-        return value
-
-    return validate
+    return _that(lambda value: isinstance(value, str) and value in allowed, f"Write one of {', '.join(allowed)}.")
 
 
 def _number(least: float, most: float, *, whole: bool = False) -> _Validator:
     kind, name = (int, "whole number") if whole else (int | float, "number")
-
-    def validate(value: Any) -> Any:
-        if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= most:
-            raise ConfigurationError(f"Write a {name} from {least} to {most}.")
-        return value
-
-    return validate
+    return _that(
+        lambda value: isinstance(value, kind) and not isinstance(value, bool) and least <= value <= most,
+        f"Write a {name} from {least} to {most}.",
+    )
 
 
 def _strings(*allowed: str) -> _Validator:
@@ -126,16 +119,15 @@ def _identifiers(value: object) -> dict[str, str]:
     return dict(value)
 
 
-def _plan_resolver(value: object) -> str:
-    return str(_function("(request) -> slug | None")(value)) if value else ""
-
-
 def _time_zone(value: object) -> str:
+    return str(_zone(str(value), "Write a zone of the IANA database, such as Europe/Berlin."))
+
+
+def _zone(name: str, otherwise: str) -> zoneinfo.ZoneInfo:
     try:
-        zoneinfo.ZoneInfo(str(value))
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ConfigurationError("Write a zone of the IANA database, such as Europe/Berlin.") from error
-    return str(value)
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, TypeError, ValueError, OSError) as error:
+        raise ConfigurationError(otherwise) from error
 
 
 def _key(default: Any, validate: _Validator) -> Any:
@@ -147,9 +139,12 @@ def _key(default: Any, validate: _Validator) -> Any:
 class Settings:
     """``RATEQUOTA`` with its defaults; the comments become docs/reference/settings.md."""
 
-    #: Alias in `CACHES` (django-redis) whose server, credentials and TLS options are used, on connections of our own.
+    #: False = nothing is enforced and Redis is never asked: for development, other people's tests, and emergencies.
+    enabled: bool = _key(True, _boolean)
+    #: Alias in `CACHES` (django-redis or Django's `RedisCache`) whose server and login are used, on our connections.
     cache: str = _key("default", _string)
-    #: URL of the Redis to use instead of `CACHE`: `redis://`, `rediss://`, `unix://` or `redis+sentinel://`.
+    #: URL of the Redis to use instead of `CACHE`: `redis://`, `rediss://`, `unix://`, `redis+sentinel://`; or
+    #: `memory://`: each process counts on its own, for development, CI and single processes.
     redis_url: str = _key("", _string)
     #: `REDIS_URL` names any node of a Redis Cluster.
     cluster: bool = _key(False, _boolean)
@@ -168,7 +163,8 @@ class Settings:
     breaker_failures: int = _key(3, _number(1, 1000, whole=True))
     #: Number of processes that divide each limit under `on_error = local`: each admits 1 / `LOCAL_SHARE` of it.
     local_share: int = _key(4, _number(1, 100_000, whole=True))
-    #: Seconds between two looks in the database for policy changes whose publication was lost.
+    #: Seconds between two looks in the database for policy changes whose publication was lost; with `memory://` for
+    #: the edits of other processes, by default every second.
     poll_seconds: float = _key(30.0, _number(0, 86_400))
     #: Seconds for which a request without any limit may rely on the last known revision of the policies; 0 = it asks
     #: Redis each time. On a Cluster all requests rely on it, for 1 second if this is 0.
@@ -191,7 +187,7 @@ class Settings:
     caller: tuple[str, ...] = _key(("user", "ip"), _strings())
     #: Function that returns the slug of the caller's plan, instead of plan assignments. Where it returns None or
     #: raises, the default plan applies.
-    plan_resolver: str = _key("", _plan_resolver)
+    plan_resolver: str = _key("", lambda value: (value and _function("(request) -> slug | None")(value)) or "")
     #: The middleware enforces policies on every view.
     enforce_all: bool = _key(False, _boolean)
     #: The middleware counts requests that a view with a throttle refuses before its throttle is asked (because of a
@@ -206,6 +202,11 @@ class Settings:
     user_cache_size: int = _key(10_000, _number(1, 10_000_000, whole=True))
 
     @property
+    def in_memory(self) -> bool:
+        """Whether this process counts on its own, without Redis."""
+        return self.redis_url == "memory://"
+
+    @property
     def networks(self) -> tuple[Network, ...]:
         """The addresses in TRUSTED_PROXIES."""
         return _parse_networks(self.trusted_proxies)
@@ -214,11 +215,8 @@ class Settings:
     def time_zone(self) -> tzinfo:
         """The zone of calendar windows; raises ``ConfigurationError`` where Django's TIME_ZONE is unknown."""
         name = self.time_zone_name or django_settings.TIME_ZONE
-        try:
-            return zoneinfo.ZoneInfo(name)
-        except (zoneinfo.ZoneInfoNotFoundError, TypeError, ValueError, OSError) as error:
-            problem = f"Django's TIME_ZONE {name!r} is no zone of the IANA database"
-            raise ConfigurationError(f"{problem}; write RATEQUOTA['TIME_ZONE'] = 'Europe/Berlin'") from error
+        problem = f"Django's TIME_ZONE {name!r} is no zone of the IANA database"
+        return _zone(name, f"{problem}; write RATEQUOTA['TIME_ZONE'] = 'Europe/Berlin'")
 
 
 #: Key of RATEQUOTA -> field of ``Settings``: its name in lower case, ``time_zone_name`` for TIME_ZONE.
@@ -255,12 +253,15 @@ def read(raw: object) -> tuple[Settings, list[Problem]]:
             shown = "" if key in ("CACHE", "REDIS_URL") else f" = {value!r:.80}"
             problems.append(Problem(key, f"RATEQUOTA[{key!r}]{shown} cannot be used.", str(error)))
     settings = Settings(**values)
+    if settings.in_memory and "poll_seconds" not in values:
+        settings = replace(settings, poll_seconds=1.0)
     known = {"user", "ip", *settings.identifiers}
     unknown = [name for name in settings.caller if name not in known]
     if unknown or not settings.caller:
         what = f"names {unknown[0]!r}, which is no identifier" if unknown else "is empty: all callers would be one"
-        hint = f"Name some of {', '.join(sorted(known))}."
-        problems.append(Problem("CALLER", f"RATEQUOTA['CALLER'] {what}.", hint))
+        problems.append(
+            Problem("CALLER", f"RATEQUOTA['CALLER'] {what}.", f"Name some of {', '.join(sorted(known))}.")
+        )
         settings = replace(settings, caller=Settings().caller)
     return settings, problems
 

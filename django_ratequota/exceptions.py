@@ -34,6 +34,10 @@ class InvalidCost(RateQuotaError, ValueError):
     """A cost that is not a whole number of units in the accepted range."""
 
 
+class InvalidCaller(RateQuotaError, ValueError):
+    """Arguments of ``check_caller`` that describe no caller."""
+
+
 class InvalidBucket(RateQuotaError, ValueError):
     """Buckets that cannot be checked together, or an invalid clock, prefix or time zone."""
 

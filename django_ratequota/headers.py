@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import http_sf
 
 from .conf import settings
+from .engine.rates import Rate
 from .engine.types import BucketStatus, Decision
 
 #: The attribute of Django's request with the headers that its responses got.
@@ -96,11 +97,11 @@ def retry_after_seconds(decision: Decision) -> int | None:
 def _ietf_11(decision: Decision, enforced: list[BucketStatus], wait: int | None) -> dict[str, str]:
     """Render RateLimit-Policy and RateLimit: every enforced bucket.
 
-    ``qu`` is left out: buckets count requests, which is its default.
+    ``qu="requests"`` marks rates that count requests, whatever these cost. The draft has no name for units.
     """
     # Lists are joined by ", " and integers need no escaping, so only the names need the library.
     titles = [status.bucket.title for status in enforced]
-    policies = [_policy(title, s.bucket.rate.limit, s.window_us) for title, s in zip(titles, enforced, strict=True)]
+    policies = [_policy(title, s.bucket.rate, s.window_us) for title, s in zip(titles, enforced, strict=True)]
     limits = [_name(title) + _limit(status, wait) for title, status in zip(titles, enforced, strict=True)]
     return {"RateLimit-Policy": ", ".join(policies), "RateLimit": ", ".join(limits)}
 
@@ -133,11 +134,12 @@ def _name(title: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _policy(title: str, limit: int, window_us: int) -> str:
+def _policy(title: str, rate: Rate, window_us: int) -> str:
     """Return a member of RateLimit-Policy."""
     # The draft has no windows below a second: these are left out.
     window = f";w={window_us // _SECOND}" if window_us >= _SECOND else ""
-    return f"{_name(title)};q={limit}{window}"
+    unit = ';qu="requests"' if rate.counts == "requests" else ""
+    return f"{_name(title)};q={rate.limit}{unit}{window}"
 
 
 def _limit(status: BucketStatus, wait: int | None) -> str:

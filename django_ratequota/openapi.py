@@ -56,7 +56,10 @@ QuotaProblemSerializer: Any = type(
         "title": serializers.CharField(),
         "status": serializers.IntegerField(),
         "detail": serializers.CharField(),
-        "violated-policies": serializers.ListField(child=serializers.CharField()),
+        "violated_policies": serializers.ListField(child=serializers.CharField()),
+        "violated-policies": serializers.ListField(
+            child=serializers.CharField(), help_text="The same, under the name in the IETF's draft."
+        ),
         "retry_after": serializers.IntegerField(
             allow_null=True, help_text="Seconds until it would be admitted; null = never."
         ),

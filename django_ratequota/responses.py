@@ -26,6 +26,11 @@ _HTML = "text/html"
 _MEDIA_TYPES = ["application/problem+json", "application/json", _HTML, "text/plain"]
 #: Most characters of an Accept header, and most media ranges, that are read: browsers send about 130 and 8.
 MAX_ACCEPT, _MAX_RANGES = 1024, 20
+#: Status -> the templates of its page; the first that exists is rendered.
+_TEMPLATES = {
+    429: ["429.html", "django_ratequota/429.html"],
+    503: ["503.html", "429.html", "django_ratequota/429.html"],
+}
 #: Seconds; from this wait on, pages show a time of day.
 _CLOCK_TIME_FROM = 120
 
@@ -59,14 +64,20 @@ def _try_again(wait: int) -> str:
 
 
 def problem(decision: Decision) -> dict[str, Any]:
-    """Return the refusal as a problem details object (RFC 9457)."""
+    """Return the refusal as a problem details object (RFC 9457).
+
+    ``violated-policies`` is the name in the draft of the IETF. All members are also there as RFC 9457 asks for
+    (section 3.2): letters, digits and ``_``.
+    """
     unavailable = status_code(decision) == 503
+    violated = list(decision.violated)
     return {
         "type": _TYPES + ("temporary-reduced-capacity" if unavailable else "quota-exceeded"),
         "title": _("Temporarily reduced capacity") if unavailable else _("Quota exceeded"),
         "status": status_code(decision),
         "detail": refusal_text(decision),
-        "violated-policies": list(decision.violated),
+        "violated_policies": violated,
+        "violated-policies": violated,
         "retry_after": retry_after_seconds(decision),
         **({"refusal_id": decision.refusal_id} if decision.refusal_id else {}),
     }
@@ -122,7 +133,7 @@ def _preferred(accept: str) -> str:
 
 
 def _page(request: Any, decision: Decision) -> str:
-    """Render the template 429.html or 503.html: the project's, else the app's."""
+    """Render the project's 429.html or 503.html, else the app's, whose name hides no template of another app."""
     status, wait = status_code(decision), retry_after_seconds(decision)
     title = problem(decision)["title"]
     context = {
@@ -136,7 +147,7 @@ def _page(request: Any, decision: Decision) -> str:
         "decision": decision,
     }
     try:
-        return render_to_string(f"{status}.html", context, request)
+        return render_to_string(_TEMPLATES[status], context, request)
     except TemplateDoesNotExist:  # an API without TEMPLATES, or without APP_DIRS
         text = refusal_text(decision)
         return format_html("<!doctype html>\n<title>{}</title>\n<h1>{}</h1>\n<p>{}</p>\n", title, title, text)

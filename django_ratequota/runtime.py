@@ -15,8 +15,10 @@ from .conf import Settings, settings
 from .engine import limiter
 from .engine.limiter import Limiter
 from .engine.local import LocalLimiter
+from .engine.memory import Unlimited, process_memory
 from .exceptions import ConfigurationError, StoreError
 from .store import breaker
+from .store.absent import AbsentStore
 from .store.base import Store
 from .store.factory import check_readable, safe_message, store_from_pool, store_from_url
 from .utils.locks import ForkSafeLock
@@ -93,6 +95,8 @@ def default_limiter() -> Limiter:
 def store_from_settings(settings: Settings) -> Store:
     """Return the store at REDIS_URL, else at the CACHES alias CACHE; raises ``ConfigurationError``."""
     timeout, failures, most = settings.timeout, settings.breaker_failures, settings.max_connections
+    if settings.in_memory:
+        return AbsentStore("memory", "RATEQUOTA['REDIS_URL'] is memory://, so each process counts on its own")
     if settings.redis_url:
         return store_from_url(settings.redis_url, timeout, failures, settings.cluster, most)
     if settings.cluster:
@@ -103,8 +107,9 @@ def store_from_settings(settings: Settings) -> Store:
 
 
 def _alias_pool(alias: str) -> Any:
-    """Return the connection pool of a django-redis alias in CACHES; raises ``ConfigurationError``."""
+    """Return the connection pool of a Redis alias in CACHES; raises ``ConfigurationError``."""
     from django.core.cache import InvalidCacheBackendError, caches
+    from django.core.cache.backends.redis import RedisCache as DjangosRedisCache
     from django.core.exceptions import ImproperlyConfigured
     from django_redis.cache import RedisCache
 
@@ -113,22 +118,23 @@ def _alias_pool(alias: str) -> Any:
     if "://" in alias:
         raise ConfigurationError("CACHE is the name of an alias in CACHES; a URL belongs to RATEQUOTA['REDIS_URL']")
     try:
-        cache = caches[alias]
+        cache: Any = caches[alias]
     except Exception as error:  # whatever its backend raises, its settings are to blame
         text = str(error) if isinstance(error, known) else type(error).__name__
         raise ConfigurationError(f"CACHES has no alias {alias!r} that works: {text}") from None
-    if not isinstance(cache, RedisCache):
-        kind = type(cache)  # Django's own is called RedisCache as well
+    djangos = isinstance(cache, DjangosRedisCache)
+    if not djangos and not isinstance(cache, RedisCache):
+        kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
         raise ConfigurationError(
-            f"CACHES[{alias!r}] is {kind.__module__}.{kind.__qualname__}, not django_redis.cache.RedisCache; "
-            "set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL']"
+            f"CACHES[{alias!r}] is {kind}, not django_redis.cache.RedisCache or Django's own RedisCache; "
+            "set RATEQUOTA['CACHE'] to the alias of one, or RATEQUOTA['REDIS_URL']"
         )
     try:
-        urls = getattr(cache, "_server", None) or ()  # with commas between, or a list
+        urls: Any = getattr(cache, "_servers" if djangos else "_server", None) or ()  # with commas between, or a list
         for url in urls.split(",") if isinstance(urls, str) else urls:
             if isinstance(url, str):
                 check_readable(url)
-        return cache.client.get_client(write=True).connection_pool
+        return (cache._cache if djangos else cache.client).get_client(write=True).connection_pool
     except ValueError as error:
         raise ConfigurationError(f"CACHES[{alias!r}] cannot be used: LOCATION: {safe_message(error)}") from None
     except Exception as error:
@@ -136,14 +142,23 @@ def _alias_pool(alias: str) -> Any:
         raise ConfigurationError(f"CACHES[{alias!r}] cannot be used: {text}") from None
 
 
-def _limiter_defaults() -> dict[str, Any]:
+def limiter_options() -> dict[str, Any]:
+    """Return the arguments of ``LimiterSteps`` by the settings in force; raises ``ConfigurationError``."""
     return {
         "store": store_from_settings(settings),
+        "memory": process_memory if settings.in_memory else None,
         "prefix": settings.prefix,
         "time_zone": settings.time_zone,
         "revision_max_age": settings.revision_max_age,
-        "deny_cache_seconds": settings.deny_cache_seconds,
+        "deny_cache_seconds": 0.0 if settings.in_memory else settings.deny_cache_seconds,
     }
+
+
+def _limiter_defaults() -> dict[str, Any]:
+    if settings.enabled:
+        return limiter_options()
+    store = AbsentStore("disabled", "RATEQUOTA['ENABLED'] is False, so nothing is enforced")
+    return {"store": store, "memory": lambda _prefix, zone, clock: Unlimited(zone, clock), "prefix": settings.prefix}
 
 
 def _send_store_state(state: str, server: str, reason: str, seconds: float) -> None:

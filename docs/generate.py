@@ -18,14 +18,15 @@ DOCS = Path(__file__).parent
 
 
 def settings() -> Iterator[str]:
-    """Yield a row for each key of RATEQUOTA: default, accepted values, and meaning (its comment in conf.py)."""
+    """Yield a section for each key of RATEQUOTA: meaning (its comment in conf.py), default and accepted values.
+
+    Sections, because other pages can link to their headings: ``settings.md#timeout``.
+    """
     from django_ratequota import conf
 
     source = inspect.getsource(conf.Settings)
     comments = re.findall(r"((?:    #: .*\n)+)    (\w+): ", source)
     meanings = {name: " ".join(re.findall(r"#: (.*)", comment)) for comment, name in comments}
-    yield "| key | default | accepts | meaning |"
-    yield "|---|---|---|---|"
     for key, field in sorted(conf.KEYS.items()):
         default = getattr(conf.Settings(), field.name)
         shown = (
@@ -34,7 +35,9 @@ def settings() -> Iterator[str]:
         # No key accepts a plain object, so the hint says what it accepts.
         [problem] = conf.read({key: object()})[1]
         accepts = re.sub(r"^(Write|[A-Z]+ must be) ", "", problem.hint)
-        yield _row(f"`{key}`", shown, accepts.rstrip("."), meanings[field.name])
+        others = "|".join(conf.KEYS.keys() - {key})
+        meaning = re.sub(rf"`({others})`", lambda one: f"[{one[0]}](#{one[1].lower()})", meanings[field.name])
+        yield from (f"## `{key}`", "", meaning, "", f"Default: {shown}. Accepts {accepts.rstrip('.')}.", "")
 
 
 def commands() -> Iterator[str]:

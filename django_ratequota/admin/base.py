@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from django import forms
@@ -14,16 +14,14 @@ from django.contrib.admin.widgets import AdminTextInputWidget, ForeignKeyRawIdWi
 from django.contrib.auth import get_user_model
 from django.db import IntegrityError
 from django.http import HttpResponseRedirect
-from django.urls import reverse
-from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
 from ..models import PolicyChange
 from ..recording.publication import when_unpublished
-from ..recording.recorder import acting
+from ..recording.recorder import recorded_as
 from .deletion import deleted_objects
-from .pages import AdminPage
+from .pages import AdminPage, may_view, model_url
 from .widgets import SafeAutocomplete, UserField
 
 logger = logging.getLogger("django_ratequota")
@@ -61,6 +59,9 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     #: The pages beside Django's own; each adds its URL, and what it shows on the change form.
     pages: tuple[type[AdminPage], ...] = ()
 
+    class Media:
+        css = {"all": ["django_ratequota/admin.css"]}
+
     def get_urls(self) -> list[Any]:
         """Put the addresses of ``pages`` before Django's, whose last one matches every address."""
         return [*(page(self).url_pattern() for page in self.pages), *super().get_urls()]
@@ -73,9 +74,8 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return the form, with a field for the reason where the operator may save."""
         form: Any = super().get_form(request, obj, change, **kwargs)
         if self._has_reason_field(request, obj):
-            form.base_fields[REASON_FIELD] = ReasonField(
-                _("Reason for this change")
-            )  # the class was made for this request
+            # The class was made for this request.
+            form.base_fields[REASON_FIELD] = ReasonField(_("Reason for this change"))
         return form
 
     def _has_reason_field(self, request: Any, obj: Any) -> bool:
@@ -89,7 +89,7 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     ) -> Any:
         """Add the field for the reason, and the context of ``pages``."""
         form = context["adminform"].form
-        context["why"] = [form[REASON_FIELD]] if REASON_FIELD in form.fields else []
+        context["change_reason_form"] = [form[REASON_FIELD]] if REASON_FIELD in form.fields else []
         for page in self.pages:
             context |= page(self).change_form_context(request, obj)
         return super().render_change_form(request, context, add, change, form_url, obj)
@@ -110,17 +110,16 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """Show the list, and record its actions and edits."""
-        context = {"why": ChangeReasonForm(request.POST or None), **(extra_context or {})}
+        context = {"change_reason_form": ChangeReasonForm(request.POST or None), **(extra_context or {})}
         return self.run_recorded(super().changelist_view, request, context)
 
     def get_deleted_objects(self, objs: Any, request: Any) -> Any:
         """Return what the delete pages show, with only the first of the related rows."""
         return deleted_objects(objs, request, self.admin_site)
 
-    def page_url(self, page: str, *args: Any, query: Mapping[str, str] | None = None) -> str:
-        """Return the address of a page of this model: changelist, add, change, or a ``name`` of ``pages``."""
-        url = reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_{page}", args=args)
-        return f"{url}?{urlencode(query)}" if query else url
+    def page_url(self, page: str, *args: Any, **query: Any) -> str:
+        """Return the address of a page of this model, as ``model_url``."""
+        return model_url(self.admin_site, self.model, page, *args, **query)
 
     def run_recorded(self, view: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the view, and record its changes with the operator and the reason in the form.
@@ -138,7 +137,7 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         try:
             reason = request.POST.get(REASON_FIELD, "").replace("\x00", "").strip()
-            with acting(request.user, reason), when_unpublished(warn):
+            with recorded_as(request.user, reason), when_unpublished(warn):
                 return view(request, *args, **kwargs)
         except IntegrityError:
             # The forms were valid, but another request wrote first.
@@ -186,10 +185,8 @@ class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
 
     def may_search(self, model: Any, request: Any) -> bool:
         """Return whether autocomplete works for the model and this operator."""
-        if not self.admin_site.is_registered(model):
-            return False
-        other = self.admin_site.get_model_admin(model)
-        return bool(other.get_search_fields(request)) and other.has_view_permission(request)
+        allowed = may_view(self.admin_site, model, request)
+        return allowed and bool(self.admin_site.get_model_admin(model).get_search_fields(request))
 
 
 def user_search_fields(relation: str = "user") -> list[str]:

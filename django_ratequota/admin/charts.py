@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from zlib import crc32
 
 from django.utils.functional import cached_property
@@ -73,8 +72,6 @@ class Plot:
     labels: Sequence[str]
     series: Sequence[Series]
     unit: str
-    line: Sequence[float | None]
-    line_name: str
     empty: str
 
     @property
@@ -158,17 +155,6 @@ class Plot:
         """The width of a bar, which leaves a gap to the next."""
         return _number((self._x(1) - self._x(0)) * 0.86)
 
-    @cached_property
-    def path(self) -> str:
-        """The line as an SVG path in steps, interrupted where it has no value."""
-        steps = []
-        for at, (before, value) in enumerate(pairwise([None, *self.line])):
-            if value is not None:
-                y = _number(self._y(value, self._ticks[-1]))
-                steps.append(f"M{_number(self._x(at))} {y}" if before is None else f"V{y}")
-                steps.append(f"H{_number(self._x(at + 1))}")
-        return " ".join(steps)
-
     @property
     def description(self) -> str:
         """The drawing in words, for screen readers."""
@@ -186,12 +172,9 @@ class Plot:
 
     @property
     def rows(self) -> list[tuple[str, list[str]]]:
-        """The rows of the table: each label with the value of each series, and of the line."""
-        columns: list[Sequence[float | None]] = [series.values for series in self.series]
-        if self.line_name:
-            columns.append(self.line)
+        """The rows of the table: each label with the value of each series."""
         return [
-            (label, ["–" if column[at] is None else number_text(column[at]) for column in columns])
+            (label, [number_text(series.values[at]) for series in self.series])
             for at, label in enumerate(self.labels)
         ]
 
@@ -201,14 +184,10 @@ class Plot:
 
     @cached_property
     def _ticks(self) -> tuple[float, ...]:
-        return round_ticks(max([*self._sums, *(value for value in self.line if value is not None)]))
+        return round_ticks(max(self._sums))
 
     def _hover_text(self, at: int, label: str) -> str:
-        values = [f"{series.name} {number_text(series.values[at])}" for series in self.series]
-        value = self.line[at] if self.line else None
-        if value is not None:
-            values.append(f"{self.line_name} {number_text(value)}")
-        return f"{label}: {', '.join(values)}"
+        return f"{label}: {', '.join(f'{series.name} {number_text(series.values[at])}' for series in self.series)}"
 
     def _x(self, at: float) -> float:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * at / len(self.labels)
@@ -222,31 +201,20 @@ class Plot:
         return next((step for step in _LABEL_STEPS if step >= wanted), wanted)
 
 
-def plot(
-    *,
-    title: str,
-    labels: Sequence[str],
-    series: Sequence[Series],
-    unit: str = "",
-    line: Sequence[float | None] | None = None,
-    line_name: str = "",
-    empty: str = "",
-) -> Plot:
-    """Return a chart of stacked bars, the first series lowest, and of an optional line in steps, such as a limit.
+def plot(*, title: str, labels: Sequence[str], series: Sequence[Series], unit: str = "", empty: str = "") -> Plot:
+    """Return a chart of stacked bars, the first series lowest.
 
-    ``labels``, each series' values and ``line`` have the same order and length; raises ``ValueError`` otherwise.
-    ``empty`` replaces the drawing while every value is zero.
+    ``labels`` and each series' values have the same order and length; raises ``ValueError`` otherwise. ``empty``
+    replaces the drawing while every value is zero.
     """
-    for values in (*(part.values for part in series), *([] if line is None else [line])):
-        if len(values) != len(labels):
-            raise ValueError(f"{len(labels)} labels, but {len(values)} values")
+    for part in series:
+        if len(part.values) != len(labels):
+            raise ValueError(f"{len(labels)} labels, but {len(part.values)} values")
     return Plot(
         title=str(title),
         labels=[str(label) for label in labels],
         series=[replace(part, name=str(part.name)) for part in series],
         unit=str(unit),
-        line=line or (),
-        line_name=str(line_name) if line else "",
         empty=str(empty) or gettext("No data."),
     )
 

@@ -15,11 +15,12 @@ from django.urls import reverse
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Plan, RatePolicy
+from ..models import Plan
+from ..operations.copy_plan import copy_policies
 from ..recording.databases import policy_alias
-from ..recording.recorder import acting
+from ..recording.recorder import recorded_as
 from .base import ReasonField
-from .formatting import dates, shown
+from .formatting import shown, when
 from .pages import AdminPage
 from .permissions import may
 
@@ -65,7 +66,7 @@ class CopyPlanPage(AdminPage):
         if request.method == "POST" and form.is_valid():
             reason = form.cleaned_data["reason"] or gettext("copy of %(plan)s") % {"plan": shown(plan.name)}
             try:
-                with acting(request.user, reason), transaction.atomic(using=policy_alias(Plan)):
+                with recorded_as(request.user, reason), transaction.atomic(using=policy_alias(Plan)):
                     count = copy_policies(policies, form.save())
                     self.admin.log_addition(request, form.instance, _log_message(plan, count))
             except ValidationError as error:
@@ -78,7 +79,7 @@ class CopyPlanPage(AdminPage):
             "original": gettext("Copy"),
             "errors": form.errors,
             "form": form,
-            "policies": [(policy, dates(policy)) for policy in policies[:_SHOWN_POLICIES]],
+            "policies": [(policy, when(policy)) for policy in policies[:_SHOWN_POLICIES]],
             "more": max(0, len(policies) - _SHOWN_POLICIES),
             "default_for": plan.get_default_for_display() if plan.default_for else "",
             "back": self.admin.page_url("change", quote(plan.pk)),
@@ -94,29 +95,6 @@ class CopyPlanPage(AdminPage):
         self.admin.message_user(request, text % {"plan": shown(copy.name), "count": count}, messages.SUCCESS)
         link = self.object_url(request, Plan, copy.pk, copy)
         return HttpResponseRedirect(link or reverse(f"{self.site.name}:index"))
-
-
-def copy_policies(policies: list[RatePolicy], plan: Plan) -> int:
-    """Create the same policies for the plan, with all of their fields, and return their number.
-
-    Raises ``ValidationError`` for a policy that is no longer valid (it was written by raw SQL, or is counted per an
-    identifier that has left the settings).
-    """
-    names = [field.attname for field in RatePolicy._meta.concrete_fields if not field.primary_key]
-    relations = [field.name for field in RatePolicy._meta.concrete_fields if field.is_relation]
-    copies = []
-    for policy in policies:
-        copy = RatePolicy(**{**{name: getattr(policy, name) for name in names}, "plan_id": plan.pk})
-        try:
-            # Related objects and constraints need no check: only the plan differs, and it had no policy.
-            copy.clean_fields(exclude=relations)
-            copy.clean()
-        except ValidationError as error:
-            text = _("Nothing was copied, because %(policy)s is not valid. %(errors)s")
-            words = {"policy": shown(policy), "errors": " ".join(error.messages)}
-            raise ValidationError(text % words) from error
-        copies.append(copy)
-    return len(RatePolicy.objects.bulk_create(copies))
 
 
 def _initial(plan: Plan) -> dict[str, str]:

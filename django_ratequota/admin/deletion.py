@@ -6,13 +6,13 @@ from typing import Any
 
 from django.contrib.admin.utils import NestedObjects, quote
 from django.db import models
-from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext
 
 from ..models import RatePolicy
 from ..recording.databases import policy_alias
+from .pages import model_url
 from .permissions import OVERRIDES
 
 #: Rows of each relation that a delete page lists.
@@ -56,11 +56,8 @@ def deleted_objects(objs: Any, request: Any, site: Any) -> tuple[list[Any], dict
             return f"{kind}: {row}"
         if not site.get_model_admin(type(row)).has_delete_permission(request, row):
             forbidden.add(opts.verbose_name)
-        try:
-            url = reverse(f"{site.name}:{opts.app_label}_{opts.model_name}_change", args=[quote(row.pk)])
-        except NoReverseMatch:
-            return f"{kind}: {row}"
-        return format_html('{}: <a href="{}">{}</a>', kind, url, row)
+        url = model_url(site, row, "change", quote(row.pk))
+        return format_html('{}: <a href="{}">{}</a>', kind, url, row) if url else f"{kind}: {row}"
 
     lines = collector.nested(line)
     counts = {model._meta.verbose_name_plural: len(rows) for model, rows in collector.model_objs.items()}

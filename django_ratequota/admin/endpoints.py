@@ -8,27 +8,24 @@ from django import forms
 from django.contrib import admin
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.core.exceptions import ValidationError
-from django.db.models import Count, Exists, OuterRef, QuerySet
-from django.urls import reverse
+from django.db.models import Exists, OuterRef, QuerySet
 from django.utils.html import format_html, format_html_join
-from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Endpoint, RatePolicy
 from ..operations.advice import matched_routes
 from ..policies.requests.routes import known_routes, known_scopes
-from .base import RecordedAdmin
-from .formatting import about, shown
-from .pages import page_url
-from .policy_table import PolicyInline, list_url
-from .warnings import WarnsOnInlineSave
+from .filters import ConditionFilter
+from .formatting import about, shown, when
+from .pages import model_url
+from .policy_table import PolicyInline, PolicyTableAdmin, list_url
 
 #: Matching routes that an endpoint's page lists; the others are counted.
 _MOST_ROUTES = 20
 
 
-class ScopeInput(AdminTextInputWidget):
+class ScopeSuggestions(AdminTextInputWidget):
     """A text field that offers the scopes of the code that have no endpoint yet."""
 
     template_name = "django_ratequota/widgets/scope.html"
@@ -41,7 +38,7 @@ class ScopeInput(AdminTextInputWidget):
         return context
 
 
-class RoutesInput(AdminTextareaWidget):
+class RoutePicker(AdminTextareaWidget):
     """A text area above the list of the project's routes; a click adds one."""
 
     template_name = "django_ratequota/widgets/routes.html"
@@ -63,16 +60,16 @@ class EndpointForm(forms.ModelForm):  # type: ignore[type-arg]
         model = Endpoint
         fields = ["name", "description", "routes", "methods", "cost", "charged_statuses"]
         widgets = {
-            "name": ScopeInput,
+            "name": ScopeSuggestions,
             "description": AdminTextareaWidget(attrs={"rows": 2}),
-            "routes": RoutesInput(attrs={"rows": 4}),
+            "routes": RoutePicker(attrs={"rows": 4}),
         }
 
 
 class EndpointPolicyInline(PolicyInline):
     """The endpoint's policies for plans and for everyone. Overrides can be thousands: they have their own list."""
 
-    fields = ["plan", "counted_per", "rates", "algorithm", "mode", "when"]
+    fields = ["plan", "counted_per", "rates", "algorithm", "mode", when]  # type: ignore[list-item]
     empty_value_display = _("everyone")
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
@@ -80,44 +77,29 @@ class EndpointPolicyInline(PolicyInline):
         return super().get_queryset(request).filter(user__isnull=True, subject="")
 
 
-class LimitedFilter(admin.SimpleListFilter):
+class LimitedFilter(ConditionFilter):
     """Filter by whether an endpoint has policies of its own."""
 
     title = _("policies")
     parameter_name = "policies"
 
-    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return the choices."""
-        return [("some", _("with policies")), ("none", _("without policies"))]
-
-    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the rows of the choice."""
+    def conditions(self) -> dict[str, tuple[Any, Any]]:
+        """Look for a policy."""
         own = Exists(RatePolicy.objects.filter(endpoint=OuterRef("pk")))
-        condition = {"some": own, "none": ~own}.get(self.value() or "")
-        return queryset if condition is None else queryset.filter(condition)
+        return {"some": (_("with policies"), own), "none": (_("without policies"), ~own)}
 
 
 @admin.register(Endpoint)
-class EndpointAdmin(WarnsOnInlineSave, RecordedAdmin):
+class EndpointAdmin(PolicyTableAdmin):
     """Endpoints."""
 
     form = EndpointForm
     list_display = ["name", "some_routes", "methods", "cost", "charged_statuses", "policy_count", about]
     list_filter = [LimitedFilter]
-    ordering = ["name"]  # repeated here, because a query that counts drops the model's
     search_fields = ["name", "description", "routes"]
     list_per_page = 50
-    show_facets = admin.ShowFacets.ALWAYS
     inlines = [EndpointPolicyInline]
     change_list_template = "admin/django_ratequota/endpoint/change_list.html"
-
-    class Media:
-        css = {"all": ["django_ratequota/admin.css"]}
-
-    def get_queryset(self, request: Any) -> QuerySet[Any]:
-        """Return the endpoints with the number of their policies."""
-        queryset: QuerySet[Any] = super().get_queryset(request).annotate(policy_count=Count("policies"))
-        return queryset
 
     def get_readonly_fields(self, request: Any, obj: Any = None) -> list[str]:
         """Return what the endpoint matches, and the link to its policies if the operator may open their list."""
@@ -127,22 +109,16 @@ class EndpointAdmin(WarnsOnInlineSave, RecordedAdmin):
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """Return the list; above it are the scopes in code that have no endpoint yet."""
-        add = reverse(f"{self.admin_site.name}:django_ratequota_endpoint_add")
         may_add = self.has_add_permission(request)
         scopes = [
             {
                 "name": scope,
                 "problem": (problem := name_problem(scope)),
-                "link": f"{add}?{urlencode({'name': scope})}" if may_add and not problem else "",
+                "link": self.page_url("add", query={"name": scope}) if may_add and not problem else "",
             }
             for scope in unknown_scopes()
         ]
         return super().changelist_view(request, {"unknown_scopes": scopes, **(extra_context or {})})
-
-    @admin.display(description=_("policies"), ordering="policy_count")
-    def policy_count(self, endpoint: Any) -> int:
-        """Return the number of policies, overrides included."""
-        return int(endpoint.policy_count)
 
     @admin.display(description=_("routes"))
     def some_routes(self, endpoint: Any) -> str:
@@ -167,7 +143,7 @@ class EndpointAdmin(WarnsOnInlineSave, RecordedAdmin):
     @admin.display(description=_("all policies"))
     def all_policies(self, endpoint: Any) -> str:
         """Return a link to all policies: the table on the page leaves out the overrides."""
-        url = page_url(self.admin_site.name, "ratepolicy_changelist", query={"endpoint__id__exact": endpoint.pk})
+        url = model_url(self.admin_site, RatePolicy, "changelist", query={"endpoint__id__exact": endpoint.pk})
         count = self.policy_count(endpoint)
         text = ngettext("%d policy, including overrides", "%d policies, including overrides", count) % count
         return format_html('<a href="{}">{}</a>', url, text)

@@ -79,57 +79,65 @@ class RelatedFilter(admin.RelatedFieldListFilter):
         return [(row.pk, shown(row)) for row in rows]
 
 
-class ActiveFilter(admin.SimpleListFilter):
+class ConditionFilter(admin.SimpleListFilter):
+    """Filter by one of a few conditions."""
+
+    def conditions(self) -> dict[str, tuple[Any, Any]]:
+        """Return value in the address -> (text of the choice, condition of its rows)."""
+        raise NotImplementedError
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return the choices."""
+        return [(value, text) for value, (text, _condition) in self.conditions().items()]
+
+    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the rows of the choice."""
+        chosen = self.conditions().get(self.value() or "")
+        return queryset.filter(chosen[1]) if chosen else queryset
+
+
+class ActiveFilter(ConditionFilter):
     """Filter by whether a row is active now, has not started, or has ended."""
 
     title = _("time")
     parameter_name = "time"
 
-    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return the choices."""
-        choices = {
-            "active": _("active now"),
-            "future": _("not started"),
-            "ended": _("ended"),
-            "dated": _("has an end"),
-        }
-        return list(choices.items())
-
-    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the rows of the choice."""
+    def conditions(self) -> dict[str, tuple[Any, Any]]:
+        """Compare the dates with this moment."""
         now = timezone.now()
-        started = Q(starts_at__isnull=True) | Q(starts_at__lte=now)
-        open_ended = Q(ends_at__isnull=True) | Q(ends_at__gt=now)
-        condition = {
-            "active": started & open_ended,
-            "future": Q(starts_at__gt=now),
-            "ended": Q(ends_at__lte=now),
-            "dated": Q(ends_at__isnull=False),
-        }.get(self.value() or "")
-        return queryset if condition is None else queryset.filter(condition)
+        return {
+            "active": (_("active now"), started(now) & not_ended(now)),
+            "future": (_("not started"), Q(starts_at__gt=now)),
+            "ended": (_("ended"), Q(ends_at__lte=now)),
+            "dated": (_("has an end"), Q(ends_at__isnull=False)),
+        }
 
 
-class AudienceFilter(admin.SimpleListFilter):
+class AudienceFilter(ConditionFilter):
     """Filter by the kind of audience."""
 
     title = _("audience")
     parameter_name = "audience"
 
-    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return the choices."""
-        choices = {"user": _("a user"), "subject": _("a subject"), "plan": _("a plan"), "everyone": _("everyone")}
-        return [*choices.items(), ("override", _("a user or a subject"))]
+    def conditions(self) -> dict[str, tuple[Any, Any]]:
+        """Look at the fields of the audience."""
+        return {
+            "user": (_("a user"), Q(user__isnull=False)),
+            "subject": (_("a subject"), ~Q(subject="")),
+            "plan": (_("a plan"), Q(plan__isnull=False)),
+            "everyone": (_("everyone"), Q(user__isnull=True, subject="", plan__isnull=True)),
+            "override": (_("a user or a subject"), OVERRIDES),
+        }
 
-    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the rows of the choice."""
-        condition = {
-            "user": Q(user__isnull=False),
-            "subject": ~Q(subject=""),
-            "plan": Q(plan__isnull=False),
-            "everyone": Q(user__isnull=True, subject="", plan__isnull=True),
-            "override": OVERRIDES,
-        }.get(self.value() or "")
-        return queryset if condition is None else queryset.filter(condition)
+
+def started(now: Any) -> Q:
+    """Return the condition of rows that have started."""
+    return Q(starts_at__isnull=True) | Q(starts_at__lte=now)
+
+
+def not_ended(now: Any) -> Q:
+    """Return the condition of rows that have not ended."""
+    return Q(ends_at__isnull=True) | Q(ends_at__gt=now)
 
 
 def is_active(row: Any) -> bool:

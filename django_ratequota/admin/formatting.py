@@ -62,8 +62,9 @@ def clock_and_wait(at_us: int, wait_us: int) -> str:
     return gettext("%(time)s (in %(span)s)") % words
 
 
-def dates(row: Any) -> str:
-    """A row's ``starts_at`` and ``ends_at`` in a few words; "always" without any."""
+@admin.display(description=_("when"), ordering="ends_at")
+def when(row: Any) -> str:
+    """A row's ``starts_at`` and ``ends_at`` in a few words; "always" without any. Also a column of lists."""
     words = {"start": moment(row.starts_at), "end": moment(row.ends_at)}
     if row.starts_at and row.ends_at:
         return gettext("%(start)s to %(end)s") % words

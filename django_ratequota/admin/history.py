@@ -8,9 +8,7 @@ from django.apps import apps
 from django.contrib import admin
 from django.contrib.auth import get_user_model
 from django.db.models import QuerySet
-from django.urls import reverse
 from django.utils.html import format_html
-from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange, RecordedModel
@@ -22,17 +20,7 @@ from .names import object_name
 from .restore import RestorePage
 
 #: Fields on the page of a change.
-_FIELDS = [
-    "at",
-    "actor",
-    "action",
-    "kind",
-    "object_id",
-    "object_text",
-    "user_touched",
-    "why",
-    "difference",
-]
+_FIELDS = ["at", "actor", "action", "kind", "object_id", "object_text", "user_touched", "reason_text", "difference"]
 
 
 class KindFilter(admin.SimpleListFilter):
@@ -80,7 +68,7 @@ class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
     """Who changed what, when and why. Nobody can edit it."""
 
     pages = (RestorePage,)
-    list_display = ["at", "actor", "action", "kind", "object_text", "what_changed", "why"]
+    list_display = ["at", "actor", "action", "kind", "object_text", "what_changed", "reason_text"]
     list_filter = ["action", KindFilter, "at", ("actor", RelatedFilter), AffectedUserFilter]
     list_select_related = ["actor"]
     list_per_page = 50
@@ -88,7 +76,7 @@ class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
     readonly_fields = [*_FIELDS]
 
     class Media:
-        css = {"all": ["django_ratequota/admin.css", "django_ratequota/history.css"]}
+        css = {"all": ["django_ratequota/history.css"]}
 
     def get_search_fields(self, request: Any) -> list[str]:
         """Return the lookups that find an object, an actor or a reason."""
@@ -126,7 +114,7 @@ class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
         return summary or str(self.get_empty_value_display())
 
     @admin.display(description=_("reason"), ordering="reason")
-    def why(self, change: PolicyChange) -> str:
+    def reason_text(self, change: PolicyChange) -> str:
         """Return the reason."""
         return shown(change.reason) or str(self.get_empty_value_display())
 
@@ -135,11 +123,8 @@ class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
         """Return the name of the only user affected, linked to all changes that affect them."""
         if not change.touched_user:
             return self.get_empty_value_display()
-        url = reverse(f"{self.admin_site.name}:django_ratequota_policychange_changelist")
-        query = urlencode({"touched_user": change.touched_user})
-        return format_html(
-            '<a href="{}?{}">{}</a>', url, query, shown(object_name(get_user_model(), change.touched_user))
-        )
+        url = self.page_url("changelist", query={"touched_user": change.touched_user})
+        return format_html('<a href="{}">{}</a>', url, shown(object_name(get_user_model(), change.touched_user)))
 
     @admin.display(description=_("difference"))
     def difference(self, change: PolicyChange) -> str:

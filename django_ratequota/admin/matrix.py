@@ -11,7 +11,6 @@ from typing import Any
 from django import forms
 from django.core.paginator import Paginator
 from django.db.models import Count, Q
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 from django.utils.translation import gettext
@@ -23,8 +22,9 @@ from ..policies.facts import UNREADABLE, PolicyFacts
 from ..policies.precedence import strongest
 from ..policies.snapshot import Group
 from ..policies.unreadable import readable_facts
-from .formatting import dates, moment, shown
-from .pages import AdminPage
+from .filters import not_ended, started
+from .formatting import moment, shown, when
+from .pages import AdminPage, model_url
 from .permissions import OVERRIDES, may
 
 #: Endpoints on one page; 50 plans make 5,000 cells of them.
@@ -98,9 +98,7 @@ class MatrixPage(AdminPage):
                 {
                     "name": name,
                     "default_for": plan.get_default_for_display() if plan.default_for else "",
-                    "link": cells.url(Plan, "change", plan.pk)
-                    if self.admin.has_view_permission(request, plan)
-                    else "",
+                    "link": self.object_url(request, Plan, plan.pk, plan),
                 }
                 for plan, name in columns
                 if plan
@@ -121,7 +119,7 @@ class MatrixPage(AdminPage):
         return {
             "endpoint": name,
             "statuses": endpoint.charged_statuses if endpoint else "",
-            "link": self._endpoint_link(request, endpoint, cells),
+            "link": self.object_url(request, Endpoint, endpoint.pk) if endpoint else "",
             "overrides": overrides.get(_key(endpoint), (0, 0))[0],
             "blocks": overrides.get(_key(endpoint), (0, 0))[1],
             "overrides_link": cells.list_url({"audience": "override", "time": "active"}, endpoint),
@@ -130,13 +128,6 @@ class MatrixPage(AdminPage):
                 for plan, plan_name in columns
             ],
         }
-
-    def _endpoint_link(self, request: Any, endpoint: Endpoint | None, cells: _Cells) -> str:
-        site = self.site
-        if endpoint is None or not site.is_registered(Endpoint):
-            return ""
-        allowed = site.get_model_admin(Endpoint).has_view_permission(request)
-        return cells.url(Endpoint, "change", endpoint.pk) if allowed else ""
 
 
 class _Cells:
@@ -151,13 +142,13 @@ class _Cells:
         self.adds = registered and may(user, "add", override=False)
         # Translated once for thousands of cells.
         self.label = gettext("%(plan)s at %(endpoint)s")
-        self._bases: dict[tuple[Any, str], str] = {}
+        self._bases: dict[str, str] = {}
         #: endpoint id -> counted_per -> the policies that compete there.
         self.groups: dict[int | None, dict[str, Group]] = {}
         #: (endpoint id, plan id) -> number of policies that have not ended.
         self.own: Counter[tuple[int | None, int | None]] = Counter()
         self.remarks: dict[int, tuple[str, ...]] = {}
-        own = _of(rows) & ~OVERRIDES & _not_ended()
+        own = _of(rows) & ~OVERRIDES & not_ended(timezone.now())
         found: dict[int | None, dict[str, list[PolicyFacts]]] = {}
         for policy in RatePolicy.objects.filter(own).order_by("pk"):
             facts = readable_facts(policy)
@@ -192,15 +183,14 @@ class _Cells:
         if not self.sees:
             return ""
         filters = {"endpoint__id__exact": endpoint.pk} if endpoint else {"endpoint__isnull": "True"}
-        return f"{self.url(RatePolicy, 'changelist')}?{urlencode({**query, **filters})}"
+        return f"{self._url('changelist')}?{urlencode({**query, **filters})}"
 
-    def url(self, model: Any, page: str, *args: Any) -> str:
-        """Return the address of a page of the model's admin."""
+    def _url(self, page: str, *args: Any) -> str:
+        """Return the address of a page of the policies' admin."""
         # reverse() takes 20 µs, and there are thousands of cells.
-        base = self._bases.get((model, page))
+        base = self._bases.get(page)
         if base is None:
-            name = f"{self.site.name}:{model._meta.app_label}_{model._meta.model_name}_{page}"
-            base = self._bases[model, page] = reverse(name, args=[_PLACEHOLDER for _arg in args])
+            base = self._bases[page] = model_url(self.site, RatePolicy, page, *[_PLACEHOLDER for _arg in args])
         return base.replace(_PLACEHOLDER, str(args[0])) if args else base
 
     def _in_force(self, policy: PolicyFacts, endpoint: Endpoint | None, plan: Plan | None, several: bool) -> InForce:
@@ -208,7 +198,7 @@ class _Cells:
         if inherited:
             link = self._add(endpoint, plan, policy.counted_per)
         else:
-            link = self.url(RatePolicy, "change", policy.id) if self.changes else ""
+            link = self._url("change", policy.id) if self.changes else ""
         return InForce(
             rates=str(_WORDS.get(policy.text, policy.text)),
             counted_per=policy.counted_per if several or policy.counted_per != "caller" else "",
@@ -224,7 +214,7 @@ class _Cells:
         query: dict[str, Any] = {"plan": plan.pk} if plan else {}
         if endpoint:
             query["endpoint"] = endpoint.pk
-        return f"{self.url(RatePolicy, 'add')}?{urlencode({**query, 'counted_per': counted_per})}"
+        return f"{self._url('add')}?{urlencode({**query, 'counted_per': counted_per})}"
 
 
 def _key(endpoint: Endpoint | None) -> int | None:
@@ -235,15 +225,10 @@ def _of(rows: Iterable[Endpoint | None]) -> Q:
     return Q(endpoint__isnull=True) | Q(endpoint__in=[endpoint.pk for endpoint in rows if endpoint])
 
 
-def _not_ended() -> Q:
-    return Q(ends_at__isnull=True) | Q(ends_at__gt=timezone.now())
-
-
 def _overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, tuple[int, int]]:
     """Return endpoint id -> (number of overrides in their dates, number of these that block)."""
     now = timezone.now()
-    started = Q(starts_at__isnull=True) | Q(starts_at__lte=now)
-    overrides = RatePolicy.objects.filter(_of(rows) & OVERRIDES & started & _not_ended()).order_by()
+    overrides = RatePolicy.objects.filter(_of(rows) & OVERRIDES & started(now) & not_ended(now)).order_by()
     blocks = Count("pk", filter=Q(rates=BLOCKED, mode=RatePolicy.Mode.ENFORCE))
     counts = overrides.values("endpoint").annotate(count=Count("pk"), blocks=blocks)
     return {row["endpoint"]: (row["count"], row["blocks"]) for row in counts}
@@ -259,4 +244,4 @@ def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:
     if policy.starts_at and not policy.ends_at:
         yield gettext("since %(start)s") % {"start": moment(policy.starts_at)}
     elif policy.ends_at:
-        yield dates(policy)
+        yield when(policy)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django import forms
 from django.contrib.admin.utils import quote, unquote
@@ -14,8 +14,12 @@ from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.http import urlencode
 
+from ..exceptions import StoreError
+
 if TYPE_CHECKING:
     from .base import RecordedAdmin
+
+Reply = TypeVar("Reply")
 
 
 class AdminPage:
@@ -55,12 +59,7 @@ class AdminPage:
 
     def object_url(self, request: Any, model: type[Model], pk: Any, obj: Any = None) -> str:
         """Return the address of the object's change page; "" where the operator may not open it."""
-        if not self.site.is_registered(model):
-            return ""
-        opts = model._meta
-        if not self.site.get_model_admin(model).has_view_permission(request, obj):
-            return ""
-        return reverse(f"{self.site.name}:{opts.app_label}_{opts.model_name}_change", args=[quote(pk)])
+        return model_url(self.site, model, "change", quote(pk)) if may_view(self.site, model, request, obj) else ""
 
     def url_pattern(self) -> URLPattern:
         """Return the entry for ``ModelAdmin.get_urls``."""
@@ -101,10 +100,27 @@ class AdminPage:
         return TemplateResponse(request, f"{folder}/{template}", {**common, **context})
 
 
-def page_url(site: str, name: str, *args: Any, query: Mapping[str, str] | None = None) -> str:
-    """Return the address of a page of this app's admin, such as ``ratepolicy_change``; "" where the site has none."""
+def model_url(site: Any, model: Any, page: str, *args: Any, query: Mapping[str, Any] | None = None) -> str:
+    """Return the address of a page of the model's admin: changelist, add, change, or a ``name`` of its ``pages``.
+
+    "" where the site has no such page.
+    """
+    opts = model._meta
     try:
-        url = reverse(f"{site}:django_ratequota_{name}", args=args)
+        url = reverse(f"{site.name}:{opts.app_label}_{opts.model_name}_{page}", args=args)
     except NoReverseMatch:
         return ""
     return f"{url}?{urlencode(query)}" if query else url
+
+
+def may_view(site: Any, model: Any, request: Any, obj: Any = None) -> bool:
+    """Return whether the operator may open the model's list, or the page of ``obj``, on this site."""
+    return bool(site.is_registered(model) and site.get_model_admin(model).has_view_permission(request, obj))
+
+
+def reply(read: Callable[[], Reply]) -> tuple[Reply | None, str]:
+    """Return what ``read`` returns and "", or None and the reason why Redis did not answer."""
+    try:
+        return read(), ""
+    except StoreError as error:
+        return None, error.reason

@@ -14,7 +14,7 @@ from .explain.boost import BoostPage
 from .explain.page import ExplainPage
 from .explain.refusals import offer_refusal
 from .filters import ActiveFilter, AudienceFilter, RelatedFilter, is_active
-from .formatting import dates, shown
+from .formatting import shown, when
 from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
@@ -41,7 +41,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     )
     form = PolicyForm
     actions = [reset_usage]
-    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "when", "active"]
+    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", when, "active"]
     list_editable = ["mode"]
     list_filter = [
         "mode",
@@ -62,7 +62,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     ]
 
     class Media:
-        css = {"all": ["django_ratequota/plots.css", "django_ratequota/admin.css", "django_ratequota/preview.css"]}
+        css = {"all": ["django_ratequota/plots.css", "django_ratequota/preview.css"]}
         js = ["django_ratequota/preview.js"]
 
     def get_search_fields(self, request: Any) -> list[str]:
@@ -109,11 +109,6 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     def endpoint_name(self, policy: RatePolicy) -> str:
         """Return the endpoint's name."""
         return policy.endpoint.name if policy.endpoint else str(WITHOUT["endpoint"])
-
-    @admin.display(description=_("when"), ordering="ends_at")
-    def when(self, policy: RatePolicy) -> str:
-        """The policy's dates."""
-        return dates(policy)
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, policy: RatePolicy) -> bool:

@@ -1,4 +1,4 @@
-"""The table of policies on the pages of plans and endpoints."""
+"""The plans' and the endpoints' pages have a table of their policies, and their lists a number of them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 from django import forms
 from django.contrib import admin
 from django.contrib.admin.widgets import AdminTextInputWidget, RelatedFieldWidgetWrapper
-from django.db.models import F, QuerySet
+from django.db.models import Count, F, QuerySet
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
-from ..models import RatePolicy
+from ..models import Endpoint, RatePolicy
 from .base import AutocompleteAdmin
-from .formatting import dates
-from .pages import page_url
+from .formatting import when
+from .pages import may_view, model_url
 from .policy_forms import RowForm, StoredRows
+from .warnings import WarnsOnSave
 from .widgets import RowAutocomplete
 
 #: What a policy without the related object applies to.
@@ -106,10 +107,7 @@ class PolicyInline(AutocompleteAdmin, admin.TabularInline):  # type: ignore[type
     max_num = _MAX_ROWS
     show_change_link = True
     # Dates, reason and rarer fields are on the policy's own page, a click away.
-    readonly_fields = ["when"]
-
-    class Media:
-        css = {"all": ["django_ratequota/admin.css"]}
+    readonly_fields = [when]  # type: ignore[list-item]
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
         """Return the policies; those for all endpoints or for everyone come first, on every database."""
@@ -141,13 +139,34 @@ class PolicyInline(AutocompleteAdmin, admin.TabularInline):  # type: ignore[type
                     field.choices = [("", WITHOUT[db_field.name]), *options]  # read once for all rows
         return field
 
-    @admin.display(description=_("when"))
-    def when(self, policy: RatePolicy) -> str:
-        """Return the policy's dates."""
-        return dates(policy)
+
+class PolicyTableAdmin(WarnsOnSave):
+    """The admin of an object with a policy table. It warns about the edited rows."""
+
+    ordering = ["name"]  # repeated here, because a query that counts drops the model's
+    show_facets = admin.ShowFacets.ALWAYS
+
+    def get_queryset(self, request: Any) -> QuerySet[Any]:
+        """Return the objects with the number of their policies."""
+        queryset: QuerySet[Any] = super().get_queryset(request).annotate(policy_count=Count("policies"))
+        return queryset
+
+    @admin.display(description=_("policies"), ordering="policy_count")
+    def policy_count(self, row: Any) -> int:
+        """Return the number of policies, overrides included."""
+        return int(row.policy_count)
+
+    def save_related(self, request: Any, form: Any, formsets: Any, change: bool) -> None:
+        """Save the table, then warn."""
+        super().save_related(request, form, formsets, change)
+        edited = []
+        for formset in formsets:
+            if formset.model is RatePolicy:
+                edited += [*formset.new_objects, *(policy for policy, _fields in formset.changed_objects)]
+        self.warn(request, edited, form.instance if isinstance(form.instance, Endpoint) else None)
 
 
 def list_url(site: admin.AdminSite, request: Any, filters: dict[str, str]) -> str:
     """Return the address of the list of policies, filtered; "" where the operator may not see it."""
-    listed = site.is_registered(RatePolicy) and site.get_model_admin(RatePolicy).has_view_permission(request)
-    return page_url(site.name, "ratepolicy_changelist", query=filters) if listed else ""
+    allowed = may_view(site, RatePolicy, request)
+    return model_url(site, RatePolicy, "changelist", query=filters) if allowed else ""

@@ -15,7 +15,7 @@ from ..models import RatePolicy
 from ..operations.advice import about_endpoint, about_saved
 from ..operations.impact import estimate, sentences
 from ..operations.impact_audience import NotEstimable
-from ..operations.scenarios import Scenario, scenarios
+from ..operations.scenarios import scenarios
 from ..recording.validators import rate_problem
 from .charts import Series, plot
 from .formatting import moment
@@ -120,12 +120,8 @@ def _preview(policy: RatePolicy) -> dict[str, Any]:
     except InvalidRate as error:
         return {"errors": [rate_problem(error)]}
     if isinstance(rates, str):
-        text = (
-            _("Every request is refused.")
-            if rates == BLOCKED
-            else _("Every request is admitted, and nothing is counted.")
-        )
-        return {"sentence": text}
+        admitted = _("Every request is admitted, and nothing is counted.")
+        return {"sentence": _("Every request is refused.") if rates == BLOCKED else admitted}
     try:
         scales = [_scale(rates, rate) for rate in rates[:_MAX_SCALES]]
     except StoreError as error:
@@ -134,17 +130,10 @@ def _preview(policy: RatePolicy) -> dict[str, Any]:
 
 
 def _scale(rates: tuple[Rate, ...], scale: Rate) -> dict[str, Any]:
-    rows = [(_chart(scale, scenario), scenario.sentence) for scenario in scenarios(rates, scale)]
+    rows = []
+    for scenario in scenarios(rates, scale):
+        refused = Series(_("refused"), "refused", scenario.refused)
+        series = [Series(_("admitted"), "admitted", scenario.admitted), refused]
+        chart = plot(title=f"{scenario.title}: {scale}", labels=scenario.labels, series=series, unit=_("units"))
+        rows.append((chart, scenario.sentence))
     return {"rate": str(scale), "scenarios": rows}
-
-
-def _chart(scale: Rate, scenario: Scenario) -> Any:
-    return plot(
-        title=f"{scenario.title}: {scale}",
-        labels=scenario.labels,
-        series=[
-            Series(_("admitted"), "admitted", scenario.admitted),
-            Series(_("refused"), "refused", scenario.refused),
-        ],
-        unit=_("units"),
-    )

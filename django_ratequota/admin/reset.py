@@ -21,7 +21,7 @@ from ..operations import counters
 from ..recording.databases import policy_alias
 from .base import ReasonField
 from .formatting import shown
-from .pages import AdminPage
+from .pages import AdminPage, reply
 from .permissions import is_override
 
 #: The page names each counter, and one call to Redis reads them all.
@@ -70,18 +70,13 @@ class CountersPage(AdminPage):
             change(form)
             if not form.errors:
                 return None
-        statuses: dict[Bucket, BucketStatus] = {}
-        store_error = ""
-        try:
-            statuses = counters.peek(rows)
-        except StoreError as error:
-            store_error = error.reason
+        statuses, store_error = reply(lambda: counters.peek(rows))
         context = {
             "title": self.title,
             "lead": self.lead,
             "yes": self.yes,
             "heads": self.heads,
-            "rows": [(*texts, bucket.rate, statuses.get(bucket)) for bucket, texts in rows.items()],
+            "rows": [(*texts, bucket.rate, (statuses or {}).get(bucket)) for bucket, texts in rows.items()],
             "store_error": store_error,
             "form": form,
             **context,
@@ -154,10 +149,8 @@ class ResetPage(CountersPage):
 @admin.action(permissions=["reset"], description=_("Reset the counters of the selected overrides"))
 def reset_usage(model_admin: Any, request: Any, queryset: Any) -> Any:
     """Ask, then reset; the list is shown again afterwards."""
-    policies = queryset.select_related("user", "plan", "endpoint")
-    return ResetPage(model_admin).ask_or_reset(
-        request, policies, model_admin.page_url("changelist"), action="reset_usage"
-    )
+    policies, back = queryset.select_related("user", "plan", "endpoint"), model_admin.page_url("changelist")
+    return ResetPage(model_admin).ask_or_reset(request, policies, back, action="reset_usage")
 
 
 def reset_message(count: int) -> str:

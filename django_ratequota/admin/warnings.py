@@ -36,20 +36,6 @@ class WarnsOnSave(RecordedAdmin):
 
     def _visible_policies(self, request: Any) -> Any:
         """Return the policies that the operator may see: advice names no others."""
-        site = self.admin_site
-        if not site.is_registered(RatePolicy):
+        if not self.admin_site.is_registered(RatePolicy):
             return RatePolicy.objects.none()
-        return site.get_model_admin(RatePolicy).get_queryset(request)
-
-
-class WarnsOnInlineSave(WarnsOnSave):
-    """Warns about the edited rows of the policy table on the page of a plan or an endpoint."""
-
-    def save_related(self, request: Any, form: Any, formsets: Any, change: bool) -> None:
-        """Save the table, then warn."""
-        super().save_related(request, form, formsets, change)
-        edited = []
-        for formset in formsets:
-            if formset.model is RatePolicy:
-                edited += [*formset.new_objects, *(policy for policy, _fields in formset.changed_objects)]
-        self.warn(request, edited, form.instance if isinstance(form.instance, Endpoint) else None)
+        return self.admin_site.get_model_admin(RatePolicy).get_queryset(request)

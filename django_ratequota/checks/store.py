@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -35,21 +36,22 @@ _PATIENCE = 3.0
 
 @checks.register
 def check_store(**_: Any) -> list[checks.CheckMessage]:
-    """E002: no Redis is configured. E003: a server is too old. E004: CLUSTER does not match the server.
+    """E002 (W019 under DEBUG): no Redis is configured. E003: a server is too old. E004: CLUSTER does not match it.
 
     E005: the Redis user may not run commands that the scripts call. E006: Redis refuses the login or the database.
     E007: the server is not Redis. W004: a server may evict counters. W016: it accepts too few clients. W008: Redis
     cannot be reached: only a warning, as requests go on without it too. All its commands together take ``TIMEOUT`` at
     most, and write nothing.
     """
+    if not conf.settings.enabled or conf.settings.in_memory:
+        return []
     try:
         store = default_limiter().store
         call = Call(store, always=True)
         servers = store.info(call)
     except StoreError as error:
         if isinstance(error.__cause__, ConfigurationError):
-            hint = "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a Redis URL."
-            return [checks.Error(str(error), hint=hint, id="django_ratequota.E002")]
+            return [_unconfigured(str(error))]
         if "cluster support disabled" in str(error):
             return [_cluster_error("CLUSTER is True, but the server is not a node of a Cluster.", "False")]
         return _forbidden(call) if error.reason == "noperm" else [_unusable(error)]
@@ -71,6 +73,45 @@ def check_store(**_: Any) -> list[checks.CheckMessage]:
             messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W004"))
         messages += _too_few_clients(server, int(info.get("maxclients", 0)))
     return [*messages, *_forbidden(call)]
+
+
+def _unconfigured(problem: str) -> checks.CheckMessage:
+    """Return E002, or W019 where a project that is being developed may have no Redis yet."""
+    hint = "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a Redis URL."
+    if conf.settings.redis_url or not _debugging():
+        return checks.Error(problem, hint=hint, id="django_ratequota.E002")
+    text = f"Limits need Redis, and none is configured: {problem}. Until then each policy's on_error decides."
+    hint = (
+        "To develop without Redis, set RATEQUOTA['REDIS_URL'] = 'memory://' (limits are counted in this process) or "
+        f"RATEQUOTA['ENABLED'] = False (nothing is enforced). {hint}"
+    )
+    return checks.Warning(text, hint=hint, id="django_ratequota.W019")
+
+
+def _debugging() -> bool:
+    """Return DEBUG as the project sets it: test runners set it to False before the checks."""
+    state = getattr(sys.modules.get("django.test.utils"), "_TestState", None)
+    return bool(getattr(getattr(state, "saved_data", django_settings), "debug", django_settings.DEBUG))
+
+
+@checks.register
+def check_enabled(**_: Any) -> list[checks.CheckMessage]:
+    """W020: enforcement is off."""
+    if conf.settings.enabled:
+        return []
+    text = "RATEQUOTA['ENABLED'] is False: nothing is enforced."
+    hint = "Remove it, or set it to True, to enforce policies."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W020")]
+
+
+@checks.register(deploy=True)
+def check_memory(**_: Any) -> list[checks.CheckMessage]:
+    """W021, with --deploy: each process counts on its own."""
+    if not conf.settings.enabled or not conf.settings.in_memory:
+        return []
+    text = "RATEQUOTA['REDIS_URL'] is memory://: each process counts on its own, and a restart resets all counters."
+    hint = "Set it to a Redis URL, unless the project is served by one process."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W021")]
 
 
 def _too_few_clients(server: str, clients: int) -> list[checks.CheckMessage]:
@@ -144,6 +185,8 @@ def check_round_trip(databases: Collection[str] | None = None, **_: Any) -> list
     if not databases:  # Django 5.2 calls it without any, too
         return []
     settings = conf.read(getattr(django_settings, "RATEQUOTA", {}))[0]
+    if not settings.enabled:
+        return []
     try:
         seconds = _round_trip(settings)
     except (ConfigurationError, StoreError):  # E002; or Redis is down, which W008 reports

@@ -27,12 +27,16 @@ os.register_at_fork(after_in_child=_limiters.forget)
 def limiter_of(
     cache: Any = None, *, name: Hashable = None, setting: str = "", clock: Clock | None = None
 ) -> Limiter | None:
-    """Return the limiter on the Redis of ``cache`` (default: RATEQUOTA's); None for a dummy cache, without limits.
+    """Return the limiter on the Redis of ``cache`` (default: RATEQUOTA's); None where nothing is limited.
+
+    That is with a dummy cache, and with ENABLED = False.
 
     ``name`` is the key under which the limiter is kept: the alias, if any, because each thread has its own cache
     objects. ``clock`` returns µs, see ``Limiter``. Raises ``ImproperlyConfigured`` where the cache is not Redis;
     ``setting`` is what the message names as wrong.
     """
+    if not settings.enabled:
+        return None
     if cache is None:
         return _limiter_of_settings(clock)
     if isinstance(cache, DummyCache):

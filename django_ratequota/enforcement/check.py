@@ -1,4 +1,6 @@
-"""From a request to a decision: identify, resolve, check, in order; ``unchecked`` reuses it before the view runs.
+"""From a request to a decision: identify, resolve, check, in order.
+
+``unchecked`` reuses the steps before the view runs, and ``check_caller`` without a request.
 
 Each step that may block is yielded (see ``utils.sansio``): a command for Redis, or a function that reads the
 database. So sync and async checks are the same code.
@@ -23,9 +25,9 @@ from ..monitoring.health import keep_reporting, note_degraded
 from ..policies import cache  # noqa: F401 - sets process.policies
 from ..policies.exemptions import exempt, narrow
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
-from ..policies.matching import match_endpoints, match_policies
-from ..policies.requests.caller import Caller, Unidentified
-from ..policies.requests.methods import handling_of_request
+from ..policies.matching import NO_METHOD, match_endpoints, match_policies
+from ..policies.requests.caller import Caller
+from ..policies.requests.methods import Handling, handling_of_request
 from ..policies.requests.routes import resolved
 from ..policies.resolver import EvaluationContext, Resolution, resolve
 from ..policies.snapshot import Snapshot
@@ -81,12 +83,15 @@ class Evaluation(NamedTuple):
 
 
 def conclude(http: Any, decision: Decision, evaluation: Evaluation | None) -> Decision:
-    """Prepare refunds by response status, alert and record; returns the decision with its ids for the response."""
+    """Prepare refunds by response status, alert and record; returns the decision with its ids for the response.
+
+    ``http`` is None where there is no response to come.
+    """
     if evaluation is None:
         return decision
     context, route, method, resolution, units = evaluation
     snapshot = context.snapshot
-    if snapshot.by_outcome and decision.allowed:
+    if snapshot.by_outcome and decision.allowed and http is not None:
         reserve(http, snapshot, decision)
     process.observe(decision)
     refusal_id = process.record(context, route, method, resolution, decision, units)
@@ -138,18 +143,27 @@ def evaluate(
     limiter: Limiter | StoreError,
     earlier: EarlierChecks | None,
     awaited: bool,
+    known: Caller | None = None,
     only: Callable[[PolicyFacts], bool] | None = None,
 ) -> Generator[Step, Any, tuple[Decision, Evaluation | None]]:
     """Check the units that ``earlier`` has not charged; ``earlier.again`` where nothing is left.
 
-    ``only`` selects the policies that can be checked before the view authenticates; the caller is anonymous then.
-    Returns None as the evaluation where there is nothing to record.
+    ``known`` is the caller if it need not be read from the request; ``request`` and ``http`` may be None then.
+    ``only`` selects the policies that can be checked before the view authenticates. Returns None as the evaluation
+    where there is nothing to record.
     """
+    if not settings.enabled and getattr(limiter, "unlimited", False):  # a test's own limiter enforces its policies
+        return Decision(allowed=True), None
     keep_reporting()
-    match = getattr(http, "resolver_match", None)
-    route, name = resolved(match, getattr(http, "urlconf", None))
-    method = http.method or "GET"
-    handling = handling_of_request(request, http, method)
+    route = name = view = None
+    method: str = NO_METHOD
+    handling: Handling = "any"
+    if http is not None:
+        match = getattr(http, "resolver_match", None)
+        view = getattr(match, "func", None)
+        route, name = resolved(match, getattr(http, "urlconf", None))
+        method = http.method or "GET"
+        handling = handling_of_request(request, http, method)
     policies = process.policies
     snapshot = policies.current()
     # There is a snapshot only if this thread's transaction, if any, has changed no policies.
@@ -161,9 +175,9 @@ def evaluate(
             snapshot = yield from _load_snapshot(limiter, snapshot)
         except DatabaseError as error:
             return _without_database(error)
-    user_known = only is not None
-    if user_known:
-        caller: Caller = Unidentified(request)
+    user_known = known is not None
+    if known is not None:
+        caller = known
     while True:
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
         if not user_known:
@@ -177,13 +191,13 @@ def evaluate(
         entry = NOBODY if user_id is None else policies.user(user_id, pending) or (yield from _load_user(user_id))
         try:
             context = EvaluationContext(caller, entry, endpoints, scope, snapshot, now_us(limiter))
-            resolution = (yield partial(resolve, context)) if only is None and _may_block() else resolve(context)
+            resolution = (yield partial(resolve, context)) if known is None and _may_block() else resolve(context)
         except DatabaseError as error:  # raised by one of the project's own functions
             return _without_database(error)
         if only is not None:
             # Before exemptions: the usage endpoint's built-in limit applies whatever policies it has.
             resolution = narrow(resolution, only)
-        resolution = exempt(resolution, name, getattr(match, "func", None), caller)
+        resolution = exempt(resolution, name, view, caller)
         if only is not None and not (resolution.buckets or resolution.blocked_by or resolution.unreadable):
             return Decision(allowed=True), None
         units = resolution.cost if cost is None else cost

@@ -30,7 +30,7 @@ def decide(
 ) -> Generator[Step, Any, Decision]:
     """Check in the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``.
 
-    ``costs`` are the units of each bucket; empty = ``cost`` in each.
+    ``costs`` are the units of each bucket; empty = ``cost`` by its rate.
     """
     if len(buckets) > MAX_BUCKETS:
         buckets, costs = _limit_number(buckets, costs)

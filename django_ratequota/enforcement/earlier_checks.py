@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from ..engine.charges import Charge, Refund, charges_of, take_all
+from ..engine.charges import Charge, Charges, Refund, charges_of, take_all
 from ..engine.types import Bucket, BucketStatus, Decision
 from .settlement import StoreSettler
 from .steps import Step
@@ -33,7 +33,8 @@ class EarlierChecks:
     def __init__(self, request: Any, decisions: list[Decision]) -> None:
         self._request, self._decisions = request, decisions
         #: The decision of a check that has nothing left to charge, and so nothing to refund.
-        self.again = replace(decisions[-1], cost=0, _charges=[])
+        paid = max(charges_of(decision).units for decision in decisions)
+        self.again = replace(decisions[-1], cost=0, _charges=Charges(units=paid))
         #: The counters of this check's buckets: units charged by hand after it are charged there.
         self._own: frozenset[object] = frozenset()
 
@@ -51,7 +52,7 @@ class EarlierChecks:
         return True
 
     def owed(self, buckets: tuple[Bucket, ...], cost: int) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
-        """Return the buckets to check now, and the units to charge in each; no units = ``cost`` in each."""
+        """Return the buckets to check now, and the units to charge in each; no units = ``cost`` by its rate."""
         self._own = frozenset(bucket.counter for bucket in buckets)
         self.again = replace(self.again, _own=self._own)
         paid: dict[object, int] = {}
@@ -62,13 +63,13 @@ class EarlierChecks:
         unpaid: list[Bucket] = []
         costs: list[int] = []
         for bucket in buckets:
-            counter = bucket.counter
-            units = cost - paid.get(counter, 0)
+            counter, whole = bucket.counter, bucket.rate.units(cost)
+            units = whole - paid.get(counter, 0)
             if (counter in had_room or counter in paid) and (units <= 0 or not had_room.get(counter, True)):
                 continue
             unpaid.append(bucket)
             # Above the capacity, check the whole cost: it can never be admitted, and no wait helps.
-            costs.append(cost if cost > bucket.rate.capacity else units)
+            costs.append(whole if whole > bucket.rate.capacity else units)
         return tuple(unpaid), () if all(units == cost for units in costs) else tuple(costs)
 
     def combine(self, decision: Decision, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, Decision]:

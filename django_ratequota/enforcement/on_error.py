@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..conf import settings
+from ..engine.charges import Charges
 from ..engine.types import Bucket, Decision
 from ..runtime import process
 
@@ -20,7 +21,7 @@ def decide_without_store(
 ) -> Decision:
     """Return the decision by ``on_error``: refused if any policy denies, or has no room in its local counter.
 
-    ``reason`` is why the store did not decide. ``costs`` are the units of each bucket; empty = ``cost`` in each.
+    ``reason`` is why the store did not decide. ``costs`` are the units of each bucket; empty = ``cost`` by its rate.
     """
     enforced = [bucket for bucket in buckets if bucket.mode == "enforce"]
     actions = [bucket.on_error or settings.on_error for bucket in enforced]
@@ -34,7 +35,8 @@ def decide_without_store(
         local.check(counted, cost, peek=bool(peek or denied_by or blocked_by), costs=local_costs) if counted else ()
     )
     allowed = not denied_by and not blocked_by and all(status.allowed for status in statuses)
-    units = cost if allowed and statuses and not peek else 0
+    charged = bool(allowed and statuses and not peek)
+    units = cost if charged else 0
     return Decision(
         allowed=allowed,
         statuses=statuses,
@@ -43,5 +45,5 @@ def decide_without_store(
         error=reason,
         settler=local,
         cost=units,
-        _charges=local.charges(statuses, units, local_costs),
+        _charges=local.charges(statuses, units, local_costs) if charged else Charges(),
     )

@@ -17,12 +17,13 @@ from typing import Any
 from django.db import Error as DatabaseError
 
 from ..conf import settings
-from ..engine.charges import charges_of
+from ..engine.charges import Charges, charges_of
 from ..engine.limiter import Limiter
 from ..engine.rates import BLOCKED
 from ..engine.types import Bucket, Decision
 from ..exceptions import StoreError
 from ..policies.facts import PolicyFacts
+from ..policies.requests.caller import Unidentified
 from ..runtime import process
 from ..utils.sansio import adrive, drive
 from .check import Evaluation, assign, conclude, evaluate
@@ -48,7 +49,8 @@ class HeldCharge(EarlierChecks):
         rates = {bucket.counter: bucket.rate for bucket in buckets}
         charges = self._charges()
         return bool(charges) and all(
-            rates.get(charge.bucket.counter) == charge.bucket.rate and charge.units <= cost for charge in charges
+            (rate := rates.get(charge.bucket.counter)) == charge.bucket.rate and charge.units <= rate.units(cost)
+            for charge in charges
         )
 
     def combine(self, decision: Decision, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, Decision]:
@@ -64,7 +66,7 @@ class HeldCharge(EarlierChecks):
                 if (status := found.get(bucket.counter)) is not None
             ]
             # Where nothing was left to check, both are the same list.
-            charges = charges if new is charges else [*charges, *new]
+            charges = charges if new is charges else Charges((*charges, *new), units=new.units)
             decision = replace(decision, statuses=tuple(statuses), _charges=charges)
         return decision if decision.allowed else (yield from self.give_back(decision))
 
@@ -99,7 +101,8 @@ def _hold_steps(
 ) -> Generator[Step, Any, Decision | None]:
     if getattr(request, "ratequota", None) is not None:
         return None
-    decision, evaluation = yield from evaluate(request, request, scope, cost, limiter, None, False, _per_ip)
+    caller = Unidentified(request)
+    decision, evaluation = yield from evaluate(request, request, scope, cost, limiter, None, False, caller, _per_ip)
     if not decision.allowed and (evaluation is None or (yield from _binds_everybody(decision, evaluation))):
         decision = conclude(request, decision, evaluation)
         assign(request, decision)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .rates import BURST_ALGORITHMS
@@ -37,6 +36,15 @@ class Charge:
             self.level_us = max(0, self.level_us - units * self.share * rate.period_us // rate.limit)
 
 
+class Charges(list[Charge]):
+    """What one decision charged and did not give back, the newest last."""
+
+    def __init__(self, charges: Iterable[Charge] = (), *, units: int = 0) -> None:
+        """``units`` are the request's: those of its checks, plus and minus those charged and refunded by hand."""
+        super().__init__(charges)
+        self.units = units
+
+
 class Refund(NamedTuple):
     """The arguments of one refund."""
 
@@ -60,24 +68,27 @@ class Settler(Protocol):
 
 
 def charge_each(
-    statuses: Iterable[BucketStatus], units: int, at_us: int, share: int = 1, costs: Sequence[int] = ()
-) -> list[Charge]:
-    """Return the charges of the buckets that had room, without those of 0 units.
+    statuses: Sequence[BucketStatus], units: int, at_us: int, share: int = 1, costs: Sequence[int] = ()
+) -> Charges:
+    """Return the charges of an admitted request of ``units``: the buckets that had room, without those of 0 units.
 
-    ``costs`` are the units of each bucket, in the order of the statuses; empty = ``units`` in each.
+    ``costs`` are the units of each bucket, in the order of the statuses; empty = by its rate.
     """
-    return [
+    each = costs or [status.bucket.rate.units(units) for status in statuses]
+    charges = (
         Charge(status.bucket, cost, at_us, status.reset_after_us, share)
-        for status, cost in zip(statuses, costs or repeat(units), strict=False)
-        if units and cost and status.allowed
-    ]
+        for status, cost in zip(statuses, each, strict=False)
+        if cost and status.allowed
+    )
+    return Charges(charges, units=units)
 
 
-def charges_of(decision: Decision) -> list[Charge]:
+def charges_of(decision: Decision) -> Charges:
     """Return what the decision charged, the newest last; always the same list."""
     charges = decision._charges
     if charges is None:
-        charges = charge_each(decision.statuses, decision.cost, decision.at_us) if decision.allowed else []
+        # A peek, and a decision without the store, has a cost of 0. A check of 0 units lists its charges itself.
+        charges = charge_each(decision.statuses, decision.cost, decision.at_us) if decision.cost else Charges()
         object.__setattr__(decision, "_charges", charges)
     return charges
 

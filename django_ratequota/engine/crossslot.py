@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..exceptions import StoreError
-from .charges import charges_of, take
+from .charges import Charges, charges_of, take_all
 from .types import Bucket, BucketStatus, Decision
 
 #: (mode, buckets of one subject, cost, times in µs) -> the steps of one atomic call.
@@ -47,12 +47,13 @@ def decide_per_subject(
     statuses = {status.bucket.counter: status for decision in decisions for status in decision.statuses}
     allowed = all(decision.allowed for decision in decisions)
     # Each subject's server has a clock of its own.
-    charges = [charge for decision in decisions for charge in charges_of(decision)]
+    units = max((decision.cost for decision in decisions), default=0) if allowed else 0
+    charges = Charges((charge for decision in decisions for charge in charges_of(decision)), units=units)
     return Decision(
         allowed=allowed,
         statuses=tuple(statuses[bucket.counter] for bucket in buckets if bucket.counter in statuses),
         at_us=max((decision.at_us for decision in decisions), default=0),
-        cost=max((decision.cost for decision in decisions), default=0) if allowed else 0,
+        cost=units,
         _charges=charges if allowed else None,
     )
 
@@ -62,7 +63,7 @@ def _give_back(call: AtomicCall, charged: list[Decision]) -> Generator[Any, Any,
     refunded = []
     for decision in charged:
         now: dict[object, BucketStatus] = {}
-        for refund in take(charges_of(decision), decision.cost):  # one call for each cost
+        for refund in take_all(charges_of(decision)):  # one call for each cost
             try:
                 after = yield from call("refund", *refund)
             except StoreError:

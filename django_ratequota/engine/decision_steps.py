@@ -18,10 +18,11 @@ from ..store.base import Store
 from ..store.commands import Command
 from ..utils.histogram import Histogram
 from .calendar_windows import check_zone
-from .charges import Settler, charge_each
+from .charges import Charges, Settler, charge_each
 from .crossslot import decide_per_subject
 from .deny_cache import DenyCache, monotonic_us
 from .keys import check_prefix
+from .memory import Memory, Unlimited
 from .protocol import DECIDED, NEWER, NO_REVISION, bucket_keys, prepare, read_reply, statuses_of
 from .rates import show
 from .types import Bucket, Decision, check_cost, make_decision
@@ -36,6 +37,8 @@ _CLUSTER_REVISION_SECONDS = 1.0
 REVISION_SHARE = 0.5
 #: Modes that charge the cost.
 _CHARGING = frozenset({"check", "charge", "acquire"})
+#: Modes that charge or refund units by hand.
+_BY_HAND = frozenset({"charge", "refund"})
 NO_TIMES = (0,)
 
 
@@ -51,8 +54,12 @@ class LimiterSteps:
         clock: Callable[[], int] | None = None,
         revision_max_age: float = 0.0,
         deny_cache_seconds: float = 0.0,
+        memory: Callable[[str, tzinfo, Callable[[], int] | None], Memory] | None = None,
     ) -> None:
-        """Raises ``InvalidBucket``; see ``Limiter``. ``revision_max_age`` is in seconds."""
+        """Raises ``InvalidBucket``; see ``Limiter``. ``revision_max_age`` is in seconds.
+
+        ``memory`` returns the counters of this process that serve instead of the store, by prefix, zone and clock.
+        """
         self.store = store
         #: How long decisions took, failed ones included.
         self.latency = Histogram()
@@ -70,6 +77,13 @@ class LimiterSteps:
         # On a Cluster: when the revision was last asked for (monotonic, µs), and whether that failed.
         self._asked_us = self._compared_us
         self._revision_unread = False
+        self._memory = memory and memory(self.prefix, self.time_zone, clock)
+        #: Whether it admits everything, because of ENABLED = False.
+        self.unlimited = isinstance(self._memory, Unlimited)
+        if self._memory is not None:
+            self._clock = self._memory.clock
+            # An attribute, because a condition would cost the decisions of other limiters.
+            self._ask = self._memory.steps  # type: ignore[method-assign]
 
     @property
     def now_us(self) -> int:
@@ -100,8 +114,8 @@ class LimiterSteps:
     ) -> Steps:
         """Return the steps of a verb, for callers that drive them among steps of their own.
 
-        ``times`` (µs) is the longest wait that ``acquire`` may book, or ``charged`` of ``Settler.refund``; for a
-        check it may be 0 and each bucket's own cost, of which ``cost`` is the highest. ``settler`` charges and
+        ``times`` (µs) is the longest wait that ``acquire`` may book, or ``charged`` of ``Settler.refund``, or else 0;
+        after it each bucket's own cost may follow, else each takes ``cost`` by its rate. ``settler`` charges and
         refunds afterwards, this limiter where it is None.
 
         Raises ``NewerRevision`` into the caller when policies newer than ``revision`` have been published. Sends
@@ -123,6 +137,8 @@ class LimiterSteps:
         """Return the decision where no command is needed for it, else the steps to it."""
         buckets = tuple(buckets)
         cost = check_cost(cost)
+        if (cost != 1 or mode in _BY_HAND) and len(times) == 1:
+            times = (*times, *_own_costs(mode, buckets, cost))
         settles: Settler = settler or self  # type: ignore[assignment]  # by the verbs of ``Limiter``
         if mode == "check" and self._deny_cache.enabled:
             revision_due = self.store.clustered and revision is not None and self._revision_is_due()
@@ -200,8 +216,8 @@ class LimiterSteps:
                 statuses = statuses_of(numbers, buckets, windows_us)
                 units = cost if allowed == 1 and mode in _CHARGING else 0
                 charges = None
-                if len(times) > 1 and mode == "check":
-                    charges = charge_each(statuses, units, now_us, costs=times[1:])
+                if len(times) > 1 and mode in _CHARGING:
+                    charges = charge_each(statuses, units, now_us, costs=times[1:]) if allowed == 1 else Charges()
                 return make_decision(
                     allowed == 1, statuses, now_us, (), (), "", revision or 0, "", settler, units, charges, None, None
                 )
@@ -219,6 +235,8 @@ class LimiterSteps:
     def _reset_steps(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
         buckets = tuple(buckets)
         keys = bucket_keys(self.prefix, buckets)
+        if self._memory is not None:
+            return self._memory.reset(buckets)
         deleted = 0
         try:
             # On a Cluster each key may live on a server of its own.
@@ -254,6 +272,14 @@ class LimiterSteps:
                 f"the clock must return whole µs since the Unix epoch, from 1 to 2^53, not {show(now_us)}"
             )
         return now_us
+
+
+def _own_costs(mode: str, buckets: tuple[Bucket, ...], cost: int) -> tuple[int, ...]:
+    """Return each bucket's own cost where some count requests; else none, as all have the same."""
+    if all(bucket.rate.counts == "units" for bucket in buckets):
+        return ()
+    request = 0 if mode in _BY_HAND else 1
+    return tuple(request if bucket.rate.counts == "requests" else cost for bucket in buckets)
 
 
 def _decided(decision: Decision) -> Steps:

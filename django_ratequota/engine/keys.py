@@ -83,14 +83,15 @@ def _endpoint(bucket: Bucket) -> str:
         return endpoint
     per = bucket.counted_per if _READABLE_PER.fullmatch(bucket.counted_per) else f"~{_digest(bucket.counted_per)}"
     name = f"{endpoint}.{per}"
-    # The longest prefix, subject and rate leave 40 of 128 bytes. No scope's own digest begins with a dot.
-    return name if len(name) <= 40 else f".~{_digest(name)}"
+    # The longest prefix, subject and rate leave 39 of 128 bytes. No scope's own digest begins with a dot.
+    return name if len(name) <= 39 else f".~{_digest(name)}"
 
 
 def _rate(rate: Rate) -> str:
     seconds, rest = divmod(rate.period_us, 10**6)
     period = f"{rate.period_us}us" if rest else str(seconds)
-    return f"{_ALGORITHM[rate.algorithm]}{MONTH if rate.period == MONTH else period}"
+    requests = "r" if rate.counts == "requests" else ""
+    return f"{_ALGORITHM[rate.algorithm]}{MONTH if rate.period == MONTH else period}{requests}"
 
 
 def _digest(text: str) -> str:

@@ -69,7 +69,10 @@ class Limiter(LimiterSteps):
         super().__init__(clock=clock, **options)
 
     def check(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
-        """Admit the request and charge every bucket ``cost`` units, or refuse it and change nothing."""
+        """Admit the request and charge every bucket ``cost`` units (1 where its rate counts requests), or refuse it.
+
+        A refusal changes nothing.
+        """
         return self._run(self._begin("check", buckets, cost))
 
     def peek(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
@@ -77,11 +80,11 @@ class Limiter(LimiterSteps):
         return self._run(self.steps("peek", buckets, cost))
 
     def charge(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
-        """Charge every bucket; never refuses, and may leave it in debt."""
+        """Charge every bucket that counts units; never refuses, and may leave it in debt."""
         return self._run(self.steps("charge", buckets, cost))
 
     def refund(self, buckets: Iterable[Bucket], cost: int = 1, *, charged: tuple[int, ...] = ()) -> Decision:
-        """Give the newest units back to every bucket, never more than were used.
+        """Give the newest units back to every bucket that counts units, never more than were used.
 
         Of what a decision charged, ``Decision.refund`` gives back only what is still counted: it passes ``charged``.
         """
@@ -126,6 +129,8 @@ class Limiter(LimiterSteps):
 
     def publish(self) -> int:
         """Give the policies a new revision and return it: each process reloads before it next asks for a decision."""
+        if self._memory is not None:
+            return self._memory.publish()
         try:
             return int(drive(run_script(PUBLISH, [revision_key(self.prefix)], ()), self.store.execute))
         finally:
@@ -133,6 +138,8 @@ class Limiter(LimiterSteps):
 
     def stored_revision(self) -> int:
         """The revision that the store holds; 0 when it holds none. Learns the store's clock on the way."""
+        if self._memory is not None:  # a new one, because other processes cannot tell this one of theirs
+            return self._memory.publish()
         return drive(self.revision_steps(), self.store.execute)
 
     def _run(self, steps: Steps | Decision) -> Decision:

@@ -7,13 +7,13 @@ sliding windows and all bucket algorithms in leaky buckets, by the process's mon
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from ..utils.locks import ForkSafeLock
-from .charges import Charge, charge_each
+from .charges import Charges, charge_each
 from .rates import Rate
 from .types import Bucket, BucketStatus, Decision, check_cost
 
@@ -25,11 +25,13 @@ _WINDOWS = frozenset({"fixed_window", "sliding_window_log", "sliding_window_coun
 _NEVER = float("inf")
 #: Waits shorter than this (seconds) are rounding errors and count as none.
 _EPSILON = 1e-6
+#: Rounding errors of free units.
+_ROUNDING = 1e-9
 _Name = tuple[object, ...]
 
 
 @dataclass(slots=True)
-class _Counter:
+class Counter:
     #: Units counted in this window, or the bucket's level; then those of the window before (0 for buckets).
     units: float
     previous: float
@@ -40,6 +42,10 @@ class _Counter:
     room: float = 0.0
     #: When the last refusal ends (seconds).
     refused_until: float = 0.0
+    #: Whether the units above the capacity are the booked slots of a queue (``Memory``).
+    booked: bool = False
+    #: The charges that are counted, with their times (µs), the oldest first (``Memory``).
+    log: deque[tuple[int, int]] | None = None
 
 
 class LocalLimiter:
@@ -52,10 +58,10 @@ class LocalLimiter:
         self._clock = clock
         self._lock = ForkSafeLock()
         # Least recently used first. Refusing counters are apart, as a flood of new callers must not free a client.
-        self._passing: OrderedDict[_Name, _Counter] = OrderedDict()
-        self._refusing: OrderedDict[_Name, _Counter] = OrderedDict()
+        self._passing: OrderedDict[_Name, Counter] = OrderedDict()
+        self._refusing: OrderedDict[_Name, Counter] = OrderedDict()
         # By policy, without a subject; apart, as each new caller would evict a shared counter.
-        self._shared: dict[_Name, _Counter] = {}
+        self._shared: dict[_Name, Counter] = {}
 
     def __len__(self) -> int:
         return len(self._passing) + len(self._refusing) + len(self._shared)
@@ -65,75 +71,79 @@ class LocalLimiter:
     ) -> tuple[BucketStatus, ...]:
         """Return each bucket's status, in their order; charge all of them if all have room, and ``peek`` is False.
 
-        ``costs`` are each bucket's own, in the order of the buckets; empty = ``cost`` in each. A share below one unit
-        admits one unit in a period that is longer by that factor. A request that costs more than the share passes
-        when its counter is empty.
-        """
-        with self._lock:
-            now = self._clock()
-            taken = [self._take(bucket, now, peek) for bucket in buckets]
-            each = costs or (cost,) * len(buckets)
-            waits = [
-                self._wait(counter, bucket.rate, units, now)
-                for bucket, (_, counter), units in zip(buckets, taken, each, strict=True)
-            ]
-            statuses = []
-            for bucket, (name, counter), wait, units in zip(buckets, taken, waits, each, strict=True):
-                if not peek:
-                    if units and not any(waits):
-                        self._charge(counter, bucket.rate, units, now)
-                    # A cost that never fits neither adds a counter to the refusing ones nor removes it.
-                    if wait < _NEVER:
-                        counter.refused_until = now + wait if wait else 0.0
-                self._put(name, counter)
-                statuses.append(self._status(bucket, counter, wait, now))
-            return tuple(statuses)
+        Buckets in log mode refuse nothing, and are charged if they have room.
 
-    def charges(self, statuses: Sequence[BucketStatus], cost: int, costs: Sequence[int] = ()) -> list[Charge]:
-        """Return what ``check`` has just charged, for refunds."""
+        ``costs`` are each bucket's own, in the order of the buckets; empty = ``cost`` by its rate. A share below one
+        unit admits one unit in a period that is longer by that factor. A request that costs more than the share
+        passes when its counter is empty.
+        """
+        each = costs or [bucket.rate.units(cost) for bucket in buckets]
+        return self._apply("peek" if peek else "check", buckets, each)[1]
+
+    def charges(self, statuses: Sequence[BucketStatus], cost: int, costs: Sequence[int] = ()) -> Charges:
+        """Return what ``check`` has just charged to an admitted request, for refunds."""
         return charge_each(statuses, cost, round(self._clock() * 10**6), self._share, costs)
 
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         """Charge every bucket and refuse none; degraded decisions settle with it."""
-        cost = check_cost(cost)
-        with self._lock:
-            now = self._clock()
-            statuses = []
-            for bucket in buckets:
-                name, counter = self._take(bucket, now)
-                self._charge(counter, bucket.rate, cost, now)
-                self._put(name, counter)
-                statuses.append(self._status(bucket, counter, 0.0, now))
+        now, statuses = self._apply("charge", buckets, [check_cost(cost)] * len(buckets))
         charges = charge_each(statuses, cost, round(now * 10**6), self._share)
-        return Decision(
-            allowed=True, statuses=tuple(statuses), error="local", settler=self, cost=cost, _charges=charges
-        )
+        return Decision(allowed=True, statuses=statuses, error="local", settler=self, cost=cost, _charges=charges)
 
     def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...] = ()) -> Decision:
         """Give units back, never more than are still counted of the charge; without ``charged``, the newest."""
-        cost = check_cost(cost)
-        at = charged[0] / 10**6 if charged else 0.0
-        known = [(at, level_us / 10**6) for level_us in charged[1:]]
+        _now, statuses = self._apply("refund", buckets, [check_cost(cost)] * len(buckets), charged)
+        return Decision(allowed=True, statuses=statuses, error="local", settler=self)
+
+    def _apply(
+        self,
+        mode: str,
+        buckets: Sequence[Bucket],
+        each: Sequence[int],
+        charged: Sequence[int] = (),
+        longest: float = 0,
+    ) -> tuple[float, tuple[BucketStatus, ...]]:
+        """Carry out check, peek, charge, refund or acquire; returns when (seconds), and each bucket's status.
+
+        ``each`` are the buckets' own costs, ``longest`` is the wait (seconds) that acquire may book.
+        """
+        known = [(charged[0] / 10**6, level_us / 10**6) for level_us in charged[1:]] or (None,) * len(buckets)
         with self._lock:
             now = self._clock()
+            taken = [self._take(bucket, now, mode == "peek") for bucket in buckets]
+            waits = [
+                0.0 if mode in ("charge", "refund") else self._wait(counter, bucket.rate, units, now)
+                for bucket, (_, counter), units in zip(buckets, taken, each, strict=True)
+            ]
+            passed = [wait <= longest + _ROUNDING for wait in waits]
+            allowed = all(ok or bucket.mode == "log" for bucket, ok in zip(buckets, passed, strict=True))
             statuses = []
-            for bucket, of in zip(buckets, known or (None,) * len(buckets), strict=True):
-                name, counter = self._take(bucket, now)
-                self._give_back(counter, bucket.rate, cost, now, of)
+            for bucket, (name, counter), units, wait, ok, of in zip(
+                buckets, taken, each, waits, passed, known, strict=True
+            ):
+                if allowed and ok and units and mode == "refund":
+                    self._give_back(counter, bucket.rate, units, now, of)
+                elif allowed and ok and units and mode != "peek":
+                    self._charge(counter, bucket.rate, units, now)
+                    counter.booked = counter.booked or mode == "acquire"
+                # A cost that never fits neither adds a counter to the refusing ones nor removes it.
+                if mode == "check" and wait < _NEVER:
+                    counter.refused_until = now + wait if wait else 0.0
                 self._put(name, counter)
-                statuses.append(self._status(bucket, counter, 0.0, now))
-        return Decision(allowed=True, statuses=tuple(statuses), error="local", settler=self)
+                statuses.append(self._status(bucket, counter, ok, wait, now))
+            return now, tuple(statuses)
 
-    def _charge(self, counter: _Counter, rate: Rate, cost: int, now: float) -> None:
+    def _charge(self, counter: Counter, rate: Rate, cost: int, now: float) -> None:
         if rate.algorithm not in _WINDOWS:
             drain, room = self._meter(rate)
             level, drained_by = self._level(counter, rate, now)
-            counter.units = min(level, room) if drained_by > drain else level
+            counter.booked = counter.booked and level > room
+            counter.units = min(level, room) if drained_by > drain and not counter.booked else level
             counter.since, counter.drain, counter.room = now, drain, room
         counter.units += cost
 
     def _give_back(
-        self, counter: _Counter, rate: Rate, cost: int, now: float, charged: tuple[float, float] | None
+        self, counter: Counter, rate: Rate, cost: int, now: float, charged: tuple[float, float] | None
     ) -> None:
         """``charged`` is when the units were charged, and how long after that the bucket was full again (seconds)."""
         at, full_after = charged or (0.0, 0.0)
@@ -154,6 +164,8 @@ class LocalLimiter:
                 left = min(left, counter.room)
             elif (own, room) != (counter.drain, counter.room):
                 left = min(left, max(room, counter.room))
+        if counter.booked and self._meter(rate)[1] < level > left + _EPSILON:
+            left = 0.0  # another slot is booked behind it
         counter.units, counter.since = level - min(cost, level, left), now
 
     async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
@@ -164,7 +176,7 @@ class LocalLimiter:
         """``refund``, for async callers; it does not wait."""
         return self.refund(buckets, cost=cost, charged=charged)
 
-    def _take(self, bucket: Bucket, now: float, peek: bool = False) -> tuple[_Name, _Counter]:
+    def _take(self, bucket: Bucket, now: float, peek: bool = False) -> tuple[_Name, Counter]:
         """Remove and return the bucket's counter, advanced to ``now``; ``_put`` stores it again."""
         name = bucket.counter
         if name not in self._passing and name not in self._refusing and not self._has_room(now, peek):
@@ -173,18 +185,22 @@ class LocalLimiter:
         homes = (self._passing, self._refusing, self._shared)
         counter = next((counters.pop(name) for counters in homes if name in counters), None)
         if counter is None:
-            return name, _Counter(0.0, 0.0, now)
-        if bucket.rate.algorithm in _WINDOWS:
-            _limit, period = self._scaled(bucket.rate)
+            counter = Counter(0.0, 0.0, now)
+        self._advance(counter, bucket.rate, now)
+        return name, counter
+
+    def _advance(self, counter: Counter, rate: Rate, now: float) -> None:
+        """Bring the counter to ``now``, where what has expired is no longer counted."""
+        if rate.algorithm in _WINDOWS:
+            _limit, period = self._scaled(rate)
             windows = (now - counter.since) // period
             if windows:
                 counter.previous = counter.units if windows == 1 else 0.0
                 counter.units, counter.since = 0.0, counter.since + windows * period
         elif counter.units <= (now - counter.since) * counter.drain:
             counter.units = 0.0
-        return name, counter
 
-    def _put(self, name: _Name, counter: _Counter) -> None:
+    def _put(self, name: _Name, counter: Counter) -> None:
         if name[0] is None:
             self._shared[name] = counter
         elif counter.refused_until:
@@ -217,7 +233,7 @@ class LocalLimiter:
         limit, period = self._scaled(rate)
         return limit / period, max(rate.capacity / self._share, 1)
 
-    def _level(self, counter: _Counter, rate: Rate, now: float) -> tuple[float, float]:
+    def _level(self, counter: Counter, rate: Rate, now: float) -> tuple[float, float]:
         """Return the units in a bucket, and how many drain per second.
 
         Units that were charged under another rate drain by the faster rate, and fill the larger bucket at most.
@@ -227,12 +243,12 @@ class LocalLimiter:
             units, drain = min(units, max(room, counter.room)), max(drain, counter.drain)
         return max(0.0, units - (now - counter.since) * drain), drain
 
-    def _wait(self, counter: _Counter, rate: Rate, cost: int, now: float) -> float:
+    def _wait(self, counter: Counter, rate: Rate, cost: int, now: float) -> float:
         """Return the seconds until ``cost`` units fit; 0 when they do, infinite when they never can."""
         wait = self._exact_wait(counter, rate, cost, now)
         return wait if wait > _EPSILON else 0.0
 
-    def _exact_wait(self, counter: _Counter, rate: Rate, cost: int, now: float) -> float:
+    def _exact_wait(self, counter: Counter, rate: Rate, cost: int, now: float) -> float:
         if cost > rate.capacity:
             return _NEVER
         if rate.algorithm not in _WINDOWS:
@@ -249,27 +265,36 @@ class LocalLimiter:
         # In the next window, the units of this one weigh less and less.
         return period * (2 - (limit - cost) / counter.units) - passed
 
-    def _status(self, bucket: Bucket, counter: _Counter, wait: float, now: float) -> BucketStatus:
-        most, period = self._scaled(bucket.rate)
-        if bucket.rate.algorithm in _WINDOWS:
+    def _state(self, counter: Counter, rate: Rate, now: float) -> tuple[float, float, float, float]:
+        """Return the most units that the counter takes, those free, and seconds: until all are free, of a window."""
+        most, period = self._scaled(rate)
+        if rate.algorithm in _WINDOWS:
             passed = now - counter.since
             room = most - counter.units - counter.previous * max(0.0, 1 - passed / period)
             reset = (2 if counter.units else 1) * period - passed if counter.units or counter.previous else 0.0
         else:
-            level, drain = self._level(counter, bucket.rate, now)
-            most = self._meter(bucket.rate)[1]
-            room = most - level
-            reset = level / drain
-        remaining = max(0, int(room))
+            level, drain = self._level(counter, rate, now)
+            most = self._meter(rate)[1]
+            room, reset = most - level, level / drain
+        return most, room, reset, period
+
+    def _status(self, bucket: Bucket, counter: Counter, allowed: bool, wait: float, now: float) -> BucketStatus:
+        most, room, reset, window = self._state(counter, bucket.rate, now)
+        remaining = max(0, int(room + _ROUNDING))
         next_us = None
         if remaining + 1 <= most:  # units beyond the share fit into an empty counter only, so they are no quota
-            next_us = max(1, ceil(self._exact_wait(counter, bucket.rate, remaining + 1, now) * 10**6))
+            next_us = max(1, _whole_us(self._exact_wait(counter, bucket.rate, remaining + 1, now)))
         return BucketStatus(
             bucket=bucket,
-            allowed=not wait,
+            allowed=allowed,
             remaining=remaining,
-            retry_after_us=None if wait == _NEVER else ceil(wait * 10**6),
+            retry_after_us=None if wait == _NEVER else _whole_us(wait),
             reset_after_us=round(reset * 10**6),
-            window_us=round(period * 10**6),
+            window_us=round(window * 10**6),
             next_after_us=next_us,
         )
+
+
+def _whole_us(seconds: float) -> int:
+    """Return whole µs, rounded up, rounding errors of the arithmetic aside."""
+    return ceil(round(seconds * 10**6, 3))

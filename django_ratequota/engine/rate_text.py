@@ -1,7 +1,7 @@
 """Reads rate text such as ``100/min burst 20`` or ``10/s, 1000/15min, 1_000_000/month``. The one parser.
 
 rates := rate ("," rate)* | "unlimited" | "blocked"
-rate  := LIMIT "/" [N] unit ["burst" N] [algorithm]
+rate  := LIMIT ["requests" | "units"] "/" [N] unit ["burst" N] [algorithm]
 unit  := s|sec|second, m|min|minute, h|hour, d|day, w|week, month   (plurals too)
 """
 
@@ -45,6 +45,7 @@ class RateSpec(NamedTuple):
     """One rate as written; ``algorithm`` is None where the text names none."""
 
     limit: int
+    counts: Literal["units", "requests"]
     period: float | Literal["month"]
     burst: int | None
     algorithm: str | None
@@ -54,7 +55,7 @@ class RateSpec(NamedTuple):
         algorithm = self.algorithm
         if algorithm is None:
             algorithm = "fixed_window" if self.period == MONTH else default
-        return Rate(limit=self.limit, period=self.period, burst=self.burst, algorithm=algorithm)
+        return Rate(limit=self.limit, counts=self.counts, period=self.period, burst=self.burst, algorithm=algorithm)
 
 
 class _Text:
@@ -119,6 +120,8 @@ def read_rates(text: str) -> list[RateSpec] | Literal["unlimited", "blocked"]:
 
 def _read_rate(cursor: _Text, more: bool = False) -> RateSpec:
     limit = cursor.number(gettext_noop("a limit (a number)"))
+    word = cursor.take(r"(?:requests?|units?)\b")
+    counts: Literal["units", "requests"] = "requests" if word is not None and word[0] == "r" else "units"
     if not cursor.take("/"):
         raise cursor.expected(gettext_noop("'/'"))
     count = cursor.number(gettext_noop("a number of units")) if cursor.take("(?=[0-9])") is not None else 1
@@ -144,7 +147,7 @@ def _read_rate(cursor: _Text, more: bool = False) -> RateSpec:
             raise month_is_calendar(limit, algorithm)
         algorithm = None
     period: float | Literal["month"] = MONTH if unit == MONTH else count * (UNITS[unit] // 10**6)
-    spec = RateSpec(limit, period, burst, algorithm)
+    spec = RateSpec(limit, counts, period, burst, algorithm)
     # Because readers differ in their default, a bad period or burst is refused here, by the one that allows most.
     spec.rate(DEFAULT_ALGORITHM)
     return spec

@@ -18,6 +18,8 @@ ALGORITHMS = (
     "gcra",
 )
 DEFAULT_ALGORITHM = "token_bucket"
+#: What a rate counts: the units that requests consume, or the requests themselves.
+COUNTS = ("units", "requests")
 #: Algorithms whose capacity (``burst``) may differ from the limit.
 BURST_ALGORITHMS = frozenset({"token_bucket", "leaky_bucket", "gcra"})
 
@@ -53,15 +55,15 @@ def gettext_noop(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """How much is allowed: ``limit`` units per ``period``, with a capacity and an algorithm.
+    """How much is allowed: ``limit`` units (or requests) per ``period``, with a capacity and an algorithm.
 
     Raises ``InvalidRate`` for numbers out of range, and for combinations that no algorithm counts.
 
     >>> Rate.parse("100/min burst 20")
-    Rate(limit=100, period=60, burst=20, algorithm='token_bucket')
+    Rate(limit=100, period=60, burst=20, algorithm='token_bucket', counts='units')
     """
 
-    #: Units admitted per period, a whole number from 1 to 10**12; 100 in ``100/min``.
+    #: Units or requests admitted per period, a whole number from 1 to 10**12; 100 in ``100/min``.
     limit: int
     #: Seconds, 0.001 to ten years (60 in ``100/min``), or ``"month"`` for the calendar month.
     period: float | Literal["month"]
@@ -69,9 +71,15 @@ class Rate:
     burst: int | None = None
     #: One of ``ALGORITHMS``; ``month`` is always ``fixed_window``.
     algorithm: str = DEFAULT_ALGORITHM
+    #: ``units``: a request takes its cost. ``requests``: it takes 1 whatever its cost, 0 included, and units that are
+    #: charged, refunded or settled afterwards leave the counter alone; ``60 requests/min``.
+    counts: Literal["units", "requests"] = "units"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "limit", _check_units("limit", self.limit))
+        if self.counts not in COUNTS:
+            text = gettext_noop("a rate counts units or requests, not %(value)s")
+            raise InvalidRate(text, value=show(self.counts))
         if self.algorithm not in ALGORITHMS:
             text = gettext_noop("unknown algorithm %(name)s; write one of %(known)s")
             raise InvalidRate(text, name=repr(self.algorithm), known=", ".join(ALGORITHMS))
@@ -113,6 +121,10 @@ class Rate:
             return "month"
         return {86_400 * _SECOND: "day", 604_800 * _SECOND: "week"}.get(self.period_us, "")  # type: ignore[return-value]
 
+    def units(self, cost: int) -> int:
+        """Return what a request of ``cost`` units takes from the bucket."""
+        return 1 if self.counts == "requests" else cost
+
     @classmethod
     def parse(cls, text: str, algorithm: str = DEFAULT_ALGORITHM) -> Rate:
         """Read one rate, such as ``100/min burst 20 gcra``; ``algorithm`` is the default when it names none.
@@ -125,14 +137,15 @@ class Rate:
 
     def __str__(self) -> str:
         named = None if self.algorithm == DEFAULT_ALGORITHM or self.period == MONTH else self.algorithm
-        return _format(self.limit, self.period, self.burst, named)
+        return _format(self.limit, self.counts, self.period, self.burst, named)
 
 
 @lru_cache(maxsize=1024)
 def parse_rates(text: str, algorithm: str = DEFAULT_ALGORITHM) -> tuple[Rate, ...] | Literal["unlimited", "blocked"]:
     """Read a policy's rates: a tuple in the order written, or the words ``unlimited`` and ``blocked``.
 
-    Raises ``InvalidRate`` also when two rates share algorithm and period: they would share one counter.
+    Raises ``InvalidRate`` also when two rates share algorithm, period and what they count, as they would share one
+    counter.
     """
     from .rate_text import read_rates
 
@@ -140,9 +153,9 @@ def parse_rates(text: str, algorithm: str = DEFAULT_ALGORITHM) -> tuple[Rate, ..
     if isinstance(specs, str):
         return specs
     rates = tuple(spec.rate(algorithm) for spec in specs)
-    seen: dict[tuple[str, object], Rate] = {}
+    seen: dict[tuple[object, ...], Rate] = {}
     for rate in rates:
-        first = seen.setdefault((rate.algorithm, rate.period), rate)
+        first = seen.setdefault((rate.algorithm, rate.period, rate.counts), rate)
         if first is not rate:
             text = gettext_noop("'%(one)s' and '%(other)s' have the same algorithm and period; keep the stricter one")
             raise InvalidRate(text, one=str(first), other=str(rate))
@@ -160,7 +173,7 @@ def normalize_rates(text: str) -> str:
     specs = read_rates(text)
     if isinstance(specs, str):
         return specs
-    canonical = ", ".join(_format(spec.limit, spec.period, spec.burst, spec.algorithm) for spec in specs)
+    canonical = ", ".join(_format(spec.limit, spec.counts, spec.period, spec.burst, spec.algorithm) for spec in specs)
     if len(canonical) > MAX_TEXT:
         text = gettext_noop("rates may have at most %(most)s characters in canonical form, these have %(length)s")
         raise InvalidRate(text, most=MAX_TEXT, length=len(canonical))
@@ -180,8 +193,10 @@ def format_period(period: float | Literal["month"]) -> str:
     return f"{period}s"
 
 
-def _format(limit: int, period: float | Literal["month"], burst: int | None, algorithm: str | None) -> str:
-    text = f"{limit}/{format_period(period)}"
+def _format(
+    limit: int, counts: str, period: float | Literal["month"], burst: int | None, algorithm: str | None
+) -> str:
+    text = f"{limit}{' requests' if counts == 'requests' else ''}/{format_period(period)}"
     if burst is not None:
         text += f" burst {burst}"
     return f"{text} {algorithm}" if algorithm else text

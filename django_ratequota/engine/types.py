@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from ..exceptions import InvalidCost
 from ..utils.shielding import shielded
-from .charges import Charge, Refund, Settler, charges_of, take
+from .charges import Charges, Refund, Settler, charges_of, take
 from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format_period
 
 _SECOND = 10**6
@@ -21,8 +21,8 @@ _STORE_RETRY_US = 1 * _SECOND
 class Bucket:
     """One rate applied to one subject: one counter, one Redis key.
 
-    The counter is named by ``subject``, ``scope``, and the rate's algorithm and period. Buckets that agree in
-    these share it, whatever their limits.
+    The counter is named by ``subject``, ``scope``, and the rate's algorithm, period and what it counts. Buckets that
+    agree in these share it, whatever their limits.
     """
 
     #: Whom the counter belongs to, as ``kind:value``: ``user:42``, ``ip:203.0.113.7``, ``everyone``.
@@ -51,7 +51,8 @@ class Bucket:
     def counter(self) -> tuple[object, ...]:
         """The counter's identity: equal for buckets that share it."""
         endpoint = self.scope if self.endpoint_id is None else self.endpoint_id
-        return (self.subject, endpoint, self.counted_per, self.rate.algorithm, self.rate.period)
+        rate = self.rate
+        return (self.subject, endpoint, self.counted_per, rate.algorithm, rate.period, rate.counts)
 
     @property
     def title(self) -> str:
@@ -61,7 +62,8 @@ class Bucket:
         plain = self.rate.algorithm == DEFAULT_ALGORITHM or self.rate.period == MONTH
         algorithm = "" if plain else f" {self.rate.algorithm}"
         shared = "" if self.counted_per in ("", "caller") else f" per {self.counted_per}"
-        return f"{self.scope or 'all'}/{format_period(self.rate.period)}{algorithm}{shared}"
+        counts = " requests" if self.rate.counts == "requests" else ""
+        return f"{self.scope or 'all'}/{format_period(self.rate.period)}{counts}{algorithm}{shared}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +139,7 @@ class Decision:
     #: Units charged to each bucket that had room; 0 when refused, and for a peek.
     cost: int = 0
     # What was charged and not given back; ``charges_of`` makes it on first use, as few decisions settle.
-    _charges: list[Charge] | None = field(default=None, repr=False, compare=False)
+    _charges: Charges | None = field(default=None, repr=False, compare=False)
     # The counters of its own check, where the request's earlier checks add statuses; None = all.
     _own: frozenset[object] | None = field(default=None, repr=False, compare=False)
     # The response headers, once rendered; a copy with other fields does not take them over.
@@ -204,35 +206,48 @@ class Decision:
 
     @property
     def _charged(self) -> tuple[Bucket, ...]:
-        """The buckets that were charged: none when refused, and no log-mode bucket without room."""
-        buckets = tuple(status.bucket for status in self.statuses if status.allowed) if self.allowed else ()
+        """The buckets that were charged units: none when refused, and no log-mode bucket without room."""
+        statuses = self.statuses if self.allowed else ()
+        buckets = tuple(s.bucket for s in statuses if s.allowed and s.bucket.rate.counts == "units")
         own = self._own
         return buckets if own is None else tuple(bucket for bucket in buckets if bucket.counter in own)
 
     def charge(self, cost: int) -> Decision:
         """Charge the buckets that were charged ``cost`` units more; never refuses, and may go into debt.
 
-        Log-mode buckets without room stay uncharged. A refused decision charges nothing and returns itself.
+        Rates that count requests, and log-mode buckets without room, stay uncharged. A refused decision charges
+        nothing and returns itself.
         """
         if not self.settler or not self._charged:
             return self
+        charges_of(self).units += check_cost(cost)
         return self._note(self.settler.charge(self._charged, cost=cost))
 
     def refund(self, cost: int) -> Decision:
         """Give ``cost`` units back to the buckets that were charged.
 
-        Never gives back more than this decision charged, nor what has drained or expired since. A decision that
-        charged nothing returns itself.
+        Never gives back more than this decision charged, nor what has drained or expired since. Rates that count
+        requests keep the request. A decision that charged nothing returns itself.
         """
         if not self.settler or not self._charged:
             return self
         settler = self.settler
         return self._after([settler.refund(of, cost=units, charged=at) for of, units, at in self._take(cost)])
 
+    def settle(self, actual: int) -> Decision:
+        """Charge or refund the difference to the ``actual`` units of the request; never refuses.
+
+        The same ``actual`` again changes nothing, as charges and refunds by hand are taken into account. If the store
+        does not answer, the difference is not charged, neither now nor by a later call.
+        """
+        difference = self._difference(actual)
+        return self.charge(difference) if difference > 0 else self.refund(-difference) if difference else self
+
     async def acharge(self, cost: int) -> Decision:
         """``charge``, awaited; it reaches the store although the awaiting task is cancelled."""
         if not self.settler or not self._charged:
             return self
+        charges_of(self).units += check_cost(cost)
         return await shielded(self._acharge(self.settler, cost))
 
     async def arefund(self, cost: int) -> Decision:
@@ -241,6 +256,13 @@ class Decision:
             return self
         refunds = self._take(cost)
         return await shielded(self._arefund(self.settler, refunds)) if refunds else self
+
+    async def asettle(self, actual: int) -> Decision:
+        """``settle``, awaited; it reaches the store although the awaiting task is cancelled."""
+        difference = self._difference(actual)
+        if difference > 0:
+            return await self.acharge(difference)
+        return await self.arefund(-difference) if difference else self
 
     async def _acharge(self, settler: Settler, cost: int) -> Decision:
         return self._note(await settler.acharge(self._charged, cost=cost))
@@ -256,8 +278,13 @@ class Decision:
         charges += later
         return replace(charged, _charges=charges)
 
+    def _difference(self, actual: int) -> int:
+        return check_cost(actual) - charges_of(self).units
+
     def _take(self, cost: int) -> list[Refund]:
-        return take(charges_of(self), check_cost(cost))
+        charges = charges_of(self)
+        charges.units = max(0, charges.units - check_cost(cost))
+        return take([charge for charge in charges if charge.bucket.rate.counts == "units"], cost)
 
     def _after(self, refunds: list[Decision]) -> Decision:
         """Return the charged buckets' statuses after the last of these refunds."""

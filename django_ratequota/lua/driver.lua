@@ -7,7 +7,7 @@
 --         then seven per bucket: algorithm, limit, period (µs), burst, enforced (1, or 0 = log only),
 --         window start and finish (µs; 0 0 = none);
 --         then, for a refund of a known charge, one per bucket: how long after the charge it was full again (µs);
---         or, for a check or peek whose buckets differ in cost, each bucket's own cost (units).
+--         or, where buckets differ in cost, each bucket's own cost (units).
 -- Returns whole numbers as one string, 8 bytes each, big-endian: parsing a list costs the caller more than the call.
 --         {1, allowed, now, revision, then five per bucket: passed, remaining, retry after, reset after, next after}
 --         (µs; retry after is 0 when passed, -1 when waiting cannot help; for acquire it is the booked wait; next
@@ -47,11 +47,10 @@ local patience = ARGV[5] == '0' and 0 or number(5, 0)
 local first = revision >= 0 and 1 or 0
 local count = #KEYS - first
 local levels = HEADER + STRIDE * count
-local refunding = mode == 'refund' and cost > 0
 local each = count > 0 and #ARGV == levels + count
-local known = each and mode == 'refund'
-local priced = each and (mode == 'check' or mode == 'peek')
-if #ARGV ~= levels and not known and not priced then
+local known = each and mode == 'refund' and patience > 0
+local priced = each and not known
+if #ARGV ~= levels and not each then
   error('ratequota: ' .. count .. ' buckets need ' .. levels .. ' arguments, not ' .. #ARGV)
 end
 
@@ -101,16 +100,15 @@ for i = 1, count do
   local period = number(at + 3, 1)
   -- With two more fields by the algorithm the table reaches its final size.
   local b = {settle = settle, limit = limit, period = period, burst = burst, start = start, finish = finish}
-  if refunding then
-    b.refunding = true
-  end
+  local units = cost
   if known then
     b.since, b.level = patience, number(levels + i, 0)
-  end
-  local units = cost
-  if priced then
+  elseif priced then
     units = number(levels + i, 0)
     b.units = units
+  end
+  if mode == 'refund' and units > 0 then
+    b.refunding = true
   end
   local passed, retry_at = check(b, values[first + i], now, units, KEYS[first + i])
   if mode == 'acquire' then
@@ -140,12 +138,12 @@ elseif outside then
   return packed({3, 0, now, revision})
 end
 
-local charging = reply[2] == 1 and mode ~= 'peek' and cost > 0
+local charging = reply[2] == 1 and mode ~= 'peek' and (cost > 0 or priced)
 for i = 1, count do
   local b, units = values[first + i], nil
   if charging and reply[5 * i] == 1 then
-    units = refunding and -cost or b.units or cost
-    units = units ~= 0 and units or nil
+    units = b.units or cost
+    units = units > 0 and (b.refunding and -units or units) or nil
   end
   local remaining, full_at, more_at, value, finish, same_finish = b.settle(b, units, now)
   if units and full_at == 0 then

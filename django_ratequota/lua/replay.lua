@@ -2,12 +2,13 @@
 --
 -- ARGV    [1] the attempts, packed as pairs of big-endian doubles: time (µs), cost (units), in the order of time.
 --             Time 0: another subject begins, with nothing used.
---         then six per rate: algorithm, limit, period (µs), burst, the state after the slice before ('' = none),
---         calendar windows packed as pairs, start and finish (µs; '' = none), in the order of time.
+--         then seven per rate: algorithm, limit, period (µs), burst, the state after the slice before ('' = none),
+--         calendar windows packed as pairs, start and finish (µs; '' = none), in the order of time; 1 = it counts
+--         requests, whatever they cost, 0 = units.
 -- Returns one character per attempt (1 admitted, 0 refused, - for a time 0), then each rate's state.
 -- Either all rates admit an attempt and are charged, or none of them is charged.
 
-local STRIDE = 6
+local STRIDE = 7
 local MAX_US = 9007199254740991
 
 local function whole(value, least, what)
@@ -25,7 +26,7 @@ local function check_pairs(packed, what)
 end
 
 if #ARGV == 0 or (#ARGV - 1) % STRIDE ~= 0 then
-  error('ratequota: a replay takes its attempts and six arguments per rate, not ' .. #ARGV .. ' arguments')
+  error('ratequota: a replay takes its attempts and seven arguments per rate, not ' .. #ARGV .. ' arguments')
 end
 check_pairs(ARGV[1], 'attempts')
 local now
@@ -40,6 +41,7 @@ for at = 2, #ARGV, STRIDE do
     period = whole(ARGV[at + 2], 1, 'a period'), burst = whole(ARGV[at + 3], 1, 'a burst'), value = ARGV[at + 4],
     windows = {}, window = 1,
   }
+  b.units = ARGV[at + 6] == '1' and 1 or nil
   b.listed = ARGV[at] == 'sliding_window_log'
   b.key = new_list(b.listed and b.value or '')
   check_pairs(ARGV[at + 5], 'windows')
@@ -70,13 +72,14 @@ end
 local function admit(cost)
   for _, b in ipairs(buckets) do
     enter_window(b)
-    if not b.check(b, b.value, now, cost, b.key) then
+    if not b.check(b, b.value, now, b.units or cost, b.key) then
       return '0'
     end
   end
-  if cost > 0 then
-    for _, b in ipairs(buckets) do
-      local _, _, _, value = b.settle(b, cost, now)
+  for _, b in ipairs(buckets) do
+    local units = b.units or cost
+    if units > 0 then
+      local _, _, _, value = b.settle(b, units, now)
       b.value = value
     end
   end

@@ -26,9 +26,9 @@ def add_verbs(verbs: Any) -> None:
     verb.add_argument("--reason", default="ratequota publish", help="Recorded in the history.")
     verb = verbs.add_parser("rollup", help="Copy usage counts from Redis to the database; run it once an hour.")
     verb.set_defaults(run=rollup)
-    for name, days in (("hours", KEEP_HOURS), ("days", KEEP_DAYS)):
-        text = f"Delete rows of {name} that are older than this ({days})."
-        verb.add_argument(f"--keep-{name}", type=int, default=days, metavar="DAYS", help=text)
+    for name, unit, days in (("hourly", "hours", KEEP_HOURS), ("daily", "days", KEEP_DAYS)):
+        text = f"Delete {name} rows that are older than this many days (default {days}). Also --keep-{unit}."
+        verb.add_argument(f"--keep-{unit}", f"--keep-{name}", type=int, default=days, metavar="DAYS", help=text)
     verbs.add_parser("status", help="Show Redis, the revision, and every process.").set_defaults(run=status)
 
 
@@ -51,6 +51,10 @@ def rollup(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 def status(_command: BaseCommand, _options: dict[str, Any]) -> Iterator[str]:
     """Yield line by line, so that what was read before an error is shown."""
     limiter = default_limiter()
+    if limiter.store.absent:
+        yield f"store        none: {limiter.store.absent}"
+        yield from _policies()
+        return
     for server, info in limiter.store.info().items():
         name, version = server_version(info)
         # Some servers leave fields out.
@@ -60,13 +64,18 @@ def status(_command: BaseCommand, _options: dict[str, Any]) -> Iterator[str]:
         yield f"store        {name} {version} at {server}, up {up} s"
         yield f"eviction     {policy}, {evicted} keys evicted"
     revision = limiter.stored_revision()
-    newest = PolicyChange.objects.exclude(model="counter").order_by("-pk").first()
     yield f"keys         {settings.prefix}:*"
     yield f"revision     {revision or 'none published yet'}"
+    yield from _policies()
+    yield from _workers(reports(), revision)
+
+
+def _policies() -> Iterator[str]:
+    """Yield what the database tells of the policies."""
+    newest = PolicyChange.objects.exclude(model="counter").order_by("-pk").first()
     yield f"last change  {f'{newest.at:%Y-%m-%d %H:%M:%S %Z} {newest}' if newest else 'none'}"
     for unreadable in find_unreadable():
         yield f"unreadable   {unreadable}"
-    yield from _workers(reports(), revision)
 
 
 #: Words for the values of ``state_of``. A process without a decision since the revision used no older one.

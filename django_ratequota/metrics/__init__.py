@@ -22,17 +22,32 @@ Sample = tuple[tuple[str, ...], float]
 #: Every fourth bound: 50 µs, 100 µs, 200 µs and so on are fine enough for a graph.
 BUCKETS = BOUNDS[3::4]
 PREFIX = "ratequota_"
-LATENCY_HELP = "How long decisions took, Redis included."
+
+#: Name of a metric -> its description.
+HELP = {
+    "decisions": "Requests decided, by endpoint; a request of several endpoints counts at each.",
+    "policy_decisions": "Requests to which a policy applied; refused = by this policy. "
+    "All overrides count as one policy.",
+    "degraded_decisions": "Decisions made by on_error, by the reason why Redis or the database did not decide.",
+    "store_up": "Whether the Redis server is in use; 0 = its circuit breaker is open.",
+    "policies_revision": "The revision of the policies in use; 0 before the first request.",
+    "policies_age_seconds": "Seconds since the policies were last read, which happens when they change.",
+    "policies_reloads": "Reads of policies from the database: of all policies, or of changed ones.",
+    "policies_reload_seconds": "Total seconds spent reading policies from the database.",
+    "decision_seconds": "How long decisions took, Redis included.",
+    "decision_duration": "Duration of the last minute's decisions in seconds, Redis included.",
+    "decision_duration_sum": "Total seconds of all decisions.",
+    "decision_duration_count": "Number of decisions in the sum.",
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Metric:
-    """One number, for each combination of its labels."""
+    """One number, for each combination of its labels; described in ``HELP``."""
 
     #: As in Prometheus, less the prefix and ``_total``.
     name: str
     kind: Literal["counter", "gauge"]
-    help: str
     #: ``s``, or the counted thing in braces: ``{decision}``.
     unit: str
     read: Callable[[], Iterable[Sample]]
@@ -60,64 +75,12 @@ def _degraded() -> Iterable[Sample]:
 
 
 METRICS = (
-    Metric(
-        name="decisions",
-        kind="counter",
-        help="Requests decided, by endpoint; a request of several endpoints counts at each.",
-        unit="{decision}",
-        read=decisions.by_endpoint,
-        labels=("endpoint", "outcome"),
-    ),
-    Metric(
-        name="policy_decisions",
-        kind="counter",
-        help="Requests to which a policy applied; refused = by this policy. All overrides count as one policy.",
-        unit="{decision}",
-        read=decisions.by_policy,
-        labels=("endpoint", "policy", "outcome"),
-    ),
-    Metric(
-        name="degraded_decisions",
-        kind="counter",
-        help="Decisions made by on_error, by the reason why Redis or the database did not decide.",
-        unit="{decision}",
-        read=_degraded,
-        labels=("reason",),
-    ),
-    Metric(
-        name="store_up",
-        kind="gauge",
-        help="Whether the Redis server is in use; 0 = its circuit breaker is open.",
-        unit="1",
-        read=_stores,
-        labels=("server",),
-    ),
-    Metric(
-        name="policies_revision",
-        kind="gauge",
-        help="The revision of the policies in use; 0 before the first request.",
-        unit="1",
-        read=lambda: [((), health().revision)],
-    ),
-    Metric(
-        name="policies_age_seconds",
-        kind="gauge",
-        help="Seconds since the policies were last read, which happens when they change.",
-        unit="s",
-        read=lambda: [((), health().policies_age)],
-    ),
-    Metric(
-        name="policies_reloads",
-        kind="counter",
-        help="Reads of policies from the database: of all policies, or of changed ones.",
-        unit="{reload}",
-        read=lambda: [((), policies.reloads)],
-    ),
-    Metric(
-        name="policies_reload_seconds",
-        kind="counter",
-        help="Total seconds spent reading policies from the database.",
-        unit="s",
-        read=lambda: [((), policies.reload_seconds)],
-    ),
+    Metric("decisions", "counter", "{decision}", decisions.by_endpoint, ("endpoint", "outcome")),
+    Metric("policy_decisions", "counter", "{decision}", decisions.by_policy, ("endpoint", "policy", "outcome")),
+    Metric("degraded_decisions", "counter", "{decision}", _degraded, ("reason",)),
+    Metric("store_up", "gauge", "1", _stores, ("server",)),
+    Metric("policies_revision", "gauge", "1", lambda: [((), health().revision)]),
+    Metric("policies_age_seconds", "gauge", "s", lambda: [((), health().policies_age)]),
+    Metric("policies_reloads", "counter", "{reload}", lambda: [((), policies.reloads)]),
+    Metric("policies_reload_seconds", "counter", "s", lambda: [((), policies.reload_seconds)]),
 )

@@ -14,7 +14,7 @@ from typing import Any
 import prometheus_client
 
 from ..monitoring.collector import listeners
-from . import BUCKETS, LATENCY_HELP, METRICS, PREFIX, latency
+from . import BUCKETS, HELP, METRICS, PREFIX, latency
 
 #: How prometheus-client combines the gauges of all processes; revisions stay apart, by pid, to be compared.
 _MODES: Mapping[str, Any] = {"store_up": "livemin", "policies_age_seconds": "livemax", "policies_revision": "liveall"}
@@ -31,9 +31,9 @@ class Writer:
             make: Any = prometheus_client.Counter
             if metric.kind == "gauge":
                 make = partial(prometheus_client.Gauge, multiprocess_mode=_MODES[metric.name])
-            self._families[metric.name] = make(PREFIX + metric.name, metric.help, metric.labels, registry=None)
+            self._families[metric.name] = make(PREFIX + metric.name, HELP[metric.name], metric.labels, registry=None)
         self._latency: Any = prometheus_client.Histogram(
-            f"{PREFIX}decision_seconds", LATENCY_HELP, buckets=BUCKETS, registry=None
+            f"{PREFIX}decision_seconds", HELP["decision_seconds"], buckets=BUCKETS, registry=None
         )
         self._written: dict[tuple[str, tuple[str, ...]], float] = {}
         self._bins: list[int] = []
@@ -42,7 +42,10 @@ class Writer:
     def skip(self) -> None:
         """Mark the current values as written: a forked child's numbers begin with its parent's."""
         self._written = {
-            (metric.name, labels): value for metric in METRICS for labels, value in metric.read() if _counts(metric)
+            (metric.name, labels): value
+            for metric in METRICS
+            for labels, value in metric.read()
+            if metric.kind == "counter"
         }
         durations = latency()
         self._bins, self._total = list(durations.counts), durations.total
@@ -53,7 +56,7 @@ class Writer:
             family = self._families[metric.name]
             for labels, value in metric.read():
                 child = family.labels(*labels) if labels else family
-                if not _counts(metric):
+                if metric.kind == "gauge":
                     child.set(value)
                     continue
                 key = (metric.name, labels)
@@ -73,10 +76,6 @@ class Writer:
                 self._latency._buckets[position // _BINS].inc(added)
         self._latency._sum.inc(total - self._total)
         self._bins, self._total = counts, total
-
-
-def _counts(metric: Any) -> bool:
-    return bool(metric.kind == "counter")
 
 
 writer = Writer()

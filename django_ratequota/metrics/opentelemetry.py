@@ -6,14 +6,14 @@ export.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from .. import __version__
 from ..utils.histogram import quantile
 from ..utils.optional import require
-from . import METRICS, Metric, latency
+from . import HELP, METRICS, Metric, latency
 
 if TYPE_CHECKING:
     from opentelemetry import metrics as otel
@@ -37,16 +37,11 @@ def instrument(meter_provider: Any = None) -> None:
         counts = metric.kind == "counter"
         create = meter.create_observable_counter if counts else meter.create_observable_gauge
         name = _PREFIX + metric.name.removesuffix("_seconds")
-        create(name, callbacks=[_reader(metric)], unit=metric.unit, description=metric.help)
+        create(name, callbacks=[partial(_observe, metric)], unit=metric.unit, description=HELP[metric.name])
 
 
-def _reader(metric: Metric) -> Callable[[Any], Iterable[Any]]:
-    def read(options: Any) -> Iterable[Any]:
-        return [
-            otel.Observation(value, dict(zip(metric.labels, labels, strict=True))) for labels, value in metric.read()
-        ]
-
-    return read
+def _observe(metric: Metric, options: Any) -> list[Any]:
+    return [otel.Observation(value, dict(zip(metric.labels, labels, strict=True))) for labels, value in metric.read()]
 
 
 def _quantiles() -> list[tuple[tuple[str, ...], float]]:
@@ -57,26 +52,7 @@ def _quantiles() -> list[tuple[tuple[str, ...], float]]:
 
 # No histogram: OpenTelemetry has no observable one, and recording each decision would cost requests.
 _LATENCY = (
-    Metric(
-        name="decision_duration",
-        kind="gauge",
-        help="Duration of the last minute's decisions in seconds, Redis included.",
-        unit="s",
-        read=_quantiles,
-        labels=("quantile",),
-    ),
-    Metric(
-        name="decision_duration_sum",
-        kind="counter",
-        help="Total seconds of all decisions.",
-        unit="s",
-        read=lambda: [((), latency().total)],
-    ),
-    Metric(
-        name="decision_duration_count",
-        kind="counter",
-        help="Number of decisions in the sum.",
-        unit="{decision}",
-        read=lambda: [((), sum(latency().counts))],
-    ),
+    Metric("decision_duration", "gauge", "s", _quantiles, ("quantile",)),
+    Metric("decision_duration_sum", "counter", "s", lambda: [((), latency().total)]),
+    Metric("decision_duration_count", "counter", "{decision}", lambda: [((), sum(latency().counts))]),
 )

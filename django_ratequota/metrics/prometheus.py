@@ -17,7 +17,7 @@ from django.http import HttpRequest, HttpResponse
 from ..policies.requests.view_declarations import SCOPE_ATTRIBUTE
 from ..utils.histogram import BOUNDS
 from ..utils.optional import require
-from . import BUCKETS, LATENCY_HELP, METRICS, PREFIX, latency
+from . import BUCKETS, HELP, METRICS, PREFIX, latency
 
 if TYPE_CHECKING:
     import prometheus_client
@@ -44,7 +44,7 @@ class RateQuotaCollector:
         """Return every metric with its current values."""
         families = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
         for metric in METRICS:
-            family = families[metric.kind](PREFIX + metric.name, metric.help, labels=metric.labels)
+            family = families[metric.kind](PREFIX + metric.name, HELP[metric.name], labels=metric.labels)
             for labels, value in metric.read():
                 family.add_metric(labels, value)
             yield family
@@ -56,7 +56,7 @@ def _latency() -> Any:
     counts = list(histogram.counts)
     upto = dict(zip((*BOUNDS, float("inf")), accumulate(counts), strict=True))
     buckets = [(str(bound), upto[bound]) for bound in BUCKETS]
-    family = core.HistogramMetricFamily(PREFIX + "decision_seconds", LATENCY_HELP)
+    family = core.HistogramMetricFamily(PREFIX + "decision_seconds", HELP["decision_seconds"])
     family.add_metric([], [*buckets, ("+Inf", sum(counts))], histogram.total)
     return family
 

@@ -84,7 +84,7 @@ class RatePolicy(RecordedModel):
         _("rates"),
         help_text=_(
             "Rates separated by commas, such as 10/s, 1000/hour burst 50, 100000/month; or unlimited, or blocked. "
-            "A request must pass them all."
+            "A request must pass them all. 60 requests/min counts each request once, whatever its cost."
         ),
     )
     algorithm = models.CharField(

@@ -33,6 +33,8 @@ class Background:
         self._retry_at = 0.0
         #: Reason of the last failure of the work; "" after a success.
         self._failing = ""
+        #: Set = the next call is due now.
+        self._due = threading.Event()
         self._lock = ForkSafeLock()
         _all.add(self)
 
@@ -49,6 +51,10 @@ class Background:
             if seconds:
                 self._start(generation, seconds)
 
+    def soon(self) -> None:
+        """End the pause before the next call, if the thread runs."""
+        self._due.set()
+
     def _start(self, generation: int, seconds: float) -> None:
         try:
             threading.Thread(target=self._run, args=[generation, seconds], name=self._name, daemon=True).start()
@@ -61,6 +67,7 @@ class Background:
 
     def _run(self, generation: int, seconds: float) -> None:
         while self._generation == generation == settings.generation:
+            self._due.clear()
             try:
                 self._work()
                 self._failing = ""
@@ -74,7 +81,7 @@ class Background:
                 logger.exception("%s failed", self._name)
             # As after a request, because receivers of signals may use the database.
             close_old_connections()
-            time.sleep(seconds)
+            self._due.wait(seconds)
 
 
 _all: weakref.WeakSet[Background] = weakref.WeakSet()
@@ -84,6 +91,7 @@ def _restart() -> None:
     # A forked child has no threads but the one that forked.
     for background in _all:
         background._generation, background._retry_at = -1, 0.0
+        background._due = threading.Event()  # another thread may have held the parent's lock
 
 
 os.register_at_fork(after_in_child=_restart)

@@ -18,7 +18,7 @@ from ..engine.keys import workers_key
 from ..engine.limiter import Limiter
 from ..engine.scripts import REPORT
 from ..exceptions import ANSWERS, StoreError
-from ..policies.cache import policies
+from ..policies.cache import listeners, policies
 from ..runtime import default_limiter
 from ..store.base import reading, run_script
 from ..utils.histogram import BOUNDS, merged, quantile
@@ -172,7 +172,13 @@ def _process() -> str:
     return f"{host}:{os.getpid()}"
 
 
-_reporting = Background("ratequota-report", lambda: settings.report_seconds, lambda: report())
+def _seconds() -> float:
+    return settings.report_seconds if settings.enabled and not settings.in_memory else 0
+
+
+_reporting = Background("ratequota-report", _seconds, lambda: report())
+# At once after a load: the last report may be REPORT_SECONDS old, and names a revision that no longer applies.
+listeners.append(_reporting.soon)
 
 
 def keep_reporting() -> None:

@@ -192,7 +192,7 @@ def _nobody_on_plan(policy: PolicyFacts, around: Surroundings) -> str:
 def _costs_too_much(rates: Sequence[Rate], endpoint: EndpointFacts | None) -> Iterator[str]:
     """No algorithm admits a cost above the capacity, however long the client waits."""
     for rate in rates:
-        if endpoint is not None and endpoint.cost > rate.capacity:
+        if endpoint is not None and rate.units(endpoint.cost) > rate.capacity:
             text = _(
                 "A request to “%(endpoint)s” costs %(cost)s units and is always refused: "
                 "“%(rate)s” never has room for more than %(room)s. Raise the limit or burst, or lower the cost."
@@ -202,7 +202,7 @@ def _costs_too_much(rates: Sequence[Rate], endpoint: EndpointFacts | None) -> It
 
 
 def _never_binds(rates: Sequence[Rate]) -> Iterator[str]:
-    """All rates of a policy are charged with the same units, at the same instants."""
+    """All rates of a policy that count the same are charged at the same instants."""
     for position, rate in enumerate(rates):
         for other, stricter in enumerate(rates):
             how = binds_first(stricter, rate)

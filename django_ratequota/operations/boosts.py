@@ -27,7 +27,7 @@ from ..recording.databases import policy_alias
 from ..recording.recorder import record_grant
 from ..recording.validators import canonical_subject
 from ..runtime import default_limiter
-from .counters import by_subject, peek, why_shared
+from .counters import by_subject, peek, shared_reason
 from .explain import Explanation
 
 _SECOND_US = 10**6
@@ -64,17 +64,17 @@ def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[Buck
     for subject, own in by_subject(before):
         with transaction.atomic(using=policy_alias(PolicyChange)):
             record_grant(subject, [before[bucket] for bucket in own], units, reason)
-            limiter.refund(own, units)
+            # Each bucket's own units: else rates that count requests would keep theirs.
+            limiter.refund(own, units, charged=(0, *[units] * len(own)))
     return tuple(before.values())
 
 
-def why_no_boost(explanation: Explanation, policy: PolicyFacts) -> str:
+def no_boost_reason(explanation: Explanation, policy: PolicyFacts) -> str:
     """Return why a boost of this winner is impossible, as a sentence; "" when it is possible."""
     subject = subject_of(explanation, policy)
-    if subject is None or why_shared(policy.counted_per, subject):
-        return _("%(why)s A boost for one caller would change nothing.") % {
-            "why": why_shared(policy.counted_per, subject)
-        }
+    shared = shared_reason(policy.counted_per, subject)
+    if subject is None or shared:
+        return _("%(why)s A boost for one caller would change nothing.") % {"why": shared}
     if policy.rates == UNLIMITED:
         return _("It is unlimited already.")
     if policy.mode != "enforce":

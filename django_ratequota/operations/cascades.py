@@ -47,7 +47,7 @@ def deleted_along(change: PolicyChange) -> tuple[Deletion, ...]:
             model=kind, actor=own.actor_id, at__range=(own.at - _CASCADE, own.at + _CASCADE)
         )
         near += _read(kind, same_moment.filter(**{f"before__{pointer}": key}))
-    found = _unbroken(own, near)
+    found = _same_cascade(own, near)
     present = _present(found)
     return tuple(deletion for deletion in found if deletion.pk not in present)
 
@@ -59,7 +59,7 @@ def _read(kind: str, entries: models.QuerySet[PolicyChange]) -> Iterator[Deletio
         yield Deletion(pk, kind, object_id, at, any(audience))
 
 
-def _unbroken(own: PolicyChange, near: list[Deletion]) -> list[Deletion]:
+def _same_cascade(own: PolicyChange, near: list[Deletion]) -> list[Deletion]:
     """Return the entries of the same cascade: going out from ``own``, none after a pause."""
     chain = []
     near.sort(key=lambda deletion: deletion.at)

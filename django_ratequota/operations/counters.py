@@ -52,10 +52,10 @@ def reset_caller(caller: Caller, reason: str = "", **request: Any) -> tuple[Buck
     Buckets shared with others (counted per plan or everyone, or without an address) keep their counts.
     """
     buckets = explain_caller(caller, **request).resolution.buckets
-    return reset((b for b in buckets if not why_shared(b.counted_per, b.subject)), reason)
+    return reset((b for b in buckets if not shared_reason(b.counted_per, b.subject)), reason)
 
 
-def why_shared(counted_per: str, subject: str | None) -> str:
+def shared_reason(counted_per: str, subject: str | None) -> str:
     """Return why a counter is not one caller's own, as a sentence; "" when it is."""
     if counted_per == "plan":
         return _("Everyone on the plan is counted together here.")

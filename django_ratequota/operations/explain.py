@@ -14,7 +14,7 @@ from ..policies import cache  # noqa: F401 - sets process.policies
 from ..policies.exemptions import exempt, exempt_candidate
 from ..policies.explain import Candidate, explain, plan_source
 from ..policies.facts import NOBODY, PlanFacts, UserEntry
-from ..policies.matching import match_endpoints
+from ..policies.matching import NO_METHOD, match_endpoints
 from ..policies.requests.caller import Caller
 from ..policies.requests.methods import handling_of_view
 from ..policies.resolver import EvaluationContext, Resolution, plan_of, resolve
@@ -55,9 +55,11 @@ def explain_caller(
 ) -> Explanation:
     """Explain the caller's request of ``cost`` units; None = the endpoint's own cost.
 
-    ``view`` is the view of the route; None = unknown. Raises ``django.db.Error``; without Redis the decision is
-    degraded.
+    ``view`` is the view of the route; None = unknown. ``method`` is ``NO_METHOD`` for a check without a request.
+    Raises ``django.db.Error``; without Redis the decision is degraded.
     """
+    if method == NO_METHOD:
+        view = None
 
     def steps() -> Generator[Step, Any, Explanation]:
         snapshot, entry = newest_policies(caller)

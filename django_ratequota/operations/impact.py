@@ -24,6 +24,7 @@ from ..monitoring import attempts
 from ..monitoring.attempts import Attempts
 from ..policies.facts import PolicyFacts, policy_facts
 from .impact_audience import NotEstimable, RecordedAudience, subject_for
+from .redundancy import longest_us
 from .replay import replay_each
 from .scenarios import number
 
@@ -32,13 +33,6 @@ MOST_ATTEMPTS = 200_000
 #: Time for the whole estimate; the replay gets at least a quarter of it, however long reading the records took.
 SECONDS = 2.0
 _EXACT = 2**53
-_DAY_SECONDS = 86_400
-#: Longest windows in seconds: where clocks change, a day may be two hours longer.
-_LONGEST = {
-    "day": _DAY_SECONDS + 7200,
-    "week": 7 * _DAY_SECONDS + 7200,
-    "month": 31 * _DAY_SECONDS + 7200,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +118,8 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
 def sentences(impact: Impact, hours: int = 24) -> list[str]:
     """Return the estimate in sentences."""
     if impact.since is None or not impact.requests:
-        return [
-            _("In the last %(hours)d h no request was recorded that the policy applies to.") % {"hours": hours},
-            *_part(impact),
-            *_left_out(impact),
-        ]
+        none = _("In the last %(hours)d h no request was recorded that the policy applies to.")
+        return [none % {"hours": hours}, *_left_out(impact)]
     totals = [
         _(
             "In the last %(hours)d h this would have refused %(refused)s of %(clients)s clients, "
@@ -151,17 +142,14 @@ def sentences(impact: Impact, hours: int = 24) -> list[str]:
             "refused": number(impact.really_refused_clients),
         },
     ]
-    return [*totals, *_part(impact), *_left_out(impact)]
-
-
-def _part(impact: Impact) -> list[str]:
-    if impact.share == 1:
-        return []
-    return [_("This is an estimate from %(percent)s of the callers.") % {"percent": _percent(impact.share, 1)}]
+    return [*totals, *_left_out(impact)]
 
 
 def _left_out(impact: Impact) -> list[str]:
     found = []
+    if impact.share != 1:
+        text = _("This is an estimate from %(percent)s of the callers.")
+        found.append(text % {"percent": _percent(impact.share, 1)})
     if impact.left_out_clients:
         text = ngettext(
             "Left out: %(count)s client for whom another policy takes precedence.",
@@ -252,16 +240,16 @@ def never_refused(rates: Sequence[Rate], records: Sequence[Attempts]) -> bool:
     most ``(m + 1) × min(limit, burst)``: the burst and what is refilled meanwhile. Spans are counted in whole
     seconds, one more than the period touches.
     """
-    units = [(record.second, (record.admitted + record.refused) * record.cost) for record in records]
-    total = sum(size for _second, size in units)
+    attempts = [(record.second, record.admitted + record.refused, record.cost) for record in records]
     for rate in rates:
+        units = [(second, count * rate.units(cost)) for second, count, cost in attempts]
+        total = sum(size for _second, size in units)
         room = min(rate.limit, rate.capacity)
         if rate.capacity * rate.period_us >= _EXACT:
             room //= 2  # doubles are rounded there: half of the room is certain
         if total <= room:
             continue
-        period_us = rate.period_us * (2 if rate.algorithm == "sliding_window_counter" else 1)
-        span = _LONGEST.get(rate.calendar) or -(-period_us // 10**6)
+        span = -(-longest_us(rate) * (2 if rate.algorithm == "sliding_window_counter" else 1) // 10**6)
         if _busiest(units, span + 1) > room:
             return False
     return True

@@ -20,8 +20,11 @@ def binds_first(stricter: Rate, rate: Rate) -> str:
     """Return whether ``rate`` never refuses what ``stricter``, which counts the same requests or more, admits.
 
     ``always``: ``stricter`` always has at least as much in use, and at most as much room. ``uncharged``: it admits
-    too little for ``rate`` to refuse, unless something is charged past its limit. "" when neither can be proved.
+    too little for ``rate`` to refuse, unless something is charged past its limit. "" when neither can be proved, as
+    of a rate that counts units and one that counts requests.
     """
+    if stricter.counts != rate.counts:
+        return ""
     if stricter.capacity <= rate.capacity and _uses_more(stricter, rate):
         return "always"
     return "uncharged" if _admits_too_little(stricter, rate) else ""
@@ -30,7 +33,7 @@ def binds_first(stricter: Rate, rate: Rate) -> str:
 def _uses_more(a: Rate, b: Rate) -> bool:
     """Whether ``a`` always has at least as much in use as ``b``, after the same charges and refunds."""
     kinds = (a.algorithm, b.algorithm)
-    longest_b, shortest_a = _longest_us(b), _shortest_us(a)
+    longest_b, shortest_a = longest_us(b), _shortest_us(a)
     if _is_bucket(a) and _is_bucket(b):  # a bucket that drains no faster is never less full
         return _no_faster(a, b)
     if kinds in (("sliding_window_log", "sliding_window_log"), ("sliding_window_log", "fixed_window")):
@@ -58,7 +61,7 @@ def _admits_too_little(a: Rate, b: Rate) -> bool:
         return not _is_bucket(a) and at_once <= b.capacity and _no_faster(a, b)
     if b.algorithm == "sliding_window_counter":
         return False
-    span_us = _longest_us(b)
+    span_us = longest_us(b)
     if _is_bucket(a):
         return a.capacity * a.period_us + (span_us - 1) * a.limit < (b.limit + 1) * a.period_us
     return a.limit * _windows_touched(a, b) <= b.limit
@@ -72,7 +75,7 @@ def _windows_touched(a: Rate, b: Rate) -> int:
             return nested
         if not a.calendar and not b.calendar and b.period_us % a.period_us == 0:
             return b.period_us // a.period_us
-    touched = -(-_longest_us(b) // _shortest_us(a))
+    touched = -(-longest_us(b) // _shortest_us(a))
     return touched if a.algorithm == "sliding_window_log" else touched + 1
 
 
@@ -84,7 +87,8 @@ def _is_bucket(rate: Rate) -> bool:
     return rate.algorithm in BURST_ALGORITHMS
 
 
-def _longest_us(rate: Rate) -> int:
+def longest_us(rate: Rate) -> int:
+    """Return the longest that a window of the rate can be (µs): a day on which clocks change has two hours more."""
     return _CALENDAR_US[rate.calendar][0] if rate.calendar else rate.period_us
 
 

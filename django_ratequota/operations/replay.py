@@ -98,7 +98,8 @@ class _Replayer:
         """Return one character per attempt: 1 = admitted, 0 = refused, - = end of a sequence."""
         args: list[object] = [b"".join(pack(">dd", at_us, cost) for at_us, cost in attempts)]
         for rate, state in zip(self._rates, self._states, strict=True):
-            args += (rate.algorithm, rate.limit, rate.period_us, rate.capacity, state, self._windows(rate, attempts))
+            windows, by_request = self._windows(rate, attempts), int(rate.counts == "requests")
+            args += (rate.algorithm, rate.limit, rate.period_us, rate.capacity, state, windows, by_request)
         reply = drive(run_script(REPLAY, (), args), self._limiter.store.execute)
         outcomes, *self._states = reply
         return bytes(outcomes)

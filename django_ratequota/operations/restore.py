@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 
 from ..models import PolicyChange
 from ..recording.databases import policy_alias
-from ..recording.recorder import acting, field_values, in_batches, rows_by_pk
+from ..recording.recorder import field_values, in_batches, recorded_as, rows_by_pk
 from .cascades import KINDS, Deletion, deleted_along
 
 __all__ = ["KINDS", "Restoration", "Version", "plan_restoration", "problems", "restore", "versions"]
@@ -53,14 +53,8 @@ class Restoration:
 
 def versions(change: PolicyChange) -> tuple[Version, ...]:
     """Return the versions of this change that can be restored. "Did not exist" cannot be."""
-    if change.model not in KINDS:
-        return ()
-    found: list[Version] = []
-    if change.after:
-        found.append("after")
-    if change.before:
-        found.append("before")
-    return tuple(found)
+    known: tuple[Version, ...] = ("after", "before")
+    return tuple(version for version in known if change.model in KINDS and getattr(change, version))
 
 
 def plan_restoration(
@@ -71,7 +65,7 @@ def plan_restoration(
     ``lock`` locks the object until the transaction ends; ``along`` looks for what was deleted with it.
     """
     model: Any = KINDS[change.model]
-    state = change.before if version == "before" else change.after
+    state = getattr(change, version)
     using = policy_alias(model)
     pk = _read(model._meta.pk, change.object_id)
     current = rows_by_pk(model, [pk], using, lock).get(pk)
@@ -96,7 +90,7 @@ def restore(
     problems; then nothing has changed.
     """
     using = policy_alias(type(restoration.target))
-    with acting(actor, reason), transaction.atomic(using=using):
+    with recorded_as(actor, reason), transaction.atomic(using=using):
         written([_write(restoration, using)])
         for batch in _restore_along(restoration.along, using) if along else ():
             written(batch)

@@ -6,7 +6,7 @@ Each scenario is built for one of the rates, its ``scale``, while all rates are 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
@@ -54,20 +54,20 @@ class _Script:
 
 def scenarios(rates: Sequence[Rate], scale: Rate) -> tuple[Scenario, ...]:
     """Return a stream above the limit, bursts at a window's edge, a burst after a pause; raises ``StoreError``."""
-    edge_us = _edge_us(scale)
+    # The start of a window, not of the first one.
+    edge_us = window_end_us(scale, _START_US, default_limiter().time_zone)
     room = min(rate.capacity for rate in rates)
-    scripts = (_stream(scale, edge_us, room), _edge(scale, edge_us), _pause(scale, edge_us, room))
-    outcomes = list(replay_each(rates, [script.attempts for script in scripts]))
-    describe = (_about_stream, _about_edge, _about_pause)
+    clients = (
+        (_("A steady stream above the limit"), _about_stream, _stream(scale, edge_us, room)),
+        (_("A burst at a window's edge"), _about_edge, _edge(scale, edge_us)),
+        (_("A burst after a pause"), _about_pause, _pause(scale, edge_us, room)),
+    )
+    # Requests of 1 unit at one time are replayed as one attempt, so what counts requests has to count their units.
+    in_units = [replace(rate, counts="units") for rate in rates]
+    outcomes = replay_each(in_units, [script.attempts for _title, _about, script in clients])
     return tuple(
-        _shown(title, sentence(scale, script, outcome), script, outcome)
-        for title, sentence, script, outcome in zip(
-            (_("A steady stream above the limit"), _("A burst at a window's edge"), _("A burst after a pause")),
-            describe,
-            scripts,
-            outcomes,
-            strict=True,
-        )
+        _shown(title, about(scale, script, outcome), script, outcome)
+        for (title, about, script), outcome in zip(clients, outcomes, strict=True)
     )
 
 
@@ -89,11 +89,6 @@ def at_once(units: int) -> Iterator[int]:
     while units:
         yield (cost := (units + 1) // 2)
         units -= cost
-
-
-def _edge_us(scale: Rate) -> int:
-    """Return the start of a window, not of the first one."""
-    return window_end_us(scale, _START_US, default_limiter().time_zone)
 
 
 def _evenly(start_us: int, units: int, span_us: int, room: int) -> tuple[list[Attempt], int]:
@@ -150,20 +145,20 @@ def _about_stream(scale: Rate, script: _Script, outcome: list[bool]) -> str:
     numbers["first"] = duration(first - script.start_us)
     if first == script.start_us:
         return _("Requests %(asked)s, evenly: in the last %(last)s %(passed)s of %(of)s pass.") % numbers
-    return (
-        _("Requests %(asked)s, evenly: in the first %(first)s all pass; in the last %(last)s %(passed)s of %(of)s.")
-        % numbers
+    text = _(
+        "Requests %(asked)s, evenly: in the first %(first)s all pass; in the last %(last)s %(passed)s of %(of)s."
     )
+    return text % numbers
 
 
 def _about_edge(scale: Rate, script: _Script, outcome: list[bool]) -> str:
     before = _units(script, outcome, until_us=script.zero_us, admitted=True)
     after = _units(script, outcome, since_us=script.zero_us, admitted=True)
     numbers = {"asked": number(scale.limit), "before": number(before), "after": number(after)}
-    return (
-        _("Requests %(asked)s at once just before the edge and again just after it: %(before)s and %(after)s pass.")
-        % numbers
+    text = _(
+        "Requests %(asked)s at once just before the edge and again just after it: %(before)s and %(after)s pass."
     )
+    return text % numbers
 
 
 def _about_pause(scale: Rate, script: _Script, outcome: list[bool]) -> str:
@@ -175,13 +170,11 @@ def _about_pause(scale: Rate, script: _Script, outcome: list[bool]) -> str:
         "passed": number(_units(script, outcome, since_us=burst, admitted=True)),
         "span": duration(script.start_us + script.span_us - script.zero_us),
     }
-    return (
-        _(
-            "Requests %(asked)s at once: %(at_once)s pass. Then requests %(more)s evenly in the next %(span)s: "
-            "%(passed)s pass."
-        )
-        % numbers
+    text = _(
+        "Requests %(asked)s at once: %(at_once)s pass. Then requests %(more)s evenly in the next %(span)s: "
+        "%(passed)s pass."
     )
+    return text % numbers
 
 
 def _units(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from django.db import Error as DatabaseError
@@ -32,6 +32,9 @@ logger = logging.getLogger("django_ratequota")
 _MANY = 10_000
 #: Seconds between two removals of policies that ended long ago.
 _TIDY_SECONDS = 3600
+
+#: Called when this process has loaded policies or a newer revision of them, by the thread that did.
+listeners: list[Callable[[], None]] = []
 
 
 class PolicyCache:
@@ -186,6 +189,9 @@ class PolicyCache:
             for user in users:
                 self._users.pop(user, None)
         self._snapshot, self._cursor = snapshot, cursor
+        if snapshot is not before:
+            for listen in listeners:
+                listen()
         return snapshot
 
     @contextmanager

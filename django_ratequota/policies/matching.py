@@ -15,6 +15,9 @@ from .requests.methods import Handling
 from .requests.routes import spellings
 from .snapshot import Group, Snapshot
 
+#: The method of a check without an HTTP request, which counts at the endpoint of its scope, whatever its methods.
+NO_METHOD = "-"
+
 
 class Contest(NamedTuple):
     """The policies that compete at one endpoint (None = all endpoints) and counted_per; one of them wins."""

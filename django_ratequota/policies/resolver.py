@@ -76,9 +76,8 @@ def plan_of(context: EvaluationContext) -> PlanFacts | None:
         plan = snapshot.plan_by_slug(caller.plan_slug)
         if plan is not None:
             return plan
-        text = (
-            f"PLAN_RESOLVER answered {caller.plan_slug[:100]!r}, but no plan has that slug; the default plan counts"
-        )
+        source = "PLAN_RESOLVER answered" if settings.plan_resolver else "check_caller was called with plan="
+        text = f"{source} {caller.plan_slug[:100]!r}, but no plan has that slug; the default plan counts"
         note_problem("PLAN_RESOLVER", text)
     elif not settings.plan_resolver:
         plan_id = context.entry.plan_id(context.now_us)

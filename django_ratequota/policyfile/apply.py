@@ -9,7 +9,7 @@ from django.db import models, transaction
 
 from ..models import Plan
 from ..recording.databases import policy_alias
-from ..recording.recorder import acting, in_batches, record, rows_by_pk
+from ..recording.recorder import in_batches, record, recorded_as, rows_by_pk
 from .diff import Change, Diff, compare
 from .schema import ENDPOINTS, PLANS, REFERENCES, SECTIONS, Item, Section, model_value
 
@@ -29,7 +29,7 @@ def apply_file(text: str, *, prune: bool = False, dry_run: bool = False, reason:
     del text
     if dry_run:
         return compare(texts, prune, using)[0]
-    with transaction.atomic(using=using), acting(None, reason):
+    with transaction.atomic(using=using), recorded_as(None, reason):
         diff, keys = compare(texts, prune, using, lock=True)
         _write(diff, keys, using)
     return diff

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.db import models, transaction
+from django.db import transaction
 
 from .schema import ENDPOINTS, PLANS, REFERENCES, SECTIONS, VERSION, Entry, Interner, Section, Stored, file_value
 from .writer import json_chunks, yaml_chunks
@@ -42,7 +42,7 @@ def load(sections: tuple[Section, ...], using: str | None = None, lock: bool = F
     wanted = {section.name: section for section in (*sections, PLANS, ENDPOINTS)}
     rows = {
         # Referring rows first: what they refer to is then only missing if it was deleted meanwhile.
-        section.name: _rows(section.model, using, lock)
+        section.name: _rows(section, using, lock)
         for section in reversed(SECTIONS)
         if section.name in wanted
     }
@@ -57,19 +57,15 @@ def load(sections: tuple[Section, ...], using: str | None = None, lock: bool = F
     }
 
 
-def _rows(model: type[models.Model], using: str | None, lock: bool) -> list[Any]:
+def _rows(section: Section, using: str | None, lock: bool) -> list[Any]:
     """Return (primary key, values) of all rows; referred plans and endpoints as primary keys."""
-    (section,) = (one for one in SECTIONS if one.model is model)
-    rows: Any = model._base_manager.using(using).order_by("pk")
+    rows: Any = section.model._base_manager.using(using).order_by("pk")
     if lock and transaction.get_connection(using).features.has_select_for_update:
         list(rows.select_for_update().values_list("pk", flat=True))
     user = f"user__{get_user_model().USERNAME_FIELD}"
     names = (user if name == "user" else f"{name}_id" if name in REFERENCES else name for name in section.fields)
-    interner = Interner()
-    return [
-        (pk, *(interner.intern(value) for value in values))
-        for pk, *values in rows.values_list("pk", *names).iterator()
-    ]
+    intern = Interner().intern
+    return [(pk, *map(intern, values)) for pk, *values in rows.values_list("pk", *names).iterator()]
 
 
 def _named_rows(section: Section, rows: list[Any], referred: dict[str, dict[Any, str]]) -> Iterator[Stored]:
@@ -83,7 +79,7 @@ def _named_rows(section: Section, rows: list[Any], referred: dict[str, dict[Any,
             for name, names, value in zip(section.fields, names_by_field, stored, strict=True)
         ]
         if not any(value is None and old is not None for value, old in zip(values, stored, strict=True)):
-            yield Stored(section, pk, tuple(values))
+            yield Stored(section, tuple(values), pk)
 
 
 def _ordered(section: Section, rows: list[Stored]) -> list[Stored]:

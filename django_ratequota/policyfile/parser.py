@@ -96,7 +96,7 @@ class Entries:
         )
         # Equal values of the database are kept instead of the file's, so that they are in memory once.
         kept = self.stored.get(name, {}).get(tuple(values)) or tuple(values)
-        item = Item(section, number, node.line, self._interner.intern(offsets), kept)
+        item = Item(section, kept, number, node.line, self._interner.intern(offsets))
         if bad or problems:
             self.bad.append((item, bad))
         else:

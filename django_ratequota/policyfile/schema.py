@@ -20,8 +20,8 @@ from .document import one_line
 VERSION = 1
 #: Fields that are text in the database and lists in the file.
 LISTS = ("routes", "methods")
-#: Fields that refer to another object -> the field that names it there.
-REFERENCES = {"endpoint": "name", "plan": "slug", "user": "USERNAME_FIELD"}
+#: Fields that refer to another object.
+REFERENCES = ("endpoint", "plan", "user")
 #: Different values that an ``Interner`` keeps.
 _MOST_INTERNED = 5000
 
@@ -51,14 +51,6 @@ class Section:
         meta: Any = self.model._meta
         optional = (name for name in self.fields if name not in self.required)
         return {name: () if name in LISTS else meta.get_field(name).get_default() for name in optional}
-
-    def entry(self, instance: models.Model) -> Entry:
-        """Return the object as the file represents it."""
-        return {name: file_value(name, _reference(name, getattr(instance, name))) for name in self.fields}
-
-    def named(self, values: Values) -> Entry:
-        """Return the values by field name."""
-        return dict(zip(self.fields, values, strict=True))
 
     def getter(self, *names: str) -> Callable[[Values], Any]:
         """Return a function that takes these fields out of values: one value, or a tuple."""
@@ -116,17 +108,23 @@ def _identity_getter(name: str) -> Callable[[Values], Any]:
 
 
 @dataclass(slots=True)
-class Stored:
-    """An object of the database as a file represents it: up to 100,000 of these are in memory."""
+class _Values:
+    """An object as a file represents it: up to 100,000 of these are in memory."""
 
     section: Section
-    pk: Any
     values: Values
 
     @property
     def entry(self) -> Entry:
         """The values by field name."""
-        return self.section.named(self.values)
+        return dict(zip(self.section.fields, self.values, strict=True))
+
+
+@dataclass(slots=True)
+class Stored(_Values):
+    """An object of the database."""
+
+    pk: Any
 
 
 class Interner:
@@ -143,21 +141,14 @@ class Interner:
 
 
 @dataclass(slots=True)
-class Item:
-    """One entry of a file: up to 100,000 of these are in memory."""
+class Item(_Values):
+    """One entry of a file."""
 
-    section: Section
     #: Position in the section's list, from 0.
     number: int
     line: int
     #: The line of each field, counted from ``line``, in the order of the section's fields; None = not in the file.
     offsets: tuple[int | None, ...]
-    values: Values
-
-    @property
-    def entry(self) -> Entry:
-        """The values by field name."""
-        return self.section.named(self.values)
 
     def problem(self, text: object, name: str = "") -> FileProblem:
         """Return a problem at the entry's line, or at that of a field."""
@@ -193,10 +184,3 @@ def model_value(name: str, value: Any) -> Any:
     if isinstance(value, datetime) and not settings.USE_TZ:
         return timezone.make_naive(value, timezone.get_default_timezone())
     return value
-
-
-def _reference(name: str, value: Any) -> Any:
-    """Return the name of the object that a field refers to; values of other fields unchanged."""
-    if value is None or name not in REFERENCES:
-        return value
-    return value.get_username() if name == "user" else getattr(value, REFERENCES[name])

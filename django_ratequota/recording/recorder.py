@@ -45,7 +45,7 @@ _FOR_OPERATORS = {
 
 
 @contextmanager
-def acting(actor: Any, reason: str = "") -> Iterator[None]:
+def recorded_as(actor: Any, reason: str = "") -> Iterator[None]:
     """Record the changes made inside as made by ``actor`` (a user or None), for ``reason``."""
     token = _author.set((actor, reason))
     try:

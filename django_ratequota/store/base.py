@@ -39,6 +39,8 @@ class Store:
 
     #: Whether keys live on several servers, so that only buckets of one subject can be checked in one call.
     clustered = False
+    #: Why there is no server, in words; "" = there is one.
+    absent = ""
 
     def __init__(self, server: Server, timeout: float, failures: int = FAILURES) -> None:
         """``timeout`` (seconds) bounds all commands of a decision; the breaker opens after ``failures``."""

@@ -1,4 +1,4 @@
-"""Links from other pages of the admin to the operators' pages."""
+"""Tags of the operators' pages, and links to them from other pages of the admin."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django import template
 from django.contrib.admin.sites import all_sites
 from django.contrib.auth import get_user_model
 from django.urls import reverse
+from django.utils.html import format_html, format_html_join
 
 register = template.Library()
 
@@ -27,3 +28,10 @@ def ratequota_explain_url(context: Any, user: Any) -> str:
         return ""
     page = reverse("admin:django_ratequota_ratepolicy_explain", current_app=name)
     return f"{page}?{urlencode({'user': user.pk})}"
+
+
+@register.simple_tag
+def column_heads(*texts: Any) -> str:
+    """Return the head of a table: one row with these texts."""
+    heads = format_html_join("", '<th scope="col">{}</th>', ([text] for text in texts))
+    return format_html("<thead><tr>{}</tr></thead>", heads)

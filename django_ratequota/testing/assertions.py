@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..conf import settings
 from ..engine.types import Decision
 from ..headers import retry_after_seconds
 from .isolation import current_scene
@@ -93,11 +94,11 @@ def _describe(decision: Decision | None) -> str:
 
 
 def _policies_in_force() -> str:
-    """Name the policies of the scene in force; "" outside of scenes."""
+    """Name the policies of the scene in force; outside of scenes, why nothing may be enforced, else ""."""
     scene = current_scene()
     snapshot = scene and scene.policies.current()
     if not snapshot:
-        return ""
+        return "" if settings.enabled else "; RATEQUOTA['ENABLED'] is False"
     names = [
         f"{snapshot.endpoints[endpoint].name if endpoint else 'all endpoints'} ({policy.text})"
         for endpoint, groups in snapshot.groups.items()

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..conf import settings
+from ..engine.decision_steps import LimiterSteps
 from ..engine.keys import bucket_key, revision_key
 from ..engine.limiter import Limiter
 from ..engine.local import LocalLimiter
@@ -23,8 +24,7 @@ from ..exceptions import StoreError
 from ..monitoring.alerts import levels_reached, quota_threshold, sent_for_us
 from ..monitoring.collector import Collector
 from ..policies.cache import PolicyCache
-from ..runtime import OncePerSettings, process, store_from_settings
-from ..store.base import Store
+from ..runtime import OncePerSettings, limiter_options, process
 from .clock import Clock
 from .policies import FixedPolicies
 
@@ -104,8 +104,9 @@ class SceneLimiter(Limiter):
 
     def __init__(self, clock: Clock, name: str, *, fixed: bool) -> None:
         # An ACL may demand that keys begin with the project's prefix. 16 characters are the most.
-        super().__init__(clock=clock, prefix=f"{settings.prefix[:5]}:{name}", deny_cache_seconds=0)
-        self.store = _store()  # shared, so that scenes open no connections
+        # By limiter_options, because a test's own policies are enforced although ENABLED may be False.
+        own = {"prefix": f"{settings.prefix[:5]}:{name}", "deny_cache_seconds": 0.0}
+        LimiterSteps.__init__(self, clock=clock, **{**_options(), **own})
         self._fixed = fixed
         self._buckets: set[Bucket] = set()
         # Whether Redis may hold one of its keys.
@@ -175,12 +176,13 @@ def _install() -> None:
             setattr(process, name, _PerScene(name))
 
 
-def _make_store() -> Store:
-    """Connect to the settings' server, with a longer timeout."""
-    store = store_from_settings(settings)
-    store.timeout = max(store.timeout, _MIN_TIMEOUT)
-    return store
+def _make_options() -> dict[str, Any]:
+    """Return the options of the settings' limiter, with a longer timeout."""
+    options = limiter_options()
+    options["store"].timeout = max(options["store"].timeout, _MIN_TIMEOUT)
+    return options
 
 
-_store = OncePerSettings(_make_store)
-os.register_at_fork(after_in_child=_store.forget)
+#: The options that all scenes share, so that they open no connections.
+_options = OncePerSettings(_make_options)
+os.register_at_fork(after_in_child=_options.forget)

@@ -60,8 +60,9 @@ def override_policies(
             ...
             scene.clock.advance(20)
 
-    ``policies`` maps an endpoint's name (None = all endpoints together) to rates, a ``Policy``, or several. The
-    database is not read. ``endpoints`` are unsaved ``Endpoint``s where routes, methods or a cost matter.
+    ``policies`` maps an endpoint's name (None = all endpoints together) to rates, a ``Policy``, or a list of both.
+    Neither the database is read, nor ENABLED. ``endpoints`` are unsaved ``Endpoint``s where routes, methods or a cost
+    matter.
     ``plans`` maps users (or primary keys) to plan slugs, ``default_plans`` maps kinds of callers, as in
     ``{"authenticated": "free", "anonymous": "guest"}``. The default ``clock`` stands still. ``all_threads`` puts the
     policies in force for the whole process: for live servers, and threads that a test starts.

@@ -47,8 +47,8 @@ class Policy:
     ends_at: datetime | None = None
 
 
-#: Endpoint's name (None = all endpoints together) -> rates, a ``Policy``, or several.
-Policies = Mapping[str | None, str | Policy | Iterable[Policy]]
+#: Endpoint's name (None = all endpoints together) -> rates, a ``Policy``, or several of these.
+Policies = Mapping[str | None, str | Policy | Iterable[str | Policy]]
 
 
 class FixedPolicies:
@@ -89,6 +89,8 @@ def fixed_policies(
     default_plans: Mapping[str, str] | None = None,
 ) -> FixedPolicies:
     """Make the arguments of ``override_policies`` into policies; raises ``ValueError`` naming the wrong entry."""
+    if not isinstance(policies, Mapping):
+        raise TypeError(f"policies: write {{'search': '3/min', None: '100/min'}}, not {policies!r:.80}")
     rows = [(name, policy) for name, entry in policies.items() for policy in _as_list(name, entry)]
     by_name = _endpoints([name for name, _ in rows if name is not None], endpoints)
     by_slug = _plans([policy.plan for _, policy in rows], plans or {}, default_plans or {})
@@ -105,15 +107,18 @@ def fixed_policies(
     return FixedPolicies(snapshot, {user: _entry(user, facts, assigned) for user in users})
 
 
-def _as_list(name: str | None, entry: str | Policy | Iterable[Policy]) -> list[Policy]:
-    if isinstance(entry, str):
-        return [Policy(entry)]
-    policies = [entry] if isinstance(entry, Policy) else list(entry)
-    for policy in policies:
-        if not isinstance(policy, Policy):
-            text = f"write rates such as '3/min', or Policy('3/min', ...), not {policy!r}"
+def _as_list(name: object, entry: object) -> list[Policy]:
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"policies[{name!r:.80}]: write the name of an endpoint, or None for all endpoints together")
+    # A mapping would be read as a list of its keys.
+    several = isinstance(entry, Iterable) and not isinstance(entry, str | bytes | Mapping)
+    found: list[Policy] = []
+    for item in entry if several else [entry]:  # type: ignore[attr-defined]
+        if not isinstance(item, str | Policy):
+            text = f"write rates such as '3/min', Policy('3/min', ...), or a list of these, not {item!r:.80}"
             raise TypeError(f"policies[{name!r}]: {text}")
-    return policies
+        found.append(Policy(item) if isinstance(item, str) else item)
+    return found
 
 
 def _endpoints(names: Iterable[str], rows: Iterable[Endpoint]) -> dict[str, EndpointFacts]:

@@ -88,11 +88,9 @@ def test_every_bar_shows_its_numbers_on_hover() -> None:
         title="Requests",
         labels=["13:05"],
         series=[Series("admitted", "admitted", [1200]), Series("refused", "refused", [0])],
-        line=[2000],
-        line_name="limit",
     )
     titles = [one.text for one in drawing(shown).iter("title")]
-    assert titles == ["13:05: admitted 1,200, refused 0, limit 2,000"]
+    assert titles == ["13:05: admitted 1,200, refused 0"]
 
 
 def test_series_differ_by_pattern_and_not_by_colour_alone() -> None:
@@ -119,15 +117,13 @@ def test_the_table_holds_every_number() -> None:
         title="Requests",
         labels=["13:05", "13:06"],
         series=[Series("admitted", "admitted", [1234, 0]), Series("refused", "refused", [5, 2.5])],
-        line=[None, 7],
-        line_name="limit",
     )
     text = draw(shown)
-    assert re.findall(r'<th scope="col">(.*?)</th>', text) == ["Time", "admitted", "refused", "limit"]
+    assert re.findall(r'<th scope="col">(.*?)</th>', text) == ["Time", "admitted", "refused"]
     found = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', text)
     assert [(label, re.findall("<td>(.*?)</td>", cells)) for label, cells in found] == [
-        ("13:05", ["1,234", "5", "–"]),
-        ("13:06", ["0", "2.5", "7"]),
+        ("13:05", ["1,234", "5"]),
+        ("13:06", ["0", "2.5"]),
     ]
 
 
@@ -140,19 +136,10 @@ def test_a_chart_is_an_image_with_a_name_and_a_description() -> None:
     assert "The highest is 7 at t1" in (desc.text or "")
 
 
-def test_the_line_goes_in_steps_and_stops_where_it_has_no_value() -> None:
-    shown = of(1, 1, 1, 1, line=[2, 4, None, 4], line_name="limit")
-    path = drawing(shown).findall("path")[-1]
-    commands = re.sub(r"[\d. ]+", "", path.get("d", ""))
-    assert path.get("class") == "ratequota-plot-line"
-    assert commands == "MHVHMH"
-    assert shown.values[-1].text == "4", "the axis reaches the line"
-
-
 @pytest.mark.parametrize("language", ["de", "fr", "ar", "hi"])
 def test_no_language_breaks_the_drawing(language: str) -> None:
     """A decimal comma, a space in thousands or other digits in an attribute would."""
-    shown = of(*[1234.5, 0.25, 100_000] * 9, line=[9876.5] * 27, line_name="limit")
+    shown = of(*[1234.5, 0.25, 100_000] * 9)
     with translation.override(language):
         svg = drawing(shown)
         assert shown.rows[0][1][0] != "1,234.5" or language == "hi", "texts are localised"
@@ -168,8 +155,6 @@ def test_nothing_is_inline_and_hostile_names_stay_text() -> None:
         labels=[hostile, "b"],
         series=[Series(hostile, "refused", [1, 2])],
         unit=hostile,
-        line=[1, 2],
-        line_name=hostile,
     )
     text = draw(shown)
     assert "<script" not in text
@@ -198,8 +183,6 @@ def test_the_sentence_of_an_empty_chart_can_be_set() -> None:
 def test_lengths_must_agree() -> None:
     with pytest.raises(ValueError, match="2 labels, but 1 values"):
         plot(title="", labels=["a", "b"], series=[Series("x", "admitted", [1])])
-    with pytest.raises(ValueError, match="2 labels, but 3 values"):
-        plot(title="", labels=["a", "b"], series=[], line=[1, 2, 3])
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from django.utils import timezone
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import refusals
-from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.refusals import Refusal, RefusedBucket
 from django_ratequota.operations.explain_query import ExplainQuery
 from tests.support.commands import run
@@ -566,7 +565,7 @@ def test_an_unknown_refusal_id_is_reported(operator: Client, recorded: RecordedR
         operator, id="ABCDE12345"
     )
     assert "There is no refusal with the id nonsense!." in explain(operator, id="nonsense!")
-    assert recorded.searched_ids == ["ABCDE12345"]
+    assert set(recorded.searched_ids) == {"ABCDE12345"}
     page = operator.get(f"{PAGE}?{urlencode({'id': HOSTILE})}").content.decode()
     assert "<script>alert" not in page
     assert "\u202e" not in page
@@ -621,7 +620,7 @@ def test_searching_a_refusal_id_links_to_the_page(
     recorded.refusals = [refused(alice)]
     text = operator.get(f"{LIST}?q={query}").content.decode()
     assert (f'ABCDE12345 is the id of a refusal. <a href="{PAGE}?id=ABCDE12345">' in text) is linked
-    assert len(recorded.searched_ids) == (len(query) == 10)
+    assert bool(recorded.searched_ids) == (len(query) == 10)
 
 
 def test_the_command_shows_the_same(alice: User, recorded: RecordedRefusals) -> None:
@@ -648,7 +647,7 @@ def test_a_refusal_id_without_redis_is_reported(operator: Client, alice: User, r
 def test_the_id_of_a_refused_response_finds_its_decision(
     operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch, blocked: bool
 ) -> None:
-    """End to end: the id of a real response finds a real refusal."""
+    """End to end: the id of a real response finds a real refusal, although this worker has not sent it yet."""
     monkeypatch.setattr(refusals, "find_refusal", FIND_REFUSAL)
     monkeypatch.setattr(refusals, "refusals", REFUSALS)
     RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(rates="2/hour")
@@ -658,7 +657,6 @@ def test_the_id_of_a_refused_response_finds_its_decision(
     client.force_login(alice)
     answers = [client.get("/decorated/", REMOTE_ADDR="2001:db8::7") for _ in range(5)]
     assert answers[-1].status_code == 429
-    collector.flush()
     refusal_id = answers[-1].json()["refusal_id"]
     text = explain(operator, id=refusal_id.upper())
     assert f"Refusal {refusal_id}" in text

@@ -108,7 +108,7 @@ urlpatterns = [
     path("method/", DecoratedMethod.as_view()),
     path("deciding/", deciding),
     path("nothing/", ratequota("login")(lambda request: None)),
-    path("login/", ratequota("login")(LoginView.as_view(template_name="429.html"))),
+    path("login/", ratequota("login")(LoginView.as_view(template_name="django_ratequota/429.html"))),
     path("checking/", checking),
     path("refunding/", refunding),
 ]
@@ -442,3 +442,10 @@ class TestStored:
         assert (warning.id, "(login)" in warning.msg) == ("django_ratequota.W006", True)
         settings.MIDDLEWARE = [MIDDLEWARE]
         assert check_outcome(databases=["default"]) == []
+
+
+def test_a_response_that_does_not_count_gives_the_request_back(get: Any) -> None:
+    with login("401", "5 requests/hour, 20/hour"):
+        assert [get("/decorated/", {"status": status}).status_code for status in ("200", "401")] == [200, 401]
+        probe = check_request(request_from(address="127.0.0.1"), "login", 0)
+        assert [status.remaining for status in probe.statuses][-2:] == [3, 19]

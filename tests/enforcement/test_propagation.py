@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,51 +14,9 @@ import pytest
 import redis
 from django.db import connections
 
+from tests.support.worker import Process
+
 ROOT = Path(__file__).parents[2]
-
-
-class Process:
-    """A worker process; it answers one line at a time."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.worker"],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._answer() == "ready"
-
-    def check(self, user: str = "alice", scope: str = "search") -> Any:
-        return self.tell(f"check {user} {scope}")
-
-    def run(self, code: str) -> Any:
-        return self.tell(f"run {json.dumps(code)}")
-
-    def get(self, path: str) -> int:
-        """The status of the response."""
-        return self.tell(f"get {path}")
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the worker ended"
-        return json.loads(line)
-
-    def tell(self, line: str) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        self._process.terminate()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
-        self._process.wait(timeout=30)
 
 
 @pytest.fixture(scope="session")

@@ -328,3 +328,73 @@ class TestTwoPlaces:
         places("redis")
         assert not check(request, "completions", 60).allowed
         assert free() == [700]
+
+
+class TestRatesThatCountRequests:
+    """One completion of 349 tokens shut a client out of every endpoint limited to 30 a minute."""
+
+    @pytest.fixture(autouse=True)
+    def policies(self, completions: Endpoint) -> None:
+        RatePolicy.objects.create(rates="30 requests/min")
+        RatePolicy.objects.create(endpoint=completions, rates="5 requests/min, 1000/day")
+
+    @pytest.mark.usefixtures("counted")
+    def test_tokens_leave_them_alone(self, check: Check, settle: Settle) -> None:
+        decision = check(request_from(), "completions", 100)
+        assert left(decision) == [29, 4, 900]
+        settle(decision, "settle", 349)
+        settle(decision, "settle", 349)
+        assert left(check(request_from(), "completions", 0)) == [28, 3, 651]
+
+    @pytest.mark.usefixtures("counted")
+    def test_a_request_without_cost_counts_until_none_is_left(self, check: Check) -> None:
+        outcomes = [check(request_from(), "completions", 0).allowed for _ in range(6)]
+        assert outcomes == [True] * 5 + [False]
+        assert left(check(request_from(), None, 0)) == [24]
+
+    @pytest.mark.usefixtures("counted")
+    def test_several_checks_of_a_request_are_one_request(self, check: Check, settle: Settle) -> None:
+        request = request_from()
+        check(request, None, 1)
+        decision = check(request, "completions", 100)
+        assert left(decision) == [29, 4, 900]
+        assert left(check(request, "completions", 120)) == [29, 4, 880]
+        settle(request.ratequota, "settle", 349)
+        assert left(check(request_from(), "completions", 0)) == [28, 3, 651]
+
+    def test_a_check_that_charged_nothing_settles_what_the_earlier_ones_left(
+        self, check: Check, settle: Settle
+    ) -> None:
+        request = request_from()
+        check(request, "completions", 1)
+        again = check(request, "completions", 1)
+        settle(again, "settle", 349)
+        settle(again, "settle", 349)
+        assert left(check(request_from(), "completions", 0)) == [28, 3, 651]
+
+    def test_a_later_refusal_gives_the_request_back(self, check: Check, completions: Endpoint) -> None:
+        request = request_from()
+        check(request, None, 0)
+        assert not check(request, "completions", 1001).allowed
+        assert left(check(request_from(), "completions", 0)) == [29, 4, 1000]
+
+    def test_each_item_of_a_batch_is_a_request(self) -> None:
+        request = request_from()
+        for _ in range(3):
+            check_request(request, "completions", 10, again=True)
+        assert left(check_request(request_from(), "completions", 0)) == [26, 1, 970]
+
+    @pytest.mark.parametrize("on_error", ["allow", "deny"])
+    def test_settling_without_redis_is_no_error(self, settings: Any, settle: Settle, on_error: str) -> None:
+        settings.RATEQUOTA = {**CLOSED, "ON_ERROR": on_error}
+        decision = check_request(request_from(), "completions", 100)
+        assert settle(decision, "settle", 349).degraded
+
+    def test_a_settlement_that_failed_is_not_repeated(self, settings: Any, settle: Settle) -> None:
+        """Its reply may have been lost after Redis had charged the units."""
+        decision = check_request(request_from(), "completions", 100)
+        limits = settings.RATEQUOTA
+        settings.RATEQUOTA = CLOSED
+        settle(decision, "settle", 349)
+        settings.RATEQUOTA = limits
+        assert settle(decision, "settle", 349) is decision

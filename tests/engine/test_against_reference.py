@@ -22,7 +22,7 @@ from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.rates import BURST_ALGORITHMS
 from tests.conftest import NOON_US, Clock
 from tests.support.properties import examples
-from tests.support.reference_models import MODELS, Charged, Model, Outcome, judge
+from tests.support.reference_models import MODELS, Charged, Model, Outcome, judge, units_of
 
 SECOND, DAY = 10**6, 86_400 * 10**6
 
@@ -59,16 +59,20 @@ class Walk(RuleBasedStateMachine):
         limits=st.lists(LIMITS, min_size=3, max_size=3),
         periods=st.lists(PERIODS, min_size=3, max_size=3),
         calendar=st.sampled_from([86_400, 604_800, "month"]),
+        counts=st.lists(st.sampled_from(["units", "units", "requests"]), min_size=3, max_size=3),
     )
-    def begin(self, now: int, kinds: list[str], limits: list[int], periods: list[Any], calendar: Any) -> None:
+    def begin(
+        self, now: int, kinds: list[str], limits: list[int], periods: list[Any], calendar: Any, counts: list[Any]
+    ) -> None:
         self.clock.now_us = now
         subject = f"user:{next(_subjects)}"
         self.kinds = kinds
         self.buckets: list[Bucket] = []
         self.models: list[Model] = []
-        for kind, limit, period in zip(kinds, limits, periods, strict=False):
+        for kind, limit, period, what in zip(kinds, limits, periods, counts, strict=False):
             algorithm = kind if kind in MODELS else "fixed_window"
-            rate = Rate(limit=limit, period=period if kind in MODELS else calendar, algorithm=algorithm)
+            period = period if kind in MODELS else calendar
+            rate = Rate(limit=limit, counts=what, period=period, algorithm=algorithm)
             self.buckets.append(Bucket(subject, rate, scope=kind))
             self.models.append(MODELS[algorithm]())
         #: Instants worth standing at, of the latest answers.
@@ -126,7 +130,8 @@ class Walk(RuleBasedStateMachine):
         now = self.clock.now_us
         units = min(decision.cost, self.units(cost, decision.cost))
         refunded = decision.refund(units)
-        if not units or not any(status.allowed for status in decision.statuses):
+        refundable = [status.allowed and status.bucket.rate.counts == "units" for status in decision.statuses]
+        if not units or not any(refundable):
             assert refunded is decision
             return
         expected = []
@@ -134,11 +139,14 @@ class Walk(RuleBasedStateMachine):
         for model, status in found:
             if status.allowed:
                 rate, claim = status.bucket.rate, next(claims)
+                if rate.counts == "requests":
+                    expected.append(Outcome.of(status))  # as it was at the check
+                    continue
                 model.give_back(rate, now, units, Charged(decision.at_us, status.reset_after_us))
                 remaining, reset, more = model.status(rate, now, claim=claim)
                 expected.append(Outcome(True, remaining, 0, reset, more))
         assert [Outcome.of(status) for status in refunded.statuses] == expected
-        charged = [(status.bucket, model) for model, status in found if status.allowed]
+        charged = [(status.bucket, model) for (model, status), ok in zip(found, refundable, strict=True) if ok]
         self.outlive([bucket for bucket, _ in charged], [model for _, model in charged], [True] * len(charged))
 
     @precondition(lambda self: "leaky_bucket" in self.kinds)
@@ -151,7 +159,7 @@ class Walk(RuleBasedStateMachine):
         pick %= len(self.kinds)
         bucket = self.buckets[pick]
         burst = burst if bucket.rate.algorithm in BURST_ALGORITHMS else None
-        rate = Rate(limit=limit, period=bucket.rate.period, burst=burst, algorithm=bucket.rate.algorithm)
+        rate = replace(bucket.rate, limit=limit, burst=burst)
         self.buckets[pick] = replace(bucket, rate=rate)
         self.ask("check", [pick], cost)
 
@@ -207,7 +215,8 @@ class Walk(RuleBasedStateMachine):
         assert decision.at_us == now
         self.room = found[0].remaining
         self.note_targets(picks, found)
-        self.outlive(buckets, models, [bool(cost and allowed and f.passed and verb != "peek") for f in found])
+        charged = [bool(units_of(verb, rate, cost)) and allowed and verb != "peek" for rate in rates]
+        self.outlive(buckets, models, [some and f.passed for some, f in zip(charged, found, strict=True)])
 
     def units(self, cost: Cost, capacity: int) -> int:
         named = {

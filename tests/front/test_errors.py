@@ -67,6 +67,7 @@ def test_a_refusal_is_what_it_is_outside_drf(client: Client) -> None:
         "title": "Quota exceeded",
         "status": 429,
         "detail": f"Too many requests. Try again in {wait} seconds.",
+        "violated_policies": ["search/hour"],
         "violated-policies": ["search/hour"],
         "retry_after": wait,
     }

@@ -342,3 +342,10 @@ def test_headers_that_are_there_are_left_alone() -> None:
     add_headers(response, decision, request_from())
     assert (response["RateLimit"], response["Retry-After"]) == ("mine", "7")
     assert response["RateLimit-Policy"] == '"all/min";q=10;w=60'
+
+
+def test_a_rate_that_counts_requests_says_so(limiter: Limiter) -> None:
+    buckets = [Bucket("user:1", Rate.parse(rate), scope="chat") for rate in ("60 requests/min", "90000/min")]
+    headers = decision_headers(limiter.check(buckets, 349))
+    assert headers["RateLimit-Policy"] == '"chat/min requests";q=60;qu="requests";w=60, "chat/min";q=90000;w=60'
+    assert headers["RateLimit"] == '"chat/min requests";r=59;t=1, "chat/min";r=89651;t=1'

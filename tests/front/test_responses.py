@@ -31,6 +31,7 @@ def test_a_quota_as_a_problem(refused: Decision) -> None:
         "title": "Quota exceeded",
         "status": 429,
         "detail": "Too many requests. Try again in 30 seconds.",
+        "violated_policies": ["search/min"],
         "violated-policies": ["search/min"],
         "retry_after": 30,
     }
@@ -42,6 +43,7 @@ def test_a_block_as_a_problem() -> None:
         "title": "Quota exceeded",
         "status": 429,
         "detail": "Requests are blocked.",
+        "violated_policies": ["search/blocked"],
         "violated-policies": ["search/blocked"],
         "retry_after": None,
     }
@@ -53,6 +55,7 @@ def test_a_denial_without_a_store_as_a_problem() -> None:
         "title": "Temporarily reduced capacity",
         "status": 503,
         "detail": "Requests cannot be counted right now. Try again in 1 second.",
+        "violated_policies": ["all/hour", "search/hour"],
         "violated-policies": ["all/hour", "search/hour"],
         "retry_after": 1,
     }

@@ -354,6 +354,7 @@ def recorded(redis_client: redis.Redis, monkeypatch: Any, settings: Any) -> Iter
     monkeypatch.setattr(health._reporting, "_generation", -1)
     yield recorded
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 0}
+    health._reporting.soon()
     for thread in recorded.threads():
         thread.join(timeout=30)
         assert not thread.is_alive()
@@ -499,6 +500,22 @@ def test_a_request_starts_the_thread(recorded: RecordedReport, settings: Any, db
     assert len(recorded.threads()) == 1
 
 
+def test_a_load_of_policies_is_reported_at_once(
+    recorded: RecordedReport, settings: Any, transactional_db: Any, fresh_policies: Any, monkeypatch: Any
+) -> None:
+    """Reports named no revision, or the one before an edit, for REPORT_SECONDS after the request that loaded it."""
+    report_often(settings)
+    monkeypatch.setattr(health._reporting, "_seconds", lambda: 3600)
+    keep_reporting()
+    recorded.wait()
+    assert [one.revision for one in reports()] == [0]
+    for rates in ("5/hour", "6/hour"):
+        RatePolicy.objects.update_or_create(counted_per="caller", defaults={"rates": rates})
+        assert check_request(request_from()).limit == int(rates[0])
+        while reports()[0].revision != default_limiter().stored_revision():
+            recorded.wait()
+
+
 def test_an_error_of_redis_is_logged_once_until_it_works_again(
     recorded: RecordedReport, settings: Any, redis_client: redis.Redis, caplog: Any
 ) -> None:
@@ -578,7 +595,7 @@ reports_by_now()
 held, over = threading.Event(), threading.Event()
 
 def hold():
-    with health._lock:
+    with health._lock, health._reporting._due._cond:
         held.set()
         over.wait()
 

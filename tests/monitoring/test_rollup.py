@@ -174,7 +174,7 @@ def test_the_rollup_command_prints_the_rows(count: Callable[..., None], now: int
     with time_machine.travel(now, tick=False):
         assert run("rollup") == "2 hourly and 2 daily rows written, 0 old rows deleted\n"
         assert (
-            run("rollup", "--keep-hours", "0", "--keep-days", "0")
+            run("rollup", "--keep-hourly", "0", "--keep-days", "0")
             == "0 hourly and 0 daily rows written, 4 old rows deleted\n"
         )
 

@@ -10,23 +10,27 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from django.contrib import admin
+from django.contrib.admin import AdminSite
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.templatetags.admin_urls import admin_urlname
 from django.contrib.auth import get_permission_codename
+from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.models import Permission, User
 from django.db import connection
-from django.template.loader import render_to_string
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+import django_ratequota
+from django_ratequota.admin import QuotaLinkMixin
 from django_ratequota.engine.rates import ALGORITHMS, MAX_UNITS, Rate, parse_rates
 from django_ratequota.engine.types import Bucket
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.monitoring import refusals
 from django_ratequota.operations import boosts
-from django_ratequota.operations.boosts import doubled, outlook, propose_boost, why_no_boost, window_end
+from django_ratequota.operations.boosts import doubled, no_boost_reason, outlook, propose_boost, window_end
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.change_feed import ChangeCursor
 from django_ratequota.policies.facts import to_us
@@ -390,7 +394,7 @@ def test_the_outlook_of_a_boost_comes_true(alice: User) -> None:
     after = question.explain()
     assert [c.policy.id for c in after.candidates if c.won and c.policy.counted_per == "caller"] == [boost.pk]
     assert to_us(boost.starts_at) <= after.context.now_us
-    assert why_no_boost(after, next(c.policy for c in after.candidates if c.won)) == ""
+    assert no_boost_reason(after, next(c.policy for c in after.candidates if c.won)) == ""
 
 
 # --- Units given back. ---
@@ -635,18 +639,37 @@ def test_the_users_page_links_to_explain(alice: User, permissions: tuple[str, ..
     assert "historylink" in page.content.decode()
 
 
-def test_a_custom_user_model_extends_the_template(alice: User, tmp_path: Path, settings: Any) -> None:
-    """As docs/operators.md shows; the model here is the default one under another name."""
-    line = re.findall(r"```django\n(.*)\n```", (Path(__file__).parents[2] / "docs/operators.md").read_text())[0]
-    folder = tmp_path / "admin" / "accounts" / "customer"
+class Pinned(UserAdmin):  # type: ignore[type-arg]
+    """A project's own admin, with a template of its own."""
+
+    change_form_template = "pinned.html"
+
+
+@pytest.mark.parametrize("own", [UserAdmin, Pinned])
+def test_the_link_keeps_the_templates_of_a_projects_user_admin(
+    own: type[UserAdmin[User]], alice: User, tmp_path: Path, settings: Any
+) -> None:
+    """A ``change_form_template``, and a template by Django's naming for the model."""
+    folder = tmp_path / "admin" / User._meta.app_label / str(User._meta.model_name)
     folder.mkdir(parents=True)
-    (folder / "change_form_object_tools.html").write_text(line)
+    page = '{% extends "admin/change_form.html" %}{% block form_top %}of the project{% endblock %}'
+    for path in (tmp_path / "pinned.html", folder / "change_form.html"):
+        path.write_text(page.replace("project", path.stem))
     settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
     staff(None)
     request = RequestFactory().get("/")
     request.user = User.objects.get(username="support")
-    context = {"request": request, "original": alice, "opts": User._meta}
-    for site, offered in (("admin", True), ("other", False)):
-        request.current_app = site  # type: ignore[attr-defined]
-        text = render_to_string("admin/accounts/customer/change_form_object_tools.html", context)
+    for site, offered in ((admin.site, True), (AdminSite("other"), False)):
+        request.current_app = site.name  # type: ignore[attr-defined]
+        users = type("LinkedAdmin", (QuotaLinkMixin, own), {})(User, site)
+        text = users.change_view(request, str(alice.pk)).render().content.decode()
         assert (f'<a href="{PAGE}?user={alice.pk}">Quota</a>' in text) is offered
+        assert ("of the pinned" if own is Pinned else "of the change_form") in text
+
+
+def test_no_template_is_named_like_one_of_another_app() -> None:
+    """Templates of the same name hide each other, depending on the order of INSTALLED_APPS."""
+    templates = Path(django_ratequota.__file__).parent / "templates"
+    names = {path.relative_to(templates).as_posix() for path in templates.rglob("*.html")}
+    assert len(names) > 20
+    assert [name for name in names if "django_ratequota/" not in name] == []

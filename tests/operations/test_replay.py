@@ -180,7 +180,7 @@ def test_attempts_out_of_order_or_range_are_refused(limiter: Limiter, attempts: 
         replay([Rate.parse("1/s")], attempts, limiter=limiter)
 
 
-GOOD: tuple[object, ...] = (pack(">dd", NOON_US, 1), "token_bucket", 5, SECOND, 5, b"", b"")
+GOOD: tuple[object, ...] = (pack(">dd", NOON_US, 1), "token_bucket", 5, SECOND, 5, b"", b"", 0)
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,9 @@ def test_invalid_arguments_are_refused(limiter: Limiter, position: int, value: o
     assert drive(run_script(REPLAY, (), GOOD), limiter.store.execute)[0] == b"1"
 
 
-@pytest.mark.parametrize("count", [0, 2, 6, 8])
+@pytest.mark.parametrize("count", [0, 2, 7, 9])
 def test_a_wrong_number_of_arguments_is_refused(limiter: Limiter, count: int) -> None:
-    with pytest.raises(StoreError, match="six arguments per rate"):
+    with pytest.raises(StoreError, match="seven arguments per rate"):
         drive(run_script(REPLAY, (), (GOOD * 2)[:count]), limiter.store.execute)
 
 

@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.operations.restore import plan_restoration, problems, restore, versions
-from django_ratequota.recording.recorder import acting, field_values, record_publication
+from django_ratequota.recording.recorder import field_values, record_publication, recorded_as
 from tests.support.operators import client_of, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -704,7 +704,7 @@ def test_queries_do_not_grow_with_the_rows(operator: Client, free: Plan) -> None
             plan = Plan.objects.create(name=f"p{number}", slug=f"p{number}")
             user = User.objects.create(username=f"u{number}")
             endpoint = Endpoint.objects.create(name=f"e{number}")
-            with acting(user):
+            with recorded_as(user):
                 policy = RatePolicy.objects.create(plan=plan, rates="1/s")
                 RatePolicy.objects.filter(pk=policy.pk).update(plan=None, user=user)
                 RatePolicy.objects.filter(pk=policy.pk).update(endpoint=endpoint, rates="2/s")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from django.core.management import call_command
 
 import django_ratequota
 from django_ratequota import Rate, checks, runtime, signals
+from django_ratequota.conf import KEYS
 from django_ratequota.enforcement import check as enforcement
 from django_ratequota.engine.rates import normalize_rates, parse_rates
 from django_ratequota.monitoring import alerts
@@ -30,6 +33,7 @@ from django_ratequota.operations.scenarios import scenarios
 from django_ratequota.recording import publication
 from docs import generate, plots
 from example_project.check import Browser, basic, log_in, policy_path, set_rates
+from tests.faults.servers import free_port
 from tests.package.test_example_project import Demo, Place, place, request
 from tests.support import server
 from tests.support.snippets import ROOT, Snippet, links, snippets
@@ -84,12 +88,14 @@ class Page:
         code = compile(snippet.padded, str(snippet.page), "exec")
         if snippet.not_run:
             return
-        if snippet.file == "settings.py":
+        *packages, file = snippet.file.split("/")
+        if file == "settings.py":
             self._set(snippet)
-        elif snippet.file:
-            exec(code, self._module(snippet.file.removesuffix(".py")))
-            if snippet.file == "urls.py":
-                self._settings.ROOT_URLCONF = "urls"
+        elif file:
+            module = ".".join([*packages, file.removesuffix(".py")])
+            exec(code, self._module(module))
+            if file == "urls.py":
+                self._settings.ROOT_URLCONF = module
         else:
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 exec(code, self._names)
@@ -113,6 +119,7 @@ class Page:
         found |= {"CACHES": {}, "REST_FRAMEWORK": {}}
         before = {name: value.copy() for name, value in found.items()}
         exec(snippet.padded.replace("redis://127.0.0.1:6379/0", server.url()), found)
+        found["INSTALLED_APPS"] = list(dict.fromkeys(found["INSTALLED_APPS"]))  # a page may add rest_framework
         for name, value in found.items():
             if name == "RATEQUOTA":
                 self._settings.RATEQUOTA = {**django_settings.RATEQUOTA, **value}
@@ -172,6 +179,29 @@ def test_links_lead_somewhere(name: str) -> None:
     assert [link for link in links(page) if not (page.parent / link).exists()] == []
 
 
+def slugs(page: Path) -> set[str]:
+    """Return the anchors of the page's headings, as code hosts and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(DOCS / name for name in NAMES)], ids=str
+)
+def test_anchors_in_links_are_headings(page: Path) -> None:
+    text = re.sub(r"^```.*?^```|`[^`\n]+`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for file, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)", text):
+        assert anchor in slugs(page.parent / file if file else page), f"{file}#{anchor}"
+
+
+def test_every_setting_is_linked_to_its_section() -> None:
+    """From the settings' own table by subject; README links each as well."""
+    text = (DOCS / "reference/settings.md").read_text().partition("<!-- generated")[0]
+    assert set(re.findall(r"\[`([A-Z_0-9]+)`\]\(#\w+\)", text)) == set(KEYS)
+
+
 def test_files_named_in_the_pages_exist() -> None:
     pages = [ROOT / "CONTRIBUTING.md", *(DOCS / name for name in NAMES)]
     named = {path for page in pages for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|lua))`", page.read_text())}
@@ -191,7 +221,8 @@ _VOLATILE = {"Retry-After", "X-RateLimit-Refusal"}
 
 
 def test_the_tutorial_shows_what_the_example_project_does(place: Place, redis_client: object) -> None:
-    served_snippets = filter(is_served, snippets(DOCS / "tutorial.md"))
+    own = (DOCS / "tutorial.md").read_text().partition("\n## 5. ")[0].count("\n")
+    served_snippets = [one for one in filter(is_served, snippets(DOCS / "tutorial.md")) if one.line < own]
     shown = [command for snippet in served_snippets for command in commands(snippet)]
     assert [line.split()[0] for line, _ in shown] == ["make", "curl", "for", "curl", "curl"]
     demo = Demo(place, REDIS_URL=server.url(), RATEQUOTA_PREFIX="rqtest:tutorial")
@@ -205,6 +236,61 @@ def test_the_tutorial_shows_what_the_example_project_does(place: Place, redis_cl
     line, printed = served[-1]
     assert answer(line, demo.address, printed) == printed
     assert demo.stop(by=signal.SIGINT, everyone=True) == (0, "\nStopped; nothing is left behind.\n")
+
+
+def test_the_tutorials_own_project_works_as_typed(redis_client: object, tmp_path: Path) -> None:
+    """Each file and each line of its last section, in an empty folder, with the suite's server and a free port."""
+    heading, address = "\n## 5. Your own project", f"127.0.0.1:{free_port()}"
+    text = (DOCS / "tutorial.md").read_text()
+    section = [one for one in snippets(DOCS / "tutorial.md") if one.line > text.partition(heading)[0].count("\n")]
+    assert "\n    django-admin startproject mysite .\n" in text
+    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    environment["PYTHONPATH"] = str(ROOT)
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    run("-m", "django", "startproject", "mysite", ".")
+    serving = None
+    try:
+        for one in section:
+            if one.file == "mysite/settings.py":
+                ours = 'RATEQUOTA |= {"PREFIX": "rqtest:typed", "TIMEOUT": 5.0}\n'
+                with (tmp_path / one.file).open("a") as file:
+                    file.write(one.text.replace("redis://127.0.0.1:6379/0", server.url()) + ours)
+            elif one.language in ("python", "yaml"):
+                (tmp_path / (one.file or "policies.yaml")).write_text(one.text)
+            for line, printed in commands(one) if one.language == "console" else ():
+                words = shlex.split(line)
+                if "runserver" in words:
+                    serving = subprocess.Popen(
+                        [sys.executable, "-u", "manage.py", "runserver", "--noreload", address],
+                        cwd=tmp_path,
+                        env=environment,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL,
+                        text=True,
+                    )
+                    assert any("Starting" in line for line in serving.stdout or ())
+                elif words[0] == "for":
+                    url = next(word for word in words if word.startswith("http")).removesuffix(";")
+                    path = url.removeprefix("http://127.0.0.1:8000")
+                    browser = Browser(f"http://{address}")
+                    statuses = [str(browser.get(path).status) for _ in printed]
+                    assert statuses == printed
+                else:
+                    assert words[:2] == ["python", "manage.py"]
+                    out = run(*words[1:]).splitlines()
+                    assert [wanted for wanted in printed if wanted not in out] == []
+    finally:
+        if serving:
+            serving.terminate()
+            serving.communicate()
+    assert serving, "the section serves the project"
 
 
 def answer(line: str, address: str, shown: list[str]) -> list[str]:

@@ -25,7 +25,7 @@ PUBLIC = {
     "compat": "",
     "decorators": "ratequota",
     "errors": "exception_handler problem_details",
-    "exceptions": "ConfigurationError InvalidBucket InvalidCost InvalidRate RateQuotaError StoreError",
+    "exceptions": "ConfigurationError InvalidBucket InvalidCaller InvalidCost InvalidRate RateQuotaError StoreError",
     "headers": "add_headers decision_headers",
     "health": "Health health report",
     "identifiers": "drf_api_key header_api_key header_key jwt_claim login_field login_name login_pair network "
@@ -47,6 +47,7 @@ PUBLIC = {
 }
 #: Public modules inside of these, and their names.
 NESTED = {
+    "admin": "QuotaLinkMixin",
     "compat.drf": "AnonRateThrottle ScopedRateThrottle SimpleRateThrottle UserRateThrottle",
     "compat.ratelimit": "ALL UNSAFE Ratelimited aget_usage ais_ratelimited get_usage is_ratelimited ratelimit",
     "compat.ratelimit.core": "get_usage is_ratelimited",
@@ -92,7 +93,8 @@ def test_a_public_module_has_its_names(module: str) -> None:
 
 
 def test_the_package_and_its_faces_export_no_other_names() -> None:
-    exported = "Bucket BucketStatus Decision Limiter Rate RateQuotaError acheck_request check_request"
+    exported = "Bucket BucketStatus Decision Limiter Rate RateQuotaError"
+    exported += " acheck_caller acheck_request check_caller check_request"
     assert django_ratequota.__all__ == exported.split()
     assert signals.__all__ == PUBLIC["signals"].split()
     assert testing.__all__ == PUBLIC["testing"].split()

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,6 @@ DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memor
 INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes"]
 MIDDLEWARE = []
 ALLOWED_HOSTS = ["testserver"]
-RATEQUOTA = {"PREFIX": "rqtest.readme", "TIMEOUT": 5.0}
 """
 URLS = """
 from django.urls import path
@@ -55,7 +55,9 @@ def test_the_snippets_limit_a_new_project(redis_client: object, tmp_path: Path) 
     assert len(lines.splitlines()) == 5, "an app is wired in a comment and four lines"
     added = lines.replace("redis://127.0.0.1:6379/0", server.url())
     assert server.url() in added
-    (tmp_path / "settings.py").write_text(SETTINGS + added)
+    (tmp_path / "settings.py").write_text(
+        SETTINGS + added + 'RATEQUOTA |= {"PREFIX": "rqtest.readme", "TIMEOUT": 5.0}'
+    )
     (tmp_path / "views.py").write_text(snippet(PAGE, "views.py"))
     (tmp_path / "metered.py").write_text(snippet(PAGE, "metered.py"))
     (tmp_path / "urls.py").write_text(URLS)
@@ -71,7 +73,7 @@ def test_the_snippets_limit_a_new_project(redis_client: object, tmp_path: Path) 
 
 
 def rows() -> dict[str, str]:
-    return dict(re.findall(r"^\| `([A-Z0-9_]+)` \| (.*?) \|", README, re.MULTILINE))
+    return dict(re.findall(r"^\| \[`([A-Z0-9_]+)`\]\(\S+\) \| (.*?) \|", README, re.MULTILINE))
 
 
 def test_the_table_has_every_setting() -> None:
@@ -85,7 +87,20 @@ def test_the_table_has_the_right_defaults(key: str) -> None:
     assert shown == repr(list(default) if isinstance(default, tuple) else default)
 
 
+def test_the_badges_are_in_step_with_the_classifiers() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    badges = dict(re.findall(r"^!\[(\w+)[: ]\s*([^\]]+)\]", README, re.MULTILINE))
+    versions = {"Python": "Programming Language :: Python", "Django": "Framework :: Django"}
+    for name, about in versions.items():
+        found = [re.fullmatch(rf"{about} :: (\d+\.\d+)", text) for text in project["classifiers"]]
+        promised = [match[1] for match in found if match]
+        assert badges[name] == ", ".join(promised)
+        assert f"badge/{name}-{'_%7C_'.join(promised)}-" in README
+    assert badges["License"] == project["license"]
+
+
 def test_the_text_before_the_first_link_is_short() -> None:
     before = re.split(r"(?<!!)\[[^\]]+\]\(", README)[0]
-    assert len(before.split()) < 400
+    text = re.sub(r"!\[[^\]]+\]\(\S+\)", "", before)  # the badges are pictures
+    assert len(text.split()) < 400
     assert [link for link in links(PAGE) if not (ROOT / link).exists()] == []

@@ -6,6 +6,7 @@ import configparser
 import re
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TOX = configparser.ConfigParser(interpolation=None)
 TOX.read(ROOT / "tox.ini")
 LEGS = [set(name.split("-")) for name in TOX["tox"]["env_list"].split()]
+#: Legs that try a version which is promised only once its leg has run somewhere.
+TRIED = {"py314"}
 
 
 def factors(pattern: str) -> set[str]:
@@ -35,8 +38,9 @@ def test_every_promised_version_has_a_leg(about: str, letters: str) -> None:
     found = [re.fullmatch(rf"{about} :: (\d+)\.(\d+)", text) for text in PROJECT["project"]["classifiers"]]
     promised = {letters + match[1] + match[2] for match in found if match}
     assert len(promised) > 2
-    # A leg may try what is promised only once it has run somewhere.
-    assert promised <= factors(rf"{letters}\d+")
+    # django5213 is the lowest Django 5.2.
+    legs = {re.sub(r"^(django\d\d)\d+$", r"\1", factor) for factor in factors(rf"{letters}\d+")}
+    assert promised == legs - TRIED
 
 
 def test_the_lowest_versions_have_a_leg() -> None:
@@ -47,6 +51,87 @@ def test_the_lowest_versions_have_a_leg() -> None:
     assert any({letters + lowest[name].replace(".", "") for letters, name in names.items()} <= each for each in LEGS)
     for name in ("django-redis", "http-sf"):
         assert f"{name}=={lowest[name]}.*" in TOX["testenv"]["deps"]
+
+
+def test_the_installation_page_names_the_supported_versions() -> None:
+    project = PROJECT["project"]
+    table, extras = (
+        dict(re.findall(r"^\| (.+?) \| (.+) \|$", part, re.MULTILINE)) for part in _installation_tables()
+    )
+    for name, about in {"Python": "Programming Language :: Python", "Django": "Framework :: Django"}.items():
+        found = [re.fullmatch(rf"{about} :: (\d+\.\d+)", text) for text in project["classifiers"]]
+        assert re.findall(r"\d+\.\d+(?=,|$| \()", table[name]) == [match[1] for match in found if match]
+    [django_bound] = [text for text in project["dependencies"] if text.startswith("django>=")]
+    first, *excluded = re.findall(r"[\d.]+", django_bound)
+    assert f"from {first}" in table["Django"]
+    last = excluded[-1].rpartition(".")
+    assert f"6.0 (from {last[0]}.{int(last[2]) + 1})" in table["Django"]
+    for name, package in {
+        "Django REST framework": "djangorestframework",
+        "redis-py": "redis",
+        "django-redis": "",
+    }.items():
+        assert f"{package or name}>={table[name].split()[0]}" in project["dependencies"]
+    servers = {re.sub(r"(\d)(\d)$", r" \1.\2", server).capitalize() for server in leg.SERVERS}
+    shown = {
+        f"{name} {version}" for name in ("Redis", "Valkey") for version in re.findall(r"\d\.\d", _tested(table[name]))
+    }
+    assert shown == servers
+    assert [name.strip("`") for name in extras if name.startswith("`") and "pip" not in name] == list(
+        project["optional-dependencies"]
+    )
+
+
+def _installation_tables() -> tuple[str, str]:
+    text = (ROOT / "docs/installation.md").read_text()
+    return text.partition("## Versions")[2].partition("## Optional")[0], text.partition("## Optional")[2]
+
+
+def _tested(cell: str) -> str:
+    return re.search(r"\((.+) are tested\)", cell)[1]  # type: ignore[index]
+
+
+def test_ninja_is_bounded_below_the_next_untested_version() -> None:
+    """Private methods of Ninja are wrapped."""
+    [extra] = PROJECT["project"]["optional-dependencies"]["ninja"]
+    assert extra in PROJECT["dependency-groups"]["test"]
+    major, minor = version("django-ninja").split(".")[:2]
+    assert re.search(r"<([\d.]+)$", extra)[1] == f"{major}.{int(minor) + 1}"  # type: ignore[index]
+
+
+def test_the_workflow_of_pull_requests_runs_the_promised_pythons() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    pythons = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    prefix = "Programming Language :: Python :: 3."
+    found = [text for text in PROJECT["project"]["classifiers"] if text.startswith(prefix)]
+    assert [f"Programming Language :: Python :: {python}" for python in pythons] == found
+
+
+def test_the_workflows_run_recipes_of_the_makefile() -> None:
+    recipes = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        jobs = yaml.safe_load(path.read_text())["jobs"].values()
+        steps = [step for job in jobs for step in job["steps"]]
+        called = {name for step in steps for name in re.findall(r"^make ([a-z]+)", step.get("run", ""), re.MULTILINE)}
+        assert called, path.name
+        assert called <= recipes
+        # A tag of an action can be moved, but not to another major version by accident.
+        assert all(re.search(r"@v\d+\.\d+\.\d+$", step["uses"]) for step in steps if "uses" in step)
+
+
+def test_the_site_is_built_as_by_the_recipe() -> None:
+    built = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
+    assert built["sphinx"] == {"configuration": "docs/conf.py", "fail_on_warning": True}
+    assert any("--group docs" in command for command in built["build"]["jobs"]["install"])
+
+
+@pytest.mark.parametrize("name", ["bug.yml", "idea.yml"])
+def test_issue_forms_have_what_the_code_host_needs(name: str) -> None:
+    form = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE" / name).read_text())
+    assert {"name", "description", "body"} <= set(form)
+    fields = [field for field in form["body"] if field["type"] != "markdown"]
+    assert len({field["id"] for field in fields}) == len(fields) > 1
+    assert all(field["attributes"]["label"] for field in fields)
 
 
 def test_every_kind_of_server_and_database_has_a_leg() -> None:

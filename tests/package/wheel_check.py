@@ -76,6 +76,8 @@ def check_metadata(inside: set[str]) -> None:
     assert about["Description-Content-Type"] == "text/markdown"
     assert len(about["Summary"]) < 120
     assert {"Author", "Keywords"} <= set(about.keys())
+    named = {url.partition(",")[0] for url in about.get_all("Project-URL") or ()}
+    assert named == {"Documentation", "Source", "Changelog", "Issues"}, named
 
 
 if __name__ == "__main__":

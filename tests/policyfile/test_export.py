@@ -74,10 +74,10 @@ def test_policies_of_equal_precedence_keep_their_order() -> None:
 
 
 def test_rows_deleted_during_the_export_are_left_out(sample: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rows(model: Any, *args: Any) -> list[Any]:
-        if model is Endpoint:
+    def rows(section: Any, *args: Any) -> list[Any]:
+        if section.model is Endpoint:
             Endpoint.objects.filter(name="search").delete()
-        return read_rows(model, *args)
+        return read_rows(section, *args)
 
     read_rows = _rows
     monkeypatch.setattr("django_ratequota.policyfile.export._rows", rows)

@@ -1,10 +1,21 @@
 """URLs of the test suite."""
 
 from django.contrib import admin
+from django.contrib.auth import get_user_model
+from django.contrib.auth.admin import UserAdmin
 from django.urls import include, path, re_path
 from rest_framework.routers import DefaultRouter
 
+from django_ratequota.admin import QuotaLinkMixin
 from tests.project import views
+
+
+class LinkedUserAdmin(QuotaLinkMixin, UserAdmin):  # type: ignore[type-arg]
+    """Django's own, with the link to Explain."""
+
+
+admin.site.unregister(get_user_model())
+admin.site.register(get_user_model(), LinkedUserAdmin)
 
 router = DefaultRouter()
 router.register("reports", views.Reports, basename="report")

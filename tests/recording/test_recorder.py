@@ -25,7 +25,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy, receivers
 from django_ratequota.recording.querysets import RecordingQuerySet
-from django_ratequota.recording.recorder import acting, field_values, record_publication
+from django_ratequota.recording.recorder import field_values, record_publication, recorded_as
 from django_ratequota.recording.validators import unsupported_constraints
 from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import policies_changed
@@ -265,7 +265,7 @@ def test_a_bulk_create_over_existing_rows_publishes_everything(how: str, free: P
     plans = [Plan(name="Free", slug="free", description="new"), Plan(name="Pro", slug="pro")]
 
     def write() -> None:
-        with acting(alice):
+        with recorded_as(alice):
             if how == "ignore":
                 Plan.objects.bulk_create(plans, ignore_conflicts=True)
             elif how == "positional":
@@ -381,14 +381,14 @@ def test_users_may_delete_themselves(alice: User) -> None:
     """The rows of cascaded deletions referred to an actor who was deleted when the transaction committed."""
     RatePolicy.objects.create(user=alice, rates="1/s")
     own = str(alice.pk)
-    with acting(alice):
+    with recorded_as(alice):
         rows = recorded_by(alice.delete)
     assert summary(rows) == [("ratepolicy", "delete", own)]
     assert rows[0].actor is None
 
 
 def test_the_history_outlives_its_actor(alice: User, bob: User) -> None:
-    with acting(bob):
+    with recorded_as(bob):
         RatePolicy.objects.create(user=alice, rates="1/s")
     bob.delete()
     assert PolicyChange.objects.get().actor is None
@@ -466,7 +466,7 @@ def test_objects_loaded_over_existing_ones_are_recorded(free: Plan) -> None:
 
 def test_asynchronous_changes_are_recorded(alice: User, bob: User, free: Plan) -> None:
     async def changes() -> None:
-        with acting(bob, "OPS-9"):
+        with recorded_as(bob, "OPS-9"):
             policy = await RatePolicy.objects.acreate(user=alice, rates="1/s")
             policy.rates = "2/s"
             await policy.asave()
@@ -497,32 +497,32 @@ def test_asynchronous_changes_are_recorded(alice: User, bob: User, free: Plan) -
 # Actor and reason.
 
 
-def test_acting_sets_actor_and_reason(alice: User, bob: User) -> None:
+def test_recorded_as_sets_actor_and_reason(alice: User, bob: User) -> None:
     policy = RatePolicy(rates="1/s")
     assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(None, "")]
     policy.rates = "2/s"
-    with acting(alice, "OPS-1"):
+    with recorded_as(alice, "OPS-1"):
         assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(alice, "OPS-1")]
-        with acting(bob):
+        with recorded_as(bob):
             policy.reason = "contract 7"
             assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(bob, "contract 7")]
         policy.rates = "3/s"
         assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(alice, "OPS-1")]
     policy.rates = "4/s"
     assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(None, "")]
-    with acting(None, "é" * 500):
+    with recorded_as(None, "é" * 500):
         assert [(row.actor, row.reason) for row in recorded_by(policy.delete)] == [(None, "é" * 200)]
 
 
-def test_acting_ends_with_an_exception(alice: User) -> None:
-    with pytest.raises(Failure), acting(alice, "OPS-1"):
+def test_recorded_as_ends_with_an_exception(alice: User) -> None:
+    with pytest.raises(Failure), recorded_as(alice, "OPS-1"):
         raise Failure
     assert [(row.actor, row.reason) for row in recorded_by(RatePolicy(rates="1/s").save)] == [(None, "")]
 
 
-def test_acting_does_not_affect_other_threads(alice: User) -> None:
+def test_recorded_as_does_not_affect_other_threads(alice: User) -> None:
     found = []
-    with acting(alice, "OPS-1"):
+    with recorded_as(alice, "OPS-1"):
         thread = threading.Thread(target=lambda: found.append(_author_of_a_change()))
         thread.start()
         thread.join()
@@ -746,7 +746,7 @@ def test_a_failing_receiver_does_not_fail_the_save(published: list[int | None]) 
 
 
 def test_record_publication_is_recorded_as_its_own_row(alice: User, published: list[int | None]) -> None:
-    with acting(alice), transaction.atomic():
+    with recorded_as(alice), transaction.atomic():
         rows = recorded_by(lambda: record_publication("after a migration"))
         assert published == []
     (row,) = rows

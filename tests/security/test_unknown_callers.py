@@ -24,7 +24,7 @@ from django_ratequota.checks.database import check_plans
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.health import health
-from django_ratequota.operations.counters import reset_caller, why_shared
+from django_ratequota.operations.counters import reset_caller, shared_reason
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.requests.caller import FAILED, Caller, failed_kind
 from django_ratequota.utils import problems
@@ -240,6 +240,6 @@ def test_operators_see_who_unknown_callers_are(per_tenant: None) -> None:
     assert explain_url("admin", "tenant:") == ""
     asked = form_data(ExplainQuery.for_caller("tenant:", "ip:203.0.113.7"))
     assert (asked.get("ip"), "kind" in asked, "value" in asked) == ("203.0.113.7", False, False)
-    assert why_shared("tenant", "tenant:").startswith("All callers for whom the function of tenant raises")
+    assert shared_reason("tenant", "tenant:").startswith("All callers for whom the function of tenant raises")
     assert reset_caller(caller, scope=None) == (), "it is everybody's"
     assert [failed_kind(one) for one in ("everyone", "ip:unknown", "user:7", "tenant:a:")] == [""] * 4

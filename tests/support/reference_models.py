@@ -334,6 +334,13 @@ MODELS: dict[str, type[Model]] = {
 }
 
 
+def units_of(verb: str, rate: Rate, cost: int) -> int:
+    """What a verb of ``cost`` units takes from the counter of one rate, or gives back to it."""
+    if rate.counts == "requests":
+        return 0 if verb in ("charge", "refund") else 1
+    return cost
+
+
 def judge(
     verb: str,
     models: list[Model],
@@ -350,18 +357,22 @@ def judge(
     ``logged`` are the positions of buckets in log mode. ``claims`` (the engine's statuses) only save time.
     """
     hints: list[BucketStatus | None] = list(claims) if claims else [None] * len(models)
-    waits = [model.wait(rate, now, cost, claim=hint) for model, rate, hint in zip(models, rates, hints, strict=True)]
+    costs = [units_of(verb, rate, cost) for rate in rates]
+    waits = [
+        model.wait(rate, now, units, claim=hint)
+        for model, rate, units, hint in zip(models, rates, costs, hints, strict=True)
+    ]
     if verb in ("charge", "refund"):
         waits = [0] * len(models)
     passed = [wait is not None and wait <= patience_us for wait in waits]
     allowed = all(ok or position in logged for position, ok in enumerate(passed))
     outcomes = []
-    for model, rate, ok, wait, hint in zip(models, rates, passed, waits, hints, strict=True):
-        if allowed and ok and verb != "peek" and cost:
+    for model, rate, units, ok, wait, hint in zip(models, rates, costs, passed, waits, hints, strict=True):
+        if allowed and ok and verb != "peek" and units:
             if verb == "acquire":
-                model.book(rate, now, cost)
+                model.book(rate, now, units)
             else:
-                model.add(rate, now, -cost if verb == "refund" else cost)
+                model.add(rate, now, -units if verb == "refund" else units)
         remaining, reset, more = model.status(rate, now, claim=hint)
         outcomes.append(Outcome(ok, remaining, wait, reset, more))
     return allowed, outcomes

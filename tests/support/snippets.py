@@ -28,8 +28,8 @@ class Snippet:
 
     @property
     def file(self) -> str:
-        """The file that its first line names, such as ``# limits.py``; "" = run it instead of importing it."""
-        named = re.match(r"# (\w+\.py)$", self.text, re.MULTILINE)
+        """The file that its first line names, such as ``# mysite/urls.py``; "" = run it instead of importing it."""
+        named = re.match(r"# ((?:\w+/)*\w+\.py)$", self.text, re.MULTILINE)
         return named[1] if named else ""
 
     @property

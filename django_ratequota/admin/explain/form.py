@@ -14,6 +14,7 @@ from ...engine.rates import MAX_UNITS
 from ...models import METHODS, Endpoint, Plan, RatePolicy
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
+from ...policies.matching import NO_METHOD
 from ...policies.requests.caller import FAILED
 
 #: Chosen where PLAN_RESOLVER returns None; no slug has brackets.
@@ -53,7 +54,9 @@ class ExplainForm(forms.Form):
         help_text=_("The requested path, such as /api/reports/7/, or a route as listed for endpoints."),
     )
     method = forms.ChoiceField(
-        label=_("Method"), required=False, choices=[(name, name) for name in (*METHODS, "HEAD")]
+        label=_("Method"),
+        required=False,
+        choices=[*((name, name) for name in (*METHODS, "HEAD")), (NO_METHOD, _("none (check_caller)"))],
     )
     cost = forms.IntegerField(
         label=_("Cost"),

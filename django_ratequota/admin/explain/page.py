@@ -10,17 +10,16 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ...engine.types import Bucket, BucketStatus
-from ...exceptions import StoreError
 from ...models import Plan, RatePolicy
 from ...monitoring.refusals import Refusal
-from ...operations.boosts import why_no_boost
-from ...operations.counters import peek, why_shared
+from ...operations.boosts import no_boost_reason
+from ...operations.counters import peek, shared_reason
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
 from ...policies.explain import Candidate
 from ..formatting import clock_and_wait, shown
 from ..names import described_callers
-from ..pages import AdminPage
+from ..pages import AdminPage, reply
 from ..permissions import is_override, may
 from .form import ExplainForm, explain_form, form_data
 from .refusals import find_refusal, latest_refusals, refusal_details
@@ -88,7 +87,7 @@ class ExplainPage(AdminPage):
             "degraded": decision.error,
             "counters": counters,
             "acts": resets or boosts,
-            "own": resets and any(not row.get("why_shared") and "id" in row for row in counters),
+            "own": resets and any(not row.get("shared_reason") and "id" in row for row in counters),
             "candidates": rows,
             "unseen": len(listed) - len(rows),
             "left_out": max(0, left_out),
@@ -110,13 +109,11 @@ class ExplainPage(AdminPage):
         counters: list[dict[str, Any]] = []
         for candidate in explanation.candidates:
             policy = candidate.policy
-            why_not = why_no_boost(explanation, policy) if candidate.won and boosts else ""
+            why_not = no_boost_reason(explanation, policy) if candidate.won and boosts else ""
             link = (
-                self.admin.page_url("boost", query={**params, "policy": str(policy.id)})
-                if boosts and not why_not
-                else ""
+                self.admin.page_url("boost", query={**params, "policy": policy.id}) if boosts and not why_not else ""
             )
-            common = {"policy": policy.id, "boost": link, "why_no_boost": why_not}
+            common = {"policy": policy.id, "boost": link, "no_boost_reason": why_not}
             counters += [{**_counter(b, statuses.get(b), at_us, names), **common} for b in candidate.buckets]
             if candidate.won and not candidate.buckets:
                 title = endpoints.get(policy.id, "")
@@ -168,10 +165,7 @@ def _live(explanation: Explanation) -> dict[Bucket, BucketStatus]:
         return {}
     if decision.blocked_by:
         # The check of a blocked caller reads no counters.
-        try:
-            return peek(explanation.resolution.buckets)
-        except StoreError:
-            return {}
+        return reply(lambda: peek(explanation.resolution.buckets))[0] or {}
     return {status.bucket: status for status in decision.statuses}
 
 
@@ -194,7 +188,7 @@ def _counter(bucket: Bucket, status: BucketStatus | None, at_us: int, names: Map
         "subject": names[bucket.subject],
         "rate": str(bucket.rate),
         "logs": bucket.mode == "log",
-        "why_shared": why_shared(bucket.counted_per, bucket.subject),
+        "shared_reason": shared_reason(bucket.counted_per, bucket.subject),
         "status": status,
     }
     if status is not None:

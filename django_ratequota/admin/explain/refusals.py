@@ -9,12 +9,13 @@ from django.contrib import messages
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from ...exceptions import StoreError
 from ...models import Plan, RatePolicy
 from ...monitoring import refusals
+from ...monitoring.collector import collector
 from ...monitoring.refusals import Refusal
 from ..formatting import clock, shown
 from ..names import described_callers
+from ..pages import reply
 
 #: The id of a refusal: ten letters and digits.
 _ID = re.compile(r"[0-9A-Za-z]{10}", re.ASCII)
@@ -23,12 +24,15 @@ _MAX_REFUSALS = 10
 
 def find_refusal(refusal_id: str) -> tuple[Refusal | None, str]:
     """Return the refusal with that id, and the reason when Redis did not answer."""
-    if not _ID.fullmatch(refusal_id):
-        return None, ""
-    try:
-        return refusals.find_refusal(refusal_id), ""
-    except StoreError as error:
-        return None, error.reason
+    return reply(lambda: _found(refusal_id)) if _ID.fullmatch(refusal_id) else (None, "")
+
+
+def _found(refusal_id: str) -> Refusal | None:
+    found = refusals.find_refusal(refusal_id)
+    if found is None:
+        collector.flush()  # it may be this worker's, and not sent yet
+        found = refusals.find_refusal(refusal_id)
+    return found
 
 
 def offer_refusal(model_admin: Any, request: Any) -> None:
@@ -56,7 +60,6 @@ def refusal_details(model_admin: Any, request: Any, refusal: Refusal) -> dict[st
     return {
         "id": refusal.id,
         "at": clock(at),
-        "iso": refusal.at.isoformat(),
         "count": refusal.count,
         "caller": names[refusal.caller],
         "ip": shown(refusal.ip),
@@ -92,10 +95,7 @@ def latest_refusals(model_admin: Any, caller: str, but: str) -> list[dict[str, A
 
     ``caller`` is as refusals name callers, such as ``user:42``; "" = of all callers.
     """
-    try:
-        found = refusals.refusals(_MAX_REFUSALS, caller)
-    except StoreError:
-        return []
+    found = reply(lambda: refusals.refusals(_MAX_REFUSALS, caller))[0] or ()
     names = described_callers([refusal.caller for refusal in found])
     return [
         {

@@ -74,12 +74,8 @@ class Selection:
 
 def sum_counts(counts: Iterable[Counts]) -> Counts:
     """Return the sum of the slots."""
-    admitted = refused = would_refuse = 0
-    for slot in counts:
-        admitted += slot.admitted
-        refused += slot.refused
-        would_refuse += slot.would_refuse
-    return Counts(admitted, refused, would_refuse)
+    columns = zip(*((slot.admitted, slot.refused, slot.would_refuse) for slot in counts), strict=True)
+    return Counts(*map(sum, columns))
 
 
 def sums_by_id(rows: Mapping[int, tuple[Counts, ...]]) -> list[tuple[int, Counts]]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from django.utils.functional import cached_property
 from django.utils.translation import gettext
 
-from ...models import Endpoint
+from ...models import Endpoint, RatePolicy
 from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Timeline
 from ..formatting import shown
-from ..names import caller_text, deleted
-from ..pages import page_url
+from ..names import deleted
+from ..pages import may_view, model_url
 from .counts import SPANS, Selection, sums_by_id
 
 #: Rows of a table; the others are counted.
@@ -24,14 +24,11 @@ class VisibleNames:
     """Endpoints and policies by id, as far as the operator may see them, read in a fixed number of queries."""
 
     def __init__(self, model_admin: Any, request: Any) -> None:
-        site = model_admin.admin_site
-        self._site = site.name
+        self._site = model_admin.admin_site
         self._visible = model_admin.get_queryset(request).select_related("user", "plan", "endpoint")
         #: Whether the operator sees every policy, so that a policy that is not found is a deleted one.
         self.sees_all = model_admin.sees_all_policies(request)
-        self._opens_endpoints = site.is_registered(Endpoint) and site.get_model_admin(Endpoint).has_view_permission(
-            request
-        )
+        self._opens_endpoints = may_view(self._site, Endpoint, request)
         #: Sums of the policies that the operator may see: the most refused first.
         self.policy_sums: list[tuple[int, Counts]] = []
         #: Policies of the page by id; None = deleted.
@@ -79,11 +76,11 @@ class VisibleNames:
     def endpoint_url(self, pk: int) -> str:
         """Return the endpoint's page; "" where the operator has none."""
         known = self._opens_endpoints and pk in self.endpoints
-        return page_url(self._site, "endpoint_change", pk) if known else ""
+        return model_url(self._site, Endpoint, "change", pk) if known else ""
 
     def policy_url(self, pk: int) -> str:
         """Return the policy's page; "" where the operator has none."""
-        return page_url(self._site, "ratepolicy_change", pk) if self.policies.get(pk) else ""
+        return model_url(self._site, RatePolicy, "change", pk) if self.policies.get(pk) else ""
 
     def title(self, selection: Selection) -> str:
         """Return the selection in words."""
@@ -96,15 +93,10 @@ class VisibleNames:
         return ", ".join(words)
 
 
-def caller_cell(caller: str, users: Mapping[str, str], site: str, endpoint: str = "") -> dict[str, str]:
-    """Return a caller's name and the link that explains its limits."""
-    return {"text": caller_text(caller, users), "explain": explain_url(site, caller, endpoint)}
-
-
-def explain_url(site: str, caller: str, endpoint: str = "") -> str:
+def explain_url(site: Any, caller: str, endpoint: str = "") -> str:
     """Return the link to Explain for the caller, at the endpoint of this name; "" for a caller without a value."""
     kind, _colon, value = caller.partition(":")
     if not value:
         return ""
     query = {kind: value} if kind in ("user", "ip") else {"kind": kind, "value": value}
-    return page_url(site, "ratepolicy_explain", query={**query, "endpoint": endpoint} if endpoint else query)
+    return model_url(site, RatePolicy, "explain", query={**query, "endpoint": endpoint} if endpoint else query)

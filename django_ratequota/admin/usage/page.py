@@ -6,8 +6,8 @@ Operators who may only see overrides see the counts of all requests, but of no p
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from django import forms
 from django.contrib import messages
@@ -24,14 +24,12 @@ from ...monitoring.timeline import Counts, Span, Timeline, TopCaller
 from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
 from ..formatting import moment, number_text, shown
-from ..names import usernames
-from ..pages import AdminPage, page_url
+from ..names import caller_text, usernames
+from ..pages import AdminPage, reply
 from . import workers
 from .counts import SPANS, Selection, cells, chart, newest_refusals, sum_counts, sums_by_id, top_callers, totals
 from .export import EXPORTS, csv_response
-from .labels import MOST_LISTED, VisibleNames, caller_cell
-
-Reply = TypeVar("Reply")
+from .labels import MOST_LISTED, VisibleNames, explain_url
 
 _MOST_CALLERS = 10
 _MOST_REFUSALS = 50
@@ -87,9 +85,9 @@ class UsagePage(_SelectionPage):
     def view(self, request: Any) -> Any:
         """Return the page. Each part that Redis does not answer says so; the others are shown."""
         selection, names = self.selection(request)
-        timeline, timeline_error = _reply(lambda: timelines.timeline(selection.span))
-        tops, tops_error = _reply(lambda: top_callers(selection, _MOST_CALLERS))
-        refusals, refusals_error = _reply(lambda: newest_refusals(selection, names.endpoints, _MOST_REFUSALS))
+        timeline, timeline_error = reply(lambda: timelines.timeline(selection.span))
+        tops, tops_error = reply(lambda: top_callers(selection, _MOST_CALLERS))
+        refusals, refusals_error = reply(lambda: newest_refusals(selection, names.endpoints, _MOST_REFUSALS))
         names.read(selection, timeline, refusals or ())
         callers = [top.caller for rows in (tops or {}).values() for top in rows]
         users = usernames([*callers, *(refusal.caller for refusal in refusals or ())])
@@ -104,6 +102,7 @@ class UsagePage(_SelectionPage):
                 if selection.policy_id is None or outcome != "admitted"
             ],
             "tops_error": tops_error,
+            "tops_partial": selection.policy_id is not None,
             "tops_note": _TOP_NOTES[selection.span],
             "refusals": [self._refusal(refusal, users, names) for refusal in refusals or ()],
             "refusals_error": refusals_error,
@@ -131,20 +130,20 @@ class UsagePage(_SelectionPage):
         self, top: TopCaller, users: Mapping[str, str], selection: Selection, names: VisibleNames
     ) -> dict[str, Any]:
         endpoint = names.endpoints.get(selection.endpoint_id or 0)
-        caller = caller_cell(top.caller, users, self.site.name, endpoint.name if endpoint else "")
+        url = explain_url(self.site, top.caller, endpoint.name if endpoint else "")
         # What a policy admitted is not counted by caller, so neither that nor the share refused is known.
         known = slice(None) if selection.policy_id is None else slice(1, 3)
-        return {**caller, "cells": cells(top.counts)[known]}
+        return {"name": caller_text(top.caller, users), "query": url, "cells": cells(top.counts)[known]}
 
     def _refusal(self, refusal: Refusal, users: Mapping[str, str], names: VisibleNames) -> dict[str, Any]:
-        site = self.site.name
         ids = dict.fromkeys(b.policy_id for b in refusal.buckets if b.refused and b.policy_id in names.policies)
         return {
             "id": refusal.id,
-            "explain": page_url(site, "ratepolicy_explain", query={"id": refusal.id}),
+            "explain": self.admin.page_url("explain", query={"id": refusal.id}),
             "at": moment(refusal.at, seconds=True),
             "count": number_text(refusal.count),
-            "caller": caller_cell(refusal.caller, users, site),
+            "caller": caller_text(refusal.caller, users),
+            "caller_url": explain_url(self.site, refusal.caller),
             "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
             "violated": shown(", ".join(refusal.violated)),
             "error": shown(refusal.error),
@@ -172,14 +171,6 @@ class UsageExport(_SelectionPage):
             words = {"what": shown(table)[:60], "known": ", ".join(EXPORTS)}
         self.admin.message_user(request, text % words, messages.ERROR)
         return HttpResponseRedirect(self.admin.page_url("usage") + selection.query())
-
-
-def _reply(read: Callable[[], Reply]) -> tuple[Reply | None, str]:
-    """Return what ``read`` returns and "", or None and the reason why Redis did not answer."""
-    try:
-        return read(), ""
-    except StoreError as error:
-        return None, error.reason
 
 
 def _counted(timeline: Timeline | None, selection: Selection, names: VisibleNames) -> dict[str, Any]:
@@ -224,14 +215,17 @@ def _unreadable(names: VisibleNames) -> list[str]:
 
 def _servers() -> dict[str, Any]:
     """Return the table of Redis servers."""
-    infos, error = _reply(lambda: default_limiter().store.info())
+    infos, error = reply(lambda: default_limiter().store.info())
     return {"servers": workers.servers(infos or {}), "store_error": error}
 
 
 def _workers() -> dict[str, Any]:
     """Return what the workers reported; without an answer of Redis, the state of this worker alone."""
-    reply, error = _reply(lambda: (default_limiter().stored_revision(), health.reports()))
-    revision, reports = reply or (0, [health.health()])
+    found, error = reply(lambda: (default_limiter().stored_revision(), health.reports()))
+    mine = health.health()
+    revision, reports = found or (0, [mine])
+    # This worker's state is known as of now, whereas its last report may be older than its last request.
+    reports = [mine if worker.process == mine.process else worker for worker in reports]
     newest = PolicyChange.objects.exclude(action=PolicyChange.Action.RESET).order_by("-pk").first()
     return {
         **workers.propagation(revision, reports),

@@ -37,6 +37,9 @@ class Located(NamedTuple):
     text: str | None
 
 
+NOWHERE = Located(None, None)
+
+
 class Caller:
     """The caller of one request. Each attribute is computed on first use, and once."""
 
@@ -154,7 +157,7 @@ class DescribedCaller(Caller):
         plan_slug: str | None = None,
     ) -> None:
         self.user_id = user_id
-        self.located = _located(None if address is None else unmap(ip_address(address)))
+        self.located = NOWHERE if address is None else _reader()(address, "")
         self.plan_slug = plan_slug
         self._values = {kind: short(value) for kind, value in (identifiers or {}).items()}
 

@@ -1,0 +1,109 @@
+"""Checks without an HTTP request: of a background task, a message of a websocket, a field of a GraphQL document.
+
+The caller is described by values, and the scope names the endpoint. All else is as in ``check``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from functools import partial
+from typing import Any
+
+from django.utils.functional import LazyObject
+
+from ..conf import settings
+from ..engine.limiter import Limiter
+from ..engine.types import Decision, check_cost
+from ..exceptions import InvalidCaller, StoreError
+from ..policies.requests.caller import DescribedCaller
+from ..utils.addresses import Address
+from ..utils.sansio import adrive, drive
+from .check import conclude, evaluate
+from .steps import Step, StepRunner, limiter_or_error
+
+
+def check_caller(
+    *,
+    user: Any = None,
+    ip: str | Address | None = None,
+    identifiers: Mapping[str, Any] | None = None,
+    plan: str | None = None,
+    scope: str | None = None,
+    cost: int | None = None,
+) -> Decision:
+    """Apply the policies to a caller without a request, and admit or refuse in one round trip.
+
+    ``user`` is a user or its primary key, None = anonymous; ``ip`` the client's address. ``identifiers`` are the
+    caller's values of ``RATEQUOTA["IDENTIFIERS"]`` by name, because their functions need a request. So does
+    PLAN_RESOLVER: ``plan`` is the slug that it would return; None = the assigned plan, or with PLAN_RESOLVER the
+    default plan. ``scope`` names the endpoint, whatever its methods. ``cost`` is in units, None = the endpoint's own.
+
+    Each check is independent: it charges its whole cost, and a refusal refunds nothing. Callers without a user, an
+    address and an identifier that CALLER names share one counter, as requests without an address do.
+
+    Raises ``InvalidCaller`` and ``InvalidCost``. When Redis or the database fails, ``on_error`` decides.
+    """
+    limiter = limiter_or_error()
+    return drive(_steps(user, ip, identifiers, plan, scope, cost, limiter), StepRunner(limiter).do)
+
+
+async def acheck_caller(
+    *,
+    user: Any = None,
+    ip: str | Address | None = None,
+    identifiers: Mapping[str, Any] | None = None,
+    plan: str | None = None,
+    scope: str | None = None,
+    cost: int | None = None,
+) -> Decision:
+    """``check_caller``, awaited."""
+    limiter = limiter_or_error()
+    return await adrive(_steps(user, ip, identifiers, plan, scope, cost, limiter), StepRunner(limiter).ado)
+
+
+def _steps(
+    user: Any,
+    ip: Any,
+    identifiers: Mapping[str, Any] | None,
+    plan: str | None,
+    scope: str | None,
+    cost: int | None,
+    limiter: Limiter | StoreError,
+) -> Generator[Step, Any, Decision]:
+    if cost is not None:
+        cost = check_cost(cost)
+    caller = DescribedCaller(
+        # A lazy user may be read from the database.
+        user_id=(yield partial(_user_id, user)) if isinstance(user, LazyObject) else _user_id(user),
+        address=str(ip) if ip else None,
+        identifiers=_values(identifiers) if identifiers else None,
+        plan_slug=plan or None,
+    )
+    if ip and caller.address is None:
+        raise InvalidCaller(f"ip is one address, such as '203.0.113.7', or None, not {str(ip)[:100]!r}")
+    decision, evaluation = yield from evaluate(None, None, scope, cost, limiter, None, False, caller)
+    return conclude(None, decision, evaluation)
+
+
+def _user_id(user: Any) -> str | None:
+    """Return the primary key of a user, or the key itself, as text; None for anonymous callers."""
+    authenticated = getattr(user, "is_authenticated", None)
+    if authenticated is not None:
+        user = user.pk if authenticated else None
+    elif isinstance(user, bool) or user == "" or hasattr(user, "pk") or hasattr(user, "META"):
+        raise InvalidCaller(f"user is a user, its primary key, or None for an anonymous caller, not {user!r}")
+    return None if user is None else str(user)
+
+
+def _values(identifiers: Mapping[str, Any]) -> dict[str, str]:
+    """Return the identifiers that the caller has, as text. Raises ``InvalidCaller`` for names without a setting."""
+    if not isinstance(identifiers, Mapping):
+        raise InvalidCaller(f"identifiers is a dict of names and values, not {identifiers!r}")
+    for name in identifiers:
+        if name not in settings.identifiers:
+            own = {"user": "user=", "ip": "ip=", "plan": "plan="}.get(name)
+            known = ", ".join(settings.identifiers) or "none"
+            hint = f"write {own}" if own else f"RATEQUOTA['IDENTIFIERS'] has: {known}"
+            raise InvalidCaller(f"there is no identifier {name!r}; {hint}")
+    texts = {name: "" if value is None else str(value) for name, value in identifiers.items()}
+    return {name: text for name, text in texts.items() if text}

@@ -1,0 +1,193 @@
+"""Counting in this process instead of Redis: exact limits for one process, and for each of several its own.
+
+``Memory`` decides what the script decides in Redis. Its limiter takes the same steps, of which none is a command.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from datetime import tzinfo
+from typing import Any
+
+from ..exceptions import NewerRevision
+from .calendar_windows import calendar_window
+from .charges import Charges, Settler, charge_each
+from .local import Counter, LocalLimiter
+from .protocol import bucket_keys
+from .rates import Rate
+from .types import Bucket, Decision
+
+#: Most counters of a process; the least recently used are forgotten, which resets their limits.
+SIZE = 100_000
+_FIXED, _COUNTER, _LOG = "fixed_window", "sliding_window_counter", "sliding_window_log"
+_CHARGING = frozenset({"check", "charge", "acquire"})
+
+
+class Memory(LocalLimiter):
+    """The counters of this process, each exact by its algorithm's definition."""
+
+    def __init__(self, zone: tzinfo, clock: Callable[[], int] | None = None) -> None:
+        """``zone`` aligns calendar windows; ``clock`` returns µs since the Unix epoch (None = this machine's)."""
+        super().__init__(1, SIZE, self._seconds)
+        self.clock = clock or _wall_us
+        #: The newest revision that this process has published; 0 = none.
+        self.revision = 0
+        self._zone = zone
+        # Times are seconds since this one, because small numbers are exact to the µs. They never go back.
+        self._begun_us = self._latest_us = self.clock()
+
+    def steps(
+        self,
+        mode: str,
+        buckets: tuple[Bucket, ...],
+        cost: int,
+        times: tuple[int, ...] = (0,),
+        revision: int | None = None,
+        settler: Settler | None = None,
+        share: float = 1.0,
+    ) -> Generator[Any, Any, Decision]:
+        """Return the steps of one atomic call; arguments and errors are those of a call to Redis."""
+        bucket_keys("", buckets)
+        if revision is not None and self.revision > revision:
+            raise NewerRevision(self.revision)
+        first, *each = times
+        charged: tuple[int, ...] = ()
+        if mode == "refund" and first:  # a known charge, followed by its levels
+            charged, each = (first - self._begun_us, *each), [cost] * len(buckets)
+        costs = each or [bucket.rate.units(cost) for bucket in buckets]
+        longest = first / 10**6 if mode == "acquire" else 0.0
+        now, statuses = self._apply(mode, buckets, costs, charged, longest)
+        at_us = self._begun_us + round(now * 10**6)
+        allowed = not any(status.refused for status in statuses)
+        units = cost if allowed and mode in _CHARGING else 0
+        # A decision of no units does not list its charges itself.
+        charges = charge_each(statuses, units, at_us, costs=costs) if allowed and mode in _CHARGING else Charges()
+        return Decision(
+            allowed=allowed,
+            statuses=statuses,
+            at_us=at_us,
+            revision=revision or 0,
+            settler=settler,
+            cost=units,
+            _charges=charges,
+        )
+        yield
+
+    def reset(self, buckets: tuple[Bucket, ...]) -> int:
+        """Forget what was counted; returns how many of the buckets had counted anything."""
+        with self._lock:
+            found = [
+                counters.pop(bucket.counter, None)
+                for bucket in buckets
+                for counters in (self._passing, self._refusing)
+            ]
+        return sum(counter is not None for counter in found)
+
+    def publish(self) -> int:
+        """Make this process reload its policies before its next decision; returns the new revision."""
+        self.revision = max(self.revision + 1, self.clock())
+        return self.revision
+
+    def _seconds(self) -> float:
+        self._latest_us = max(self._latest_us, self.clock())
+        return (self._latest_us - self._begun_us) / 10**6
+
+    def _window(self, rate: Rate, now: float) -> tuple[float, float]:
+        """Return the bounds of the window around ``now``: by the calendar, or at multiples of the period."""
+        now_us = self._begun_us + round(now * 10**6)
+        if rate.calendar:
+            start_us, end_us = calendar_window(rate.calendar, now_us, self._zone)
+        else:
+            start_us = now_us - now_us % rate.period_us
+            end_us = start_us + rate.period_us
+        return (start_us - self._begun_us) / 10**6, (end_us - self._begun_us) / 10**6
+
+    def _advance(self, counter: Counter, rate: Rate, now: float) -> None:
+        if rate.algorithm == _LOG:
+            while counter.log and counter.log[0][0] + rate.period_us <= round(now * 10**6):
+                counter.units -= counter.log.popleft()[1]
+        elif rate.algorithm in (_FIXED, _COUNTER):
+            start = self._window(rate, now)[0]
+            if start > counter.since or not (counter.units or counter.previous):
+                follows = rate.algorithm == _COUNTER and round((start - counter.since) * 10**6) == rate.period_us
+                counter.previous = counter.units if follows else 0.0
+                counter.units, counter.since = 0.0, start
+        else:
+            super()._advance(counter, rate, now)
+
+    def _charge(self, counter: Counter, rate: Rate, cost: int, now: float) -> None:
+        if rate.algorithm == _LOG:
+            counter.log = counter.log or deque()
+            counter.log.append((round(now * 10**6), cost))
+        super()._charge(counter, rate, cost, now)
+
+    def _give_back(
+        self, counter: Counter, rate: Rate, cost: int, now: float, charged: tuple[float, float] | None
+    ) -> None:
+        if rate.algorithm == _FIXED:
+            if charged is None or charged[0] >= counter.since:
+                counter.units = max(0.0, counter.units - cost)
+        elif rate.algorithm == _LOG:
+            kept: deque[tuple[int, int]] = deque()
+            for at_us, units in reversed(counter.log or ()):
+                taken = min(units, cost) if charged is None or at_us == round(charged[0] * 10**6) else 0
+                cost -= taken
+                if units > taken:
+                    kept.appendleft((at_us, units - taken))
+            counter.log, counter.units = kept, sum(units for _at_us, units in kept)
+        else:
+            super()._give_back(counter, rate, cost, now, charged)
+
+    def _exact_wait(self, counter: Counter, rate: Rate, cost: int, now: float) -> float:
+        over = counter.units + cost - rate.limit
+        if cost > rate.capacity or rate.algorithm not in (_FIXED, _LOG):
+            return super()._exact_wait(counter, rate, cost, now)
+        if over <= 0:
+            return 0.0
+        if rate.algorithm == _FIXED:
+            return self._window(rate, now)[1] - now
+        for at_us, units in counter.log or ():
+            over -= units
+            if over <= 0:
+                return (at_us + rate.period_us) / 10**6 - now
+        return 0.0
+
+    def _state(self, counter: Counter, rate: Rate, now: float) -> tuple[float, float, float, float]:
+        if rate.algorithm not in (_FIXED, _LOG):
+            return super()._state(counter, rate, now)
+        start, end = self._window(rate, now)
+        if counter.log:
+            end = (counter.log[-1][0] + rate.period_us) / 10**6
+        window = end - start if rate.algorithm == _FIXED else rate.period_us / 10**6
+        return rate.limit, rate.limit - counter.units, end - now if counter.units else 0.0, window
+
+
+class Unlimited(Memory):
+    """Admits everything and counts nothing, for ``ENABLED = False``."""
+
+    def steps(
+        self,
+        mode: str,
+        buckets: tuple[Bucket, ...],
+        cost: int,
+        times: tuple[int, ...] = (0,),
+        revision: int | None = None,
+        settler: Settler | None = None,
+        share: float = 1.0,
+    ) -> Generator[Any, Any, Decision]:
+        """Return the steps to a decision that admits, whose buckets are all unused."""
+        return super().steps("peek", buckets, 0, (0,), None, settler)
+
+
+_memories: dict[tuple[str, tzinfo], Memory] = {}
+
+
+def process_memory(prefix: str, zone: tzinfo, clock: Callable[[], int] | None) -> Memory:
+    """Return the counters that all limiters of the prefix share in this process; an injected clock has its own."""
+    return Memory(zone, clock) if clock else _memories.setdefault((prefix, zone), Memory(zone))
+
+
+def _wall_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,340 @@
+"""Policies applied to a caller without an HTTP request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
+from typing import Any
+from uuid import UUID
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import AnonymousUser, User
+from django.db import transaction
+from django.test import override_settings
+from django.utils.functional import SimpleLazyObject
+
+from django_ratequota import Decision, acheck_caller, check_caller, check_request
+from django_ratequota.exceptions import InvalidCaller, InvalidCost
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.monitoring import refusals
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.operations.caller_limits import caller_limits
+from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.policies.requests.caller import DescribedCaller
+from django_ratequota.runtime import default_limiter
+from django_ratequota.signals import quota_threshold, request_refused
+from tests.enforcement.test_check import CLOSED, database_down, left, monitored, room
+from tests.project.views import request_from
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+IDENTIFIERS = {"IDENTIFIERS": {"tenant": "tests.project.views.tenant", "api_key": "tests.project.views.api_key"}}
+
+CheckCaller = Callable[..., Decision]
+
+
+@pytest.fixture(params=["sync", "async"])
+def ask(request: Any) -> CheckCaller:
+    """``check_caller``, or its async twin under an event loop."""
+    return check_caller if request.param == "sync" else async_to_sync(acheck_caller)
+
+
+@pytest.fixture
+def alice() -> User:
+    return User.objects.create(username="alice")
+
+
+@pytest.fixture
+def exports() -> Endpoint:
+    return Endpoint.objects.create(name="exports", methods="POST", cost=2)
+
+
+def with_settings(settings: Any, **changed: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, **changed}
+
+
+class TestWhoIsCounted:
+    def test_a_user_shares_the_counter_of_their_requests(self, ask: CheckCaller, alice: User) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        check_request(request_from(alice))
+        assert left(ask(user=alice)) == [8]
+        assert left(ask(user=alice.pk)) == [7]
+        assert left(ask(user=str(alice.pk), ip="203.0.113.9")) == [6]
+        assert left(check_request(request_from(alice))) == [5]
+
+    def test_a_lazy_user_is_read_without_blocking_the_loop(self, ask: CheckCaller, alice: User) -> None:
+        """Reading the database on the event loop raises SynchronousOnlyOperation."""
+        RatePolicy.objects.create(rates="10/hour")
+        lazy = SimpleLazyObject(lambda: User.objects.get(username="alice"))
+        assert ask(user=lazy).statuses[0].bucket.subject == f"user:{alice.pk}"
+
+    @pytest.mark.parametrize("ip", ["203.0.113.7", ip_address("203.0.113.7"), "::ffff:203.0.113.7"])
+    def test_an_address_shares_the_counter_of_its_requests(self, ask: CheckCaller, ip: Any) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        check_request(request_from(address="203.0.113.7"))
+        assert left(ask(ip=ip)) == [8]
+        assert left(ask(ip=ip, user=AnonymousUser())) == [7]
+
+    def test_ipv6_addresses_are_counted_by_their_network(self, ask: CheckCaller, settings: Any) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        assert [left(ask(ip=ip)) for ip in ("2001:db8::1", ip_address("2001:db8::2"))] == [[9], [8]]
+        with_settings(settings, IPV6_PREFIX=128)
+        assert [left(ask(ip=ip)) for ip in ("2001:db8::1", "2001:db8::2")] == [[9], [9]]
+
+    def test_identifiers_are_given_by_name(self, ask: CheckCaller, settings: Any) -> None:
+        with_settings(settings, **IDENTIFIERS, CALLER=["api_key", "ip"])
+        RatePolicy.objects.create(counted_per="tenant", rates="10/hour")
+        RatePolicy.objects.create(rates="20/hour")
+        RatePolicy.objects.create(counted_per="tenant", subject="tenant:acme", rates="30/hour")
+        check_request(request_from(tenant="acme", headers={"X-Api-Key": "k1"}))
+        assert room(ask(ip="203.0.113.7", identifiers={"tenant": "acme", "api_key": "k1"})) == ["28/30", "18/20"]
+        assert room(ask(ip="203.0.113.7", identifiers={"tenant": None, "api_key": ""})) == ["19/20"]
+        assert room(ask(identifiers={"tenant": 7})) == ["9/10", "19/20"]
+
+    def test_callers_without_a_name_share_one_counter(self, ask: CheckCaller, exports: Endpoint) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        RatePolicy.objects.create(endpoint=exports, counted_per="everyone", rates="20/hour")
+        check_request(request_from(address=""), "exports")
+        assert room(ask(scope="exports")) == ["7/10", "18/20"]
+
+    def test_the_users_own_policies_and_plan_apply(self, ask: CheckCaller, alice: User, exports: Endpoint) -> None:
+        pro, free = (Plan.objects.create(name=name, slug=name) for name in ("pro", "free"))
+        PlanAssignment.objects.create(user=alice, plan=pro)
+        RatePolicy.objects.create(plan=pro, rates="100/hour")
+        RatePolicy.objects.create(plan=free, rates="5/hour")
+        RatePolicy.objects.create(user=alice, endpoint=exports, rates="7/hour")
+        assert room(ask(user=alice, scope="exports")) == ["98/100", "5/7"]
+        assert room(ask(user=alice, plan="free")) == ["2/5"]
+
+    def test_plan_is_what_the_plan_resolver_would_return(self, ask: CheckCaller, settings: Any, alice: User) -> None:
+        """PLAN_RESOLVER takes a request, and there is none."""
+        with_settings(settings, PLAN_RESOLVER="tests.project.views.tenant")
+        pro, free = (Plan.objects.create(name=name, slug=name) for name in ("pro", "free"))
+        Plan.objects.filter(slug="free").update(default_for="authenticated")
+        RatePolicy.objects.create(plan=pro, rates="100/hour")
+        RatePolicy.objects.create(plan=free, rates="5/hour")
+        PlanAssignment.objects.create(user=alice, plan=pro)
+        assert [room(ask(user=alice, plan=plan)) for plan in ("pro", None)] == [["99/100"], ["3/5"]]
+
+    def test_an_unknown_plan_is_logged_and_the_default_applies(
+        self, ask: CheckCaller, alice: User, caplog: Any
+    ) -> None:
+        default = Plan.objects.create(name="Free", slug="free", default_for="authenticated")
+        RatePolicy.objects.create(plan=default, rates="5/hour")
+        assert room(ask(user=alice, plan="gold")) == ["4/5"]
+        assert "check_caller was called with plan= 'gold', but no plan has that slug" in caplog.text
+
+
+class TestInvalidCallers:
+    @pytest.mark.parametrize("user", [True, "", request_from(), Endpoint(pk=7)])
+    def test_a_user_that_is_none(self, ask: CheckCaller, user: Any) -> None:
+        with pytest.raises(InvalidCaller, match="user is a user, its primary key, or None"):
+            ask(user=user)
+
+    @pytest.mark.parametrize("ip", ["nonsense", "203.0.113.0/24", 42, ("203.0.113.7", 4711), b"\x01\x02\x03\x04"])
+    def test_an_address_that_is_none(self, ask: CheckCaller, ip: Any) -> None:
+        with pytest.raises(InvalidCaller, match=r"ip is one address, such as '203\.0\.113\.7', or None, not "):
+            ask(ip=ip)
+
+    @pytest.mark.parametrize(
+        ("identifiers", "hint"),
+        [
+            ({"tennant": "acme"}, r"no identifier 'tennant'; RATEQUOTA\['IDENTIFIERS'\] has: tenant, api_key"),
+            ({"user": 3}, "no identifier 'user'; write user="),
+            ({"ip": "::1"}, "no identifier 'ip'; write ip="),
+            (["tenant"], "identifiers is a dict of names and values"),
+        ],
+    )
+    def test_identifiers_that_the_settings_do_not_name(
+        self, ask: CheckCaller, settings: Any, identifiers: Any, hint: str
+    ) -> None:
+        with_settings(settings, **IDENTIFIERS)
+        with pytest.raises(InvalidCaller, match=hint):
+            ask(identifiers=identifiers)
+
+    def test_a_cost_that_is_none(self, ask: CheckCaller) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        with pytest.raises(InvalidCost):
+            ask(cost=1.5)
+        assert left(ask()) == [9]
+
+    def test_primary_keys_may_be_of_any_type(self, ask: CheckCaller) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        key = UUID("12345678-1234-5678-1234-567812345678")
+        assert ask(user=key).statuses[0].bucket.subject == f"user:{key}"
+        assert ask(user=0).statuses[0].bucket.subject == "user:0"
+
+
+class TestEndpoint:
+    def test_the_scope_names_it_whatever_its_methods(self, ask: CheckCaller, exports: Endpoint, alice: User) -> None:
+        RatePolicy.objects.create(endpoint=exports, rates="10/hour")
+        assert left(ask(user=alice, scope="exports")) == [8]
+        assert left(ask(user=alice, scope="exports", cost=5)) == [3]
+        assert left(ask(user=alice, scope="elsewhere")) == left(ask(user=alice)) == []
+
+    def test_no_route_matches(self, ask: CheckCaller) -> None:
+        everywhere = Endpoint.objects.create(name="everywhere", routes="*\n/*")
+        RatePolicy.objects.create(endpoint=everywhere, rates="10/hour")
+        assert left(ask(ip="203.0.113.7")) == []
+
+    def test_charges_stay_where_only_some_statuses_count(self, ask: CheckCaller, exports: Endpoint) -> None:
+        """There is no response whose status could refund them."""
+        Endpoint.objects.update(charged_statuses="401")
+        RatePolicy.objects.create(endpoint=exports, rates="10/hour")
+        assert [left(ask(ip="203.0.113.7", scope="exports")) for _ in range(2)] == [[8], [6]]
+
+
+class TestIndependence:
+    def test_each_check_charges_its_whole_cost(self, ask: CheckCaller, alice: User) -> None:
+        """Each is a message or a field of its own."""
+        RatePolicy.objects.create(rates="3/hour")
+        assert [ask(user=alice).allowed for _ in range(4)] == [True, True, True, False]
+
+    def test_a_refusal_refunds_nothing_of_other_checks(
+        self, ask: CheckCaller, alice: User, exports: Endpoint
+    ) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        RatePolicy.objects.create(endpoint=exports, rates="1/hour")
+        ask(user=alice)
+        assert not ask(user=alice, scope="exports").allowed
+        assert left(ask(user=alice)) == [8]
+
+    def test_it_leaves_a_request_in_progress_alone(self, alice: User) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        request = request_from(alice)
+        first = check_request(request)
+        assert left(check_caller(user=alice)) == [8]
+        assert request.ratequota is first
+        assert left(check_request(request, cost=2)) == [7]
+
+    def test_units_are_charged_and_refunded_by_the_decision(self, settle: Any, alice: User) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        decision = check_caller(user=alice, cost=4)
+        assert left(settle(decision, "charge", 2)) == [4]
+        assert left(settle(decision, "refund", 3)) == [7]
+
+
+class TestOneRoundTrip:
+    def test_a_known_caller_is_one_command_and_no_query(
+        self, alice: User, exports: Endpoint, django_assert_num_queries: Any
+    ) -> None:
+        RatePolicy.objects.create(rates="100/hour")
+        RatePolicy.objects.create(endpoint=exports, rates="50/hour, 20/hour gcra")
+        check_caller(user=alice, scope="exports")
+        with monitored() as commands, django_assert_num_queries(0):
+            decision = check_caller(user=alice, scope="exports")
+        assert commands == ["EVALSHA"]
+        assert room(decision) == ["96/100", "46/50", "16/20"]
+
+    def test_awaited_it_is_one_command_and_no_query_too(
+        self, alice: User, exports: Endpoint, django_assert_num_queries: Any
+    ) -> None:
+        RatePolicy.objects.create(endpoint=exports, rates="50/hour")
+        check_caller(user=alice, scope="exports")
+
+        async def ask_twice() -> tuple[list[str], Decision]:
+            await acheck_caller(user=alice, scope="exports")
+            # In one loop, because each loop makes a connection of its own.
+            with monitored() as commands:
+                decision = await acheck_caller(user=alice, scope="exports")
+            return commands, decision
+
+        with django_assert_num_queries(0):
+            commands, decision = async_to_sync(ask_twice)()
+        assert (commands, room(decision)) == (["EVALSHA"], ["44/50"])
+
+    def test_identifiers_and_a_plan_resolver_call_no_function_and_no_thread(self, settings: Any) -> None:
+        """Their functions take a request; a thread for each message would be slow."""
+        with_settings(settings, **IDENTIFIERS, PLAN_RESOLVER="tests.project.views.busiest")
+        RatePolicy.objects.create(counted_per="tenant", rates="10/hour")
+        check_caller(identifiers={"tenant": "acme"})
+
+        async def ask_twice() -> tuple[Decision, int]:
+            await acheck_caller(identifiers={"tenant": "acme"})
+            before = threading.active_count()
+            return await acheck_caller(identifiers={"tenant": "acme"}), threading.active_count() - before
+
+        decision, threads = async_to_sync(ask_twice)()
+        assert (left(decision), threads) == ([7], 0)
+
+    def test_an_edit_binds_the_next_check(self, ask: CheckCaller, alice: User) -> None:
+        policy = RatePolicy.objects.create(rates="10/hour")
+        assert room(ask(user=alice)) == ["9/10"]
+        policy.rates = "20/hour"
+        policy.save()
+        decision = ask(user=alice)
+        assert room(decision) == ["18/20"]
+        assert decision.revision == default_limiter().stored_revision()
+
+    def test_policies_changed_in_the_same_transaction_apply(self, alice: User) -> None:
+        with transaction.atomic():
+            RatePolicy.objects.create(rates="10/hour")
+            assert left(check_caller(user=alice)) == [9]
+
+
+class TestFailures:
+    @pytest.mark.parametrize(("on_error", "allowed"), [("allow", True), ("deny", False), ("local", True)])
+    def test_on_error_decides_while_redis_is_down(
+        self, ask: CheckCaller, alice: User, on_error: str, allowed: bool
+    ) -> None:
+        RatePolicy.objects.create(rates="10/hour", on_error=on_error)
+        with override_settings(RATEQUOTA=CLOSED):
+            decision = ask(user=alice)
+        assert (decision.allowed, decision.error, decision.refusal_id) == (allowed, "connection", "")
+
+    def test_on_error_decides_while_the_database_is_down(self, ask: CheckCaller, settings: Any, alice: User) -> None:
+        with_settings(settings, ON_ERROR="deny")
+        with database_down():
+            decision = check_caller(user=alice)
+        assert (decision.allowed, decision.error) == (False, "database")
+
+
+class TestRecords:
+    @pytest.fixture
+    def heard(self) -> Iterator[list[Any]]:
+        heard: list[Any] = []
+
+        def receiver(signal: Any, **kwargs: Any) -> None:
+            heard.append(signal)
+
+        for signal in (request_refused, quota_threshold):
+            signal.connect(receiver)
+        yield heard
+        for signal in (request_refused, quota_threshold):
+            signal.disconnect(receiver)
+
+    def test_a_refusal_is_found_and_explained_by_its_id(
+        self, ask: CheckCaller, alice: User, exports: Endpoint, settings: Any, heard: list[Any]
+    ) -> None:
+        with_settings(settings, STATISTICS_SECONDS=3600)
+        RatePolicy.objects.create(endpoint=exports, rates="2/hour")
+        assert ask(user=alice, ip="203.0.113.7", scope="exports").allowed
+        decision = ask(user=alice, ip="203.0.113.7", scope="exports")
+        assert not decision.allowed
+        collector.flush()
+        refusal = refusals.find_refusal(decision.refusal_id)
+        assert refusal is not None
+        assert (refusal.caller, refusal.ip, refusal.scope) == (f"user:{alice.pk}", "ip:203.0.113.7", "exports")
+        assert (refusal.route, refusal.method, refusal.cost) == ("", "-", 2)
+        assert request_refused not in heard, "its receivers expect a request"
+        explanation = ExplainQuery.from_refusal(refusal).explain()
+        assert (explanation.decision.allowed, room(explanation.decision)) == (False, ["0/2"])
+
+    def test_statistics_count_its_callers_like_those_of_requests(
+        self, ask: CheckCaller, alice: User, settings: Any
+    ) -> None:
+        with_settings(settings, STATISTICS_SECONDS=3600)
+        RatePolicy.objects.create(rates="10/hour")
+        collector.clear()
+        ask(user=alice)
+        check_request(request_from(alice))
+        (record, same) = collector._pending
+        assert record[1:] == (same[1], "", *same[3:])
+
+    def test_the_usage_of_the_caller_shows_it(self, ask: CheckCaller, alice: User) -> None:
+        RatePolicy.objects.create(rates="10/hour")
+        ask(user=alice, cost=4)
+        found = caller_limits(DescribedCaller(user_id=str(alice.pk), address=None))
+        assert [status and status.remaining for _bucket, status in found.limits] == [6]

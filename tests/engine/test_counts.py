@@ -1,0 +1,241 @@
+"""Rates that count requests, beside rates that count units."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+
+from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.engine.crossslot import decide_per_subject
+from django_ratequota.engine.keys import bucket_key
+from django_ratequota.engine.local import LocalLimiter
+from django_ratequota.engine.rates import ALGORITHMS, normalize_rates, parse_rates
+from django_ratequota.exceptions import InvalidRate
+from django_ratequota.operations.redundancy import binds_first
+from django_ratequota.replay import replay
+from django_ratequota.utils.sansio import drive
+from tests.conftest import Clock
+
+TOKENS = Bucket("user:1", Rate.parse("1000/day"))
+CALLS = Bucket("user:1", Rate.parse("10 requests/min"))
+BOTH = [TOKENS, CALLS]
+
+
+def remaining(decision: Decision) -> list[int]:
+    return [status.remaining for status in decision.statuses]
+
+
+# --- Rate text. ---
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("60 requests/min", "60 requests/min"),
+        ("1 request / min", "1 requests/min"),
+        ("60requests/min burst 5 gcra", "60 requests/min burst 5 gcra"),
+        ("1000 Requests/month", "1000 requests/month"),
+        ("60 units/min", "60/min"),
+        ("1 unit/s", "1/s"),
+        ("60 requests/min, 90_000/min", "60 requests/min, 90000/min"),
+    ],
+)
+def test_rate_text_names_requests_and_leaves_units_out(text: str, canonical: str) -> None:
+    assert normalize_rates(text) == canonical
+    rates = parse_rates(canonical)
+    assert ", ".join(str(rate) for rate in rates) == canonical
+    assert parse_rates(text) == rates
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("60 tokens/min", "expected '/' at character 4"),
+        ("60 requestsfoo/min", "expected '/' at character 4"),
+        ("60 requests", "expected '/' at character 12"),
+        ("60 requests/min, 90 requests/60s", "'60 requests/min' and '90 requests/min' have the same"),
+    ],
+)
+def test_an_unreadable_count_is_named_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(InvalidRate) as raised:
+        parse_rates(text)
+    assert message in str(raised.value)
+
+
+def test_a_rate_counts_units_or_requests_only() -> None:
+    with pytest.raises(InvalidRate, match="counts units or requests, not 'tokens'"):
+        Rate(limit=1, period=1, counts="tokens")  # type: ignore[arg-type]
+
+
+# --- Counting. ---
+
+
+def test_the_two_rates_of_one_period_have_a_counter_each() -> None:
+    units, requests = Rate.parse("60/min"), Rate.parse("60 requests/min")
+    assert units != requests
+    one, other = Bucket("user:1", units), Bucket("user:1", requests)
+    assert one.counter != other.counter
+    assert bucket_key("rq", one) != bucket_key("rq", other)
+    assert (one.title, other.title) == ("all/min", "all/min requests")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_request_counts_once_whatever_its_cost(limiter: Limiter, algorithm: str) -> None:
+    calls = Bucket("user:1", Rate.parse(f"3 requests/min {algorithm}"))
+    for cost, left in ((0, 2), (349, 1), (1, 0)):
+        decision = limiter.check([TOKENS, calls], cost)
+        assert decision.allowed
+        assert decision.statuses[1].remaining == left
+    refused = limiter.check([TOKENS, calls], 0)
+    assert not refused.allowed
+    assert refused.violated == (calls.title,)
+    assert remaining(limiter.peek([TOKENS, calls], 0)) == [650, 0]
+
+
+def test_a_refusal_by_units_takes_no_request(limiter: Limiter) -> None:
+    assert not limiter.check(BOTH, 1001).allowed
+    assert remaining(limiter.peek(BOTH)) == [1000, 10]
+
+
+def test_a_peek_judges_requests_by_one(limiter: Limiter) -> None:
+    limiter.check([CALLS], 10)
+    assert limiter.peek(BOTH, 999).allowed
+    assert remaining(limiter.peek(BOTH, 999)) == [1000, 9]
+
+
+def test_a_queue_of_requests_books_one_slot_for_any_cost(limiter: Limiter) -> None:
+    queue = Bucket("mail", Rate.parse("60 requests/min burst 1 leaky_bucket"))
+    waits = [limiter.acquire(queue, timeout=10, cost=5).retry_after for _ in range(3)]
+    assert waits == [0, 1, 2]
+
+
+# --- Units charged and refunded by hand. ---
+
+
+@pytest.mark.parametrize("verb", ["charge", "refund"])
+@pytest.mark.parametrize("of", ["limiter", "decision"])
+@pytest.mark.parametrize("awaited", [False, True])
+def test_units_by_hand_leave_the_count_of_requests_alone(limiter: Limiter, verb: str, of: str, awaited: bool) -> None:
+    decision = limiter.check(BOTH, 100)
+    name = f"a{verb}" if awaited else verb
+    method: Any = getattr(decision if of == "decision" else limiter, name)
+    method = async_to_sync(method) if awaited else method
+    after = method(50) if of == "decision" else method(BOTH, 50)
+    assert remaining(limiter.peek(BOTH)) == [850 if verb == "charge" else 950, 9]
+    assert len(after.statuses) == (2 if of == "limiter" else len(after.statuses))
+
+
+def test_a_decision_over_requests_only_has_no_units_to_settle(limiter: Limiter) -> None:
+    decision = limiter.check([CALLS], 5)
+    assert decision.charge(5) is decision.refund(5) is decision.settle(100) is decision
+    assert remaining(limiter.peek([CALLS])) == [9]
+
+
+def test_a_charge_by_the_limiter_can_be_given_back(limiter: Limiter) -> None:
+    charged = limiter.charge(BOTH, 70)
+    assert remaining(charged.refund(70)) == [1000, 10]
+
+
+# --- settle ---
+
+
+@pytest.fixture(params=["sync", "async"])
+def settle(request: Any) -> Any:
+    def run(decision: Decision, actual: int) -> Decision:
+        return decision.settle(actual) if request.param == "sync" else async_to_sync(decision.asettle)(actual)
+
+    return run
+
+
+@pytest.mark.parametrize("actual", [0, 1, 20, 349, 2000])
+@pytest.mark.parametrize("cost", [0, 1, 20])
+def test_settling_leaves_the_actual_units_and_one_request(
+    limiter: Limiter, settle: Any, cost: int, actual: int
+) -> None:
+    decision = limiter.check(BOTH, cost)
+    settle(decision, actual)
+    assert limiter.peek([TOKENS]).statuses[0].used == min(actual, 1000)
+    again = settle(decision, actual)
+    assert again is decision
+    assert limiter.peek([CALLS]).remaining == 9
+    settle(decision, 5)
+    assert limiter.peek([TOKENS]).statuses[0].used == 5
+
+
+def test_settling_takes_charges_and_refunds_by_hand_into_account(limiter: Limiter, settle: Any) -> None:
+    decision = limiter.check(BOTH, 20)
+    later = decision.charge(30)
+    later.refund(10)
+    settle(later, 50)
+    assert remaining(limiter.peek(BOTH)) == [950, 9]
+    assert settle(decision, 50) is decision
+
+
+def test_a_refusal_settles_nothing(limiter: Limiter, settle: Any) -> None:
+    refused = limiter.check(BOTH, 1001)
+    assert settle(refused, 7) is refused
+    assert remaining(limiter.peek(BOTH)) == [1000, 10]
+
+
+def test_settling_a_peek_charges_what_it_took(limiter: Limiter, settle: Any) -> None:
+    settle(limiter.peek(BOTH, 100), 7)
+    assert remaining(limiter.peek(BOTH)) == [993, 10]
+
+
+# --- Elsewhere. ---
+
+
+def test_a_cluster_counts_requests_once_and_gives_them_back(limiter: Limiter) -> None:
+    shared = replace(CALLS, subject="everyone")
+
+    def check(cost: int, everyone: Bucket) -> Decision:
+        buckets = (*BOTH, everyone)
+        costs = tuple(bucket.rate.units(cost) for bucket in buckets)
+        steps = decide_per_subject(limiter._ask, "check", buckets, cost, (0, *costs))
+        return drive(steps, limiter.store.call().do)
+
+    assert remaining(check(0, shared)) == [1000, 9, 9]
+    assert remaining(check(30, shared)) == [970, 8, 8]
+    refused = check(30, replace(shared, rate=Rate.parse("20/day")))
+    assert not refused.allowed
+    assert remaining(refused)[:2] == [970, 8]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_local_limiter_counts_a_request_once(algorithm: str) -> None:
+    now = [0.0]
+    local = LocalLimiter(1, clock=lambda: now[0])
+    calls = Bucket("user:1", Rate.parse(f"3 requests/min {algorithm}"))
+    for cost in (0, 349, 5):
+        assert all(status.allowed for status in local.check([TOKENS, calls], cost))
+    statuses = local.check([TOKENS, calls], 0)
+    assert [status.allowed for status in statuses] == [True, False]
+    assert statuses[0].remaining == 1000 - 354
+
+
+def test_a_replay_counts_requests_once() -> None:
+    attempts = [(1_000_000 + number, cost) for number, cost in enumerate((0, 349, 5, 1))]
+    assert replay([Rate.parse("3 requests/min"), Rate.parse("1000/day")], attempts) == [True, True, True, False]
+    assert replay([Rate.parse("3 requests/min sliding_window_log")], attempts) == [True, True, True, False]
+
+
+def test_units_and_requests_prove_nothing_of_each_other() -> None:
+    assert binds_first(Rate.parse("1/min"), Rate.parse("100/min")) == "always"
+    assert binds_first(Rate.parse("1 requests/min"), Rate.parse("100/min")) == ""
+    assert binds_first(Rate.parse("1/min"), Rate.parse("100 requests/min")) == ""
+
+
+def test_an_edited_limit_of_requests_keeps_the_requests_counted(limiter: Limiter, clock: Clock) -> None:
+    limiter.check([CALLS], 100)
+    edited = replace(CALLS, rate=Rate.parse("20 requests/min"))
+    assert remaining(limiter.peek([edited])) == [19]
+
+
+def test_keys_of_requests_are_never_those_of_units(redis_client: redis.Redis, limiter: Limiter) -> None:
+    limiter.check(BOTH, 3)
+    keys = sorted(key.decode() for key in redis_client.scan_iter("rqtest:*"))
+    assert keys == ["rqtest:{user:1}:0:tb60r", "rqtest:{user:1}:0:tb86400"]
