@@ -235,10 +235,10 @@ class LimiterSteps:
     def _reset_steps(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
         buckets = tuple(buckets)
         keys = bucket_keys(self.prefix, buckets)
-        if self._memory is not None:
-            return self._memory.reset(buckets)
         deleted = 0
         try:
+            if self._memory is not None:
+                return self._memory.reset(buckets)
             # On a Cluster each key may live on a server of its own.
             for together in [[key] for key in keys] if self.store.clustered else [keys]:
                 deleted += int((yield ("DEL", *together))) if together else 0

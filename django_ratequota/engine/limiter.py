@@ -129,9 +129,9 @@ class Limiter(LimiterSteps):
 
     def publish(self) -> int:
         """Give the policies a new revision and return it: each process reloads before it next asks for a decision."""
-        if self._memory is not None:
-            return self._memory.publish()
         try:
+            if self._memory is not None:
+                return self._memory.publish()
             return int(drive(run_script(PUBLISH, [revision_key(self.prefix)], ()), self.store.execute))
         finally:
             self._deny_cache.clear()

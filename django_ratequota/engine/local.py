@@ -25,8 +25,6 @@ _WINDOWS = frozenset({"fixed_window", "sliding_window_log", "sliding_window_coun
 _NEVER = float("inf")
 #: Waits shorter than this (seconds) are rounding errors and count as none.
 _EPSILON = 1e-6
-#: Rounding errors of free units.
-_ROUNDING = 1e-9
 _Name = tuple[object, ...]
 
 
@@ -50,6 +48,8 @@ class Counter:
 
 class LocalLimiter:
     """Counts in this process; bounded, and never forgets a counter that is refusing."""
+
+    _epsilon = _EPSILON
 
     def __init__(self, share: int, size: int = SIZE, clock: Callable[[], float] = time.monotonic) -> None:
         """``share`` is the number of processes that divide a limit; ``clock`` returns seconds."""
@@ -107,15 +107,16 @@ class LocalLimiter:
 
         ``each`` are the buckets' own costs, ``longest`` is the wait (seconds) that acquire may book.
         """
-        known = [(charged[0] / 10**6, level_us / 10**6) for level_us in charged[1:]] or (None,) * len(buckets)
+        at = self._seconds(charged[0]) if charged else 0
+        known = [(at, self._seconds(level_us)) for level_us in charged[1:]] or (None,) * len(buckets)
         with self._lock:
             now = self._clock()
             taken = [self._take(bucket, now, mode == "peek") for bucket in buckets]
             waits = [
-                0.0 if mode in ("charge", "refund") else self._wait(counter, bucket.rate, units, now)
+                0 if mode in ("charge", "refund") else self._wait(counter, bucket.rate, units, now)
                 for bucket, (_, counter), units in zip(buckets, taken, each, strict=True)
             ]
-            passed = [wait <= longest + _ROUNDING for wait in waits]
+            passed = [wait <= longest for wait in waits]
             allowed = all(ok or bucket.mode == "log" for bucket, ok in zip(buckets, passed, strict=True))
             statuses = []
             for bucket, (name, counter), units, wait, ok, of in zip(
@@ -128,7 +129,7 @@ class LocalLimiter:
                     counter.booked = counter.booked or mode == "acquire"
                 # A cost that never fits neither adds a counter to the refusing ones nor removes it.
                 if mode == "check" and wait < _NEVER:
-                    counter.refused_until = now + wait if wait else 0.0
+                    counter.refused_until = now + wait if wait else 0
                 self._put(name, counter)
                 statuses.append(self._status(bucket, counter, ok, wait, now))
             return now, tuple(statuses)
@@ -146,26 +147,26 @@ class LocalLimiter:
         self, counter: Counter, rate: Rate, cost: int, now: float, charged: tuple[float, float] | None
     ) -> None:
         """``charged`` is when the units were charged, and how long after that the bucket was full again (seconds)."""
-        at, full_after = charged or (0.0, 0.0)
+        at, full_after = charged or (0, 0)
         if rate.algorithm in _WINDOWS:
             # The window that was charged: 2 = the current one, 1 = the one before.
             window = round((at + full_after - counter.since) / self._scaled(rate)[1]) if charged else 2
             if window == 2:
-                counter.units = max(0.0, counter.units - cost)
+                counter.units = max(0, counter.units - cost)
             elif window == 1:
-                counter.previous = max(0.0, counter.previous - cost)
+                counter.previous = max(0, counter.previous - cost)
             return
         level, drain = self._level(counter, rate, now)
         left = level
         if charged:  # the oldest units drain first, so these are the last to drain
             own, room = self._meter(rate)
-            left = max(0.0, (full_after + _EPSILON) * own - (now - at) * drain)
+            left = max(0, (full_after + self._epsilon) * own - (now - at) * drain)
             if counter.drain < own:  # an edit left no more of them
                 left = min(left, counter.room)
             elif (own, room) != (counter.drain, counter.room):
                 left = min(left, max(room, counter.room))
-        if counter.booked and self._meter(rate)[1] < level > left + _EPSILON:
-            left = 0.0  # another slot is booked behind it
+        if counter.booked and level > self._meter(rate)[1] and not (charged and left >= level):
+            left = 0  # another slot may be booked behind it
         counter.units, counter.since = level - min(cost, level, left), now
 
     async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
@@ -185,7 +186,7 @@ class LocalLimiter:
         homes = (self._passing, self._refusing, self._shared)
         counter = next((counters.pop(name) for counters in homes if name in counters), None)
         if counter is None:
-            counter = Counter(0.0, 0.0, now)
+            counter = Counter(0, 0, now)
         self._advance(counter, bucket.rate, now)
         return name, counter
 
@@ -195,10 +196,10 @@ class LocalLimiter:
             _limit, period = self._scaled(rate)
             windows = (now - counter.since) // period
             if windows:
-                counter.previous = counter.units if windows == 1 else 0.0
-                counter.units, counter.since = 0.0, counter.since + windows * period
+                counter.previous = counter.units if windows == 1 else 0
+                counter.units, counter.since = 0, counter.since + windows * period
         elif counter.units <= (now - counter.since) * counter.drain:
-            counter.units = 0.0
+            counter.units = 0
 
     def _put(self, name: _Name, counter: Counter) -> None:
         if name[0] is None:
@@ -223,9 +224,12 @@ class LocalLimiter:
             return True
         return False
 
+    def _seconds(self, us: int) -> float:
+        return us / 10**6
+
     def _scaled(self, rate: Rate) -> tuple[float, float]:
         """Return this process's share of the rate: units, and their period in seconds."""
-        limit, period = rate.limit / self._share, rate.period_us / 10**6
+        limit, period = rate.limit / self._share, self._seconds(rate.period_us)
         return (limit, period) if limit >= 1 else (1.0, period / limit)
 
     def _meter(self, rate: Rate) -> tuple[float, float]:
@@ -241,37 +245,37 @@ class LocalLimiter:
         units, (drain, room) = counter.units, self._meter(rate)
         if units and (drain, room) != (counter.drain, counter.room):
             units, drain = min(units, max(room, counter.room)), max(drain, counter.drain)
-        return max(0.0, units - (now - counter.since) * drain), drain
+        return max(0, units - (now - counter.since) * drain), drain
 
     def _wait(self, counter: Counter, rate: Rate, cost: int, now: float) -> float:
         """Return the seconds until ``cost`` units fit; 0 when they do, infinite when they never can."""
         wait = self._exact_wait(counter, rate, cost, now)
-        return wait if wait > _EPSILON else 0.0
+        return wait if wait > self._epsilon else 0
 
     def _exact_wait(self, counter: Counter, rate: Rate, cost: int, now: float) -> float:
         if cost > rate.capacity:
             return _NEVER
         if rate.algorithm not in _WINDOWS:
             level, drain = self._level(counter, rate, now)
-            return max(0.0, level + cost - max(rate.capacity / self._share, cost, 1)) / drain
+            return max(0, level + cost - max(self._meter(rate)[1], cost)) / drain
         limit, period = self._scaled(rate)
         limit = max(limit, cost)
         passed = now - counter.since
-        weighted = counter.previous * max(0.0, 1 - passed / period)
+        weighted = counter.previous * max(0, 1 - passed / period)
         if weighted + counter.units + cost <= limit:
-            return 0.0
+            return 0
         if counter.units + cost <= limit:
-            return period * (1 - (limit - cost - counter.units) / counter.previous) - passed
+            return period - period * (limit - cost - counter.units) / counter.previous - passed
         # In the next window, the units of this one weigh less and less.
-        return period * (2 - (limit - cost) / counter.units) - passed
+        return 2 * period - period * (limit - cost) / counter.units - passed
 
     def _state(self, counter: Counter, rate: Rate, now: float) -> tuple[float, float, float, float]:
         """Return the most units that the counter takes, those free, and seconds: until all are free, of a window."""
         most, period = self._scaled(rate)
         if rate.algorithm in _WINDOWS:
             passed = now - counter.since
-            room = most - counter.units - counter.previous * max(0.0, 1 - passed / period)
-            reset = (2 if counter.units else 1) * period - passed if counter.units or counter.previous else 0.0
+            room = most - counter.units - counter.previous * max(0, 1 - passed / period)
+            reset = (2 if counter.units else 1) * period - passed if counter.units or counter.previous else 0
         else:
             level, drain = self._level(counter, rate, now)
             most = self._meter(rate)[1]
@@ -280,21 +284,16 @@ class LocalLimiter:
 
     def _status(self, bucket: Bucket, counter: Counter, allowed: bool, wait: float, now: float) -> BucketStatus:
         most, room, reset, window = self._state(counter, bucket.rate, now)
-        remaining = max(0, int(room + _ROUNDING))
+        remaining = max(0, int(room))
         next_us = None
         if remaining + 1 <= most:  # units beyond the share fit into an empty counter only, so they are no quota
-            next_us = max(1, _whole_us(self._exact_wait(counter, bucket.rate, remaining + 1, now)))
+            next_us = max(1, ceil(self._exact_wait(counter, bucket.rate, remaining + 1, now) * 10**6))
         return BucketStatus(
             bucket=bucket,
             allowed=allowed,
             remaining=remaining,
-            retry_after_us=None if wait == _NEVER else _whole_us(wait),
-            reset_after_us=round(reset * 10**6),
+            retry_after_us=None if wait == _NEVER else ceil(wait * 10**6),
+            reset_after_us=ceil(reset * 10**6),
             window_us=round(window * 10**6),
             next_after_us=next_us,
         )
-
-
-def _whole_us(seconds: float) -> int:
-    """Return whole µs, rounded up, rounding errors of the arithmetic aside."""
-    return ceil(round(seconds * 10**6, 3))

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from datetime import tzinfo
+from fractions import Fraction
 from typing import Any
 
 from ..exceptions import NewerRevision
@@ -26,17 +27,18 @@ _CHARGING = frozenset({"check", "charge", "acquire"})
 
 
 class Memory(LocalLimiter):
-    """The counters of this process, each exact by its algorithm's definition."""
+    """The counters of this process, each exact by its algorithm's definition: times and units are fractions."""
+
+    _epsilon = 0
 
     def __init__(self, zone: tzinfo, clock: Callable[[], int] | None = None) -> None:
         """``zone`` aligns calendar windows; ``clock`` returns µs since the Unix epoch (None = this machine's)."""
-        super().__init__(1, SIZE, self._seconds)
+        super().__init__(1, SIZE, self._now)
         self.clock = clock or _wall_us
         #: The newest revision that this process has published; 0 = none.
         self.revision = 0
         self._zone = zone
-        # Times are seconds since this one, because small numbers are exact to the µs. They never go back.
-        self._begun_us = self._latest_us = self.clock()
+        self._latest_us = self.clock()
 
     def steps(
         self,
@@ -53,13 +55,11 @@ class Memory(LocalLimiter):
         if revision is not None and self.revision > revision:
             raise NewerRevision(self.revision)
         first, *each = times
-        charged: tuple[int, ...] = ()
-        if mode == "refund" and first:  # a known charge, followed by its levels
-            charged, each = (first - self._begun_us, *each), [cost] * len(buckets)
-        costs = each or [bucket.rate.units(cost) for bucket in buckets]
-        longest = first / 10**6 if mode == "acquire" else 0.0
-        now, statuses = self._apply(mode, buckets, costs, charged, longest)
-        at_us = self._begun_us + round(now * 10**6)
+        known = mode == "refund" and first  # a known charge, whose levels follow
+        costs = [cost] * len(buckets) if known else each or [bucket.rate.units(cost) for bucket in buckets]
+        longest = self._seconds(first) if mode == "acquire" else 0
+        now, statuses = self._apply(mode, buckets, costs, times if known else (), longest)
+        at_us = int(now * 10**6)
         allowed = not any(status.refused for status in statuses)
         units = cost if allowed and mode in _CHARGING else 0
         # A decision of no units does not list its charges itself.
@@ -90,37 +90,46 @@ class Memory(LocalLimiter):
         self.revision = max(self.revision + 1, self.clock())
         return self.revision
 
-    def _seconds(self) -> float:
-        self._latest_us = max(self._latest_us, self.clock())
-        return (self._latest_us - self._begun_us) / 10**6
+    def _now(self) -> Any:
+        self._latest_us = max(self._latest_us, self.clock())  # it never goes back
+        return self._seconds(self._latest_us)
 
-    def _window(self, rate: Rate, now: float) -> tuple[float, float]:
+    def _seconds(self, us: int) -> Any:
+        return Fraction(us, 10**6)
+
+    def _scaled(self, rate: Rate) -> Any:
+        return rate.limit, self._seconds(rate.period_us)
+
+    def _meter(self, rate: Rate) -> Any:
+        return rate.limit / self._seconds(rate.period_us), rate.capacity
+
+    def _window(self, rate: Rate, now: Any) -> tuple[Any, Any]:
         """Return the bounds of the window around ``now``: by the calendar, or at multiples of the period."""
-        now_us = self._begun_us + round(now * 10**6)
+        now_us = int(now * 10**6)
         if rate.calendar:
             start_us, end_us = calendar_window(rate.calendar, now_us, self._zone)
         else:
             start_us = now_us - now_us % rate.period_us
             end_us = start_us + rate.period_us
-        return (start_us - self._begun_us) / 10**6, (end_us - self._begun_us) / 10**6
+        return self._seconds(start_us), self._seconds(end_us)
 
     def _advance(self, counter: Counter, rate: Rate, now: float) -> None:
         if rate.algorithm == _LOG:
-            while counter.log and counter.log[0][0] + rate.period_us <= round(now * 10**6):
+            while counter.log and counter.log[0][0] + rate.period_us <= int(now * 10**6):
                 counter.units -= counter.log.popleft()[1]
         elif rate.algorithm in (_FIXED, _COUNTER):
             start = self._window(rate, now)[0]
             if start > counter.since or not (counter.units or counter.previous):
-                follows = rate.algorithm == _COUNTER and round((start - counter.since) * 10**6) == rate.period_us
-                counter.previous = counter.units if follows else 0.0
-                counter.units, counter.since = 0.0, start
+                follows = rate.algorithm == _COUNTER and start - counter.since == self._seconds(rate.period_us)
+                counter.previous = counter.units if follows else 0
+                counter.units, counter.since = 0, start
         else:
             super()._advance(counter, rate, now)
 
     def _charge(self, counter: Counter, rate: Rate, cost: int, now: float) -> None:
         if rate.algorithm == _LOG:
             counter.log = counter.log or deque()
-            counter.log.append((round(now * 10**6), cost))
+            counter.log.append((int(now * 10**6), cost))
         super()._charge(counter, rate, cost, now)
 
     def _give_back(
@@ -128,11 +137,11 @@ class Memory(LocalLimiter):
     ) -> None:
         if rate.algorithm == _FIXED:
             if charged is None or charged[0] >= counter.since:
-                counter.units = max(0.0, counter.units - cost)
+                counter.units = max(0, counter.units - cost)
         elif rate.algorithm == _LOG:
             kept: deque[tuple[int, int]] = deque()
             for at_us, units in reversed(counter.log or ()):
-                taken = min(units, cost) if charged is None or at_us == round(charged[0] * 10**6) else 0
+                taken = min(units, cost) if charged is None or at_us == charged[0] * 10**6 else 0
                 cost -= taken
                 if units > taken:
                     kept.appendleft((at_us, units - taken))
@@ -140,28 +149,28 @@ class Memory(LocalLimiter):
         else:
             super()._give_back(counter, rate, cost, now, charged)
 
-    def _exact_wait(self, counter: Counter, rate: Rate, cost: int, now: float) -> float:
+    def _exact_wait(self, counter: Counter, rate: Rate, cost: int, now: Any) -> Any:
         over = counter.units + cost - rate.limit
         if cost > rate.capacity or rate.algorithm not in (_FIXED, _LOG):
             return super()._exact_wait(counter, rate, cost, now)
         if over <= 0:
-            return 0.0
+            return 0
         if rate.algorithm == _FIXED:
             return self._window(rate, now)[1] - now
         for at_us, units in counter.log or ():
             over -= units
             if over <= 0:
-                return (at_us + rate.period_us) / 10**6 - now
-        return 0.0
+                return self._seconds(at_us + rate.period_us) - now
+        return 0
 
-    def _state(self, counter: Counter, rate: Rate, now: float) -> tuple[float, float, float, float]:
+    def _state(self, counter: Counter, rate: Rate, now: Any) -> tuple[Any, Any, Any, Any]:
         if rate.algorithm not in (_FIXED, _LOG):
             return super()._state(counter, rate, now)
         start, end = self._window(rate, now)
         if counter.log:
-            end = (counter.log[-1][0] + rate.period_us) / 10**6
-        window = end - start if rate.algorithm == _FIXED else rate.period_us / 10**6
-        return rate.limit, rate.limit - counter.units, end - now if counter.units else 0.0, window
+            end = self._seconds(counter.log[-1][0] + rate.period_us)
+        window = end - start if rate.algorithm == _FIXED else self._seconds(rate.period_us)
+        return rate.limit, rate.limit - counter.units, end - now if counter.units else 0, window
 
 
 class Unlimited(Memory):

@@ -65,8 +65,8 @@ def about_policy(policy: PolicyFacts, around: Surroundings) -> list[str]:
 def about_endpoint(endpoint: Endpoint) -> list[str]:
     """Return warnings about an endpoint.
 
-    Scopes of views and routes are read from the URLconf, the admin's included. Code may name a scope elsewhere, for
-    one on a method of a view, so the warning says what it depends on.
+    Scopes of views and routes are read from the URLconf, the admin's included. Code may name a scope elsewhere, as in
+    ``check_request``, so the warning says what it depends on.
     """
     if endpoint.name in known_scopes():
         return []

@@ -27,7 +27,6 @@ from tests.support.fake_redis import OtherHandler, fake_redis
         ({"CACHE": "local"}, "CACHES['local'] is django.core.cache.backends.locmem.LocMemCache, not django_redis"),
         ({"CACHE": "nowhere"}, "CACHES has no alias 'nowhere'"),
         ({"CACHE": "dummy"}, "CACHES['dummy'] is django.core.cache.backends.dummy.DummyCache, not django_redis"),
-        ({"CACHE": "plain"}, "CACHES['plain'] is django.core.cache.backends.redis.RedisCache, not django_redis"),
         ({"CACHE": "sharded"}, "CACHES['sharded'] cannot be used"),
         (
             {"CACHE": "default", "CLUSTER": True},
@@ -46,7 +45,6 @@ def test_settings_without_a_usable_redis_are_an_error(settings: Any, raw: dict[s
         **settings.CACHES,
         "schemeless": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "127.0.0.1:6379"},
         "dummy": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"},
-        "plain": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": urls[0]},
         "sharded": {
             "BACKEND": "django_redis.cache.RedisCache",
             "LOCATION": urls,

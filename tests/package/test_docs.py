@@ -349,6 +349,12 @@ def test_every_check_is_in_the_table_with_its_hint() -> None:
     assert [hint for hint in hints if hint not in page] == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_checks_named_on_a_page_exist(name: str) -> None:
+    ids = {shown.removeprefix("django_ratequota.") for shown in rows("reference/checks.md")}
+    assert set(re.findall(r"\b[EWI]0\d\d\b", (DOCS / name).read_text())) <= ids
+
+
 def test_every_signal_is_in_the_table_with_its_arguments() -> None:
     shown = rows("reference/signals.md")
     assert set(shown) == set(signals.__all__)

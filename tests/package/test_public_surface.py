@@ -42,7 +42,7 @@ PUBLIC = {
     "tasks": "rollup",
     "testing": "Clock Policy assert_allowed assert_limited embedded_server isolated override_policies remaining "
     "unlimited",
-    "throttling": "QuotaThrottle",
+    "throttling": "QuotaThrottle throttle_scope",
     "urls": "urlpatterns",
 }
 #: Public modules inside of these, and their names.

@@ -1,0 +1,169 @@
+"""Counting in this process (``memory://``): the limiter's verbs decide what they decide in Redis."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.test import override_settings
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from django_ratequota import Bucket, Limiter, Rate
+from django_ratequota.exceptions import InvalidBucket, InvalidCost, StoreError
+from tests.conftest import Clock
+from tests.engine.test_against_reference import Walk
+from tests.support.properties import examples
+from tests.support.reference_models import Model
+from tests.support.threads import on_threads
+
+
+@pytest.fixture
+def in_memory() -> Iterator[None]:
+    """A project without Redis and without caches."""
+    with override_settings(RATEQUOTA={"REDIS_URL": "memory://"}, CACHES={}):
+        yield
+
+
+class MemoryWalk(Walk):
+    """The random walk of the engine's own test, without edits of a rate."""
+
+    edit = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock(1)  # each walk begins at a time of its own, and no limiter's time goes back
+        self.limiter = Limiter(clock=self.clock)
+
+    def outlive(self, buckets: list[Bucket], models: list[Model], written: list[bool]) -> None:
+        """Nothing to check: there are no keys."""
+
+
+@pytest.mark.usefixtures("in_memory")
+def test_every_step_of_a_random_walk_equals_the_exact_models() -> None:
+    # Shrinking a walk takes minutes.
+    some = settings(examples(150), stateful_step_count=50, phases=[Phase.generate])
+    run_state_machine_as_test(MemoryWalk, settings=some)
+
+
+# --- Verbs. ---
+
+MINUTE = Bucket("user:1", Rate.parse("10/min"))
+QUEUE = Bucket("user:1", Rate.parse("1/s burst 1 leaky_bucket"))
+Run = Callable[..., Any]
+
+
+@pytest.fixture(params=["sync", "async"])
+def run(request: Any) -> Run:
+    """Calls a verb of a limiter or a decision, or its async twin."""
+
+    def call(of: Any, verb: str, *args: Any, **options: Any) -> Any:
+        if request.param == "sync":
+            return getattr(of, verb)(*args, **options)
+        return async_to_sync(getattr(of, f"a{verb}"))(*args, **options)
+
+    return call
+
+
+@pytest.mark.usefixtures("in_memory")
+class TestVerbs:
+    def test_each_verb_changes_the_counter_as_it_does_in_redis(self, run: Run) -> None:
+        limiter = Limiter(clock=Clock())
+        checked = run(limiter, "check", [MINUTE], 3)
+        assert (checked.allowed, checked.remaining, checked.limit, checked.degraded) == (True, 7, 10, False)
+        assert run(limiter, "peek", [MINUTE]).remaining == 7
+        assert run(limiter, "charge", [MINUTE], 9).statuses[0].remaining == 0
+        assert not run(limiter, "check", [MINUTE]).allowed
+        assert run(limiter, "refund", [MINUTE], 5).statuses[0].remaining == 3
+        assert run(checked, "settle", 1).statuses[0].remaining == 5
+        assert run(limiter, "reset", [MINUTE]) == 1
+        assert run(limiter, "reset", [MINUTE]) == 0
+        assert run(limiter, "peek", [MINUTE]).remaining == 10
+
+    def test_a_queue_books_slots_one_after_the_other(self, run: Run) -> None:
+        limiter = Limiter(clock=Clock())
+        waits = [run(limiter, "acquire", QUEUE, timeout=2) for _ in range(4)]
+        assert [wait.allowed for wait in waits] == [True, True, True, False]
+        assert [wait.retry_after for wait in waits] == [0, 1, 2, 3]
+        # A slot goes back only if none is booked behind it.
+        run(waits[1], "refund", 1)
+        assert run(limiter, "acquire", QUEUE, timeout=2).allowed is False
+        run(waits[2], "refund", 1)
+        assert run(limiter, "acquire", QUEUE, timeout=2).retry_after == 2
+
+    def test_rates_in_requests_are_left_alone_by_units_charged_later(self, run: Run) -> None:
+        limiter = Limiter(clock=Clock())
+        requests = Bucket("user:1", Rate.parse("5 requests/min"))
+        decision = run(limiter, "check", [requests, MINUTE], 4)
+        assert [status.remaining for status in decision.statuses] == [4, 6]
+        run(decision, "settle", 7)
+        run(limiter, "charge", [requests, MINUTE], 1)
+        assert [status.remaining for status in run(limiter, "peek", [requests, MINUTE]).statuses] == [4, 2]
+
+    def test_wrong_arguments_raise_what_they_raise_with_redis(self, run: Run) -> None:
+        limiter = Limiter()
+        with pytest.raises(InvalidBucket, match="two buckets share"):
+            run(limiter, "check", [MINUTE, MINUTE])
+        with pytest.raises(InvalidBucket, match="acquire needs a leaky_bucket"):
+            run(limiter, "acquire", MINUTE, timeout=1)
+        with pytest.raises(InvalidCost):
+            run(limiter, "check", [MINUTE], -1)
+
+    def test_limiters_of_one_prefix_share_counters(self, run: Run) -> None:
+        Limiter().reset([MINUTE])
+        assert [run(Limiter(), "check", [MINUTE]).remaining for _ in range(3)] == [9, 8, 7]
+        assert run(Limiter(prefix="other"), "peek", [MINUTE]).remaining == 10
+        assert run(Limiter(clock=Clock()), "peek", [MINUTE]).remaining == 10
+
+    def test_threads_admit_exactly_the_limit(self) -> None:
+        limiter, bucket = Limiter(), Bucket("user:2", Rate.parse("100/10day"))
+        admitted = on_threads(8, lambda: sum(limiter.check([bucket]).allowed for _ in range(50)))
+        assert sum(admitted) == 100
+
+    def test_calendar_windows_end_by_the_limiters_time_zone(self) -> None:
+        clock = Clock(1_763_702_400_000_000)  # 2025-11-21 05:20 UTC
+        limiter = Limiter(clock=clock, time_zone=ZoneInfo("Asia/Tokyo"))
+        assert limiter.check([Bucket("user:1", Rate.parse("5/day fixed_window"))]).reset_after == (9 * 60 + 40) * 60
+        assert limiter.check([Bucket("user:1", Rate.parse("5/month"))]).statuses[0].window_us == 30 * 86_400 * 10**6
+
+    def test_a_clock_that_goes_back_frees_nothing(self) -> None:
+        clock = Clock()
+        limiter = Limiter(clock=clock)
+        limiter.check([MINUTE], 10)
+        clock.advance(-3600)
+        assert not limiter.check([MINUTE]).allowed
+        clock.advance(3600 + 6)
+        assert limiter.check([MINUTE]).allowed
+
+    def test_redis_is_needed_for_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("it connected"))
+        assert Limiter().check([MINUTE]).statuses
+        with pytest.raises(StoreError, match="memory://, so each process counts on its own") as caught:
+            Limiter().store.execute(("PING",))
+        assert caught.value.reason == "memory"
+
+
+def test_a_disabled_project_admits_everything_and_counts_nothing(run: Run) -> None:
+    with override_settings(RATEQUOTA={"ENABLED": False}, CACHES={}):
+        limiter = Limiter()
+        for _ in range(3):
+            decision = run(limiter, "check", [MINUTE, QUEUE], 20)
+            assert (decision.allowed, decision.degraded) == (True, False)
+            assert [status.remaining for status in decision.statuses] == [10, 1]
+        run(decision, "charge", 5)
+        run(decision, "refund", 5)
+        assert run(limiter, "peek", [MINUTE]).remaining == 10
+        assert [run(limiter, "acquire", QUEUE, timeout=0).retry_after for _ in range(2)] == [0, 0]
+        assert run(limiter, "reset", [MINUTE]) == 0
+
+
+def test_a_limiter_with_a_client_counts_in_redis_although_disabled(redis_client: redis.Redis) -> None:
+    with override_settings(RATEQUOTA={"ENABLED": False}, CACHES={}):
+        limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5)
+        assert [limiter.check([MINUTE]).remaining for _ in range(2)] == [9, 8]
+        limiter.store.close()
