@@ -29,6 +29,7 @@ Get = Callable[..., Any]
 NOON_US = 1_763_702_400_000_000
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Return the workers of ``-n auto``: more than processors, as many tests wait for others."""
     if server.IS_SHARED:  # tests empty their server

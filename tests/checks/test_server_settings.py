@@ -124,6 +124,7 @@ def cluster_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("cluster", [False, True])
+@pytest.mark.slow
 def test_a_cluster_without_the_setting_is_an_error(settings: Any, cluster_node: str, cluster: bool) -> None:
     settings.RATEQUOTA = {"REDIS_URL": cluster_node, "CLUSTER": cluster, "TIMEOUT": 5}
     messages = check_store()
