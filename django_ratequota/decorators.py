@@ -20,6 +20,7 @@ from .enforcement.costs import acompute_cost, check_declared, compute_cost
 from .enforcement.settlement import asettle, settle
 from .engine.types import Decision, check_cost
 from .headers import add_headers
+from .policies.exemptions import EXEMPT_ATTRIBUTE
 from .policies.requests.declarations import CHECKED_ATTRIBUTE, DECLARED_ATTRIBUTE, Declaration, set_arguments
 from .policies.requests.view_declarations import (
     SCOPE_ATTRIBUTE,
@@ -133,6 +134,25 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
         return wrapper
 
     return decorate
+
+
+def exempt(view: View) -> View:
+    """Exempt a view from all limits: ENFORCE_ALL, throttles, blocks. Redis is not called, and nothing is counted.
+
+    Decorates functions, sync and async; classes, with their subclasses; methods of classes and ViewSet actions. Of a
+    function it returns a copy, so that ``path("free/", exempt(view))`` leaves other routes of ``view`` limited. In
+    Django Ninja it goes below the operation's decorator. ``check_request`` in the view admits every request, too.
+    """
+    if isinstance(view, type):
+        setattr(view, EXEMPT_ATTRIBUTE, True)
+        return view
+    if not callable(view):
+        raise TypeError(f"@exempt decorates views, which are functions or classes, not {view!r}")
+    wrapper: Any = functools.wraps(view)(lambda *args, **kwargs: view(*args, **kwargs))
+    if is_awaited(view):
+        markcoroutinefunction(wrapper)
+    setattr(wrapper, EXEMPT_ATTRIBUTE, True)
+    return wrapper  # type: ignore[no-any-return]
 
 
 def _left_to_throttle(view: Any, declared: Declaration) -> Any:

@@ -34,8 +34,10 @@ from .policies.requests.view_declarations import is_rest, view_class
 from .responses import refusal_text, status_code
 
 Declared = TypeVar("Declared", bound=Callable[..., Any])
-#: The attribute of REST framework's request with the decision of its view's first QuotaThrottle.
+#: The attribute of REST framework's request with the view, the decision of the view's first QuotaThrottle, and what
+#: decorators declare.
 _DECISION = "_ratequota_decision"
+_NO_DECISION: tuple[Any, Decision | None, Declaration | None] = (None, None, None)
 
 
 class StoreUnavailable(APIException):
@@ -66,14 +68,15 @@ class QuotaThrottle(BaseThrottle):
 
         If the cost raised an exception that answers the client, raises it again after counting the request.
         """
-        # REST framework calls all throttles of a view: the decision of the first of ours is that of the next.
         made, answer = vars(request), None
-        decision: Decision | None = made.get(_DECISION)
-        if decision is None:
+        of, decision, declared = made.get(_DECISION, _NO_DECISION)
+        if of is not view or decision is None:
             declared = _declaration(request, view) if declarations_in_class(view.__class__) else None
             scope = (declared and declared.scope) or getattr(view, "throttle_scope", None)
             cost, answer = compute_cost(lambda: _cost(request, view, declared), view)
-            decision = made[_DECISION] = check_request(request, force_str(scope) if scope else None, cost)
+            decision = check_request(request, force_str(scope) if scope else None, cost)
+            # REST framework calls all throttles of a view: the next of ours repeats the decision of the first.
+            made[_DECISION] = view, decision, declared
             if declared and declared.checks:
                 made[CHECKED_ATTRIBUTE] = declared, decision
         self.decision = decision
@@ -84,7 +87,7 @@ class QuotaThrottle(BaseThrottle):
             headers.pop("Retry-After", None)
         if answer is not None and decision.allowed:
             raise answer
-        if decision.allowed or _view_decides(made):
+        if decision.allowed or (declared and not declared.block):
             return True
         if status_code(decision) == 503:
             raise StoreUnavailable(decision)
@@ -152,11 +155,6 @@ def _declare_function(function: Any, declared: Declaration) -> Any:
 def _declaration(request: Any, view: Any) -> Declaration | None:
     """Return what decorators declare for the method of the view that answers the request."""
     return declaration_in_class(type(view), getattr(view, "action_map", None), request.method)
-
-
-def _view_decides(made: dict[str, Any]) -> bool:
-    """Whether the view runs even if refused: it declares ``@ratequota(block=False)`` below ``@api_view``."""
-    return CHECKED_ATTRIBUTE in made and not made[CHECKED_ATTRIBUTE][0].block
 
 
 def _cost(request: Any, view: Any, declared: Declaration | None) -> Any:

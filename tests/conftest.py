@@ -36,8 +36,8 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
-#: What ``make quick`` leaves out: folders and modules that start processes, stop servers, fill tables or render pages
-#: by the dozen.
+#: Folders and modules that start processes, stop servers, fill tables or render pages by the dozen. ``make quick``
+#: leaves them out, and single tests that are marked ``slow``.
 SLOW = (
     "admin/test_admin",
     "admin/test_explain",
@@ -46,14 +46,10 @@ SLOW = (
     "admin/test_preview",
     "admin/test_sizes",
     "admin/test_usage_page",
-    "checks/test_store",
-    "compat/test_ratelimit",
     "engine/test_concurrency",
     "enforcement/test_propagation",
     "faults",
-    "metrics",
     "models/test_mass_changes",
-    "monitoring/test_collector",
     "operations/test_boosts",
     "operations/test_restore",
     "package",

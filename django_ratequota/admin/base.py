@@ -21,7 +21,7 @@ from ..models import PolicyChange
 from ..recording.publication import when_unpublished
 from ..recording.recorder import recorded_as
 from .deletion import deleted_objects
-from .pages import AdminPage, may_view, model_url
+from .pages import AdminPage, may_view, model_url, show_mode
 from .widgets import SafeAutocomplete, UserField
 
 logger = logging.getLogger("django_ratequota")
@@ -87,11 +87,13 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def render_change_form(
         self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
     ) -> Any:
-        """Add the field for the reason, and the context of ``pages``."""
+        """Add the field for the reason, and the context and the links of ``pages``."""
         form = context["adminform"].form
         context["change_reason_form"] = [form[REASON_FIELD]] if REASON_FIELD in form.fields else []
-        for page in self.pages:
-            context |= page(self).change_form_context(request, obj)
+        pages = [page(self) for page in self.pages]
+        for page in pages:
+            context |= page.change_form_context(request, obj)
+        context["page_links"] = [link for page in pages if obj is not None for link in page.links(request, obj)]
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     def get_changelist_instance(self, request: Any) -> Any:
@@ -110,6 +112,7 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """Show the list, and record its actions and edits."""
+        show_mode(self, request)
         context = {"change_reason_form": ChangeReasonForm(request.POST or None), **(extra_context or {})}
         return self.run_recorded(super().changelist_view, request, context)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django import forms
+from django.contrib import messages
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model
@@ -13,7 +14,9 @@ from django.http import Http404
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.http import urlencode
+from django.utils.translation import gettext as _
 
+from ..conf import settings
 from ..exceptions import StoreError
 
 if TYPE_CHECKING:
@@ -49,8 +52,12 @@ class AdminPage:
         raise NotImplementedError
 
     def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
-        """Return what the form of ``obj`` (None: of a new object) shows of this page, such as a link."""
+        """Return what the form of ``obj`` (None: of a new object) shows of this page."""
         return {}
+
+    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
+        """Return the links, (address, text), that the form of ``obj`` has to this page."""
+        return []
 
     def url(self, obj: Any = None, *args: str, query: dict[str, str] | None = None) -> str:
         """Return the page's address."""
@@ -86,6 +93,7 @@ class AdminPage:
         ``context`` has the ``title``, and ``original`` (the end of the breadcrumbs) where this should differ.
         """
         request.current_app = self.site.name
+        show_mode(self.admin, request)
         media = self.admin.media + self.media
         for form in page_forms:
             media += form.media
@@ -98,6 +106,21 @@ class AdminPage:
         }
         folder = f"admin/{self.admin.opts.app_label}/{self.admin.opts.model_name}"
         return TemplateResponse(request, f"{folder}/{template}", {**common, **context})
+
+
+def show_mode(model_admin: Any, request: Any) -> None:
+    """Show a message where limits are not enforced, or not counted in Redis."""
+    if not settings.enabled:
+        text = _("Nothing is enforced, because RATEQUOTA['ENABLED'] is False.")
+    elif settings.in_memory:
+        text = _(
+            "REDIS_URL is memory://, so each worker counts on its own. Counters shown here are those of one worker. "
+            "Statistics, previews and reports need Redis."
+        )
+    else:
+        return
+    if request.method == "GET":
+        model_admin.message_user(request, text, messages.WARNING, fail_silently=True)
 
 
 def model_url(site: Any, model: Any, page: str, *args: Any, query: Mapping[str, Any] | None = None) -> str:

@@ -89,9 +89,9 @@ def _unconfigured(problem: str) -> checks.CheckMessage:
 
 
 def _debugging() -> bool:
-    """Return DEBUG as the project sets it: test runners set it to False before the checks."""
+    """Return whether DEBUG is True, or was before a test runner set it to False for its run."""
     state = getattr(sys.modules.get("django.test.utils"), "_TestState", None)
-    return bool(getattr(getattr(state, "saved_data", django_settings), "debug", django_settings.DEBUG))
+    return bool(django_settings.DEBUG or getattr(getattr(state, "saved_data", None), "debug", False))
 
 
 @checks.register

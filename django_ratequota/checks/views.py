@@ -13,6 +13,7 @@ from django.core import checks
 from django.utils import timezone
 
 from .. import conf
+from ..policies.exemptions import exemption_of
 from ..policies.facts import endpoint_facts
 from ..policies.requests.declarations import DECLARED_ATTRIBUTE
 from ..policies.requests.methods import takes_any_method
@@ -177,7 +178,7 @@ def check_statuses(**_: Any) -> Messages:
     messages: Messages = []
     for endpoint, views in _endpoints_with_views(charged_statuses=""):
         statuses = endpoint_facts(endpoint).charged_statuses
-        if views and all(never_answers(view, statuses) for _route, view in views):
+        if views and not endpoint.exempt and all(never_answers(view, statuses) for _route, view in views):
             counted = f"The endpoint {endpoint.name!r} counts responses with status {endpoint.charged_statuses} only"
             text = f"{counted}, and none of its views returns it: no request counts there."
             hint = "In the admin, set its charged statuses to those that its views return on a failure."
@@ -191,7 +192,7 @@ def check_methods(**_: Any) -> Messages:
     messages: Messages = []
     for endpoint, views in _endpoints_with_views(methods=""):
         loose = [f"{_qualified_name(view)} at {route}" for route, view in views if takes_any_method(view)]
-        if loose:
+        if loose and not endpoint.exempt:
             counted = f"The endpoint {endpoint.name!r} counts {endpoint.methods}, but these views accept any method"
             text = f"{counted}: {_shortened(loose)}. Other methods than GET count there as well."
             listed = ", ".join(f'"{method}"' for method in endpoint.methods.split())
@@ -216,7 +217,7 @@ def check_unlimited(**_: Any) -> Messages:
     if None in limited:  # for all endpoints
         return []
     try:
-        found = [views for endpoint, views in _endpoints_with_views() if endpoint.pk in limited]
+        found = [views for endpoint, views in _endpoints_with_views() if endpoint.pk in limited or endpoint.exempt]
         counted = {route for views in found for route, _view in views}
         # The usage endpoint has a limit that is built in.
         views = [(route, view) for route, _name, view in known_views() if not shows_usage(view)]
@@ -230,7 +231,9 @@ def check_unlimited(**_: Any) -> Messages:
 
 
 def _may_refuse_before_its_check(view: Any) -> bool:
-    return any(late_check(view, method) for method in ("", *methods_of(view)))
+    exemption = exemption_of(view)
+    limited = [m for m in ("", *methods_of(view)) if exemption is None or not exemption.covers(m)]
+    return any(late_check(view, method) for method in limited)
 
 
 def _endpoints_with_views(**without: str) -> list[tuple[Any, list[tuple[str, Any]]]]:

@@ -23,8 +23,6 @@ SIZE = 10_000
 _MAX_SEARCHED = 16
 _WINDOWS = frozenset({"fixed_window", "sliding_window_log", "sliding_window_counter"})
 _NEVER = float("inf")
-#: Waits shorter than this (seconds) are rounding errors and count as none.
-_EPSILON = 1e-6
 _Name = tuple[object, ...]
 
 
@@ -49,7 +47,8 @@ class Counter:
 class LocalLimiter:
     """Counts in this process; bounded, and never forgets a counter that is refusing."""
 
-    _epsilon = _EPSILON
+    #: Waits shorter than this (seconds) are rounding errors and count as none.
+    _epsilon = 1e-6
 
     def __init__(self, share: int, size: int = SIZE, clock: Callable[[], float] = time.monotonic) -> None:
         """``share`` is the number of processes that divide a limit; ``clock`` returns seconds."""
@@ -107,8 +106,8 @@ class LocalLimiter:
 
         ``each`` are the buckets' own costs, ``longest`` is the wait (seconds) that acquire may book.
         """
-        at = self._seconds(charged[0]) if charged else 0
-        known = [(at, self._seconds(level_us)) for level_us in charged[1:]] or (None,) * len(buckets)
+        times = [self._seconds(us) for us in charged]
+        known = [(times[0], level) for level in times[1:]] or (None,) * len(buckets)
         with self._lock:
             now = self._clock()
             taken = [self._take(bucket, now, mode == "peek") for bucket in buckets]
@@ -152,7 +151,9 @@ class LocalLimiter:
             # The window that was charged: 2 = the current one, 1 = the one before.
             window = round((at + full_after - counter.since) / self._scaled(rate)[1]) if charged else 2
             if window == 2:
+                rest = 0 if charged else max(0, cost - counter.units)
                 counter.units = max(0, counter.units - cost)
+                counter.previous = max(0, counter.previous - rest)
             elif window == 1:
                 counter.previous = max(0, counter.previous - cost)
             return

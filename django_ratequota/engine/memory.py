@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from datetime import tzinfo
 from fractions import Fraction
 from typing import Any
@@ -75,7 +75,7 @@ class Memory(LocalLimiter):
         )
         yield
 
-    def reset(self, buckets: tuple[Bucket, ...]) -> int:
+    def reset(self, buckets: Iterable[Bucket]) -> int:
         """Forget what was counted; returns how many of the buckets had counted anything."""
         with self._lock:
             found = [

@@ -129,6 +129,8 @@ class SceneLimiter(Limiter):
     def forget_keys(self) -> None:
         """Delete its keys; if Redis fails, they expire by themselves."""
         keys = [*{bucket_key(self.prefix, bucket) for bucket in self._buckets}, revision_key(self.prefix)]
+        if self._memory is not None:
+            self._memory.reset(self._buckets)
         used, self._used, self._buckets = self._used, False, set()
         size = 1 if self.store.clustered else _MAX_KEYS
         try:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.package.test_example_project import Demo, Place
 
@@ -17,7 +16,7 @@ from .desk import Desk
 EXPLAIN = "/admin/django_ratequota/ratepolicy/explain/"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     place = Place(tmp_path_factory.mktemp("demo"))
     demo = Demo(place)
@@ -29,17 +28,14 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         place.end()
 
 
-@pytest.fixture(scope="session")
-def base_url(demo: Demo) -> str:
-    """Where paths begin."""
-    return demo.address
-
-
 @pytest.fixture
-def own(base_url: str, new_context: Callable[..., Any], request: pytest.FixtureRequest) -> Iterator[Desk]:
+def own(demo: Demo, browser: Browser, request: pytest.FixtureRequest) -> Iterator[Desk]:
     """A browser on the demo; in the end no page may have complained about anything."""
-    context = new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
-    desk = Desk(context, base_url, write_images=request.config.getoption("--screenshots"))
+    # Not by new_context, whose paths begin at the live server.
+    context = browser.new_context(
+        base_url=demo.address, viewport={"width": 1280, "height": 800}, reduced_motion="reduce"
+    )
+    desk = Desk(context, demo.address, write_images=request.config.getoption("--screenshots"))
     yield desk
     complaints = desk.close()
     assert not complaints, "\n".join(complaints)
@@ -82,7 +78,7 @@ def test_a_burst_is_drawn_and_a_refusal_explained(own: Desk) -> None:
 
     entry.get_by_role("link", name="Why? Explain").click()
     sign_in_to_the_admin(page)
-    expect(page.get_by_text("Refused by exports/hour, ")).to_be_visible()
+    expect(page.locator(".ratequota-verdict").first).to_contain_text("Refused by exports/hour")
     page.goto("/admin/django_ratequota/ratepolicy/usage/?span=day")
     expect(page.get_by_text("is live on 1 of 1 worker since")).to_be_visible()
 

@@ -35,7 +35,6 @@ from tests.support.fake_redis import OtherHandler, fake_redis
         ({"CACHE": "local"}, "CACHES['local'] is django.core.cache.backends.locmem.LocMemCache, not django_redis"),
         ({"CACHE": "nowhere"}, "CACHES has no alias 'nowhere'"),
         ({"CACHE": "dummy"}, "CACHES['dummy'] is django.core.cache.backends.dummy.DummyCache, not django_redis"),
-        ({"CACHE": "plain"}, "CACHES['plain'] is django.core.cache.backends.redis.RedisCache, not django_redis"),
         ({"CACHE": "sharded"}, "CACHES['sharded'] cannot be used"),
         (
             {"CACHE": "default", "CLUSTER": True},
@@ -54,7 +53,6 @@ def test_no_usable_redis_is_configured(settings: Any, raw: dict[str, str], messa
         **settings.CACHES,
         "schemeless": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "127.0.0.1:6379"},
         "dummy": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"},
-        "plain": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": urls[0]},
         "sharded": {
             "BACKEND": "django_redis.cache.RedisCache",
             "LOCATION": urls,
@@ -295,6 +293,7 @@ def cluster_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", [False, True])
 def test_a_cluster_needs_the_setting(settings: Any, cluster_node: str, cluster: bool) -> None:
     settings.RATEQUOTA = {"REDIS_URL": cluster_node, "CLUSTER": cluster, "TIMEOUT": 5}

@@ -13,6 +13,7 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from rest_framework.decorators import action, api_view, authentication_classes, throttle_classes
 from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.throttling import BaseThrottle
@@ -291,6 +292,15 @@ def test_several_quota_throttles_make_one_check(search: Endpoint, classes: Any) 
     assert [response.status_code for response in answers] == [200, 200, 429]
     assert (len(computed), commands.count("EVALSHA")) == (3, 3)
     assert answers[1].headers["X-RateLimit-Remaining"] == "0"
+
+
+def test_each_view_of_a_request_makes_its_own_check(search: Endpoint) -> None:
+    """A view may ask the throttles of another about its own request."""
+    RatePolicy.objects.create(endpoint=search, rates="blocked")
+    request = Request(request_from())
+    assert QuotaThrottle().allow_request(request, Bare())
+    assert not QuotaThrottle().allow_request(request, Bare(throttle_scope="search"))
+    assert not QuotaThrottle().allow_request(Request(request_from()), Bare(throttle_scope="search"))
 
 
 def test_other_throttles_refuse_where_the_view_decides_about_the_quota(search: Endpoint) -> None:

@@ -11,6 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import include, path
 from django.utils.decorators import method_decorator
+from django.utils.functional import SimpleLazyObject
 from django.views import View
 from django.views.decorators.cache import never_cache
 from rest_framework.decorators import action, api_view
@@ -447,6 +448,14 @@ def test_an_async_cost_is_an_error_when_decorating() -> None:
 def test_other_views_than_rest_framework_s_are_an_error_when_decorating(target: Any) -> None:
     with pytest.raises(TypeError, match=r"is for views of REST framework, and View is none: write @method_decorator"):
         throttle_scope("search")(target)
+
+
+def test_looking_for_declarations_reads_no_lazy_attribute(scopes: Any) -> None:
+    def fail() -> Any:
+        raise AssertionError
+
+    view = type("Lazy", (Search,), {"lazy": SimpleLazyObject(fail)}).as_view()
+    assert view(APIRequestFactory().get("/")).status_code == 200
 
 
 def test_a_declaration_leaves_the_function_that_others_share_alone() -> None:

@@ -100,6 +100,7 @@ def test_a_process_holds_no_more_records_than_its_bound(monkeypatch: Any) -> Non
     assert total(timeline("hour").total) == Counts(10, 0, 0)
 
 
+@pytest.mark.slow
 def test_many_callers_stay_within_the_bounds(redis_client: redis.Redis) -> None:
     """Of what a process holds between two flushes, and of what Redis holds for one hour; 48 such are kept."""
     now = int(time.time())

@@ -89,7 +89,8 @@ class Place:
 
     def _files(self) -> set[tuple[str, int]]:
         databases = {(path.name, path.stat().st_mtime_ns) for path in ROOT.glob("*.sqlite3*")}
-        return databases | {(str(path), 0) for path in (*ROOT.glob("[!.]*"), *ROOT.glob("example_project/**/[!_]*"))}
+        ours = (path for path in ROOT.glob("example_project/**/*") if "__pycache__" not in path.parts)
+        return databases | {(str(path), 0) for path in (*ROOT.glob("[!.]*"), *ours)}
 
 
 class Demo:

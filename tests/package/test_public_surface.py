@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.m
 PUBLIC = {
     "api": "UsageView",
     "compat": "",
-    "decorators": "ratequota",
+    "decorators": "exempt ratequota",
     "errors": "exception_handler problem_details",
     "exceptions": "ConfigurationError InvalidBucket InvalidCaller InvalidCost InvalidRate RateQuotaError StoreError",
     "headers": "add_headers decision_headers",
@@ -65,7 +65,7 @@ SHARED = "__init__ admin apps checks conf management migrations runtime template
 PRIVATE = "engine enforcement monitoring operations policies policyfile recording store utils".split()
 #: The keys of RATEQUOTA.
 SETTINGS = """
-BREAKER_FAILURES CACHE CALLER CLUSTER COUNT_UNCHECKED DENY_CACHE_SECONDS ENFORCE_ALL HEADERS IDENTIFIERS IPV6_PREFIX
+BREAKER_FAILURES CACHE CALLER CLUSTER COUNT_UNCHECKED DENY_CACHE_SECONDS ENABLED ENFORCE_ALL HEADERS IDENTIFIERS IPV6_PREFIX
 LOCAL_SHARE MAX_CONNECTIONS ON_ERROR PLAN_RESOLVER POLL_SECONDS PREFIX REDIS_URL REPORT_SECONDS REVISION_MAX_AGE
 STATISTICS_SECONDS TIMEOUT TIME_ZONE TRUSTED_PROXIES USER_CACHE_SIZE
 """.split()

@@ -54,12 +54,16 @@ def declarations_in_class(cls: Any) -> Mapping[str, Declaration]:
     return found
 
 
-def _declaration_on(function: Any) -> Declaration | None:
-    code = getattr(function, "__code__", None)
+def below_api_view(handler: Any) -> Any:
+    """Return the function below ``@api_view`` (adrf's too), whose handler copies no attributes of it; else itself."""
+    code = getattr(handler, "__code__", None)
     if code is not None and code.co_name == "handler" and "func" in code.co_freevars:
-        # Of ``@api_view``, also of adrf's: it calls the function that was decorated, and copies no attributes.
-        function = function.__closure__[code.co_freevars.index("func")].cell_contents
-    declared = getattr(function, DECLARED_ATTRIBUTE, None)
+        return handler.__closure__[code.co_freevars.index("func")].cell_contents
+    return handler
+
+
+def _declaration_on(function: Any) -> Declaration | None:
+    declared = getattr(below_api_view(function), DECLARED_ATTRIBUTE, None)
     return declared if isinstance(declared, Declaration) else None
 
 

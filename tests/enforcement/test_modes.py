@@ -1,0 +1,290 @@
+"""ENABLED = False and ``memory://``: what requests get, and what is asked of Redis (nothing)."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.management import call_command
+from django.test import Client, RequestFactory
+from rest_framework.test import APIRequestFactory
+from rest_framework.views import APIView
+
+from django_ratequota import Decision, check_request
+from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.policies.cache import policies
+from django_ratequota.signals import policies_changed, quota_threshold
+from django_ratequota.testing import Clock, assert_allowed, assert_limited, isolated, override_policies
+from django_ratequota.throttling import QuotaThrottle
+from tests.conftest import Check, Get
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "no_redis")]
+
+LOCAL = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+
+
+@pytest.fixture
+def no_redis(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Redis is configured, and connecting anywhere fails the test."""
+
+    def connect(_socket: socket.socket, address: Any) -> None:
+        pytest.fail(f"it connected to {address}")
+
+    settings.CACHES = LOCAL
+    if "sqlite" in settings.DATABASES["default"]["ENGINE"]:
+        monkeypatch.setattr(socket.socket, "connect", connect)
+
+
+@pytest.fixture
+def disabled(settings: Any) -> None:
+    settings.RATEQUOTA = {"ENABLED": False, "ENFORCE_ALL": True, "COUNT_UNCHECKED": True}
+
+
+@pytest.fixture
+def in_memory(settings: Any) -> None:
+    settings.RATEQUOTA = {"REDIS_URL": "memory://", "PREFIX": "rqmem"}
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("ratequota")}
+
+
+def limit(rates: str = "1/day", **fields: Any) -> RatePolicy:
+    endpoint, _created = Endpoint.objects.get_or_create(name="search")
+    return RatePolicy.objects.create(endpoint=endpoint, rates=rates, **fields)
+
+
+class Throttled(APIView):
+    throttle_classes = (QuotaThrottle,)
+    throttle_scope = "search"
+
+    def get(self, request: Any) -> Any:
+        from rest_framework.response import Response
+
+        return Response()
+
+
+@pytest.mark.usefixtures("disabled")
+class TestDisabled:
+    @pytest.mark.parametrize("rates", ["1/day", "blocked"])
+    def test_check_request_admits_without_statuses(self, check: Check, rates: str) -> None:
+        limit(rates)
+        request = RequestFactory().get("/search/")
+        decisions = [check(request, "search", 5) for _ in range(3)]
+        assert {(d.allowed, d.statuses, d.degraded, d.blocked_by) for d in decisions} == {(True, (), False, ())}
+        assert request.ratequota is decisions[-1]  # type: ignore[attr-defined]
+        assert decisions[-1].settle(3) is decisions[-1]
+
+    def test_decorated_views_are_not_limited_and_send_no_headers(self, get: Get) -> None:
+        limit("blocked")
+        before, pending = threads(), len(collector._pending)
+        for _ in range(3):
+            response = get("/decorated/")
+            assert response.status_code == 200
+            assert not [name for name in response.headers if "ratelimit" in name.lower() or name == "Retry-After"]
+        assert threads() == before
+        assert len(collector._pending) == pending
+
+    def test_throttles_admit(self) -> None:
+        limit()
+        view = Throttled.as_view()
+        assert [view(APIRequestFactory().get("/")).status_code for _ in range(3)] == [200] * 3
+
+    def test_ninja_throttles_admit(self) -> None:
+        from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
+
+        limit()
+        throttle = NinjaThrottle(scope="search")
+        assert [throttle.allow_request(RequestFactory().get("/")) for _ in range(3)] == [True] * 3
+
+    def test_the_policies_are_not_read(self, django_assert_num_queries: Any) -> None:
+        limit()
+        with django_assert_num_queries(0):
+            check_request(RequestFactory().get("/"), "search")
+
+    def test_a_change_is_saved_and_publishes_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
+        limit()
+        assert PolicyChange.objects.count() == 2
+        assert caplog.records == []
+
+    def test_policies_that_a_test_sets_are_enforced(self, settings: Any) -> None:
+        settings.RATEQUOTA = {"ENABLED": False, "REDIS_URL": "memory://"}
+        with override_policies({"search": "1/day"}):
+            assert_allowed(Client().get("/decorated/"), remaining=0)
+            assert_limited(Client().get("/decorated/"))
+        assert_allowed(Client().get("/decorated/"))
+        with pytest.raises(
+            AssertionError, match=r"no policy applies to the request; RATEQUOTA\['ENABLED'\] is False"
+        ):
+            assert_limited(Client().get("/decorated/"))
+
+    def test_status_says_so_once(self, capsys: Any) -> None:
+        call_command("ratequota", "status")
+        out = capsys.readouterr().out
+        assert out.count("RATEQUOTA['ENABLED'] is False, so nothing is enforced") == 1
+        assert "last change  none" in out
+
+    def test_pages_of_the_admin_say_so_once(self, admin_client: Client) -> None:
+        limit()
+        for page in ("ratepolicy/", "ratepolicy/usage/", "ratepolicy/explain/", "endpoint/", "plan/matrix/"):
+            response = admin_client.get(f"/admin/django_ratequota/{page}")
+            assert response.status_code == 200, page
+            assert response.content.decode().count("ENABLED") == 1, page
+
+
+@pytest.mark.usefixtures("in_memory")
+class TestMemory:
+    @pytest.fixture(autouse=True)
+    def _fresh(self, in_memory: None) -> None:
+        from django_ratequota.engine import memory
+
+        memory._memories.clear()
+
+    def test_requests_are_limited_and_get_headers(self, get: Get) -> None:
+        limit("2/hour")
+        responses = [get("/decorated/") for _ in range(3)]
+        assert [response.status_code for response in responses] == [200, 200, 429]
+        assert responses[0]["X-RateLimit-Remaining"] == "1"
+        assert responses[0]["RateLimit-Policy"] == '"search/hour";q=2;w=3600'
+        assert 0 < int(responses[2]["Retry-After"]) <= 1800
+        assert "X-RateLimit-Refusal" not in responses[2]  # nobody could look it up
+
+    def test_each_check_of_a_request_is_charged_once(self, check: Check) -> None:
+        limit("5/hour")
+        request = RequestFactory().get("/")
+        assert [check(request, "search", cost).remaining for cost in (2, 2, 3)] == [3, 3, 2]
+        assert not check(request, "search", 6).allowed
+        assert check(RequestFactory().get("/"), "search", 0).remaining == 5
+
+    def test_this_processs_own_edit_applies_to_its_next_request(self, check: Check) -> None:
+        policy = limit("1/hour")
+        assert [check(RequestFactory().get("/"), "search").allowed for _ in range(2)] == [True, False]
+        policy.rates = "3/hour"
+        policy.save()
+        assert [check(RequestFactory().get("/"), "search").allowed for _ in range(3)] == [True, True, False]
+
+    def test_another_processs_edit_applies_within_a_second(
+        self, check: Check, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        policy = limit("blocked")
+        assert not check(RequestFactory().get("/"), "search").allowed
+        # As another process does: the rows are written, and nothing tells this one.
+        monkeypatch.setattr("django_ratequota.engine.memory.Memory.publish", lambda self: 1)
+        policy.rates = "5/hour"
+        policy.save()
+        from django_ratequota.conf import settings as ours
+
+        assert ours.poll_seconds == 1.0
+        policies._polled -= 1.0
+        assert check(RequestFactory().get("/"), "search").allowed
+
+    def test_pages_read_the_newest_policies(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from django_ratequota.operations.explain import newest_policies
+        from django_ratequota.policies.requests.caller import DescribedCaller
+
+        caller = DescribedCaller(user_id=None, address="203.0.113.7")
+        policy = limit("blocked")
+        check_request(RequestFactory().get("/"), "search")
+        RatePolicy.objects.filter(pk=policy.pk)._raw_delete("default")
+        PolicyChange.objects.create(model="*", action="publish")
+        snapshot, _entry = newest_policies(caller)
+        assert not any(snapshot.groups.values())
+
+    def test_log_mode_refuses_nothing(self, check: Check) -> None:
+        limit("1/hour", mode="log")
+        decisions = [check(RequestFactory().get("/"), "search") for _ in range(2)]
+        assert [decision.allowed for decision in decisions] == [True, True]
+        assert [decision.statuses[0].allowed for decision in decisions] == [True, False]
+
+    def test_only_some_statuses_are_charged(self, get: Get) -> None:
+        limit("1/hour")
+        Endpoint.objects.update(charged_statuses="4xx")
+        assert [get("/decorated/").status_code for _ in range(3)] == [200] * 3
+
+    def test_counters_are_reset_and_granted_in_this_process(self) -> None:
+        from django_ratequota.operations import boosts, counters
+
+        limit("2/hour")
+        decision = [check_request(RequestFactory().get("/"), "search") for _ in range(2)][-1]
+        bucket = decision.statuses[0].bucket
+        boosts.grant([bucket], 1)
+        assert counters.peek([bucket])[bucket].remaining == 1
+        assert counters.reset([bucket])[0].used == 1
+        assert counters.peek([bucket])[bucket].remaining == 2
+
+    def test_alerts_are_sent(self) -> None:
+        received: list[int] = []
+
+        def receive(level: int, **_: Any) -> None:
+            received.append(level)
+
+        from django_ratequota.monitoring import alerts
+
+        quota_threshold.connect(receive)
+        try:
+            limit("1/hour")
+            check_request(RequestFactory().get("/"), "search")
+            alerts.send()
+        finally:
+            quota_threshold.disconnect(receive)
+        assert sorted(received) == [80, 100]
+
+    def test_a_change_has_a_revision(self) -> None:
+        revisions: list[Any] = []
+
+        def receive(revision: Any, **_: Any) -> None:
+            revisions.append(revision)
+
+        policies_changed.connect(receive)
+        try:
+            limit()
+        finally:
+            policies_changed.disconnect(receive)
+        assert len(revisions) == 2
+        assert revisions[0] < revisions[1]
+
+    @pytest.mark.parametrize("rates", ["2/min", "2/min fixed_window", "2/min sliding_window_log"])
+    def test_policies_of_a_test_count_on_its_clock(self, rates: str) -> None:
+        clock = Clock()
+        with override_policies({"search": rates}, clock=clock) as scene:
+            codes = [Client().get("/decorated/").status_code for _ in range(3)]
+            assert codes == [200, 200, 429]
+            clock.advance(60)
+            assert Client().get("/decorated/").status_code == 200
+            scene.reset()
+            assert_allowed(Client().get("/decorated/"), remaining=1)
+        limit("1/min")
+        for _ in range(2):
+            with isolated():
+                assert [Client().get("/decorated/").status_code for _ in range(2)] == [200, 429]
+
+    def test_status_says_what_it_cannot_show(self, capsys: Any) -> None:
+        call_command("ratequota", "status")
+        assert (
+            "none: RATEQUOTA['REDIS_URL'] is memory://, so each process counts on its own" in capsys.readouterr().out
+        )
+
+    def test_pages_of_the_admin_say_what_they_cannot_show(self, admin_client: Client) -> None:
+        limit("5/hour", subject="ip:127.0.0.1")
+        Client().get("/decorated/")
+        for page in ("ratepolicy/", "ratepolicy/usage/", "endpoint/", "plan/matrix/"):
+            response = admin_client.get(f"/admin/django_ratequota/{page}")
+            assert response.status_code == 200, page
+            assert "memory://" in response.content.decode(), page
+        explained = admin_client.get("/admin/django_ratequota/ratepolicy/explain/?ip=127.0.0.1&scope=search")
+        assert "4" in explained.content.decode()
+
+
+def test_decisions_of_both_modes_are_plain(settings: Any) -> None:
+    found: list[Decision] = []
+    limit("1/hour")
+    for raw in ({"ENABLED": False}, {"REDIS_URL": "memory://", "PREFIX": "rqmem2"}):
+        settings.RATEQUOTA = raw
+        call: Callable[..., Any] = async_to_sync(__import__("django_ratequota").acheck_request)
+        found.append(call(RequestFactory().get("/"), "search"))
+    assert [decision.degraded for decision in found] == [False, False]
