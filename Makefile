@@ -4,6 +4,8 @@ PYTHON ?= python3
 PORT ?= 8000
 VENV := .venv
 BIN := $(VENV)/bin
+# Container images often set it: each process of the tests would then compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test quick matrix browser soak bench lint format messages docs pages wheel clean
 
@@ -21,10 +23,10 @@ demo: $(VENV)/.demo ## Serve the example project with an embedded Redis on port 
 	@exec $(BIN)/python manage.py demo --port $(PORT)
 
 test: $(VENV)/.test ## Run the whole test suite in parallel (ARGS="-k name" for a part of it, ARGS=--hypothesis-profile=thorough)
-	@$(BIN)/python -m pytest -n auto $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 quick: $(VENV)/.test ## Run most tests: no processes, no servers that are killed or frozen
-	@$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
 
 $(VENV)-matrix/.matrix: pyproject.toml
 	@test -x $(VENV)-matrix/bin/python || $(PYTHON) -m venv $(VENV)-matrix

@@ -1,57 +1,102 @@
-"""``@ratequota`` for plain Django views: sync, async, and class-based ones through ``method_decorator``."""
+"""``@ratequota`` for plain Django views: sync, async, and class-based ones through ``method_decorator``.
+
+Around a view of REST framework (``@api_view``, ``as_view()``) it leaves the check to a ``QuotaThrottle``, which knows
+the user that the view authenticates.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
-from asgiref.sync import markcoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.http import HttpRequest
+from django.utils.module_loading import import_string
 
 from .enforcement.check import acheck_request, check_request
+from .enforcement.costs import acompute_cost, check_declared, compute_cost
 from .enforcement.settlement import asettle, settle
-from .engine.types import check_cost
+from .engine.types import Decision, check_cost
 from .headers import add_headers
-from .policies.requests.view_declarations import SCOPE_ATTRIBUTE, WRAPPER_ATTRIBUTE
+from .policies.exemptions import EXEMPT_ATTRIBUTE
+from .policies.requests.declarations import CHECKED_ATTRIBUTE, DECLARED_ATTRIBUTE, Declaration, set_arguments
+from .policies.requests.view_declarations import (
+    SCOPE_ATTRIBUTE,
+    WRAPPER_ATTRIBUTE,
+    chooses_throttles,
+    class_attribute,
+    has_throttle,
+    is_rest,
+    view_class,
+)
 from .responses import arefusal_response, refusal_response
 from .utils.async_views import is_awaited
 
 View = TypeVar("View", bound=Callable[..., Any])
+Cost = int | Callable[[Any], int | Awaitable[int]] | None
 
 
 @overload
 def ratequota(scope: View) -> View: ...
 @overload
-def ratequota(scope: str | None = None, cost: int | None = None, block: bool = True) -> Callable[[View], View]: ...
+def ratequota(scope: str | None = None, cost: Cost = None, block: bool = True) -> Callable[[View], View]: ...
 
 
-def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) -> Any:
+def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
     """Enforce the policies of ``scope``, and of endpoints that match the view's route, before the view runs.
 
-    ``cost`` is in units, None = the endpoint's own. A refused request gets 429 (503 while the store is down);
-    with ``block=False`` the view runs anyway and can read ``request.ratequota`` (a ``Decision``). Raises
-    ``InvalidCost`` when decorating.
+    ``cost`` is in units, an int or ``(request) -> int``, None = the endpoint's own. Of an async view the function may
+    be async, and must not block the event loop. If it raises, the endpoint's cost counts. A refused request gets 429
+    (503 while the store is down); with ``block=False`` the view runs anyway and can read ``request.ratequota`` (a
+    ``Decision``).
+
+    Around or below REST framework's ``@api_view``, the view's ``QuotaThrottle`` makes the check, once the view has
+    authenticated the caller. Raises ``InvalidCost``, and ``TypeError`` for what cannot be decorated, when decorating.
     """
     if callable(scope):
         return ratequota()(scope)
     if scope is not None and not isinstance(scope, str):
         raise TypeError(f"scope must be the name of an endpoint, such as 'search', not {scope!r}")
-    if cost is not None:
-        cost = check_cost(cost)
+    cost = check_declared(cost, "request")
+    declared = Declaration(scope, cost, checks=True, block=block)
+    computed = callable(cost)
+    of = f"cost of @ratequota({scope!r})"
 
     def decorate(view: Any) -> Any:
+        if isinstance(view, type):
+            raise TypeError(
+                f"@ratequota decorates functions, not classes such as {view.__name__}: write "
+                "@method_decorator(ratequota(...), name='dispatch'); for REST framework "
+                "@throttle_scope(...) of django_ratequota.throttling"
+            )
+        awaited = is_awaited(view)
+        rest = is_rest(view_class(view))
+        if iscoroutinefunction(cost) and (rest or not awaited):
+            name = getattr(view, "__qualname__", repr(view))
+            raise TypeError(f"cost is async and {name} is not: write a function without async, or an async view")
+        if rest:
+            return _left_to_throttle(view, declared)
+
         async def arun(request: Any, *args: Any, **kwargs: Any) -> Any:
-            _check_is_request(request, view)
-            decision = await acheck_request(request, scope, cost)
+            decision = None if isinstance(request, HttpRequest) else _made_by_throttle(request, view, declared)
+            units, answer = cost, None
+            if decision is None:
+                if computed:
+                    units, answer = await acompute_cost(lambda: cost(request), of)
+                decision = await acheck_request(request, scope, units)
             if block and not decision.allowed:
                 return await arefusal_response(request, decision)
             try:
+                if answer is not None:
+                    raise answer  # noqa: TRY301 - settled like the view's own errors
                 response = view(request, *args, **kwargs)
                 if inspect.isawaitable(response):
                     response = await response
             except Exception as error:
-                await asettle(request, error)
+                if isinstance(request, HttpRequest):  # REST framework turns its exceptions into responses later
+                    await asettle(request, error)
                 raise
             await asettle(request, response)
             if response is not None:  # Django raises a better error for such a view
@@ -59,36 +104,92 @@ def ratequota(scope: Any = None, cost: int | None = None, block: bool = True) ->
             return response
 
         def run(request: Any, *args: Any, **kwargs: Any) -> Any:
-            _check_is_request(request, view)
-            decision = check_request(request, scope, cost)
+            decision = None if isinstance(request, HttpRequest) else _made_by_throttle(request, view, declared)
+            units, answer = cost, None
+            if decision is None:
+                if computed:
+                    units, answer = compute_cost(lambda: check_cost(cost(request)), of)
+                decision = check_request(request, scope, units)
             if block and not decision.allowed:
                 return refusal_response(request, decision)
             try:
+                if answer is not None:
+                    raise answer  # noqa: TRY301 - settled like the view's own errors
                 response = view(request, *args, **kwargs)
             except Exception as error:
-                settle(request, error)
+                if isinstance(request, HttpRequest):  # REST framework turns its exceptions into responses later
+                    settle(request, error)
                 raise
             settle(request, response)
             if response is not None:  # Django raises a better error for such a view
                 add_headers(response, getattr(request, "ratequota", decision), request)
             return response
 
-        awaited = is_awaited(view)
         wrapper: Any = functools.wraps(view)(arun if awaited else run)
         if awaited:
             markcoroutinefunction(wrapper)
         setattr(wrapper, SCOPE_ATTRIBUTE, scope or "")
-        setattr(wrapper, WRAPPER_ATTRIBUTE, (wrapper, cost))
+        setattr(wrapper, WRAPPER_ATTRIBUTE, wrapper)
+        setattr(wrapper, DECLARED_ATTRIBUTE, declared)
         return wrapper
 
     return decorate
 
 
-def _check_is_request(request: Any, view: Any) -> None:
-    """Raise ``TypeError`` where a method was decorated directly: its first argument is the instance."""
+def exempt(view: View) -> View:
+    """Exempt a view from all limits: ENFORCE_ALL, throttles, blocks. Redis is not called, and nothing is counted.
+
+    Decorates functions, sync and async; classes, with their subclasses; methods of classes and ViewSet actions. Of a
+    function it returns a copy, so that ``path("free/", exempt(view))`` leaves other routes of ``view`` limited. In
+    Django Ninja it goes below the operation's decorator. ``check_request`` in the view admits every request, too.
+    """
+    if isinstance(view, type):
+        setattr(view, EXEMPT_ATTRIBUTE, True)
+        return view
+    if not callable(view):
+        raise TypeError(f"@exempt decorates views, which are functions or classes, not {view!r}")
+    wrapper: Any = functools.wraps(view)(lambda *args, **kwargs: view(*args, **kwargs))
+    if is_awaited(view):
+        markcoroutinefunction(wrapper)
+    setattr(wrapper, EXEMPT_ATTRIBUTE, True)
+    return wrapper  # type: ignore[no-any-return]
+
+
+def _left_to_throttle(view: Any, declared: Declaration) -> Any:
+    """Return the view of REST framework with a ``QuotaThrottle`` that enforces what the decorator declares."""
+    name, cost = view_class(view).__name__, declared.cost
+    if not declared.block:
+        raise TypeError(
+            f"@ratequota(block=False) goes below @api_view, or as @method_decorator(...) on a method of {name}: "
+            "around the view it runs before REST framework knows the caller"
+        )
+    throttles = list(class_attribute(view, "throttle_classes") or ())
+    if chooses_throttles(view):
+        raise TypeError(
+            f"{name} chooses its throttles in get_throttles: return QuotaThrottle() there, and declare scope and "
+            "cost by @throttle_scope(...) of django_ratequota.throttling instead of @ratequota(...)"
+        )
+    if not has_throttle(view):
+        throttles.append(import_string("django_ratequota.throttling.QuotaThrottle"))
+
+    def of_request(request: Any, view: Any) -> Any:
+        return cost(request)
+
+    units = of_request if callable(cost) else cost
+    set_arguments(view, throttle_scope=declared.scope, throttle_cost=units, throttle_classes=throttles)
+    return view
+
+
+def _made_by_throttle(request: Any, view: Any, declared: Declaration) -> Decision | None:
+    """Return the decision of the ``QuotaThrottle`` that has checked what this decorator declares; None without one.
+
+    Raises ``TypeError`` where a method was decorated directly: its first argument is the instance.
+    """
     if not hasattr(request, "META"):
         name = getattr(view, "__qualname__", repr(view))
         raise TypeError(
             f"@ratequota decorates functions of a request, and {name} was called with {type(request).__name__!r}; "
             "on a method write @method_decorator(ratequota(...))"
         )
+    made: tuple[Declaration, Decision] | None = getattr(request, CHECKED_ATTRIBUTE, None)
+    return made[1] if made is not None and made[0] is declared else None

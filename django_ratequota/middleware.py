@@ -77,7 +77,7 @@ class RateQuotaMiddleware:
         if chooses_throttles(view):  # the project's own code, which may read the database
             itself = await sync_to_async(_enforces_itself)(request, view, args, kwargs)
         else:
-            itself = enforces_itself(view)
+            itself = enforces_itself(view, request.method)
         if itself:
             return None
         decision = await acheck_request(request, late and late.scope)
@@ -88,8 +88,8 @@ def _enforces_itself(request: Any, view: Any, args: Any, kwargs: Any) -> bool:
     if chooses_throttles(view):
         # Choosing throttles negotiates the content a second time, which is slow for a long Accept.
         is_short = len(request.META.get("HTTP_ACCEPT", "")) <= MAX_ACCEPT
-        return is_decorated(view) or (is_short and throttles_itself(view, request, args, kwargs))
-    return enforces_itself(view)
+        return is_decorated(view, request.method) or (is_short and throttles_itself(view, request, args, kwargs))
+    return enforces_itself(view, request.method)
 
 
 def _finish(request: Any, response: Any) -> Any:

@@ -11,7 +11,7 @@ Ninja to await ``QuotaThrottle`` after its own checks. Import it before the API'
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from .enforcement.check import acheck_request, check_request
-from .enforcement.costs import answers_client, compute_cost
+from .enforcement.costs import acompute_cost, answers_client, check_declared, compute_cost
 from .engine.types import Decision, check_cost
 from .exceptions import ConfigurationError
 from .headers import add_headers, retry_after_seconds
@@ -33,6 +33,8 @@ else:
     errors, operation, throttling = (
         require(f"ninja.{name}", "ninja") for name in ("errors", "operation", "throttling")
     )
+
+Cost = int | Callable[[Any], int | Awaitable[int]] | None
 
 #: The request of an async operation: its QuotaThrottles are awaited later, and must not block the event loop.
 _awaiting: ContextVar[Any] = ContextVar("ratequota_awaiting", default=None)
@@ -53,15 +55,15 @@ class QuotaThrottle(throttling.BaseThrottle):
     """Enforces every policy that applies to the request, together and in one round trip.
 
     ``scope`` names the endpoint; endpoints that match the route count as well. ``cost`` is in units, an int or
-    ``(request) -> int``, None = the endpoint's own. One instance may serve any number of operations: it holds no
-    state of requests. The caller is the user that Ninja's authentication returned, else ``request.user``.
+    ``(request) -> int``, None = the endpoint's own; for async operations the function may be async. One instance may
+    serve any number of operations: it holds no state of requests. The caller is the user that Ninja's authentication
+    returned, else ``request.user``.
     """
 
-    def __init__(self, scope: str | None = None, cost: int | Callable[[Any], int] | None = None) -> None:
-        """Raises ``InvalidCost``."""
-        if cost is not None and not callable(cost):
-            cost = check_cost(cost)
-        self.scope, self.cost = scope, cost
+    def __init__(self, scope: str | None = None, cost: Cost = None) -> None:
+        """Raises ``InvalidCost``, and ``TypeError`` for a function of other arguments."""
+        self.scope, self.cost = scope, check_declared(cost, "request")
+        self._of = f"cost of {scope or 'a throttle'}"
 
     def allow_request(self, request: HttpRequest) -> bool:
         """Return whether the request is admitted. Raises ``StoreUnavailable`` where a policy denies without Redis.
@@ -74,7 +76,9 @@ class QuotaThrottle(throttling.BaseThrottle):
         answer = None
         # Ninja calls all throttles: after a refusal by one, the next must not charge.
         if decision is None or decision.allowed:
-            cost, answer = self._cost(request)
+            cost = self.cost
+            if callable(cost):
+                cost, answer = compute_cost(lambda: check_cost(self.cost(request)), self._of)
             decision = check_request(_with_user(request), self.scope, cost)
         _decided.set(decision)
         if not decision.allowed and status_code(decision) == 503:
@@ -85,7 +89,9 @@ class QuotaThrottle(throttling.BaseThrottle):
 
     async def arefuse(self, request: HttpRequest) -> Exception | None:
         """``allow_request``, awaited: return the exception that refuses the request, None when it is admitted."""
-        cost, answer = self._cost(request)
+        cost, answer = self.cost, None
+        if callable(cost):
+            cost, answer = await acompute_cost(functools.partial(cost, request), self._of)
         decision = await acheck_request(_with_user(request), self.scope, cost)
         if decision.allowed and answer is not None:
             raise answer
@@ -99,12 +105,6 @@ class QuotaThrottle(throttling.BaseThrottle):
         """Return whole seconds until the request just refused would be admitted; None when waiting cannot help."""
         decision = _decided.get()
         return retry_after_seconds(decision) if decision else None
-
-    def _cost(self, request: HttpRequest) -> tuple[int | None, Exception | None]:
-        cost = self.cost
-        if not callable(cost):
-            return cost, None
-        return compute_cost(lambda: check_cost(cost(request)), f"cost of {self.scope or 'a throttle'}")
 
 
 def problem_details(request: HttpRequest, exc: Exception) -> HttpResponse:

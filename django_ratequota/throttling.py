@@ -1,26 +1,43 @@
 """Django REST framework: one throttle class for all limits.
 
 REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"]}
+
+@throttle_scope("search", cost=5)  # of a class, a method, an action, or a function view
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, update_wrapper
 from inspect import signature
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
+from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.utils.encoding import force_str
 from rest_framework.exceptions import APIException
 from rest_framework.throttling import BaseThrottle
 
 from .enforcement.check import check_request
-from .enforcement.costs import compute_cost
+from .enforcement.costs import check_declared, compute_cost
 from .engine.types import Decision, check_cost
 from .headers import add_headers, retry_after_seconds
+from .policies.requests.declarations import (
+    CHECKED_ATTRIBUTE,
+    DECLARED_ATTRIBUTE,
+    Declaration,
+    declaration_in_class,
+    declarations_in_class,
+    set_arguments,
+)
+from .policies.requests.view_declarations import is_rest, view_class
 from .responses import refusal_text, status_code
 
-#: The attribute of REST framework's request with the decision by which a QuotaThrottle refused it.
-_REFUSED = "_ratequota_refused"
+Declared = TypeVar("Declared", bound=Callable[..., Any])
+#: The attribute of REST framework's request with the view, the decision of the view's first QuotaThrottle, and what
+#: decorators declare.
+_DECISION = "_ratequota_decision"
+_NO_DECISION: tuple[Any, Decision | None, Declaration | None] = (None, None, None)
 
 
 class StoreUnavailable(APIException):
@@ -40,6 +57,7 @@ class QuotaThrottle(BaseThrottle):
 
     The view's ``throttle_scope`` names the endpoint. Its ``throttle_cost``, an int, ``(request, view) -> int`` or a
     method ``(self, request) -> int``, is the cost in units; without one, or where it raises, the endpoint's cost.
+    ``@throttle_scope`` declares both for a class or for one of its methods. Several on one view make one check.
     """
 
     def __init__(self) -> None:
@@ -48,35 +66,106 @@ class QuotaThrottle(BaseThrottle):
     def allow_request(self, request: Any, view: Any) -> bool:
         """Return whether the request is admitted. Raises ``StoreUnavailable`` where a policy denies without Redis.
 
-        If ``throttle_cost`` raised an exception that answers the client, raises it again after counting the request.
+        If the cost raised an exception that answers the client, raises it again after counting the request.
         """
-        # REST framework calls all throttles of a view: a refusal by one of ours is repeated by the next.
-        decision, answer = vars(request).get(_REFUSED), None
-        if decision is None:
-            scope = getattr(view, "throttle_scope", None)
-            cost, answer = compute_cost(lambda: _cost(request, view), f"throttle_cost of {type(view).__name__}")
+        made, answer = vars(request), None
+        of, decision, declared = made.get(_DECISION, _NO_DECISION)
+        if of is not view or decision is None:
+            declared = _declaration(request, view) if declarations_in_class(view.__class__) else None
+            scope = (declared and declared.scope) or getattr(view, "throttle_scope", None)
+            cost, answer = compute_cost(lambda: _cost(request, view, declared), view)
             decision = check_request(request, force_str(scope) if scope else None, cost)
-            if not decision.allowed:
-                setattr(request, _REFUSED, decision)
+            # REST framework calls all throttles of a view: the next of ours repeats the decision of the first.
+            made[_DECISION] = view, decision, declared
+            if declared and declared.checks:
+                made[CHECKED_ATTRIBUTE] = declared, decision
         self.decision = decision
         headers = getattr(view, "headers", None)
         if headers is not None:
             # DRF adds these to the response, refused or not, and Retry-After itself, from wait().
             add_headers(headers, decision, request)
             headers.pop("Retry-After", None)
-        if not decision.allowed and status_code(decision) == 503:
-            raise StoreUnavailable(decision)
-        if decision.allowed and answer is not None:
+        if answer is not None and decision.allowed:
             raise answer
-        return bool(decision.allowed)
+        if decision.allowed or (declared and not declared.block):
+            return True
+        if status_code(decision) == 503:
+            raise StoreUnavailable(decision)
+        return False
 
     def wait(self) -> float | None:
         """Return the seconds until the same request would be admitted; None when waiting cannot help."""
         return self.decision.retry_after if self.decision else None
 
 
-def _cost(request: Any, view: Any) -> Any:
-    """Return the view's ``throttle_cost``, called where it is a function."""
+def throttle_scope(
+    scope: str | None = None, cost: int | Callable[[Any, Any], int] | None = None
+) -> Callable[[Declared], Declared]:
+    """Declare the scope and cost of a view of REST framework, or of one of its methods, to its ``QuotaThrottle``.
+
+    It decorates APIView classes, their handler methods, actions of ViewSets and function views, above or below
+    ``@action``, ``@api_view`` and other decorators. ``cost`` is in units, an int or ``(request, view) -> int``. A
+    method that declares only one of them has its class's ``throttle_scope`` or ``throttle_cost`` for the other. The
+    decorator enforces nothing by itself.
+
+    Raises ``InvalidCost``, and ``TypeError`` for what cannot be decorated, when decorating.
+    """
+    if not (isinstance(scope, str) and scope) and (scope is not None or cost is None):
+        raise TypeError(f"write @throttle_scope('search'), with the name of an endpoint, not {scope!r}")
+    cost = check_declared(cost, "request", "view")
+    if iscoroutinefunction(cost):
+        raise TypeError(f"REST framework's throttles are not async, so cost must not be: {cost!r}")
+    declared = Declaration(scope, cost)
+    found = {"throttle_scope": scope, "throttle_cost": cost, DECLARED_ATTRIBUTE: declared}
+    arguments = {name: value for name, value in found.items() if value is not None}
+
+    def declare(target: Any) -> Any:
+        cls = target if isinstance(target, type) else view_class(target)
+        if cls is None:
+            return _declare_function(target, declared)
+        if not is_rest(cls):
+            raise TypeError(
+                f"@throttle_scope is for views of REST framework, and {cls.__name__} is none: write "
+                "@method_decorator(ratequota(...), name='dispatch') of django_ratequota.decorators"
+            )
+        if cls is not target:
+            set_arguments(target, **arguments)
+        else:
+            for name, value in arguments.items():
+                setattr(cls, name, staticmethod(value) if callable(value) else value)
+        return target
+
+    return declare
+
+
+def _declare_function(function: Any, declared: Declaration) -> Any:
+    """Return the function with the declaration: a copy, because other classes may inherit the same function."""
+    before = getattr(function, DECLARED_ATTRIBUTE, None)
+    if isinstance(before, Declaration):
+        declared = before._replace(**{name: value for name, value in declared._asdict().items() if value is not None})
+    if isinstance(function, FunctionType):
+        code, bound = function.__code__, function.__closure__
+        copy = FunctionType(code, function.__globals__, argdefs=function.__defaults__, closure=bound)
+        copy.__kwdefaults__ = function.__kwdefaults__
+        function = update_wrapper(copy, function)
+    setattr(function, DECLARED_ATTRIBUTE, declared)
+    return function
+
+
+def _declaration(request: Any, view: Any) -> Declaration | None:
+    """Return what decorators declare for the method of the view that answers the request."""
+    return declaration_in_class(type(view), getattr(view, "action_map", None), request.method)
+
+
+def _cost(request: Any, view: Any, declared: Declaration | None) -> Any:
+    """Return the cost that the method or the view declares, called where it is a function."""
+    if declared and declared.cost is not None:
+        cost = declared.cost
+        if not callable(cost):
+            return cost
+        if iscoroutinefunction(cost):
+            cost = async_to_sync(cost)
+        return check_cost(cost(request) if declared.checks else cost(request, view))
     cost = getattr(view, "throttle_cost", None)
     return check_cost(_computed(cost, request, view)) if callable(cost) else cost
 

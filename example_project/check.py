@@ -47,6 +47,22 @@ def drive(address: str) -> Generator[str, None, None]:
     answered = Browser(address).get("/api/completions/")
     _expect("completions", (answered.status, "(90 units left)" in answered.text), (200, True))
     yield "completions: 200, 20 units reserved and 10 used: 90 of 100 left"
+    yield _look_at_page(address)
+
+
+def _look_at_page(address: str) -> str:
+    visitor = Browser(address)
+    page = visitor.get("/")
+    _expect("the page", (page.status, "Burst of 20" in page.text), (200, True))
+    files = re.findall(r'(?:href|src)="(/(?:static|docs)/[^"]+)"', page.text)
+    _expect("the page's files", [(file, visitor.get(file).status) for file in files], [(file, 200) for file in files])
+    form = form_fields(page.text)
+    seen = visitor.post("/", {**form, "username": "alice", "password": PASSWORD})
+    _expect("signing in", (seen.status, "signed in here" in seen.text), (200, True))
+    usage = visitor.get("/api/quota/usage/?scope=exports")
+    policies = [limit["policy"] for limit in json.loads(usage.text)["limits"]]
+    _expect("her limit for exports", "exports/hour" in policies, True)
+    return f"page: 200, with {len(files)} files and pages; signed in as alice, her limits are {', '.join(policies)}"
 
 
 def _use_up_and_raise(address: str, admin: Browser, policy: str) -> Generator[str, None, None]:

@@ -1,4 +1,4 @@
-"""Settings of the example project. Comments mark the lines of django-ratequota; the rest is plain Django."""
+"""Settings of the example project. The five lines of django-ratequota are marked; the rest is plain Django."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "rest_framework",
     "rest_framework.authtoken",
-    "django_ratequota",  # the app
+    "django_ratequota",  # django-ratequota, line 1: the app
     "example_project",
 ]
 
@@ -33,7 +33,7 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
-    "django_ratequota.middleware.RateQuotaMiddleware",  # rate headers on every response
+    "django_ratequota.middleware.RateQuotaMiddleware",  # line 2: rate headers on every response
 ]
 
 ROOT_URLCONF = "example_project.urls"
@@ -60,19 +60,12 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 STATIC_URL = "static/"
 
-# Where django-ratequota keeps its counters.
-CACHES = {
-    "default": {
-        "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",
-    }
-}
 RATEQUOTA = {
+    "REDIS_URL": os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",  # line 3: where the counters are
+    # For the demo only, whose checks share a Redis, and which a busy laptop may stall.
     "PREFIX": os.environ.get("RATEQUOTA_PREFIX", "rq"),
-    # A busy laptop may stall for longer than the default of 0.1 seconds.
     "TIMEOUT": 1.0,
 }
-
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
         # For the curl examples only. DRF checks a password before it throttles, so a real API should accept passwords
@@ -82,8 +75,7 @@ REST_FRAMEWORK = {
         "rest_framework.authentication.SessionAuthentication",
     ],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    # One throttle class enforces all limits.
-    "DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"],
+    "DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"],  # line 4: enforces all limits
 }
 
 # The curl examples send a password with every request, so a slow hash would slow each of them.

@@ -1,11 +1,12 @@
-"""The example's API and its admin."""
+"""The example's API, its admin, and the page that tries both."""
 
 from __future__ import annotations
 
 from django.contrib import admin
-from django.urls import path
+from django.contrib.auth.views import LogoutView
+from django.urls import include, path
 
-from . import views
+from . import home, views
 
 urlpatterns = [
     path("admin/", admin.site.urls),
@@ -16,4 +17,9 @@ urlpatterns = [
     path("api/exports/", views.Export.as_view(), name="export"),
     path("api/status/", views.status, name="status"),
     path("api/completions/", views.completions, name="completions"),
+    path("api/quota/", include("django_ratequota.urls")),  # django-ratequota, line 5: clients read what is left
+    # The demo's own page; not needed to limit anything.
+    path("", home.Home.as_view(), name="home"),
+    path("sign-out/", LogoutView.as_view(next_page="home"), name="sign-out"),
+    path("docs/<slug:name>/", home.documentation, name="documentation"),
 ]

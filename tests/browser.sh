@@ -9,7 +9,7 @@ pytest() {
   local status=0 settings=$1 paths=$2
   shift 2
   # shellcheck disable=SC2086 # several words
-  "$venv/bin/python" -m pytest --ds="$settings" $paths "$@" || status=$?
+  "$venv/bin/python" -m pytest -n auto --dist worksteal --ds="$settings" $paths "$@" || status=$?
   [ "$status" = 0 ] || { [ "$status" = 5 ] && [ "$#" -gt 0 ]; }
 }
 

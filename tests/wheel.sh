@@ -39,8 +39,13 @@ for file in "$work"/dist/*.whl "$work"/dist/*.tar.gz; do
   (cd "$work" && "$work/venv/bin/python" -W error::DeprecationWarning wheel_check.py "$(basename "$file")" files)
 done
 
-# A user's project in strict mypy's eyes: what it knows of the package, it has from the installed one.
+# Fresh projects, by the pages' own snippets: what a developer would write in the first hour.
 "$work/venv/bin/python" -m pip install "${pip[@]}" 'pip>=25.1'
+"$work/venv/bin/python" -m pip install "${pip[@]}" --group fresh
+cp tests/package/fresh_projects.py tests/support/snippets.py "$work/"
+(cd "$work" && "$work/venv/bin/python" fresh_projects.py "$OLDPWD/docs")
+
+# A user's project in strict mypy's eyes: what it knows of the package, it has from the installed one.
 "$work/venv/bin/python" -m pip install "${pip[@]}" --group types
 cp -r tests/package/typing_sample "$work/"
 (cd "$work" && "$work/venv/bin/mypy" --strict --config-file= typing_sample)

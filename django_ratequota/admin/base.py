@@ -87,11 +87,13 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def render_change_form(
         self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
     ) -> Any:
-        """Add the field for the reason, and the context of ``pages``."""
+        """Add the field for the reason, and the context and the links of ``pages``."""
         form = context["adminform"].form
         context["change_reason_form"] = [form[REASON_FIELD]] if REASON_FIELD in form.fields else []
-        for page in self.pages:
-            context |= page(self).change_form_context(request, obj)
+        pages = [page(self) for page in self.pages]
+        for page in pages:
+            context |= page.change_form_context(request, obj)
+        context["page_links"] = [link for page in pages if obj is not None for link in page.links(request, obj)]
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     def get_changelist_instance(self, request: Any) -> Any:

@@ -55,9 +55,9 @@ class CopyPlanPage(AdminPage):
             return False
         return may(request.user, "add", override=False) or obj is None or not obj.policies.exists()
 
-    def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
-        """Return the page's address, where the operator may copy the plan."""
-        return {"copy_url": self.url(obj)} if obj is not None and self.has_permission(request, obj) else {}
+    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
+        """Return the link, where the operator may copy the plan."""
+        return [(self.url(obj), _("Copy plan"))] if self.has_permission(request, obj) else []
 
     def view(self, request: Any, plan: Plan) -> Any:
         """GET asks, POST copies."""

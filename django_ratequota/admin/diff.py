@@ -78,6 +78,8 @@ def in_words(field: Any, value: Any) -> str:
         return str(value)
     if isinstance(field, models.DateTimeField):
         return moment(parse_datetime(value)) or str(value)
+    if isinstance(value, bool):
+        return gettext("yes") if value else gettext("no")
     return str(dict(field.flatchoices).get(value, value))
 
 

@@ -58,7 +58,7 @@ class EndpointForm(forms.ModelForm):  # type: ignore[type-arg]
 
     class Meta:
         model = Endpoint
-        fields = ["name", "description", "routes", "methods", "cost", "charged_statuses"]
+        fields = ["name", "description", "routes", "methods", "cost", "charged_statuses", "exempt"]
         widgets = {
             "name": ScopeSuggestions,
             "description": AdminTextareaWidget(attrs={"rows": 2}),
@@ -94,8 +94,8 @@ class EndpointAdmin(PolicyTableAdmin):
     """Endpoints."""
 
     form = EndpointForm
-    list_display = ["name", "some_routes", "methods", "cost", "charged_statuses", "policy_count", about]
-    list_filter = [LimitedFilter]
+    list_display = ["name", "some_routes", "methods", "cost", "charged_statuses", "exempt", "policy_count", about]
+    list_filter = [LimitedFilter, "exempt"]
     search_fields = ["name", "description", "routes"]
     list_per_page = 50
     inlines = [EndpointPolicyInline]

@@ -90,17 +90,11 @@ class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
             change.names = names
         return listed
 
-    def has_add_permission(self, request: Any) -> bool:
-        """Return False."""
-        return False
-
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        """Return False."""
+        """Return False; so do the permissions to add and to delete."""
         return False
 
-    def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
-        """Return False."""
-        return False
+    has_add_permission = has_delete_permission = has_change_permission
 
     @admin.display(description=_("kind"), ordering="model")
     def kind(self, change: PolicyChange) -> Any:

@@ -119,6 +119,7 @@ class MatrixPage(AdminPage):
         return {
             "endpoint": name,
             "statuses": endpoint.charged_statuses if endpoint else "",
+            "exempt": endpoint is not None and endpoint.exempt,
             "link": self.object_url(request, Endpoint, endpoint.pk) if endpoint else "",
             "overrides": overrides.get(_key(endpoint), (0, 0))[0],
             "blocks": overrides.get(_key(endpoint), (0, 0))[1],
@@ -161,7 +162,8 @@ class _Cells:
     def cell(self, endpoint: Endpoint | None, plan: Plan | None, label: str) -> Cell:
         """Return the cell of the plan (None = everyone) at the endpoint (None = all endpoints)."""
         winners: list[PolicyFacts] = []
-        for _per, group in sorted(self.groups.get(_key(endpoint), {}).items()):
+        exempt = endpoint is not None and endpoint.exempt
+        for _per, group in () if exempt else sorted(self.groups.get(_key(endpoint), {}).items()):
             winner = strongest([*(group.by_plan.get(plan.pk, ()) if plan else ()), *group.everyone], self.now_us)
             if winner is not None:
                 winners.append(winner)
@@ -175,7 +177,9 @@ class _Cells:
             in_force=in_force,
             others=others,
             others_link=self.list_url(audience, endpoint) if others else "",
-            add="" if "caller" in (winner.counted_per for winner in winners) else self._add(endpoint, plan, "caller"),
+            add=""
+            if exempt or "caller" in (winner.counted_per for winner in winners)
+            else self._add(endpoint, plan, "caller"),
         )
 
     def list_url(self, query: dict[str, Any], endpoint: Endpoint | None) -> str:

@@ -52,8 +52,12 @@ class AdminPage:
         raise NotImplementedError
 
     def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
-        """Return what the form of ``obj`` (None: of a new object) shows of this page, such as a link."""
+        """Return what the form of ``obj`` (None: of a new object) shows of this page."""
         return {}
+
+    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
+        """Return the links, (address, text), that the form of ``obj`` has to this page."""
+        return []
 
     def url(self, obj: Any = None, *args: str, query: dict[str, str] | None = None) -> str:
         """Return the page's address."""

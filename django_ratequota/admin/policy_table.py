@@ -85,15 +85,10 @@ class PolicyFormSet(StoredRows, forms.BaseInlineFormSet):  # type: ignore[type-a
                 continue
             key = tuple(getattr(policy, name) for name in _UNIQUE)
             if key in taken:
-                form.add_error(None, _second_undated())
+                (rule,) = (c for c in RatePolicy._meta.constraints if c.name == "ratequota_policy_one_undated")
+                form.add_error(None, str(rule.get_violation_error_message()))
             else:
                 taken[key] = policy.pk
-
-
-def _second_undated() -> str:
-    """Return the message of the constraint that allows one policy without dates."""
-    (constraint,) = (c for c in RatePolicy._meta.constraints if c.name == "ratequota_policy_one_undated")
-    return str(constraint.get_violation_error_message())
 
 
 class PolicyInline(AutocompleteAdmin, admin.TabularInline):  # type: ignore[type-arg]

@@ -14,7 +14,7 @@ from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..engine.types import Bucket, BucketStatus
+from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..models import PolicyChange, RatePolicy
 from ..operations import counters
@@ -91,10 +91,10 @@ class ResetPage(CountersPage):
     name = "reset"
     heads = (_("Who"), _("Endpoint"))
 
-    def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
-        """Return the page's address for an override that the operator may reset."""
-        offered = obj is not None and is_override(obj) and self.has_permission(request, obj)
-        return {"reset_url": self.url(obj)} if offered else {}
+    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
+        """Return the link of an override that the operator may reset."""
+        offered = is_override(obj) and self.has_permission(request, obj)
+        return [(self.url(obj), _("Reset usage"))] if offered else []
 
     def view(self, request: Any, policy: RatePolicy) -> Any:
         """GET asks, POST resets."""
@@ -136,7 +136,9 @@ class ResetPage(CountersPage):
                 with transaction.atomic(using=policy_alias(PolicyChange)):
                     own = (bucket for bucket, owner in owners.items() if owner == policy)
                     before = counters.reset(own, form.cleaned_data["reason"])
-                    self.admin.log_change(request, policy, _log_message(before))
+                    texts = ", ".join(f"{shown(s.bucket.title)} ({s.used} / {s.limit})" for s in before)
+                    entry = gettext("Reset counters: %(counters)s.") % {"counters": texts}
+                    self.admin.log_change(request, policy, entry)
                 done += len(before)
         except StoreError as error:
             failed = _("Redis did not answer (%(reason)s). %(done)d of %(all)d counters were reset. Try again later.")
@@ -156,9 +158,3 @@ def reset_usage(model_admin: Any, request: Any, queryset: Any) -> Any:
 def reset_message(count: int) -> str:
     """Return how many counters were reset, in words."""
     return ngettext("%(count)d counter was reset.", "%(count)d counters were reset.", count) % {"count": count}
-
-
-def _log_message(before: tuple[BucketStatus, ...]) -> str:
-    """Return the entry for the policy's own history."""
-    texts = ", ".join(f"{shown(s.bucket.title)} ({s.used} / {s.limit})" for s in before)
-    return gettext("Reset counters: %(counters)s.") % {"counters": texts}

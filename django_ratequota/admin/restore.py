@@ -44,16 +44,15 @@ class RestorePage(AdminPage):
     path = "<path:object_id>/restore/<str:version>/"
     name = "restore"
 
-    def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
-        """Return the links to the versions that the operator may restore."""
+    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
+        """Return the links to the versions that the operator may restore, and to the object's other changes."""
         texts = {"after": _("Restore this version"), "before": _("Restore the previous version")}
-        return {
-            "restore_links": [
-                (self.url(obj, version), texts[version])
-                for version in versions(obj)
-                if self._offered(request, obj, version)
-            ]
-        }
+        offered = [version for version in versions(obj) if self._offered(request, obj, version)]
+        links = [(self.url(obj, version), texts[version]) for version in offered]
+        if obj.object_id:
+            query = {"model": obj.model, "object_id": obj.object_id}
+            links.append((self.admin.page_url("changelist", query=query), _("All changes of this object")))
+        return links
 
     def view(self, request: Any, change: PolicyChange, version: Any) -> Any:
         """GET compares and asks, POST restores. The edit needs the permissions of the object's own page."""
@@ -90,7 +89,8 @@ class RestorePage(AdminPage):
 
     def _restore(self, request: Any, restoration: Restoration, data: dict[str, Any]) -> HttpResponseRedirect:
         along = data["along"] and self._may_along(request, restoration)
-        message = _log_message(restoration.change, restoration.version)
+        before, after = gettext("restored version before %(date)s"), gettext("restored version of %(date)s")
+        message = (before if restoration.version == "before" else after) % {"date": moment(restoration.change.at)}
         target = restoration.target
 
         def log(rows: Sequence[Any]) -> None:
@@ -122,9 +122,7 @@ class RestorePage(AdminPage):
             "object_id": change.object_id,
             "errors": [visible(error) for error in errors],
             "form": form,
-            "readable": restoration is not None,
-            "deleted": restoration is not None and restoration.current is None,
-            "differs": bool(restoration and restoration.differing),
+            "restoration": restoration,
             "difference": _difference(restoration, self.admin.get_empty_value_display()) if restoration else "",
             "along": [shown(text) for text in _texts(along[:_SHOWN_ALONG])],
             "along_more": max(0, len(along) - _SHOWN_ALONG),
@@ -162,15 +160,8 @@ class RestorePage(AdminPage):
         if not self.site.is_registered(model):
             return False
         admin = self.site.get_model_admin(model)
-        if current is None:
-            return bool(admin.has_add_permission(request))
-        return bool(admin.has_change_permission(request, current))
-
-
-def _log_message(change: PolicyChange, version: str) -> str:
-    """Return the entry for the history."""
-    before, after = gettext("restored version before %(date)s"), gettext("restored version of %(date)s")
-    return (before if version == "before" else after) % {"date": moment(change.at)}
+        adds = current is None
+        return bool(admin.has_add_permission(request) if adds else admin.has_change_permission(request, current))
 
 
 def _texts(deletions: Sequence[Deletion]) -> list[str]:

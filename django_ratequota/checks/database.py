@@ -80,7 +80,8 @@ def check_outcome(**_: Any) -> Messages:
 
     if MIDDLEWARE in django_settings.MIDDLEWARE:
         return []
-    names = list(Endpoint.objects.exclude(charged_statuses="").values_list("name", flat=True)[:10])
+    counting = Endpoint.objects.filter(exempt=False).exclude(charged_statuses="")
+    names = list(counting.values_list("name", flat=True)[:10])
     text = f"Endpoints that count only some statuses ({', '.join(names)}) need the middleware to refund the others."
     hint = f"Add {MIDDLEWARE!r} to MIDDLEWARE. Without it all requests count there, except in views under @ratequota."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W006")] if names else []

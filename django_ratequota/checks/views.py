@@ -13,11 +13,26 @@ from django.core import checks
 from django.utils import timezone
 
 from .. import conf
+from ..policies.exemptions import exemption_of
 from ..policies.facts import endpoint_facts
+from ..policies.requests.declarations import DECLARED_ATTRIBUTE
 from ..policies.requests.methods import takes_any_method
 from ..policies.requests.routes import known_views
-from ..policies.requests.view_code import codes_of, named_values, never_answers, project_functions
-from ..policies.requests.view_declarations import late_check, limits_itself, scope_of, shows_usage, view_class
+from ..policies.requests.view_code import codes_of, named_values, never_answers, operations_of, project_functions
+from ..policies.requests.view_declarations import (
+    chooses_throttles,
+    class_attribute,
+    has_throttle,
+    is_decorated,
+    is_rest,
+    late_check,
+    limits_itself,
+    method_declaration,
+    methods_of,
+    scopes_of,
+    shows_usage,
+    view_class,
+)
 from .database import Messages, of_policies
 
 #: Modules whose functions and classes limit requests, drop-ins included.
@@ -63,12 +78,56 @@ def check_unchecked(**_: Any) -> Messages:
     if not conf.settings.enforce_all or conf.settings.count_unchecked:
         return []
     try:
-        late = [route for route, _name, view in known_views() if late_check(view, "") is not None]
+        late = [route for route, _name, view in known_views() if _may_refuse_before_its_check(view)]
     except Exception:  # Django's own check reports what is wrong with the URLconf
         return []
     text = f"Failed authentication is not counted at views that enforce policies themselves ({_shortened(late)})."
     hint = "Set RATEQUOTA['COUNT_UNCHECKED'] = True, and add a policy counted per ip for these views."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W015")] if late else []
+
+
+@checks.register
+def check_declared(**_: Any) -> Messages:
+    """W022: a view declares a scope or a cost by ``@throttle_scope``, and has no throttle that enforces it."""
+    try:
+        idle = [route for route, _name, view in known_views() if _declares_in_vain(view)]
+    except Exception:  # Django's own check reports what is wrong with the URLconf
+        return []
+    text = f"Nothing enforces what @throttle_scope declares for these views: {_shortened(idle)}."
+    hint = (
+        "Add QuotaThrottle to DEFAULT_THROTTLE_CLASSES or to their throttle_classes. "
+        "On a view that is not REST framework's, write @ratequota(...)."
+    )
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W022")] if idle else []
+
+
+def _declares_in_vain(view: Any) -> bool:
+    cls = view_class(view)
+    if cls is None:
+        functions = [view, *(operation.view_func for operation in operations_of(view))]
+        found = [getattr(function, DECLARED_ATTRIBUTE, None) for function in functions]
+    else:
+        found = [method_declaration(view, method) for method in methods_of(view)]
+        found.append(class_attribute(view, DECLARED_ATTRIBUTE))
+    if all(declared is None or declared.checks for declared in found):
+        return False
+    return cls is None or not (chooses_throttles(view) or has_throttle(view))
+
+
+@checks.register
+def check_authenticated(**_: Any) -> Messages:
+    """W023: ``@ratequota`` checks a request before REST framework has authenticated the caller."""
+    try:
+        early = [
+            route
+            for route, _name, view in known_views()
+            if is_rest(view_class(view)) and is_decorated(view) and class_attribute(view, "authentication_classes")
+        ]
+    except Exception:  # Django's own check reports what is wrong with the URLconf
+        return []
+    text = f"@ratequota around dispatch runs before REST framework knows the user: {_shortened(early)}."
+    hint = "Write @throttle_scope(...) on the class instead, with QuotaThrottle among its throttle_classes."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W023")] if early else []
 
 
 def _module_limits(name: str) -> bool:
@@ -119,7 +178,7 @@ def check_statuses(**_: Any) -> Messages:
     messages: Messages = []
     for endpoint, views in _endpoints_with_views(charged_statuses=""):
         statuses = endpoint_facts(endpoint).charged_statuses
-        if views and all(never_answers(view, statuses) for _route, view in views):
+        if views and not endpoint.exempt and all(never_answers(view, statuses) for _route, view in views):
             counted = f"The endpoint {endpoint.name!r} counts responses with status {endpoint.charged_statuses} only"
             text = f"{counted}, and none of its views returns it: no request counts there."
             hint = "In the admin, set its charged statuses to those that its views return on a failure."
@@ -133,7 +192,7 @@ def check_methods(**_: Any) -> Messages:
     messages: Messages = []
     for endpoint, views in _endpoints_with_views(methods=""):
         loose = [f"{_qualified_name(view)} at {route}" for route, view in views if takes_any_method(view)]
-        if loose:
+        if loose and not endpoint.exempt:
             counted = f"The endpoint {endpoint.name!r} counts {endpoint.methods}, but these views accept any method"
             text = f"{counted}: {_shortened(loose)}. Other methods than GET count there as well."
             listed = ", ".join(f'"{method}"' for method in endpoint.methods.split())
@@ -158,17 +217,23 @@ def check_unlimited(**_: Any) -> Messages:
     if None in limited:  # for all endpoints
         return []
     try:
-        found = [views for endpoint, views in _endpoints_with_views() if endpoint.pk in limited]
+        found = [views for endpoint, views in _endpoints_with_views() if endpoint.pk in limited or endpoint.exempt]
         counted = {route for views in found for route, _view in views}
         # The usage endpoint has a limit that is built in.
         views = [(route, view) for route, _name, view in known_views() if not shows_usage(view)]
-        late = [route for route, view in views if late_check(view, "") is not None]
+        late = [route for route, view in views if _may_refuse_before_its_check(view)]
     except Exception:  # Django's own check reports what is wrong with the URLconf
         return []
     bare = [route for route in late if route not in counted]
     text = f"COUNT_UNCHECKED counts nothing where no policy counted per ip applies ({_shortened(bare)})."
     hint = "Add a policy counted per ip for everyone: for all endpoints, or for the endpoints of these views."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W017")] if bare else []
+
+
+def _may_refuse_before_its_check(view: Any) -> bool:
+    exemption = exemption_of(view)
+    limited = [m for m in ("", *methods_of(view)) if exemption is None or not exemption.covers(m)]
+    return any(late_check(view, method) for method in limited)
 
 
 def _endpoints_with_views(**without: str) -> list[tuple[Any, list[tuple[str, Any]]]]:
@@ -184,7 +249,7 @@ def _endpoints_with_views(**without: str) -> list[tuple[Any, list[tuple[str, Any
         of_endpoint = [
             (route, view)
             for route, name, view in views
-            if (route, name) in matched or scope_of(view) == endpoint.name
+            if (route, name) in matched or endpoint.name in scopes_of(view)
         ]
         found.append((endpoint, of_endpoint))
     return found

@@ -23,7 +23,7 @@ from ..exceptions import NewerRevision, StoreError
 from ..monitoring import alerts, collector  # noqa: F401 - set process.observe and process.record
 from ..monitoring.health import keep_reporting, note_degraded
 from ..policies import cache  # noqa: F401 - sets process.policies
-from ..policies.exemptions import exempt, narrow
+from ..policies.exemptions import exempt, exemption_of, narrow
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
 from ..policies.matching import NO_METHOD, match_endpoints, match_policies
 from ..policies.requests.caller import Caller
@@ -154,16 +154,18 @@ def evaluate(
     """
     if not settings.enabled and getattr(limiter, "unlimited", False):  # a test's own limiter enforces its policies
         return Decision(allowed=True), None
-    keep_reporting()
-    route = name = view = None
+    route = name = exemption = None
     method: str = NO_METHOD
     handling: Handling = "any"
     if http is not None:
         match = getattr(http, "resolver_match", None)
-        view = getattr(match, "func", None)
-        route, name = resolved(match, getattr(http, "urlconf", None))
         method = http.method or "GET"
+        exemption = exemption_of(getattr(match, "func", None) if match else _unresolved(request))
+        if exemption is not None and exemption.covers(method):
+            return Decision(allowed=True), None
+        route, name = resolved(match, getattr(http, "urlconf", None))
         handling = handling_of_request(request, http, method)
+    keep_reporting()
     policies = process.policies
     snapshot = policies.current()
     # There is a snapshot only if this thread's transaction, if any, has changed no policies.
@@ -197,7 +199,7 @@ def evaluate(
         if only is not None:
             # Before exemptions: the usage endpoint's built-in limit applies whatever policies it has.
             resolution = narrow(resolution, only)
-        resolution = exempt(resolution, name, view, caller)
+        resolution = exempt(resolution, name, exemption, caller)
         if only is not None and not (resolution.buckets or resolution.blocked_by or resolution.unreadable):
             return Decision(allowed=True), None
         units = resolution.cost if cost is None else cost
@@ -222,7 +224,15 @@ def evaluate(
                 pass  # the last known policies stay in force
     if earlier is not None and not earlier.recorded:
         decision, costs = (yield from earlier.combine(decision, resolution.buckets)), ()
+    if not buckets and resolution.exempt:
+        return decision, None
     return decision, Evaluation(context, route, method, resolution, max(costs, default=units))
+
+
+def _unresolved(request: Any) -> Any:
+    """Return the class of REST framework's view for a request that Django has not resolved, as in tests."""
+    view = (getattr(request, "parser_context", None) or {}).get("view")
+    return None if view is None else type(view)
 
 
 def _without_database(error: DatabaseError) -> tuple[Decision, None]:
@@ -234,7 +244,10 @@ def _needs_user(
     snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, pending: bool | None
 ) -> Generator[Step, Any, bool]:
     """Return whether a policy at the endpoints is for users or plans, or some user has an override there."""
-    for _endpoint, counted_per, _own, group in match_policies(snapshot, endpoints, scope, NOBODY).groups:
+    matched = match_policies(snapshot, endpoints, scope, NOBODY)
+    if matched.exempt:
+        return False
+    for _endpoint, counted_per, _own, group in matched.groups:
         if counted_per == "plan" or (group and ("user" in group.kinds or group.has_plans)):
             return True
     own = process.policies.user_endpoints

@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from functools import partial
 from typing import Any
 
-from django.utils.functional import LazyObject
+from django.utils.functional import LazyObject, empty
 
 from ..conf import settings
 from ..engine.limiter import Limiter
@@ -73,8 +73,7 @@ def _steps(
     if cost is not None:
         cost = check_cost(cost)
     caller = DescribedCaller(
-        # A lazy user may be read from the database.
-        user_id=(yield partial(_user_id, user)) if isinstance(user, LazyObject) else _user_id(user),
+        user_id=(yield partial(_user_id, user)) if _is_unread(user) else _user_id(user),
         address=str(ip) if ip else None,
         identifiers=_values(identifiers) if identifiers else None,
         plan_slug=plan or None,
@@ -83,6 +82,11 @@ def _steps(
         raise InvalidCaller(f"ip is one address, such as '203.0.113.7', or None, not {str(ip)[:100]!r}")
     decision, evaluation = yield from evaluate(None, None, scope, cost, limiter, None, False, caller)
     return conclude(None, decision, evaluation)
+
+
+def _is_unread(user: Any) -> bool:
+    """Return whether reading the user may query the database. Channels has read that of a websocket."""
+    return isinstance(user, LazyObject) and user._wrapped is empty
 
 
 def _user_id(user: Any) -> str | None:

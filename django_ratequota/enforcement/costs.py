@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import isawaitable, signature
 from traceback import walk_tb
+from typing import Any
 
 from django.http import UnreadablePostError
 
@@ -13,22 +15,52 @@ from ..utils.problems import note_problem
 from .settlement import status_of
 
 
-def compute_cost(compute: Callable[[], object], of: str) -> tuple[int | None, Exception | None]:
+def compute_cost(compute: Callable[[], object], of: Any) -> tuple[int | None, Exception | None]:
     """Return the cost, None = the endpoint's own, and the exception to raise after counting the request.
 
     An exception that answers the client (invalid JSON, a ``ValidationError`` of REST framework) is returned. Others
-    are logged once a minute under the name ``of``, and the request goes on.
+    are logged once a minute under the name ``of``, or that of a view's ``throttle_cost``, and the request goes on.
     """
     try:
         cost = compute()
         return None if cost is None else check_cost(cost), None
-    except InvalidCost as error:
-        note_problem(of, f"{of}: {error}; the endpoint's cost counts")
     except Exception as error:
-        if answers_client(error) or _reads_body(error):
-            return None, error
+        return None, _answer(error, of)
+
+
+async def acompute_cost(compute: Callable[[], object], of: str) -> tuple[int | None, Exception | None]:
+    """``compute_cost`` of a function that may be async; it must not return None."""
+    try:
+        cost = compute()
+        return check_cost(await cost if isawaitable(cost) else cost), None
+    except Exception as error:
+        return None, _answer(error, of)
+
+
+def check_declared(cost: Any, *arguments: str) -> Any:
+    """Return a declared cost, units or a function of the ``arguments``; raises ``InvalidCost`` and ``TypeError``."""
+    if cost is None or not callable(cost):
+        return cost if cost is None else check_cost(cost)
+    try:
+        signature(cost).bind(*arguments)
+    except ValueError:  # a builtin, whose parameters are unknown
+        pass
+    except TypeError as error:
+        listed = ", ".join(arguments)
+        raise TypeError(f"cost is a number of units or a function of ({listed}), not {cost!r}: {error}") from None
+    return cost
+
+
+def _answer(error: Exception, of: Any) -> Exception | None:
+    """Return the exception if it answers the client; log any other."""
+    of = of if isinstance(of, str) else f"throttle_cost of {type(of).__name__}"
+    if isinstance(error, InvalidCost):
+        note_problem(of, f"{of}: {error}; the endpoint's cost counts")
+    elif answers_client(error) or _reads_body(error):
+        return error
+    else:
         note_problem(of, f"{of} raised {type(error).__name__}: {error}; the endpoint's cost counts", error)
-    return None, None
+    return None
 
 
 def answers_client(error: Exception) -> bool:

@@ -144,6 +144,8 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
             yield f"         {counter(bucket)}"
     for bucket in explanation.built_in:
         yield f"  built in: {counter(bucket)}"
+    if explanation.exempt:
+        yield f"exempt       nothing limits it: {explanation.exempt}"
     yield f"decision     {_verdict(explanation)}"
 
 

@@ -28,6 +28,7 @@ class Migration(migrations.Migration):
                 ('methods', models.CharField(blank=True, help_text='HTTP methods separated by spaces, such as GET POST; empty = all. HEAD counts as GET. Other methods count as well if the view runs the same code for them. OPTIONS answered by an options handler counts only if it is listed.', max_length=100, verbose_name='methods')),
                 ('cost', models.PositiveBigIntegerField(default=1, help_text='Units that a request consumes, unless the code says otherwise.', validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(1000000000000)], verbose_name='cost')),
                 ('charged_statuses', models.CharField(blank=True, default='', help_text='Which responses count, such as 401, 403 or 4xx for failed logins; empty = every request. Requests are charged before they run, and those that end with another status get their units back.', max_length=100, verbose_name='charged statuses')),
+                ('exempt', models.BooleanField(default=False, help_text='Nothing limits requests that match this endpoint, such as health checks: no policy for it, for all endpoints, or for another endpoint that they match, not even a block. They are not counted. If methods are listed, only these are exempt.', verbose_name='exempt')),
             ],
             options={
                 'verbose_name': 'endpoint',

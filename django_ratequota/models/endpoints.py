@@ -64,6 +64,16 @@ class Endpoint(RecordedModel):
         ),
     )
 
+    exempt = models.BooleanField(
+        _("exempt"),
+        default=False,
+        help_text=_(
+            "Nothing limits requests that match this endpoint, such as health checks: no policy for it, for all "
+            "endpoints, or for another endpoint that they match, not even a block. They are not counted. If methods "
+            "are listed, only these are exempt."
+        ),
+    )
+
     class Meta(RecordedModel.Meta):
         verbose_name = _("endpoint")
         verbose_name_plural = _("endpoints")

@@ -87,7 +87,7 @@ class Collector:
         cost: int,
     ) -> str:
         """Record a decision; returns the id of a refusal, "" where there is none."""
-        name, ip = context.caller.name, context.caller.located.text
+        name, ip = context.caller.name, context.caller.client_address.text
         allowed = decision.allowed
         # A plain loop, because every request pays for this.
         against: tuple[int | None, ...] = resolution.would_block if allowed else resolution.blocking

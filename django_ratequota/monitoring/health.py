@@ -179,11 +179,8 @@ def _seconds() -> float:
 _reporting = Background("ratequota-report", _seconds, lambda: report())
 # At once after a load: the last report may be REPORT_SECONDS old, and names a revision that no longer applies.
 listeners.append(_reporting.soon)
-
-
-def keep_reporting() -> None:
-    """Start the thread that reports every REPORT_SECONDS, unless it runs in this process by these settings."""
-    _reporting.keep()
+#: Starts the thread that reports every REPORT_SECONDS, unless it runs in this process by these settings.
+keep_reporting = _reporting.keep
 
 
 def _clear() -> None:

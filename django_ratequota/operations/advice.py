@@ -50,7 +50,7 @@ class Surroundings:
 
 def about_policy(policy: PolicyFacts, around: Surroundings) -> list[str]:
     """Return warnings about a policy, the most serious first."""
-    never = _never_counts(policy, around.now_us)
+    never = _never_counts(policy, around)
     if never:
         return [never]
     rates = () if isinstance(policy.rates, str) else policy.rates
@@ -65,8 +65,8 @@ def about_policy(policy: PolicyFacts, around: Surroundings) -> list[str]:
 def about_endpoint(endpoint: Endpoint) -> list[str]:
     """Return warnings about an endpoint.
 
-    Scopes of views and routes are read from the URLconf, the admin's included. Code may name a scope elsewhere, for
-    one on a method of a view, so the warning says what it depends on.
+    Scopes of views and routes are read from the URLconf, the admin's included. Code may name a scope elsewhere, as in
+    ``check_request``, so the warning says what it depends on.
     """
     if endpoint.name in known_scopes():
         return []
@@ -128,10 +128,13 @@ def matched_routes(endpoint: Endpoint, routes: Iterable[tuple[str, str]]) -> lis
     ]
 
 
-def _never_counts(policy: PolicyFacts, now_us: int) -> str:
+def _never_counts(policy: PolicyFacts, around: Surroundings) -> str:
+    if around.endpoint is not None and around.endpoint.exempt:
+        text = _("The endpoint “%(endpoint)s” is exempt: no policy applies there. To use this one, clear “exempt”.")
+        return text % {"endpoint": around.endpoint.name}
     if policy.mode == "off":
         return _("Its mode is off: it limits nobody. Choose “enforce” or “log only” to use it.")
-    if policy.ends_us is not None and policy.ends_us <= now_us:
+    if policy.ends_us is not None and policy.ends_us <= around.now_us:
         return _("It has ended: it never applies again. Set a later end, or none.")
     return ""
 

@@ -171,9 +171,7 @@ def outlook(context: EvaluationContext, boost: RatePolicy) -> Outlook:
             winner = _winner(boosted, facts, at_us)
             overtaken = (winner, at_us) if winner is not None and winner is not facts else None
     return Outlook(
-        now=_winner(context, facts, context.now_us),
-        overtaken=overtaken,
-        after=_winner(boosted, facts, end_us),
+        now=_winner(context, facts, context.now_us), overtaken=overtaken, after=_winner(boosted, facts, end_us)
     )
 
 

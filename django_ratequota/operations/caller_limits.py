@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from django.db import Error as DatabaseError
 
@@ -111,14 +112,10 @@ def _endpoints(snapshot: Snapshot, entry: UserEntry, scope: str | None) -> tuple
         if endpoint is None:
             raise LookupError(scope)
         return (endpoint,)
-    first = overview.limited[: MAX_LIMITS + 1]
+    first, name = overview.limited[: MAX_LIMITS + 1], attrgetter("name")
     ids = {policy.endpoint_id for policy in entry.policies if policy.endpoint_id is not None}
-    own = [snapshot.endpoints[pk] for pk in ids if pk in snapshot.endpoints]
+    own = [snapshot.endpoints[pk] for pk in ids if pk in snapshot.endpoints and not snapshot.endpoints[pk].exempt]
     if not own:
         return first
-    chosen = [*sorted(own, key=_name), *(endpoint for endpoint in first if endpoint.id not in ids)][: MAX_LIMITS + 1]
-    return (*sorted(chosen[:MAX_LIMITS], key=_name), *chosen[MAX_LIMITS:])
-
-
-def _name(endpoint: EndpointFacts) -> str:
-    return endpoint.name
+    chosen = [*sorted(own, key=name), *(endpoint for endpoint in first if endpoint.id not in ids)][: MAX_LIMITS + 1]
+    return (*sorted(chosen[:MAX_LIMITS], key=name), *chosen[MAX_LIMITS:])

@@ -6,13 +6,15 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from ..enforcement.decide import decide
 from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
 from ..engine.types import Bucket, Decision, check_cost
 from ..exceptions import StoreError
 from ..policies import cache  # noqa: F401 - sets process.policies
-from ..policies.exemptions import exempt, exempt_candidate
-from ..policies.explain import Candidate, explain, plan_source
+from ..policies.exemptions import exempt, exempt_candidate, exemption_of, narrow
+from ..policies.explain import Candidate, explain, lost, plan_source
 from ..policies.facts import NOBODY, PlanFacts, UserEntry
 from ..policies.matching import NO_METHOD, match_endpoints
 from ..policies.requests.caller import Caller
@@ -36,6 +38,8 @@ class Explanation:
     plan_source: str
     #: The resolver's input, for resolving again with a change.
     context: EvaluationContext
+    #: Why nothing limits the request, in words for operators; "" = it is not exempt.
+    exempt: str = ""
 
     @property
     def built_in(self) -> list[Bucket]:
@@ -67,8 +71,14 @@ def explain_caller(
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
         context = EvaluationContext(caller, entry, endpoints, scope, snapshot, now_us(limiter))
         resolution, candidates = resolve(context), explain(context)
-        resolution = exempt(resolution, name, view, caller)
-        candidates = tuple(exempt_candidate(candidate, name, view) for candidate in candidates)
+        exemption = exemption_of(view)
+        resolution = exempt(resolution, name, exemption, caller)
+        candidates = tuple(exempt_candidate(candidate, name, exemption) for candidate in candidates)
+        why_exempt = resolution.exempt and _("the endpoint %(name)s is exempt") % {"name": resolution.exempt}
+        if exemption is not None and exemption.covers(method):
+            why_exempt = _("@exempt decorates the view")
+            resolution = narrow(resolution, lambda policy: False)
+            candidates = tuple(lost(candidate.policy, why_exempt) for candidate in candidates)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
         decision = yield from decide(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
@@ -79,6 +89,7 @@ def explain_caller(
             decision=decision,
             plan_source=plan_source(context),
             context=context,
+            exempt=why_exempt,
         )
 
     limiter = limiter_or_error()

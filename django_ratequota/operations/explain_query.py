@@ -16,7 +16,7 @@ from ..models import Endpoint, Plan
 from ..monitoring.refusals import Refusal
 from ..policies.requests.caller import UNKNOWN, DescribedCaller, client_text
 from ..policies.requests.routes import find_route, known_views, resolve_path, resolved
-from ..policies.requests.view_declarations import scope_of, shows_usage
+from ..policies.requests.view_declarations import cost_of, least_cost, scope_of, scopes_of, shows_usage
 from ..recording.validators import visible
 from ..utils.addresses import unmap
 from .explain import Explanation, explain_caller
@@ -42,7 +42,7 @@ class ExplainQuery:
     #: A path, or a route as written in an endpoint; "" = none.
     path: str = ""
     method: str = "GET"
-    #: Units; None = the endpoint's own cost.
+    #: Units; None = the cost that the view declares, else the endpoint's own.
     cost: int | None = None
 
     @classmethod
@@ -97,9 +97,10 @@ class ExplainQuery:
         request: dict[str, Any] = {"scope": scope, "method": self.method.upper()}
         if path:
             route, name, view = _resolve(path)
-            request |= {"route": route, "name": name, "scope": scope or scope_of(view), "view": view}
+            declared = scope_of(view, request["method"])
+            request |= {"route": route, "name": name, "scope": scope or declared, "view": view}
         elif scope:
-            views = [view for _route, _name, view in known_views() if scope_of(view) == scope]
+            views = [view for _route, _name, view in known_views() if scope in scopes_of(view)]
             request["view"] = views[0] if views and (len(views) == 1 or all(map(shows_usage, views))) else None
         # The usage endpoint has a built-in limit, and need not have a row.
         built_in = shows_usage(request.get("view")) and scope_of(request["view"]) == scope
@@ -111,7 +112,13 @@ class ExplainQuery:
 
     def explain(self) -> Explanation:
         """Return what applies now; raises ``ValidationError`` and ``django.db.Error``."""
-        return explain_caller(self.caller(), **self.request_arguments(), cost=self.cost)
+        request, cost = self.request_arguments(), self.cost
+        if cost is None:
+            view, method = request.get("view"), request["method"]
+            declared = cost_of(view, method) if request["scope"] == scope_of(view, method) else None
+            # A function needs a request.
+            cost = None if callable(declared) else least_cost(declared)
+        return explain_caller(self.caller(), **request, cost=cost)
 
 
 def _address(text: str) -> str | None:

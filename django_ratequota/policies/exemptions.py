@@ -1,34 +1,59 @@
-"""Exempts views from policies for all endpoints: the pages of Django's admin, and the usage endpoint.
+"""Exempts views from policies: those under ``@exempt`` from all, others from policies for all endpoints.
 
-Otherwise such policies could lock operators out of the admin, and a client could not see that its quota is used up.
-Policies that name an endpoint apply everywhere.
+The others are the pages of Django's admin and the usage endpoint. Otherwise such policies could lock operators out of
+the admin, and a client could not see that its quota is used up. Policies that name an endpoint apply there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
 from ..engine.rates import Rate
 from ..engine.types import Bucket
-from .explain import Candidate
+from .explain import Candidate, lost
 from .facts import PolicyFacts
 from .requests.caller import Caller
+from .requests.declarations import below_api_view
 from .requests.routes import is_admin_page
-from .requests.view_declarations import shows_usage
+from .requests.view_code import operations_of
+from .requests.view_declarations import shows_usage, view_class
 from .resolver import Resolution
 
+#: Set by ``@exempt`` on views, on classes, and on methods of classes.
+EXEMPT_ATTRIBUTE = "ratequota_exempt"
 #: The built-in rate per caller at the usage endpoint, used if no policy is enforced for it.
 USAGE_RATE = Rate.parse("60/min")
 
 
-def exempt(resolution: Resolution, name: str | None, view: Any, caller: Caller) -> Resolution:
+class Exemption(NamedTuple):
+    """What the code exempts a view from."""
+
+    #: Methods of the requests that nothing limits; None = all methods.
+    methods: frozenset[str] | None
+    shows_usage: bool
+
+    def covers(self, method: str) -> bool:
+        """Return whether nothing limits the view's requests of this method."""
+        return self.methods is None or method in self.methods
+
+
+def exemption_of(view: Any) -> Exemption | None:
+    """Return what the code exempts the view from; None for most views. ``view`` is a function, or a class."""
+    try:
+        return _cached_exemption(view)
+    except TypeError:  # the view is not hashable
+        return _cached_exemption.__wrapped__(view)
+
+
+def exempt(resolution: Resolution, name: str | None, exemption: Exemption | None, caller: Caller) -> Resolution:
     """Return the resolution without the policies that the view is exempt from; ``name`` is its URL name."""
-    shows = shows_usage(view)
-    if not shows and not is_admin_page(name):
+    shows = exemption is not None and exemption.shows_usage
+    if resolution.exempt or not (shows or is_admin_page(name)):
         return resolution
     own = narrow(resolution, lambda policy: policy.endpoint_id is not None)
     if not shows or any(policy.mode == "enforce" for policy in own.winners):
@@ -38,17 +63,15 @@ def exempt(resolution: Resolution, name: str | None, view: Any, caller: Caller) 
     return replace(own, buckets=(*own.buckets, bucket))
 
 
-def exempt_candidate(candidate: Candidate, name: str | None, view: Any) -> Candidate:
+def exempt_candidate(candidate: Candidate, name: str | None, exemption: Exemption | None) -> Candidate:
     """Return the candidate; it has lost if the view is exempt from its policy. ``name`` is the view's URL name."""
     if candidate.policy.endpoint_id is not None:
         return candidate
-    if shows_usage(view):
-        why = _("policies for all endpoints do not apply to the usage endpoint")
-    elif is_admin_page(name):
-        why = _("policies for all endpoints do not apply to pages of the admin")
-    else:
-        return candidate
-    return replace(candidate, won=False, buckets=(), reason=_("lost: %(why)s") % {"why": why})
+    if exemption is not None and exemption.shows_usage:
+        return lost(candidate.policy, _("policies for all endpoints do not apply to the usage endpoint"))
+    if is_admin_page(name):
+        return lost(candidate.policy, _("policies for all endpoints do not apply to pages of the admin"))
+    return candidate
 
 
 def narrow(resolution: Resolution, only: Callable[[PolicyFacts], bool]) -> Resolution:
@@ -69,3 +92,32 @@ def narrow(resolution: Resolution, only: Callable[[PolicyFacts], bool]) -> Resol
         policy_ids=tuple(policy.id for policy in winners),
         unreadable=tuple((name, policy) for name, policy in resolution.unreadable if policy.id in ids),
     )
+
+
+@lru_cache(maxsize=4096)
+def _cached_exemption(view: Any) -> Exemption | None:
+    cls = view if isinstance(view, type) else view_class(view)
+    if _is_marked(view) or _is_marked(cls):
+        return Exemption(None, False)
+    methods = frozenset(method for method, handler in _handlers(view, cls) if _is_marked(handler))
+    shows = shows_usage(view)
+    return Exemption(methods, shows) if methods or shows else None
+
+
+def _handlers(view: Any, cls: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the methods of a class, or of Django Ninja's view, each with the function that answers it."""
+    if cls is None:
+        for operation in operations_of(view):
+            yield from ((method, operation.view_func) for method in operation.methods)
+        return
+    # ``actions`` are those of a ViewSet.
+    names = getattr(view, "actions", None) or {name: name for name in getattr(cls, "http_method_names", ())}
+    for method, name in names.items():
+        handler = below_api_view(getattr(cls, name, None))
+        yield method.upper(), handler
+        if method == "get" and not hasattr(cls, "head"):
+            yield "HEAD", handler
+
+
+def _is_marked(one: Any) -> bool:
+    return getattr(one, EXEMPT_ATTRIBUTE, False) is True

@@ -60,11 +60,18 @@ def explain(context: EvaluationContext) -> tuple[Candidate, ...]:
                 reason = _("wins: %(why)s") % {"why": _why_won(policy, endpoint)}
                 buckets = make_buckets(policy, endpoint, subject)
                 candidates.append(Candidate(policy=policy, won=True, reason=reason, buckets=buckets))
+            elif matched.exempt:
+                candidates.append(lost(policy, _("the endpoint %(name)s is exempt") % {"name": matched.exempt}))
             else:
-                lost = _why_not(policy, context, plan, subject)
-                lost = lost or (_("no policy applies here") if winner is None else why_beaten(policy, winner))
-                candidates.append(Candidate(policy=policy, won=False, reason=_("lost: %(why)s") % {"why": lost}))
+                why = _why_not(policy, context, plan, subject)
+                why = why or (_("no policy applies here") if winner is None else why_beaten(policy, winner))
+                candidates.append(lost(policy, why))
     return tuple(candidates)
+
+
+def lost(policy: PolicyFacts, why: str) -> Candidate:
+    """Return the candidate of a policy that does not apply, with the reason."""
+    return Candidate(policy=policy, won=False, reason=_("lost: %(why)s") % {"why": why})
 
 
 def _why_won(policy: PolicyFacts, endpoint: EndpointFacts | None) -> str:

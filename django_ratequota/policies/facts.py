@@ -41,6 +41,8 @@ class EndpointFacts:
     cost: int
     #: Statuses of the responses that are charged, such as 401 and 5xx; empty = all.
     charged_statuses: frozenset[str] = frozenset()
+    #: Whether nothing limits its requests, whatever other endpoints they match.
+    exempt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,7 @@ def endpoint_facts(endpoint: Any) -> EndpointFacts:
         methods=frozenset(endpoint.methods.split()),
         cost=endpoint.cost,
         charged_statuses=frozenset(endpoint.charged_statuses.replace(",", " ").split()),
+        exempt=endpoint.exempt,
     )
 
 

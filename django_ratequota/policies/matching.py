@@ -39,6 +39,8 @@ class MatchedPolicies:
     by_address: bool
     endpoint_ids: tuple[int, ...]
     cost: int
+    #: Name of an exempt endpoint among these: then no policy applies. "" = none is exempt.
+    exempt: str = ""
 
 
 def match_endpoints(
@@ -120,8 +122,12 @@ def _counts(endpoint: EndpointFacts, method: str, handling: Handling, matched: I
     """Whether a request counts at one of the endpoints ``matched`` by its route or scope.
 
     If the view's code serves several methods, they count at all of these endpoints, unless an operator tells them
-    apart: by another endpoint that names the method, and none of this endpoint's methods.
+    apart: by another endpoint that names the method, and none of this endpoint's methods. An exempt endpoint counts
+    only the methods that it names, because no exemption may be wider than the operator wrote.
     """
+    if endpoint.exempt and endpoint.methods:
+        # A reading method with a body may be answered by the code for other methods.
+        return method in endpoint.methods and handling != "every"
     if method in endpoint.methods:
         return True
     if handling == "free" or (handling == "own" and endpoint.methods):
@@ -150,6 +156,7 @@ def _find_policies(
         by_address=any(contest.group and contest.group.by_network for contest in found),
         endpoint_ids=tuple(endpoint.id for endpoint in endpoints),
         cost=(endpoints[0].cost if named else 0) or max((e.cost for e in endpoints), default=1),
+        exempt=next((endpoint.name for endpoint in endpoints if endpoint.exempt), ""),
     )
 
 

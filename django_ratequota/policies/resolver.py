@@ -51,6 +51,8 @@ class Resolution:
     until_us: int
     #: (name that clients see, policy) of the enforced winners whose rates are unreadable: their ``on_error`` decides.
     unreadable: tuple[tuple[str, PolicyFacts], ...] = ()
+    #: Name of an exempt endpoint that the request matched, so that nothing limits it; "" = none.
+    exempt: str = ""
 
 
 # Not frozen, because each request makes one, and a frozen dataclass takes twice as long to make.
@@ -112,7 +114,7 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
     winners: list[PolicyFacts] = []
     unreadable: list[tuple[str, PolicyFacts]] = []
     boundaries = [boundary for a in context.entry.assignments for boundary in (a.starts_us, a.ends_us)]
-    for endpoint, counted_per, own, group in matched.groups:
+    for endpoint, counted_per, own, group in () if matched.exempt else matched.groups:
         subject = context.caller.subject(counted_per, plan_id)
         if subject is None:
             continue
@@ -144,6 +146,7 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
         since_us=since_us,
         until_us=until_us,
         unreadable=tuple(unreadable),
+        exempt=matched.exempt,
     )
 
 

@@ -161,7 +161,8 @@ class Snapshot:
     def overview(self) -> Overview:
         """The endpoints sorted and by name, for evaluating many of them at once; made once per snapshot."""
         if self.memo.overview is None:
-            limited = (endpoint for endpoint in self.endpoints.values() if endpoint.id in self.groups)
+            endpoints = self.endpoints.values()
+            limited = (endpoint for endpoint in endpoints if endpoint.id in self.groups and not endpoint.exempt)
             self.memo.overview = Overview(
                 snapshot=self.copied(memo=Memo(self.memo.endpoints, policies=_OVERVIEWS)),
                 limited=tuple(sorted(limited, key=lambda endpoint: endpoint.name)),
@@ -187,7 +188,7 @@ class Overview(NamedTuple):
 
     #: A copy with its own memo, because the results for many endpoints would evict those that requests use.
     snapshot: Snapshot
-    #: The endpoints that have shared policies, sorted by name.
+    #: The endpoints that have shared policies and are not exempt, sorted by name.
     limited: tuple[EndpointFacts, ...]
     by_name: Mapping[str, EndpointFacts]
 

@@ -188,6 +188,8 @@ def _text(value: Any) -> str:
         return "none"
     if isinstance(value, datetime):
         return isoformat_utc(value)
+    if isinstance(value, bool):
+        return str(value).lower()
     return one_line(" ".join(value) if isinstance(value, tuple) else str(value))
 
 

@@ -20,13 +20,7 @@ from ..exceptions import FileProblem, InvalidFile
 MAX_BYTES = 20 * 10**6
 #: A policy file has four levels.
 _MAX_DEPTH = 10
-_KINDS = {
-    "null": "nothing",
-    "bool": "true or false",
-    "int": "a number",
-    "float": "a number",
-    "timestamp": "a date",
-}
+_KINDS = {"null": "nothing", "bool": "true or false", "int": "a number", "float": "a number", "timestamp": "a date"}
 #: libyaml reads ten times as fast, where PyYAML was built with it.
 _FAST: Any = getattr(yaml, "CSafeLoader", None)
 

@@ -183,6 +183,12 @@ def _whole_number(node: Node) -> int:
     return int(node.text)
 
 
+def _boolean(node: Node) -> bool:
+    if node.kind != "true or false":
+        raise WrongValue(node, f"this must be true or false, not {_shown(node)}")
+    return node.text.lower() in ("true", "yes", "on")
+
+
 def _time(node: Node) -> datetime:
     if node.kind not in ("text", "a date"):
         raise WrongValue(node, f"this must be a time, not {_shown(node)}; {_EXAMPLE}")
@@ -202,6 +208,7 @@ def _shown(node: Node) -> str:
 _READERS: dict[str, Callable[[Node], Any]] = {
     **dict.fromkeys(LISTS, _words),
     "cost": _whole_number,
+    "exempt": _boolean,
     "starts_at": _time,
     "ends_at": _time,
 }

@@ -73,7 +73,7 @@ ENDPOINTS = Section(
     name="endpoints",
     singular="endpoint",
     model=Endpoint,
-    fields=("name", "routes", "methods", "cost", "charged_statuses", "description"),
+    fields=("name", "routes", "methods", "cost", "charged_statuses", "exempt", "description"),
     required=("name",),
     identity=("name",),
 )
@@ -135,6 +135,8 @@ class Interner:
 
     def intern(self, value: Any) -> Any:
         """Return the first value that was equal to this one."""
+        if isinstance(value, bool):  # because True equals 1
+            return value
         if len(self._values) < _MOST_INTERNED:
             return self._values.setdefault(value, value)
         return self._values.get(value, value)

@@ -62,9 +62,11 @@ def _text_scalar(text: str) -> str | None:
 
 
 def _scalar(value: Any) -> str | None:
-    """Return a number or time as written after its key; None for lists."""
+    """Return a number, a boolean or a time as written after its key; None for lists."""
     if isinstance(value, datetime):
         return isoformat_utc(value)
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(value) if type(value) is int else None
 
 

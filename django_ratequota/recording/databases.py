@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from django.apps import apps
@@ -34,10 +34,7 @@ def reading_policies() -> Iterator[None]:
 
     On PostgreSQL a failed query fails all later ones of its transaction, which may be the view's (ATOMIC_REQUESTS).
     """
-    if in_transaction():
-        with transaction.atomic(using=policy_alias()):
-            yield
-    else:
+    with transaction.atomic(using=policy_alias()) if in_transaction() else nullcontext():
         yield
 
 

@@ -419,9 +419,11 @@ def test_redis_servers_are_listed(operator: Client, scene: Scene) -> None:
 def test_evictions_are_a_warning() -> None:
     info = {"redis_version": "7.4.0", "evicted_keys": 1234, "maxmemory": 1048576, "used_memory": 2048}
     (row,) = servers({"cache:6379": info})
-    assert (row["evicted"], row["loses"], row["limit"]) == ("1,234", True, "1.0\xa0MB")
+    assert row["loses"]
+    assert row["cells"] == ["up", "redis 7.4.0", "–", "2.0\xa0KB (1.0\xa0MB)", "–", "1,234"]
     (row,) = servers({"cache:6379": {"redis_version": "7.4.0"}})
-    assert (row["up"], row["memory"], row["policy"], row["evicted"], row["loses"]) == ("–", "–", "–", "–", False)
+    assert not row["loses"]
+    assert row["cells"] == ["up", "redis 7.4.0", "–", "– (no limit)", "–", "–"]
 
 
 @pytest.mark.parametrize(

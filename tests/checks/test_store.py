@@ -293,6 +293,7 @@ def cluster_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", [False, True])
 def test_a_cluster_needs_the_setting(settings: Any, cluster_node: str, cluster: bool) -> None:
     settings.RATEQUOTA = {"REDIS_URL": cluster_node, "CLUSTER": cluster, "TIMEOUT": 5}

@@ -24,19 +24,28 @@ from django.views import View
 from django.views.decorators.http import require_POST
 from rest_framework import exceptions, status
 from rest_framework.authtoken.views import ObtainAuthToken
+from rest_framework.decorators import api_view, throttle_classes
 from rest_framework.response import Response
 from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from django_ratequota import Limiter, check_request
 from django_ratequota.api import UsageView
-from django_ratequota.checks.views import check_enforced, check_statuses, check_unchecked, check_unlimited
+from django_ratequota.checks.views import (
+    check_authenticated,
+    check_declared,
+    check_enforced,
+    check_statuses,
+    check_unchecked,
+    check_unlimited,
+)
 from django_ratequota.compat.drf import AnonRateThrottle
 from django_ratequota.compat.ratelimit.decorators import ratelimit
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.policies.requests.view_code import never_answers
-from django_ratequota.throttling import QuotaThrottle
+from django_ratequota.throttling import QuotaThrottle, throttle_scope
 from tests.support.snippets import ROOT, snippets
 
 DATABASES = ["default"]
@@ -224,6 +233,106 @@ def test_a_broken_urlconf_is_left_to_djangos_check(settings: Any) -> None:
     assert check_enforced() == []
 
 
+# --- Whether anything enforces what views declare. ---
+
+
+def rest(declare: Any, *throttles: Any, **body: Any) -> Any:
+    """A view of REST framework under the decorator, with these throttles."""
+    get = body.pop("get", plain)
+    return declare(type("Rest", (APIView,), {"throttle_classes": throttles, "get": get, **body}))
+
+
+def function_view(declare: Any, *throttles: Any, below: bool) -> Any:
+    def function(request: Any) -> Response: ...
+
+    limited = throttle_classes(throttles)(declare(function) if below else function)
+    view = api_view()(limited)
+    return view if below else declare(view)
+
+
+SEARCH = throttle_scope("search")
+DECIDING = {"get_throttles": lambda self: [QuotaThrottle()]}
+
+
+def nothing(view: Any) -> Any:
+    return view
+
+
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        (rest(SEARCH), ["W022"]),
+        (rest(SEARCH, AnonRateThrottle), ["W022"]),
+        (rest(SEARCH, QuotaThrottle), []),
+        (rest(SEARCH, **DECIDING), []),
+        (rest(nothing, get=SEARCH(plain)), ["W022"]),
+        (rest(nothing, QuotaThrottle, get=SEARCH(plain)), []),
+        (rest(nothing, get=method_decorator(ratequota("search"))(plain)), []),
+        (rest(nothing, throttle_scope="search"), []),
+        (function_view(SEARCH, below=True), ["W022"]),
+        (function_view(SEARCH, below=False), ["W022"]),
+        (function_view(SEARCH, QuotaThrottle, below=True), []),
+        (function_view(SEARCH, QuotaThrottle, below=False), []),
+        (function_view(ratequota("search"), below=True), []),
+        (function_view(ratequota("search"), below=False), []),
+        (SEARCH(plain), ["W022"]),
+        (require_POST(SEARCH(plain)), ["W022"]),
+        (ratequota("search")(plain), []),
+        (plain, []),
+    ],
+)
+def test_a_declaration_needs_a_throttle(project: Any, view: Any, expected: list[str]) -> None:
+    project(view)
+    found = check_declared()
+    assert ids(found) == expected
+    if found:
+        assert found[0].msg == "Nothing enforces what @throttle_scope declares for these views: /0/."
+
+
+def test_a_declaration_of_an_action_needs_a_throttle(project: Any) -> None:
+    class Things(ViewSet):
+        throttle_classes = []
+        list = SEARCH(plain)
+        create = plain
+
+    for actions, expected in (({"get": "list"}, ["W022"]), ({"post": "create"}, [])):
+        project(Things.as_view(actions))
+        assert ids(check_declared()) == expected
+
+
+def test_a_declaration_for_ninja_needs_ninja_s_throttle(project: Any) -> None:
+    from ninja import NinjaAPI
+
+    api = NinjaAPI(urls_namespace="declared", docs_url=None)
+    api.get("/one")(SEARCH(plain))
+    project()
+    sys.modules["project_urls"].urlpatterns.append(path("api/", api.urls))
+    assert ids(check_declared()) == ["W022"]
+
+
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        (rest(method_decorator(ratequota, name="dispatch")), ["W023"]),
+        (rest(method_decorator(ratequota, name="dispatch"), QuotaThrottle), ["W023"]),
+        (rest(method_decorator(ratequota, name="dispatch"), authentication_classes=[]), []),
+        (method_decorator(ratequota, name="dispatch")(type("Plain", (View,), {"get": plain})), []),
+        (rest(nothing, get=method_decorator(ratequota("search"))(plain)), []),
+        (function_view(ratequota("search"), below=False), []),
+        (ratequota(plain), []),
+    ],
+)
+def test_a_decorator_around_dispatch_knows_no_user(project: Any, view: Any, expected: list[str]) -> None:
+    project(view)
+    assert ids(check_authenticated()) == expected
+
+
+@pytest.mark.parametrize("check", [check_declared, check_authenticated])
+def test_checks_of_views_leave_a_broken_urlconf_to_djangos(settings: Any, check: Any) -> None:
+    settings.ROOT_URLCONF = "nowhere"
+    assert check() == []
+
+
 # --- Whether requests that views refuse before their throttle are counted. ---
 
 
@@ -239,6 +348,9 @@ class Throttled(APIView):
         (Throttled, False, False, []),
         (ratequota(plain), True, False, []),
         (require_POST(ratequota(plain)), True, False, ["W015"]),
+        (rest(nothing, get=method_decorator(ratequota("search"))(plain)), True, False, ["W015"]),
+        (function_view(ratequota("search"), below=True), True, False, ["W015"]),
+        (function_view(ratequota("search"), below=False), True, False, ["W015"]),
         (plain, True, False, []),
     ],
 )

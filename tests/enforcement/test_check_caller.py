@@ -70,6 +70,27 @@ class TestWhoIsCounted:
         lazy = SimpleLazyObject(lambda: User.objects.get(username="alice"))
         assert ask(user=lazy).statuses[0].bucket.subject == f"user:{alice.pk}"
 
+    def test_a_lazy_user_that_was_read_takes_no_thread(self, alice: User) -> None:
+        """Channels passes one with every message."""
+        RatePolicy.objects.create(rates="10/hour")
+        check_caller(user=alice)
+        seen: list[int] = []
+
+        class Seen(SimpleLazyObject):
+            @property
+            def is_authenticated(self) -> bool:
+                seen.append(threading.get_ident())
+                return True
+
+        lazy = Seen(lambda: alice)
+        assert lazy.username == "alice"
+
+        async def ask() -> int:
+            await acheck_caller(user=lazy)
+            return threading.get_ident()
+
+        assert seen == [async_to_sync(ask)()]
+
     @pytest.mark.parametrize("ip", ["203.0.113.7", ip_address("203.0.113.7"), "::ffff:203.0.113.7"])
     def test_an_address_shares_the_counter_of_its_requests(self, ask: CheckCaller, ip: Any) -> None:
         RatePolicy.objects.create(rates="10/hour")

@@ -68,7 +68,7 @@ def test_a_completion_costs_what_it_used(
 ) -> None:
     """Each check refunded units that it had never charged, so that clients made room by requests."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": everywhere}
-    RatePolicy.objects.create(rates="100000/day", algorithm=algorithm)
+    RatePolicy.objects.create(rates="100000/3650day", algorithm=algorithm)
     RatePolicy.objects.create(endpoint=completions, rates="1000/day", algorithm=algorithm)
     for _ in range(20):
         get("/plain/")

@@ -427,6 +427,7 @@ def test_a_bucket_that_refills_within_milliseconds_is_not_lost(
 # --- High rates. ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_ten_thousand_a_second_saturated_for_seconds(
     redis_client: redis.Redis, limiter: Limiter, clock: Clock, algorithm: str

@@ -15,7 +15,7 @@ from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from django_ratequota.engine.types import BucketStatus
 from django_ratequota.exceptions import InvalidCost
 from tests.project.views import Units
-from tests.support.properties import examples
+from tests.support.properties import examples, scaled
 from tests.support.threads import on_threads
 
 WINDOWS = sorted(set(ALGORITHMS) - BURST_ALGORITHMS)
@@ -385,7 +385,7 @@ def test_the_window_before_counts_less_and_less(seconds: Seconds) -> None:
 
 def test_the_number_of_counters_is_bounded(seconds: Seconds) -> None:
     limiter = LocalLimiter(1, clock=seconds)
-    for number in range(100_000):
+    for number in range(scaled(100_000)):
         assert ask(limiter, bucket("1/min", subject=f"user:{number}"))
         # Every twentieth asks once too often, and is remembered as refused.
         if number % 20 == 0:

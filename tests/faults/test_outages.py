@@ -21,13 +21,14 @@ from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.health import health
 from django_ratequota.responses import problem, status_code
 from django_ratequota.signals import store_state_changed
+from tests.support.properties import scaled
 
 from . import poll
 from .servers import Node
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
-DOWN_SECONDS = 10
+DOWN_SECONDS = scaled(10)
 LIMIT, SHARE = 100, 4
 
 

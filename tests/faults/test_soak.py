@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from tests.support.properties import scaled
+
 from . import soak
 
 
-def test_a_few_rounds() -> None:
+def test_a_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "ROUND_SECONDS", scaled(4))
     soak.main(0)

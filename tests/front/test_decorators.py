@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
 from django.http import HttpResponse
-from django.test import AsyncClient
+from django.test import AsyncClient, Client
+from django.urls import path
 from django.views import View
 
 from django_ratequota.decorators import ratequota
@@ -98,6 +101,61 @@ def test_the_cost_may_be_an_enum(search: Endpoint, awaited: bool) -> None:
     view = ratequota(scope="search", cost=Units.THREE)(views.aplain if awaited else views.plain)
     run = async_to_sync(view) if awaited else view
     assert [run(request_from()).status_code for _ in range(3)] == [200, 200, 429]
+
+
+def of_request(request: Any) -> Any:
+    asked = request.GET["units"]
+    if asked == "forbidden":
+        raise PermissionDenied
+    return int(asked)
+
+
+async def aof_request(request: Any) -> Any:
+    return of_request(request)
+
+
+@pytest.fixture(params=[(views.plain, of_request), (views.aplain, of_request), (views.aplain, aof_request)])
+def computed(request: Any, settings: Any) -> Any:
+    """GET of a view whose cost is a function of the request: sync, async with a sync function, both async."""
+    view, cost = request.param
+    urls = ModuleType("computed_urls")
+    vars(urls)["urlpatterns"] = [path("computed/", ratequota("search", cost=cost)(view))]
+    settings.ROOT_URLCONF = urls
+    client = AsyncClient() if view is views.aplain else Client()
+    get = async_to_sync(client.get) if view is views.aplain else client.get
+    return lambda units: get("/computed/", {"units": units})
+
+
+def test_the_cost_may_be_a_function_of_the_request(search: Endpoint, computed: Any) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="7/hour")
+    assert [computed(units).status_code for units in (3, 5, 0, 4, 1)] == [200, 429, 200, 200, 429]
+
+
+def test_a_function_that_raises_leaves_the_endpoint_s_cost(search: Endpoint, computed: Any, caplog: Any) -> None:
+    Endpoint.objects.filter(pk=search.pk).update(cost=2)
+    RatePolicy.objects.create(endpoint=search, rates="7/hour")
+    for units, left in (("many", "5"), ("-1", "3")):
+        assert computed(units)["X-RateLimit-Remaining"] == left
+    assert "cost of @ratequota('search') raised ValueError: invalid literal" in caplog.text
+    RatePolicy.objects.update(rates="blocked")
+    assert computed("many").status_code == 429
+
+
+def test_a_function_that_answers_the_client_is_counted_and_refunded_by_its_answer(
+    search: Endpoint, computed: Any, caplog: Any
+) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="2/hour")
+    assert [computed("forbidden").status_code for _ in range(3)] == [403, 403, 429]
+    Endpoint.objects.filter(pk=search.pk).update(charged_statuses="2xx")
+    RatePolicy.objects.update(rates="4/hour")
+    assert [computed("forbidden").status_code for _ in range(3)] == [403, 403, 403]
+    assert "the endpoint's cost counts" not in caplog.text
+
+
+@pytest.mark.parametrize("cost", [lambda: 3, lambda request, view: 3])
+def test_a_function_of_other_arguments_is_an_error_when_decorating(cost: Any) -> None:
+    with pytest.raises(TypeError, match=r"cost is a number of units or a function of \(request\), not <"):
+        ratequota("search", cost=cost)
 
 
 @pytest.mark.parametrize("cost", [-1, 1.5, True, float("nan"), 10**30, "3"])

@@ -57,6 +57,10 @@ async def arun(request: Any) -> Any:
     return {"ran": True}
 
 
+async def acost(request: Any) -> int:
+    return 4
+
+
 def make_api(name: str, **options: Any) -> NinjaAPI:
     """An API with one operation of each kind on each level that takes throttles."""
     api = NinjaAPI(urls_namespace=name, docs_url=None, **options)
@@ -68,6 +72,7 @@ def make_api(name: str, **options: Any) -> NinjaAPI:
         on_api.get(f"/{kind}free", throttle=[])(function)
         on_api.get(f"/{kind}search", throttle=[search])(function)
         on_api.get(f"/{kind}costly", throttle=QuotaThrottle("search", cost=lambda request: 3))(function)
+        on_api.get(f"/{kind}awaited", throttle=QuotaThrottle("search", cost=acost if kind else 4))(function)
         on_api.get(f"/{kind}enum", throttle=QuotaThrottle("search", cost=Units.THREE))(function)
         on_api.get(f"/{kind}wrong", throttle=QuotaThrottle("search", cost=lambda request: -3))(function)
         on_api.get(f"/{kind}twice", throttle=[search, QuotaThrottle("exports")])(function)
@@ -125,7 +130,7 @@ def test_refusals_have_their_headers_without_the_middleware(
 
 
 @KINDS
-@pytest.mark.parametrize(("path", "left"), [("costly", "7"), ("enum", "7"), ("wrong", "8")])
+@pytest.mark.parametrize(("path", "left"), [("costly", "7"), ("awaited", "6"), ("enum", "7"), ("wrong", "8")])
 def test_costs(get: Get, search: Endpoint, kind: str, path: str, left: str) -> None:
     Endpoint.objects.filter(pk=search.pk).update(cost=2)
     RatePolicy.objects.create(endpoint=search, rates="10/hour")
@@ -136,6 +141,11 @@ def test_costs(get: Get, search: Endpoint, kind: str, path: str, left: str) -> N
 def test_a_cost_that_makes_no_sense_is_refused_at_once(cost: Any) -> None:
     with pytest.raises(InvalidCost):
         QuotaThrottle(cost=cost)
+
+
+def test_a_cost_of_other_arguments_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match=r"cost is a number of units or a function of \(request\), not <"):
+        QuotaThrottle(cost=lambda request, view: 3)  # type: ignore[arg-type, misc]
 
 
 @KINDS

@@ -292,6 +292,7 @@ print(get("/metrics/").content.decode())
 """
 
 
+@pytest.mark.slow
 def test_in_multiprocess_mode_any_process_exposes_all(redis_client: redis.Redis, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}

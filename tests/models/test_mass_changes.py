@@ -89,8 +89,8 @@ def newest() -> int:
 
 def a_batch_costs(change: Callable[[int], Statements], most: int) -> None:
     """Assert that another batch of rows adds at most ``most`` statements, none of them longer."""
-    few, many = change(2 * BATCH), change(4 * BATCH)
-    assert many.count - few.count <= 2 * most
+    few, many = change(BATCH + 1), change(2 * BATCH + 1)
+    assert many.count - few.count <= most
     assert many.widest <= few.widest
 
 

@@ -621,6 +621,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_reports_for_itself(redis_client: redis.Redis) -> None:
     # Later Pythons warn of any fork with threads; that is what is tried here.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]

@@ -114,6 +114,7 @@ def edited_everything(free: Plan) -> list[tuple[Any, dict[str, Any]]]:
         methods="GET POST",
         cost=7,
         charged_statuses="4xx",
+        exempt=True,
     )
     now = timezone.now()
     assignment = PlanAssignment.objects.create(
@@ -137,7 +138,18 @@ def edited_everything(free: Plan) -> list[tuple[Any, dict[str, Any]]]:
             assignment,
             {"user": bob, "plan": free, "starts_at": now, "ends_at": None, "reason": "", "created_by": None},
         ),
-        (reports, {"name": "r", "description": "", "routes": "", "methods": "", "cost": 1, "charged_statuses": ""}),
+        (
+            reports,
+            {
+                "name": "r",
+                "description": "",
+                "routes": "",
+                "methods": "",
+                "cost": 1,
+                "charged_statuses": "",
+                "exempt": False,
+            },
+        ),
         (
             policy,
             {"plan": None, "user": alice, "endpoint": exports, "counted_per": "caller", "rates": "1/s"}

@@ -50,6 +50,9 @@ _IMPORT = "$ python manage.py ratequota import policies.yaml"
 #: Pages whose snippets need a project of their own -> the test that makes it. Here they are only compiled.
 _RUN_BY = {
     "api.md": "package/test_client_pages.py",
+    "howto/celery.md": "package/test_caller_pages.py",
+    "howto/channels.md": "package/test_caller_pages.py",
+    "howto/graphql.md": "package/test_caller_pages.py",
     "metrics.md": "package/test_client_pages.py",
     "migrating.md": "package/test_migrating.py",
     "templates.md": "front/test_templates.py",
@@ -163,7 +166,7 @@ def receivers() -> Iterator[None]:
 @pytest.mark.parametrize("name", NAMES)
 def test_snippets_run(name: str, settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if name in _RUN_BY:
-        assert name in (ROOT / "tests" / _RUN_BY[name]).read_text()
+        assert Path(name).name in (ROOT / "tests" / _RUN_BY[name]).read_text()
         for snippet in snippets(DOCS / name):
             if snippet.language == "python":
                 compile(snippet.padded, name, "exec")
@@ -347,6 +350,12 @@ def test_every_check_is_in_the_table_with_its_hint() -> None:
     hints = re.findall(r"hint ?= ?\"([^\"]+?)[.,]? ?\"", source)
     assert len(hints) >= 5
     assert [hint for hint in hints if hint not in page] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checks_named_on_a_page_exist(name: str) -> None:
+    ids = {shown.removeprefix("django_ratequota.") for shown in rows("reference/checks.md")}
+    assert set(re.findall(r"\b[EWI]0\d\d\b", (DOCS / name).read_text())) <= ids
 
 
 def test_every_signal_is_in_the_table_with_its_arguments() -> None:

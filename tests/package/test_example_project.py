@@ -21,9 +21,14 @@ import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy, UsageCount
+from django_ratequota.monitoring.packing import OUTCOMES
+from django_ratequota.monitoring.refusals import refusals
+from django_ratequota.monitoring.timeline import timeline, top_callers
+from django_ratequota.operations.impact import estimate
 from example_project.check import Browser, basic, log_in, policy_path, set_rates
-from example_project.seed import seed
+from example_project.seed import USERS, seed
+from example_project.traffic import record_traffic
 from tests.faults import poll
 from tests.faults.servers import free_port
 from tests.support import server
@@ -84,7 +89,8 @@ class Place:
 
     def _files(self) -> set[tuple[str, int]]:
         databases = {(path.name, path.stat().st_mtime_ns) for path in ROOT.glob("*.sqlite3*")}
-        return databases | {(str(path), 0) for path in (*ROOT.glob("[!.]*"), *ROOT.glob("example_project/**/[!_]*"))}
+        ours = (path for path in ROOT.glob("example_project/**/*") if "__pycache__" not in path.parts)
+        return databases | {(str(path), 0) for path in (*ROOT.glob("[!.]*"), *ours)}
 
 
 class Demo:
@@ -133,7 +139,8 @@ def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An SQLite file with the example's rows, to copy."""
     folder = tmp_path_factory.mktemp("seeded")
     file = folder / "seeded.sqlite3"
-    status, output = Place(folder).run("seed", DATABASE_URL=f"sqlite:///{file}", REDIS_URL=server.url())
+    environment = {"DATABASE_URL": f"sqlite:///{file}", "REDIS_URL": server.url(), "RATEQUOTA_PREFIX": "rqtest:seed"}
+    status, output = Place(folder).run("seed", "--no-traffic", **environment)
     assert status == 0, output
     return file
 
@@ -171,6 +178,7 @@ def test_check_tries_everything_and_leaves_nothing_behind(place: Place) -> None:
         r"^export 4: 429, Retry-After \d+, RateLimit .*\"exports/hour\";r=0;t=\d+$", output, re.MULTILINE
     )
     assert "raised 3/hour to 6/hour" in output
+    assert "signed in as alice, her limits are all/min, all/day, exports/hour" in output
     assert output.endswith("All as expected.\n")
     assert place.left_behind() == []
 
@@ -202,7 +210,9 @@ def test_demo_serves_until_ctrl_c_and_leaves_nothing_behind(place: Place) -> Non
     commands = [shlex.split(line) for line in demo.ready().splitlines() if "curl" in line]
     assert [request(words, demo.address) for words in commands] == [[200], [200], [200, 200, 200, 429]]
     visitor = Browser(demo.address)
-    assert [visitor.get(path).status for path in ("/api/status/", "/static/admin/css/base.css")] == [200, 200]
+    paths = ("/", "/api/status/", "/static/admin/css/base.css", "/static/example_project/home.js", "/docs/tutorial/")
+    assert [visitor.get(path).status for path in paths] == [200] * 5
+    assert visitor.get("/docs/settings/").status == 404
     guess = {"username": "alice", "password": "guess"}
     assert [visitor.post("/api/login/", guess).status for _ in range(6)] == [400] * 5 + [429]
     log_in(demo.address)
@@ -302,6 +312,55 @@ def test_seeding_again_keeps_edits() -> None:
     edited = everything()
     seed()
     assert everything() == edited
+
+
+@pytest.fixture
+def routes(settings: Any) -> None:
+    """The example's routes."""
+    settings.ROOT_URLCONF = "example_project.urls"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies", "routes")
+def test_made_up_traffic_fills_the_pages_of_the_admin(redis_client: redis.Redis) -> None:
+    seed()
+    number = record_traffic()
+    assert sum(counts.admitted + counts.refused for counts in timeline("week").total) == number
+    day = timeline("day").total
+    assert all(any(counts.admitted for counts in day[at : at + 8]) for at in range(0, 96, 8))
+    hour = timeline("hour").total
+    assert all(sum(getattr(counts, outcome) for counts in hour) for outcome in OUTCOMES)
+    callers = top_callers("day")
+    assert all(callers[outcome] for outcome in OUTCOMES)
+    names = {f"user:{user.pk}" for user in User.objects.filter(username__in=USERS)}
+    assert names <= {top.caller for top in callers["admitted"]}
+    found = refusals(1000)
+    assert {refusal.scope for refusal in found} >= {"search", "exports", "status", "login"}
+    assert found[0].at > timezone.now() - timedelta(hours=1) > timedelta(hours=22) + found[-1].at
+    free = RatePolicy.objects.get(plan__slug="free", endpoint=None)
+    impact = estimate(RatePolicy(plan=free.plan, rates="3/min"))
+    assert impact.clients == 1
+    assert 0 < impact.refused_requests < impact.requests
+    assert UsageCount.objects.filter(place="t").count() >= 24
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies", "routes")
+def test_made_up_traffic_is_recorded_once_and_counts_against_nobody(redis_client: redis.Redis) -> None:
+    seed()
+    before = set(redis_client.scan_iter())
+    assert record_traffic() > 0
+    recorded = timeline("day").total
+    assert record_traffic() == 0
+    assert timeline("day").total == recorded
+    written = set(redis_client.scan_iter()) - before
+    assert {key.partition(b"}")[0] for key in written} == {b"rqtest:{statistics"}
+
+
+def test_seeding_without_redis_makes_up_no_traffic(place: Place, tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'seeded.sqlite3'}"
+    status, output = place.run("seed", DATABASE_URL=database, REDIS_URL=f"redis://127.0.0.1:{free_port()}/0")
+    assert (status, "There is no made-up traffic, because Redis did not answer" in output) == (0, True), output
 
 
 @pytest.mark.django_db

@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.m
 PUBLIC = {
     "api": "UsageView",
     "compat": "",
-    "decorators": "ratequota",
+    "decorators": "exempt ratequota",
     "errors": "exception_handler problem_details",
     "exceptions": "ConfigurationError InvalidBucket InvalidCaller InvalidCost InvalidRate RateQuotaError StoreError",
     "headers": "add_headers decision_headers",
@@ -42,7 +42,7 @@ PUBLIC = {
     "tasks": "rollup",
     "testing": "Clock Policy assert_allowed assert_limited embedded_server isolated override_policies remaining "
     "unlimited",
-    "throttling": "QuotaThrottle",
+    "throttling": "QuotaThrottle throttle_scope",
     "urls": "urlpatterns",
 }
 #: Public modules inside of these, and their names.

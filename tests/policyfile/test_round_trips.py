@@ -87,6 +87,7 @@ def contents(draw: Any) -> dict[type[models.Model], list[dict[str, Any]]]:
                 "methods": " ".join(draw(st.permutations(["GET", "POST", "PUT"]))[: draw(st.integers(0, 3))]),
                 "cost": draw(st.sampled_from([1, 2, 10**12])),
                 "charged_statuses": draw(st.sampled_from(["", "401, 5xx"])),
+                "exempt": draw(st.booleans()),
                 "description": draw(texts),
             }
             for name in endpoints
@@ -129,7 +130,7 @@ def fields() -> dict[str, list[tuple[Any, ...]]]:
         "plans": sorted(models.QuerySet(Plan).values_list("slug", "name", "default_for", "description")),
         "endpoints": sorted(
             models.QuerySet(Endpoint).values_list(
-                "name", "routes", "methods", "cost", "charged_statuses", "description"
+                "name", "routes", "methods", "cost", "charged_statuses", "exempt", "description"
             )
         ),
         "policies": sorted(

@@ -45,6 +45,7 @@ PARTS = {
         engine/test_concurrency store/test_breaker store/test_budget engine/test_edited_rates
         enforcement/test_refunds faults/test_script_flush faults/test_connecting faults/test_distance""",
     "requests": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
+        front/test_throttle_scope front/test_rest_decorators
         front/test_headers front/test_responses checks/test_store checks/test_settings package/test_package
         admin/test_admin admin/test_matrix package/test_locale monitoring/test_health compat/test_drf
         compat/test_ratelimit security/test_mails_of_refusals security/test_forwarded_headers
@@ -124,7 +125,9 @@ def main(leg: str, arguments: list[str]) -> int:
     if program is None:
         _report(f"not run: {leg}: {server}")
         return 0
-    command = [sys.executable, "-m", "pytest", "-q", *(arguments or tests_of(factors))]
+    # Two workers: else the last leg would keep one processor busy, and leave the other without work.
+    pytest = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
+    command = [*pytest, *(arguments or tests_of(factors))]
     if "uuid" in factors:
         command.append("--ds=tests.project.settings_uuid")
     if "postgresql" in factors:

@@ -1,7 +1,7 @@
-"""Settings of the property tests, by profile: ``pytest --hypothesis-profile=thorough``.
+"""Settings of the property tests, and sizes of long tests, by profile: ``pytest --hypothesis-profile=thorough``.
 
 ``quick``, the default, tries a share of each property's examples; ``thorough`` tries all of them. Both try the same
-ones in every run. ``explore`` tries twenty times as many, at random.
+ones in every run. ``explore`` tries twenty times as many, at random. Long tests are shorter in ``quick`` too.
 """
 
 from __future__ import annotations
@@ -31,3 +31,8 @@ def examples(number: int) -> settings:
     """Return settings that try ``number`` examples of a property, times the multiple of the profile in use."""
     multiple = _MULTIPLES[settings.get_current_profile_name()]
     return settings(max_examples=max(min(number, _FEWEST), math.ceil(number * multiple)))
+
+
+def scaled(number: int) -> int:
+    """Return ``number``, or a quarter of it in ``quick``: seconds of load, or callers that find a bound."""
+    return max(1, number // 4) if settings.get_current_profile_name() == "quick" else number

@@ -64,7 +64,7 @@ class ExplainForm(forms.Form):
         min_value=0,
         max_value=MAX_UNITS,
         widget=AdminIntegerFieldWidget,
-        help_text=_("Units; empty = the endpoint's cost."),
+        help_text=_("Units; empty = the cost that the view declares, or the endpoint's."),
     )
 
     def __init__(self, data: Any, *, user: forms.ModelChoiceField[Any]) -> None:

@@ -35,14 +35,14 @@ class ExplainPage(AdminPage):
     name = "explain"
     media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
 
-    def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
+    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
         """Return the link from an override to the limits of its caller."""
-        if obj is None or not is_override(obj):
-            return {}
+        if not is_override(obj):
+            return []
         params = {"caller": obj.subject if obj.user_id is None else f"user:{obj.user_id}"}
         if obj.endpoint:
             params["endpoint"] = obj.endpoint.name
-        return {"explain_url": self.url(query=params)}
+        return [(self.url(query=params), _("Explain"))]
 
     def view(self, request: Any) -> Any:
         """Show the form, what applies now, and refusals."""
@@ -204,6 +204,8 @@ def _verdict(explanation: Explanation) -> str:
     decision, cost = explanation.decision, explanation.resolution.cost
     units = ngettext("The next request, of %(count)d unit,", "The next request, of %(count)d units,", cost)
     words = {"request": units % {"count": cost}, "by": shown(", ".join(decision.violated))}
+    if explanation.exempt:
+        return gettext("Nothing limits this request: %(why)s.") % {"why": shown(explanation.exempt)}
     if decision.allowed:
         return gettext("%(request)s would be admitted.") % words
     if decision.retry_after_us is None:

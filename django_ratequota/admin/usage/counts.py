@@ -93,18 +93,13 @@ def cells(counts: Counts) -> list[str]:
 def totals(counts: Counts) -> list[dict[str, str]]:
     """Return the totals below the chart: all requests, then each outcome with its share."""
     requests = counts.admitted + counts.refused
-    outcomes = {
-        _("Admitted"): counts.admitted,
-        _("Of these, would be refused (log mode)"): counts.would_refuse,
-        _("Refused"): counts.refused,
-    }
-    return [
-        {"name": gettext("Requests"), "number": number_text(requests), "share": ""},
-        *(
-            {"name": str(name), "number": number_text(number), "share": percent(number, requests)}
-            for name, number in outcomes.items()
-        ),
-    ]
+    outcomes = (
+        (gettext("Admitted"), counts.admitted),
+        (gettext("Of these, would be refused (log mode)"), counts.would_refuse),
+        (gettext("Refused"), counts.refused),
+    )
+    rows = [(gettext("Requests"), requests, ""), *((*row, percent(row[1], requests)) for row in outcomes)]
+    return [{"name": name, "number": number_text(number), "share": share} for name, number, share in rows]
 
 
 def chart(timeline: Timeline, selection: Selection) -> Plot:

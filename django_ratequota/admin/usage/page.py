@@ -223,7 +223,7 @@ def _workers() -> dict[str, Any]:
     """Return what the workers reported; without an answer of Redis, the state of this worker alone."""
     found, error = reply(lambda: (default_limiter().stored_revision(), health.reports()))
     mine = health.health()
-    revision, reports = found or (0, [mine])
+    revision, reports = found or (None, [mine])
     # This worker's state is known as of now, whereas its last report may be older than its last request.
     reports = [mine if worker.process == mine.process else worker for worker in reports]
     newest = PolicyChange.objects.exclude(action=PolicyChange.Action.RESET).order_by("-pk").first()

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.template.defaultfilters import filesizeformat
+from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
@@ -24,6 +25,7 @@ _STATES = {
     "behind": _("behind"),
     "fresh": _("no policies loaded yet"),
     "silent": _("not reporting"),
+    "unknown": "?",
 }
 #: States in which no worker decides by older policies.
 _UP_TO_DATE = frozenset({"live", "idle"})
@@ -54,9 +56,9 @@ _WARNINGS: dict[str, Any] = {
 _MOST_LISTED = 50
 
 
-def propagation(revision: int, workers: Sequence[Health]) -> dict[str, Any]:
-    """Return the page's context about the stored revision and the workers; those in trouble come first."""
-    states = [state_of(worker, revision) for worker in workers]
+def propagation(revision: int | None, workers: Sequence[Health]) -> dict[str, Any]:
+    """Return the context about the stored revision (None = unknown) and the workers; those in trouble come first."""
+    states = ["unknown" if revision is None else state_of(worker, revision) for worker in workers]
     counts = Counter(states)
     order = sorted(range(len(workers)), key=lambda at: (states[at] in _UP_TO_DATE, workers[at].process))
     rows = [_row(workers[at], states[at]) for at in order[:_MOST_LISTED]]
@@ -72,7 +74,7 @@ def propagation(revision: int, workers: Sequence[Health]) -> dict[str, Any]:
     }
 
 
-def _proof(revision: int, workers: Sequence[Health], states: Sequence[str]) -> str:
+def _proof(revision: int | None, workers: Sequence[Health], states: Sequence[str]) -> str:
     if not workers:
         if not settings.report_seconds:
             return gettext("Workers do not report, because REPORT_SECONDS is 0.")
@@ -105,15 +107,10 @@ def _proof(revision: int, workers: Sequence[Health], states: Sequence[str]) -> s
 
 
 def _row(worker: Health, state: str) -> dict[str, Any]:
-    return {
-        "process": shown(worker.process),
-        "revision": str(worker.revision or "–"),
-        "state": state,
-        "state_text": _STATES[state],
-        "age": gettext("%(seconds)s s ago") % {"seconds": number_text(round(max(0.0, time.time() - worker.at)))},
-        "breaker": _breaker(worker),
-        "decisions": number_text(worker.decisions),
-    }
+    age = gettext("%(seconds)s s ago") % {"seconds": number_text(round(max(0.0, time.time() - worker.at)))}
+    text = format_html('<span class="ratequota-usage-state ratequota-usage-{}">{}</span>', state, _STATES[state])
+    cells = [text, str(worker.revision or "–"), age, number_text(worker.decisions), _breaker(worker)]
+    return {"name": shown(worker.process), "cells": cells}
 
 
 def _breaker(worker: Health) -> str:
@@ -173,16 +170,17 @@ def _server(name: str, info: dict[str, str]) -> dict[str, Any]:
     # Managed servers leave some of these out.
     limit, used, up = (_integer(info.get(key)) for key in ("maxmemory", "used_memory", "uptime_in_seconds"))
     evicted = _integer(info.get("evicted_keys"))
-    return {
-        "name": shown(name),
-        "version": shown(f"{product} {version}"),
-        "up": "–" if up is None else uptime(up),
-        "memory": "–" if used is None else filesizeformat(used),
-        "limit": filesizeformat(limit) if limit else gettext("no limit"),
-        "policy": shown(info.get("maxmemory_policy", "")) or "–",
-        "evicted": "–" if evicted is None else number_text(evicted),
-        "loses": bool(evicted),
-    }
+    memory = {"used": "–" if used is None else filesizeformat(used)}
+    memory["limit"] = filesizeformat(limit) if limit else gettext("no limit")
+    cells = [
+        gettext("up"),
+        shown(f"{product} {version}"),
+        "–" if up is None else uptime(up),
+        gettext("%(used)s (%(limit)s)") % memory,
+        shown(info.get("maxmemory_policy", "")) or "–",
+        "–" if evicted is None else number_text(evicted),
+    ]
+    return {"name": shown(name), "cells": cells, "loses": bool(evicted)}
 
 
 def _integer(value: Any) -> int | None:

@@ -29,7 +29,7 @@ UNKNOWN = "ip:unknown"
 FAILED = ""
 
 
-class Located(NamedTuple):
+class ClientAddress(NamedTuple):
     """A client's address."""
 
     address: Address | None
@@ -37,7 +37,7 @@ class Located(NamedTuple):
     text: str | None
 
 
-NOWHERE = Located(None, None)
+NO_ADDRESS = ClientAddress(None, None)
 
 
 class Caller:
@@ -64,10 +64,10 @@ class Caller:
     @property
     def address(self) -> Address | None:
         """Return the client's address, according to the trusted proxies; None if there is none."""
-        return self.located.address
+        return self.client_address.address
 
     @cached_property
-    def located(self) -> Located:
+    def client_address(self) -> ClientAddress:
         """Return the client's address, and its text as part of a subject."""
         meta = self._request.META
         return _reader()(meta.get("REMOTE_ADDR") or "", meta.get("HTTP_X_FORWARDED_FOR") or "")
@@ -95,7 +95,7 @@ class Caller:
         if kind == "user":
             return self.user_id
         if kind == "ip":
-            return self.located.text
+            return self.client_address.text
         if kind not in self._values:
             value = self._find(kind)
             self._values[kind] = value if value is None else short(value)
@@ -157,7 +157,7 @@ class DescribedCaller(Caller):
         plan_slug: str | None = None,
     ) -> None:
         self.user_id = user_id
-        self.located = NOWHERE if address is None else _reader()(address, "")
+        self.client_address = NO_ADDRESS if address is None else _reader()(address, "")
         self.plan_slug = plan_slug
         self._values = {kind: short(value) for kind, value in (identifiers or {}).items()}
 
@@ -180,16 +180,16 @@ class Unidentified(Caller):
         return None
 
 
-def _make_reader() -> Callable[[str, str], Located]:
+def _make_reader() -> Callable[[str, str], ClientAddress]:
     networks, trust_unix = settings.networks, UNIX in settings.trusted_proxies
 
-    def read(remote: str, forwarded: str) -> Located:
-        return _located(client_address(remote, forwarded, networks, trust_unix))
+    def read(remote: str, forwarded: str) -> ClientAddress:
+        return _with_text(client_address(remote, forwarded, networks, trust_unix))
 
     # Cached, because parsing the address is the slowest part of identifying a known caller.
     read_cached = lru_cache(_HEADERS)(read)
 
-    def read_headers(remote: str, forwarded: str) -> Located:
+    def read_headers(remote: str, forwarded: str) -> ClientAddress:
         if not networks and not trust_unix:
             forwarded = ""  # because without trusted proxies any client could have written it
         return (read_cached if len(remote) + len(forwarded) <= _LONGEST else read)(remote, forwarded)
@@ -197,12 +197,12 @@ def _make_reader() -> Callable[[str, str], Located]:
     return read_headers
 
 
-#: (REMOTE_ADDR, X-Forwarded-For) -> Located, by the settings in force.
+#: (REMOTE_ADDR, X-Forwarded-For) -> ClientAddress, by the settings in force.
 _reader = OncePerSettings(_make_reader)
 
 
-def _located(address: Address | None) -> Located:
-    return Located(address, None if address is None else client_text(address, settings.ipv6_prefix))
+def _with_text(address: Address | None) -> ClientAddress:
+    return ClientAddress(address, None if address is None else client_text(address, settings.ipv6_prefix))
 
 
 def client_address(

@@ -75,7 +75,7 @@ def handling_of_view(view: Any, method: str) -> Handling:
     """Return how a method counts at the view; None = the view is unknown."""
     if method in _READING:
         return "own"
-    return _handling(handlings_of(view), method, enforces_itself(view) and not is_decorated(view))
+    return _handling(handlings_of(view), method, enforces_itself(view, method) and not is_decorated(view))
 
 
 def _handling(handlings: _Handlings, method: str, authenticated: bool) -> Handling:

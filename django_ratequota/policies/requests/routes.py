@@ -12,7 +12,7 @@ from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
 from django.utils import translation
 
 from .translated_routes import canonical, each_language, languages_of, spell, walk
-from .view_declarations import scope_of
+from .view_declarations import scopes_of
 
 #: What DRF's ``format_suffix_patterns`` puts in place of a route's last slash, in regular expressions and paths.
 _FORMAT_SUFFIX = re.compile(
@@ -103,5 +103,4 @@ def resolve_path(path: str) -> ResolverMatch:
 
 def known_scopes() -> list[str]:
     """Return every scope that a view in the URLconf declares, sorted."""
-    scopes = {scope_of(view) for _, _, view in known_views()}
-    return sorted(scope for scope in scopes if scope)
+    return sorted(set().union(*[scopes_of(view) for _, _, view in known_views()]))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...engine.types import check_cost
 from ...exceptions import InvalidCost
+from .declarations import DECLARED_ATTRIBUTE, Declaration, declaration_in_class
 
 logger = logging.getLogger("django_ratequota")
 
@@ -14,7 +16,7 @@ logger = logging.getLogger("django_ratequota")
 SCOPE_ATTRIBUTE = "ratequota_scope"
 #: Set on the class of the usage endpoint.
 USAGE_ATTRIBUTE = "ratequota_shows_usage"
-#: Set by ``@ratequota`` on its wrappers: (wrapper, cost). Other decorators copy it to theirs.
+#: Set by ``@ratequota`` on its wrappers: the wrapper. Other decorators copy it to theirs.
 WRAPPER_ATTRIBUTE = "ratequota_wrapper"
 #: Set on Django Ninja's views with a ``QuotaThrottle``: method -> the operation's ``LateCheck``, None = no throttle.
 LIMITED_ATTRIBUTE = "ratequota_limited"
@@ -34,25 +36,70 @@ def shows_usage(view: Any) -> bool:
     return getattr(view_class(view), USAGE_ATTRIBUTE, False) is True
 
 
-def scope_of(view: Any) -> str | None:
-    """Return the scope that a view declares, by decorator or as ``throttle_scope``; None if it declares none."""
+def scope_of(view: Any, method: str = "") -> str | None:
+    """Return the scope that a view declares for a method, by decorator or as ``throttle_scope``; None if none.
+
+    Without a method, the scope of methods that declare none of their own.
+    """
+    limited: Mapping[str, LateCheck | None] = getattr(view, LIMITED_ATTRIBUTE, {})
+    if check := limited.get(method):
+        return check.scope
     holder = view_class(view)
     decorated = getattr(view, SCOPE_ATTRIBUTE, "") or getattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE, "")
-    scope = decorated or class_attribute(view, "throttle_scope")
+    declared = method_declaration(view, method)
+    scope = decorated or (declared and declared.scope) or class_attribute(view, "throttle_scope")
     return scope if isinstance(scope, str) and scope else None
 
 
-def enforces_itself(view: Any) -> bool:
-    """Whether the view checks its own requests: it has ``@ratequota`` or our throttle."""
-    return is_decorated(view) or any(
-        _is_ours(throttle) for throttle in class_attribute(view, "throttle_classes") or ()
-    )
+def cost_of(view: Any, method: str = "") -> Any:
+    """Return the units, or the function, that a view declares as the cost of a method; None = the endpoint's cost."""
+    if check := getattr(view, LIMITED_ATTRIBUTE, {}).get(method):
+        return check.cost
+    around = [view, getattr(view_class(view), "dispatch", None)]
+    declared = [getattr(one, DECLARED_ATTRIBUTE, None) for one in around if hasattr(one, SCOPE_ATTRIBUTE)]
+    costs = [one.cost for one in (*declared, method_declaration(view, method)) if one is not None]
+    return next((cost for cost in costs if cost is not None), class_attribute(view, "throttle_cost"))
 
 
-def is_decorated(view: Any) -> bool:
-    """Whether ``@ratequota`` decorates the view, or its class's ``dispatch``."""
-    holder = view_class(view)
-    return hasattr(view, SCOPE_ATTRIBUTE) or hasattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE)
+def scopes_of(view: Any) -> set[str]:
+    """Return every scope that a view declares, for whatever method."""
+    return {scope for method in ("", *methods_of(view)) if (scope := scope_of(view, method))}
+
+
+def methods_of(view: Any) -> list[str]:
+    """Return the methods for which a view may declare something of its own, in capitals."""
+    cls = view_class(view)
+    own: Any = getattr(view, LIMITED_ATTRIBUTE, ()) if cls is None else getattr(view, "actions", None)
+    if own is None:
+        own = [name for name in class_attribute(view, "http_method_names") or () if hasattr(cls, name)]
+    return [method.upper() for method in own]
+
+
+def method_declaration(view: Any, method: str) -> Declaration | None:
+    """Return what decorators declare for the method in a view's class; None for other views."""
+    cls = view_class(view)
+    return None if cls is None else declaration_in_class(cls, getattr(view, "actions", None), method)
+
+
+def enforces_itself(view: Any, method: str = "") -> bool:
+    """Whether the view checks its own requests by the method: it has ``@ratequota`` or our throttle."""
+    return hasattr(view, SCOPE_ATTRIBUTE) or has_throttle(view) or is_decorated(view, method)
+
+
+def is_decorated(view: Any, method: str = "") -> bool:
+    """Whether ``@ratequota`` decorates the view, its class's ``dispatch``, or the class's code for the method."""
+    if hasattr(view, SCOPE_ATTRIBUTE):
+        return True
+    cls = view_class(view)
+    if cls is None:
+        return False
+    declared = method_declaration(view, method)
+    return hasattr(getattr(cls, "dispatch", None), SCOPE_ATTRIBUTE) or (declared is not None and declared.checks)
+
+
+def has_throttle(view: Any) -> bool:
+    """Whether our throttle is among the view's ``throttle_classes``."""
+    return any(_is_ours(throttle) for throttle in class_attribute(view, "throttle_classes") or ())
 
 
 def late_check(view: Any, method: str) -> LateCheck | None:
@@ -64,11 +111,12 @@ def late_check(view: Any, method: str) -> LateCheck | None:
     if limited is not None:
         return limited.get(method, LateCheck(None, 1))  # which Ninja answers 405
     if is_decorated(view):
-        wrapper, cost = getattr(view, WRAPPER_ATTRIBUTE, (view, None))
-        return None if wrapper is view or view_class(view) is not None else LateCheck(scope_of(view), cost)
-    if not (chooses_throttles(view) or enforces_itself(view)):
+        if getattr(view, WRAPPER_ATTRIBUTE, view) is view or view_class(view) is not None:
+            return None
+        return LateCheck(scope_of(view), least_cost(cost_of(view)))
+    if not is_rest(view_class(view)) or not (chooses_throttles(view) or enforces_itself(view, method)):
         return None
-    return LateCheck(scope_of(view), least_cost(class_attribute(view, "throttle_cost")))
+    return LateCheck(scope_of(view, method), least_cost(cost_of(view, method)))
 
 
 def least_cost(cost: Any) -> int | None:
@@ -141,6 +189,11 @@ def limits_itself(view: Any) -> bool:
     bases = [base for throttle in throttles for base in getattr(throttle, "__mro__", ())]
     ours = any(base.__module__.startswith("django_ratequota.") for base in bases)
     return ours or hasattr(view, LIMITED_ATTRIBUTE) or enforces_itself(view)
+
+
+def is_rest(cls: Any) -> bool:
+    """Whether a view's class is one of REST framework's, which authenticate before they check throttles."""
+    return hasattr(cls, "check_throttles")
 
 
 def view_class(view: Any) -> Any:

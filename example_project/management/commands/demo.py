@@ -145,7 +145,8 @@ def _socket_folder(folder: Path) -> Iterator[Path]:
 @contextmanager
 def _server(port: int, environment: dict[str, str], log: Path | None) -> Iterator[subprocess.Popen[bytes]]:
     """Run Django's development server in a process, ready to answer; without ``log`` it logs to stderr."""
-    with _manage("seed", env=environment) as preparation:
+    # A check may run on a database that is kept, which made-up counts of requests do not belong to.
+    with _manage("seed", *(["--no-traffic"] if log else []), env=environment) as preparation:
         if preparation.wait():
             raise CommandError("The database could not be prepared; see the reason above.")
     # --insecure serves the style sheets of the admin with DEBUG=0 too.
@@ -194,10 +195,10 @@ def _welcome(address: str) -> str:
     return f"""
 django-ratequota, the example:
 
-  API      {address}/api/reports/   (users {", ".join(seed.USERS)}; password {seed.PASSWORD})
+  try it   {address}/   (sends requests, and shows what the limits make of them)
   admin    {address}/admin/   (user {name}, password {password})
 
-Try, in another terminal:
+The API's users are {", ".join(seed.USERS)}; password {seed.PASSWORD}. In another terminal:
 
   curl -i {alice} {address}/api/reports/
   curl -i {alice} '{address}/api/search/?q=report'

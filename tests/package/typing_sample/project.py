@@ -13,7 +13,7 @@ from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.health import Health, health
 from django_ratequota.signals import request_refused
-from django_ratequota.throttling import QuotaThrottle
+from django_ratequota.throttling import QuotaThrottle, throttle_scope
 
 
 @ratequota(scope="exports", cost=5)
@@ -43,6 +43,22 @@ class Reports(APIView):
         return Response([])
 
 
+@throttle_scope("archive")
+class Archive(Reports):
+    @throttle_scope("exports", cost=lambda request, view: 2)
+    def post(self, request: Request) -> Response:
+        return Response([])
+
+
+async def count_bytes(request: HttpRequest) -> int:
+    return len(request.body)
+
+
+@ratequota("uploads", cost=count_bytes)
+async def upload(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
 @receiver(request_refused)
 def told(sender: object, request: HttpRequest, decision: Decision, **_: Any) -> None:
     print(request.path, decision.violated)
@@ -57,5 +73,7 @@ def load(endpoint: Endpoint) -> Health:
 def mistakes(request: HttpRequest) -> None:
     export(request, "2026")  # type: ignore[arg-type]
     ratequota(scope="search", cost="5")  # type: ignore[call-overload]
+    throttle_scope("search", cost="5")  # type: ignore[arg-type]
+    assert_type(Archive().post(Request(request)), Response)
     check_request(request, "search", 1, True)  # type: ignore[call-arg]
     health(1)  # type: ignore[call-arg]

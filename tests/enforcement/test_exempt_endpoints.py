@@ -1,0 +1,263 @@
+"""Endpoints that are exempt: nothing limits the requests that match one, and operators see that."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.test import Client
+
+from django_ratequota import check_caller, check_request
+from django_ratequota.checks.database import check_outcome
+from django_ratequota.checks.views import check_methods, check_statuses, check_unlimited
+from django_ratequota.exceptions import InvalidFile
+from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.operations.advice import about_saved
+from django_ratequota.operations.caller_limits import caller_limits
+from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.operations.restore import plan_restoration, restore
+from django_ratequota.policies.matching import match_endpoints
+from django_ratequota.policies.requests.caller import DescribedCaller
+from django_ratequota.policyfile import apply_file, export_chunks
+from tests.conftest import Check, Get
+from tests.enforcement.test_check import CLOSED, left, monitored, room
+from tests.policies.test_resolver import picture
+from tests.project.views import request_from
+from tests.support.operators import client_of
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+ADDRESS = "203.0.113.7"
+
+
+@pytest.fixture
+def health() -> Endpoint:
+    return Endpoint.objects.create(name="health", routes="/plain/\n/aplain/", exempt=True)
+
+
+@pytest.fixture
+def everything_checks(settings: Any) -> None:
+    more = {"ENFORCE_ALL": True, "COUNT_UNCHECKED": True, "STATISTICS_SECONDS": 3600}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, **more}
+
+
+@pytest.fixture
+def blocked() -> None:
+    """Every kind of policy refuses everybody."""
+    everything = Endpoint.objects.create(name="everything", routes="/*")
+    for endpoint in (None, everything, *Endpoint.objects.filter(exempt=True)):
+        RatePolicy.objects.create(endpoint=endpoint, counted_per="ip", rates="blocked")
+        RatePolicy.objects.create(endpoint=endpoint, subject="ip:127.0.0.1", rates="blocked")
+        RatePolicy.objects.create(endpoint=endpoint, counted_per="everyone", rates="1/day", on_error="deny")
+
+
+class TestRequests:
+    @pytest.mark.usefixtures("health", "everything_checks", "blocked")
+    def test_a_matching_route_is_limited_by_nothing(self, get: Get) -> None:
+        assert get("/decorated/").status_code == 429
+        collector.clear()
+        for _ in range(3):
+            response = get("/plain/")
+            assert response.status_code == 200
+            assert [name for name in response.headers if "ratelimit" in name.lower()] == []
+        assert len(collector._pending) == 0, "nothing is counted"
+
+    def test_so_is_a_matching_scope(self, check: Check, health: Endpoint, blocked: None) -> None:
+        decision = check(request_from(), "health")
+        assert (decision.allowed, decision.statuses) == (True, ())
+        assert check_caller(ip=ADDRESS, scope="health").allowed
+        assert not check(request_from(), "everything").allowed
+
+    def test_the_store_is_asked_for_a_newer_revision_only(self, health: Endpoint, blocked: None) -> None:
+        check_request(request_from(), "health")
+        with monitored() as commands:
+            check_request(request_from(), "health")
+        assert commands == ["EVALSHA"]
+
+    def test_the_next_request_sees_an_edit(self, check: Check, health: Endpoint) -> None:
+        RatePolicy.objects.create(rates="5/hour")
+        assert room(check(request_from(), "health")) == []
+        health.exempt = False
+        health.save()
+        assert room(check(request_from(), "health")) == ["4/5"]
+        Endpoint.objects.update(exempt=True)
+        assert room(check(request_from(), "health")) == []
+        assert room(check(request_from())) == ["3/5"]
+
+    def test_no_policy_denies_it_while_redis_is_down(
+        self, check: Check, health: Endpoint, blocked: None, settings: Any
+    ) -> None:
+        check(request_from(), "health")
+        settings.RATEQUOTA = {**CLOSED, "ON_ERROR": "deny"}
+        assert check(request_from(), "health").allowed
+        assert not check(request_from()).allowed
+
+    def test_no_user_is_read_for_it(self, settings: Any, health: Endpoint, blocked: None) -> None:
+        """That may take queries, and adds ``Vary: Cookie``."""
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["ip"]}
+        plan = Plan.objects.create(name="Pro", slug="pro")
+        RatePolicy.objects.create(plan=plan, rates="5/hour")
+
+        class Unread:
+            @property
+            def is_authenticated(self) -> bool:
+                raise AssertionError("the user was read")
+
+        assert check_request(request_from(Unread()), "health").allowed
+
+    def test_a_charge_held_before_the_view_is_refunded(self, settings: Any, health: Endpoint) -> None:
+        """The view may name the exempt scope only when it checks."""
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "COUNT_UNCHECKED": True}
+        from django_ratequota.enforcement.unchecked import hold
+
+        RatePolicy.objects.create(counted_per="ip", rates="5/hour")
+        request = request_from(address=ADDRESS)
+        assert hold(request, None, None) is None
+        assert left(check_request(request, "health")) == []
+        assert left(check_request(request_from(address=ADDRESS))) == [4]
+
+
+class TestMethods:
+    """Clients choose the method, so an exemption is never wider than what the operator wrote."""
+
+    @pytest.mark.parametrize(
+        ("methods", "exempted"),
+        [
+            ("", {"GET", "HEAD", "POST", "PUT", "BREW", "OPTIONS"}),
+            ("GET", {"GET", "HEAD"}),
+            ("POST", {"POST"}),
+            ("GET OPTIONS", {"GET", "HEAD", "OPTIONS"}),
+        ],
+    )
+    def test_only_the_methods_it_names_are_exempt(self, client: Client, methods: str, exempted: set[str]) -> None:
+        Endpoint.objects.create(name="reads", routes="/bare/", methods=methods, exempt=True)
+        RatePolicy.objects.create(rates="blocked")
+        names = ("GET", "HEAD", "POST", "PUT", "BREW", "OPTIONS")
+        assert {name for name in names if client.generic(name, "/bare/").status_code == 200} == exempted
+
+    def test_a_get_with_a_body_is_not_exempt_by_get(self, client: Client) -> None:
+        """A function view may answer it like a POST."""
+        Endpoint.objects.create(name="reads", routes="/bare/", methods="GET", exempt=True)
+        RatePolicy.objects.create(rates="blocked")
+        assert client.generic("GET", "/bare/", b"a=1").status_code == 429
+        assert client.get("/bare/").status_code == 200
+
+    def test_other_endpoints_still_match(self) -> None:
+        """Live usage and Explain name them."""
+        health = Endpoint(pk=1, name="health", routes="/x/", exempt=True)
+        other = Endpoint(pk=2, name="other", routes="/x/")
+        from django_ratequota.policies.facts import endpoint_facts
+
+        snapshot = picture([endpoint_facts(health), endpoint_facts(other)])
+        found = match_endpoints(snapshot, scope=None, route="/x/", name=None, method="GET")
+        assert [endpoint.name for endpoint in found] == ["health", "other"]
+
+
+class TestWhatIsShown:
+    def test_the_limits_of_a_caller_leave_it_out(self, health: Endpoint) -> None:
+        other = Endpoint.objects.create(name="other")
+        for endpoint in (None, health, other):
+            RatePolicy.objects.create(endpoint=endpoint, rates="5/hour")
+        caller = DescribedCaller(user_id=None, address=ADDRESS)
+
+        def titles(scope: str | None) -> list[str]:
+            return [bucket.title for bucket, _status in caller_limits(caller, scope).limits]
+
+        assert (titles(None), titles("other")) == (["all/hour", "other/hour"],) * 2
+        assert titles("health") == []
+
+    def test_explain_says_so(self, health: Endpoint, blocked: None) -> None:
+        explanation = ExplainQuery(ip="127.0.0.1", path="/plain/").explain()
+        assert explanation.decision.allowed
+        assert explanation.exempt == "the endpoint health is exempt"
+        assert {candidate.reason for candidate in explanation.candidates} == {"lost: the endpoint health is exempt"}
+        assert len(explanation.candidates) == 9
+
+    def test_the_explain_page_and_command_say_so(self, health: Endpoint, blocked: None) -> None:
+        page = client_of(superuser=True).get(
+            "/admin/django_ratequota/ratepolicy/explain/", {"ip": ADDRESS, "endpoint": "health"}
+        )
+        assert "Nothing limits this request: the endpoint health is exempt." in page.content.decode()
+        out = io.StringIO()
+        call_command("ratequota", "explain", "--ip", ADDRESS, "--endpoint", "health", stdout=out)
+        assert "exempt       nothing limits it: the endpoint health is exempt" in out.getvalue().splitlines()
+
+    def test_the_matrix_shows_no_rates_in_force(self, health: Endpoint) -> None:
+        RatePolicy.objects.create(endpoint=health, rates="5/hour")
+        page = client_of(superuser=True).get("/admin/django_ratequota/plan/matrix/").content.decode()
+        rows = re.findall(r"<tr>(.*?)</tr>", page, re.S)
+        row = next(row for row in rows if "health" in row)
+        words = " ".join(html.unescape(re.sub("<[^>]*>", " ", row)).split())
+        assert words == "health exempt: nothing limits it – 1 not in force"
+
+    def test_a_policy_saved_there_is_warned_about(self, health: Endpoint) -> None:
+        policy = RatePolicy.objects.create(endpoint=health, rates="5/hour")
+        assert about_saved([policy], RatePolicy.objects.all()) == [
+            ["The endpoint “health” is exempt: no policy applies there. To use this one, clear “exempt”."]
+        ]
+
+    def test_checks_leave_it_alone(self, settings: Any) -> None:
+        """Nothing is charged there, and nothing should be."""
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "COUNT_UNCHECKED": True}
+        settings.MIDDLEWARE = []
+        counted = Endpoint.objects.create(name="counted", routes="/*", methods="POST", charged_statuses="418")
+        RatePolicy.objects.create(endpoint=counted, counted_per="ip", subject="ip:192.0.2.1", rates="5/hour")
+        checks = (check_outcome, check_statuses, check_methods, check_unlimited)
+        found = [message.id for check in checks for message in check(databases=["default"])]
+        assert {"django_ratequota.W006", "django_ratequota.W013", "django_ratequota.W017"} <= set(found)
+        Endpoint.objects.update(exempt=True)
+        assert [message for check in checks for message in check(databases=["default"])] == []
+
+
+class TestEditing:
+    def test_operators_set_it_in_the_admin(self) -> None:
+        operator = client_of(superuser=True)
+        table = {f"policies-{name}": "0" for name in ("TOTAL_FORMS", "INITIAL_FORMS")}
+        data = {"name": "health", "cost": "1", "exempt": "on", **table}
+        assert operator.post("/admin/django_ratequota/endpoint/add/", data).status_code == 302
+        endpoint = Endpoint.objects.get()
+        assert endpoint.exempt
+        page = operator.get("/admin/django_ratequota/endpoint/", {"exempt__exact": "1"}).content.decode()
+        assert f"/endpoint/{endpoint.pk}/change/" in page
+        change = PolicyChange.objects.get(model="endpoint")
+        assert (change.action, change.after["exempt"]) == ("create", True)
+
+    def test_operators_who_may_only_view_cannot_set_it(self, health: Endpoint) -> None:
+        viewer = client_of("view_endpoint")
+        url = f"/admin/django_ratequota/endpoint/{health.pk}/change/"
+        assert viewer.get(url).status_code == 200
+        assert viewer.post(url, {"name": "health", "cost": "1"}).status_code == 403
+        health.refresh_from_db()
+        assert health.exempt
+
+    def test_the_history_restores_it(self, health: Endpoint) -> None:
+        health.exempt = False
+        health.save()
+        change = PolicyChange.objects.filter(model="endpoint").latest("pk")
+        page = client_of(superuser=True).get("/admin/django_ratequota/policychange/").content.decode()
+        assert "exempt: yes → no" in page
+        restoration = plan_restoration(change, "before")
+        assert restoration.differing == ("exempt",)
+        restore(restoration, actor=None, reason="")
+        health.refresh_from_db()
+        assert health.exempt
+
+    def test_files_hold_it(self, health: Endpoint) -> None:
+        text = "".join(export_chunks())
+        assert "    exempt: true\n" in text
+        assert apply_file(text).changes == []
+        diff = apply_file(text.replace("exempt: true", "exempt: no"))
+        assert list(diff.lines()) == ["~ endpoint health: exempt true -> false"]
+        health.refresh_from_db()
+        assert not health.exempt
+        assert "exempt" not in "".join(export_chunks())
+
+    def test_a_file_with_another_value_is_refused(self) -> None:
+        text = "version: 1\nendpoints:\n  - name: health\n    exempt: always\n"
+        with pytest.raises(InvalidFile, match="this must be true or false, not 'always'"):
+            apply_file(text)

@@ -1,0 +1,144 @@
+"""docs/howto/celery.md, channels.md and graphql.md: snippets run, with stand-ins for the libraries they import."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import AnonymousUser, User
+from django.test import Client
+
+from django_ratequota.models import RatePolicy
+from tests.package.test_docs import DOCS, Page
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+Run = Callable[..., None]
+
+
+class Retry(Exception):
+    """What ``Task.retry`` raises; ``args`` are its arguments."""
+
+
+class Task:
+    """A bound task of Celery; calling it runs it."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+    def __call__(self, *args: Any) -> Any:
+        return self.run(self, *args)
+
+    def retry(self, *, countdown: float) -> Retry:
+        return Retry(countdown)
+
+
+class Consumer:
+    """A consumer of Channels that keeps what it sends."""
+
+    def __init__(self, scope: dict[str, Any]) -> None:
+        self.scope = scope
+        self.sent: list[Any] = []
+
+    async def accept(self) -> None:
+        self.sent.append("accept")
+
+    async def close(self, code: int) -> None:
+        self.sent.append(code)
+
+    async def send_json(self, content: Any) -> None:
+        self.sent.append(content)
+
+
+class GraphQLError(Exception):
+    """The error of graphql-core, with ``extensions``."""
+
+    def __init__(self, message: str, *, extensions: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.extensions = extensions
+
+
+#: Modules that the pages import and that are not installed here -> the names that they use.
+STAND_INS: dict[str, dict[str, Any]] = {
+    "celery": {"shared_task": lambda bind, max_retries: Task},
+    "channels": {},
+    "channels.generic": {},
+    "channels.generic.websocket": {"AsyncJsonWebsocketConsumer": Consumer},
+    "graphql": {"GraphQLError": GraphQLError},
+}
+
+
+@pytest.fixture
+def run(settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Runs a page's snippets, then their modules are found in ``sys.modules``."""
+    for name, held in STAND_INS.items():
+        module = ModuleType(name)
+        vars(module).update(held)
+        monkeypatch.setitem(sys.modules, name, module)
+    User.objects.create_user("alice", password="secret")
+    return lambda name: Page(DOCS / "howto" / name, settings, monkeypatch, tmp_path).run()
+
+
+def test_a_task_over_its_users_limit_is_retried_later(run: Run) -> None:
+    run("celery.md")
+    export, alice = sys.modules["tasks"].export, User.objects.get()
+    assert [export(alice.pk, number) for number in (1, 2, 3)] == [f"report {n} of user {alice.pk}" for n in (1, 2, 3)]
+    with pytest.raises(Retry) as retried:
+        export(alice.pk, 4)
+    assert retried.value.args == (600,), "a unit of 3/hour takes 20 minutes"
+    assert export(4711, 1) == "report 1 of user 4711"
+    RatePolicy.objects.update(rates="blocked")
+    assert export(alice.pk, 5) is None
+
+
+def test_each_message_of_a_websocket_is_checked(run: Run) -> None:
+    run("channels.md")
+    scope = {"user": User.objects.get(), "client": ["203.0.113.7", 4711], "headers": []}
+    chat: Any = sys.modules["consumers"].Chat(scope)
+
+    async def talk() -> None:
+        await chat.connect()
+        for number in range(6):
+            await chat.receive_json({"text": number})
+
+    async_to_sync(talk)()
+    assert chat.sent[:6] == ["accept", *({"text": number} for number in range(5))]
+    assert chat.sent[6]["error"] == "too many messages"
+    assert 0 < chat.sent[6]["retry_after"] <= 2
+    RatePolicy.objects.update(rates="blocked")
+    async_to_sync(chat.receive_json)({"text": "blocked"})
+    async_to_sync(chat.connect)()
+    assert chat.sent[7:] == [1008, 1013]
+
+
+@pytest.mark.parametrize(
+    ("client", "forwarded", "found"),
+    [
+        (["203.0.113.7", 1], b"198.51.100.1", "203.0.113.7"),
+        (["10.0.0.1", 1], b"198.51.100.1", "198.51.100.1"),
+        (None, b"", "None"),
+    ],
+)
+def test_the_client_of_a_websocket_is_found_behind_a_proxy(
+    run: Run, settings: Any, client: Any, forwarded: bytes, found: str
+) -> None:
+    run("channels.md")
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": ["10.0.0.0/8"]}
+    scope = {"client": client, "headers": [(b"x-forwarded-for", forwarded)]}
+    assert str(sys.modules["addresses"].client_address(scope)) == found
+
+
+def test_the_view_and_the_fields_of_graphql_are_limited_apart(run: Run, client: Client) -> None:
+    run("graphql.md")
+    assert client.post("/graphql/")["X-RateLimit-Remaining"] == "99"
+    info = SimpleNamespace(context=SimpleNamespace(user=AnonymousUser(), META={"REMOTE_ADDR": "203.0.113.7"}))
+    resolve: Any = sys.modules["schema"].resolve_reports
+    assert [len(resolve(None, info, first=1)) for _ in range(10)] == [1] * 10
+    with pytest.raises(GraphQLError, match="Too many requests for this field"):
+        resolve(None, info, first=1)
+    assert client.post("/graphql/")["X-RateLimit-Remaining"] == "98"
