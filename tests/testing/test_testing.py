@@ -135,7 +135,7 @@ class TestPolicies:
         [
             (
                 {None: 3},
-                r"policies\[None\]: write rates such as .3/min., Policy\(.3/min., \.\.\.\), or a list of these, not 3",
+                r"policies\[None\]: write rates such as '3/min', Policy\('3/min', .*\), or a list of these, not 3",
             ),
             ({None: None}, r"policies\[None\]: write rates .*, not None"),
             ({None: b"3/min"}, r"policies\[None\]: write rates .*, not b'3/min'"),
