@@ -256,6 +256,7 @@ def test_without_counters_there_is_no_reset_button(operator: Client) -> None:
     assert not PolicyChange.objects.filter(action="reset").exists()
 
 
+@pytest.mark.slow
 def test_the_number_of_counters_per_reset_is_bounded(operator: Client) -> None:
     for number in range(_MAX_COUNTERS + 1):
         RatePolicy.objects.create(subject=f"ip:10.0.{number // 256}.{number % 256}", counted_per="ip", rates="5/s")

@@ -358,6 +358,7 @@ def calls_of(work: Callable[[], Any]) -> int:
     return calls
 
 
+@pytest.mark.slow
 def test_policies_for_other_callers_add_no_work_per_caller(recorded: Any) -> None:
     """2,500 policies for other addresses took 40 s: each was compared with every caller."""
     rates = {"rates": "1/s"}

@@ -331,6 +331,7 @@ def test_query_count_of_mass_changes_does_not_grow_with_rows(how: str, free: Pla
     assert many - few <= (2 * 36 if how == "delete" else 0)
 
 
+@pytest.mark.slow
 def test_a_mass_change_of_thousands_is_recorded(free: Plan) -> None:
     owners = User.objects.bulk_create([User(username=f"user{number}") for number in range(1200)])
     PlanAssignment.objects.bulk_create([PlanAssignment(user=owner, plan=free) for owner in owners])
