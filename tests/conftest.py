@@ -29,11 +29,12 @@ Get = Callable[..., Any]
 NOON_US = 1_763_702_400_000_000
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Return the workers of ``-n auto``: more than processors, as many tests wait for others."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return the workers of ``-n auto``: more than processors, as many slow tests wait for others."""
     if server.IS_SHARED:  # tests empty their server
         return 1
-    return (os.cpu_count() or 1) + 1
+    return (os.cpu_count() or 1) + (not _is_quick(config))
 
 
 #: Folders and modules that start processes, stop servers, fill tables or render pages by the dozen. ``make quick``
@@ -56,6 +57,7 @@ SLOW = (
     "policies/test_after_migrate",
     "policyfile/test_round_trips",
     "recording/test_databases",
+    "recording/test_fixtures",
     "recording/test_publication",
     "security",
     "testing",
@@ -69,9 +71,13 @@ def _is_slow(path: Path) -> bool:
     return any(name == slow or name.startswith(f"{slow}/") for slow in SLOW)
 
 
+def _is_quick(config: pytest.Config) -> bool:
+    return bool(config.option.markexpr == "not slow")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Save ``make quick`` the import of slow modules."""
-    return True if config.option.markexpr == "not slow" and _is_slow(collection_path) else None
+    return True if _is_quick(config) and _is_slow(collection_path) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -121,13 +127,20 @@ def _forget_keys(client: redis.Redis) -> None:
         client.delete(key)
 
 
-@pytest.fixture
-def redis_client() -> Iterator[redis.Redis]:
-    """A client of the test server; the suite's keys are deleted before and after."""
+@pytest.fixture(scope="session")
+def _connected() -> Iterator[redis.Redis]:
+    """A client that stays connected: most tests need one only to have the keys deleted."""
     with redis.Redis.from_url(server.url()) as client:
-        _forget_keys(client)
         yield client
-        _forget_keys(client)
+
+
+@pytest.fixture
+def redis_client(_connected: redis.Redis) -> Iterator[redis.Redis]:
+    """A client of the test server; the suite's keys are deleted before and after."""
+    _forget_keys(_connected)
+    with redis.Redis.from_url(server.url()) as client:
+        yield client
+    _forget_keys(_connected)
 
 
 @pytest.fixture
@@ -140,6 +153,63 @@ def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
     health._clear()
     yield
     policies.forget()
+
+
+@pytest.fixture
+def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
+    """Record decisions, and send them when the test calls ``flush``."""
+    from django_ratequota.monitoring import collector
+
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
+    monkeypatch.setattr(collector._background, "keep", lambda: None)
+    monkeypatch.setattr(collector, "_CHUNK_SECONDS", 0.0)
+    collector.collector.clear()
+    yield
+    collector.collector.clear()
+
+
+@pytest.fixture
+def published() -> Iterator[list[int | None]]:
+    """The revisions that ``policies_changed`` was sent with during the test."""
+    from django_ratequota.signals import policies_changed
+
+    revisions: list[int | None] = []
+
+    def receive(revision: int | None, **_: Any) -> None:
+        revisions.append(revision)
+
+    policies_changed.connect(receive)
+    yield revisions
+    policies_changed.disconnect(receive)
+
+
+@pytest.fixture
+def operator() -> Any:
+    """A client that is logged in as a superuser."""
+    from tests.support.operators import client_of
+
+    return client_of(superuser=True)
+
+
+@pytest.fixture
+def alice() -> Any:
+    from django.contrib.auth.models import User
+
+    return User.objects.create(username="alice")
+
+
+@pytest.fixture
+def free() -> Any:
+    from django_ratequota.models import Plan
+
+    return Plan.objects.create(name="Free", slug="free")
+
+
+@pytest.fixture
+def search() -> Any:
+    from django_ratequota.models import Endpoint
+
+    return Endpoint.objects.create(name="search")
 
 
 @pytest.fixture(params=["sync", "async"])

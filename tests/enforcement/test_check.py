@@ -760,6 +760,7 @@ class TestRedisDown:
         assert (decision.allowed, decision.error) == (on_error == "allow", "configuration")
 
 
+@pytest.mark.slow
 class TestTooManyLimits:
     @pytest.fixture(autouse=True)
     def _limits(self) -> None:

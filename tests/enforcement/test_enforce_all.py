@@ -281,6 +281,7 @@ class TestTheUser:
         assert check_request(request_from(alice)).statuses[0].limit == 7
 
 
+@pytest.mark.slow
 class TestTheAdmin:
     @pytest.mark.parametrize("rates", ["blocked", "1/hour"])
     @pytest.mark.parametrize("path", ["/admin/", "/admin/django_ratequota/ratepolicy/", "/backoffice/"])

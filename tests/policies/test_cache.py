@@ -422,6 +422,7 @@ def change_of(user: User, **fields: Any) -> PolicyChange:
     return PolicyChange(model="ratepolicy", action="update", touched_user=str(user.pk), **fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "during", "after"])
 def test_a_row_that_commits_late_is_not_missed_however_many_came_since(
     policies: PolicyCache, alice: User, when: str
@@ -446,6 +447,7 @@ def test_a_row_that_commits_late_is_not_missed_however_many_came_since(
     assert policies.user(str(alice.pk)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 5000, 9999])
 def test_a_mass_change_that_commits_late_is_not_missed(policies: PolicyCache, alice: User, place: int) -> None:
     """One save was committed while thousands of rows were being written: most of these were never looked at."""
@@ -484,6 +486,7 @@ def test_saves_by_turns_with_an_open_transactions_own_are_not_missed(
     assert policies.user(str(alice.pk)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("history", ["none", "some"])
 @pytest.mark.parametrize("place", [0, 4999])
 def test_a_mass_change_drops_each_of_its_users(policies: PolicyCache, alice: User, history: str, place: int) -> None:

@@ -229,6 +229,7 @@ class Editing:
         record_publication("raw SQL")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_changed_rows_make_the_snapshot_that_loading_makes(policies: PolicyCache, seed: int) -> None:
     """After any edits: what was remembered of the snapshot before answers nothing wrongly, either."""
