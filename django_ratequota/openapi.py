@@ -13,6 +13,7 @@ from rest_framework import serializers, views
 
 from .api import UsageView
 from .conf import settings
+from .policies.exemptions import exemption_of_instance
 from .throttling import QuotaThrottle
 from .utils.optional import require
 
@@ -78,6 +79,7 @@ class QuotaSchema:
     """Mixin before a schema class: documents 429, 503 and rate headers of operations under ``QuotaThrottle``."""
 
     view: Any
+    method: str
     registry: Any
     map_renderers: Any
     _get_response_for_code: Any
@@ -112,6 +114,9 @@ class QuotaSchema:
         return responses
 
     def _limited(self) -> bool:
+        exemption = exemption_of_instance(self.view)
+        if exemption is not None and exemption.covers(self.method):
+            return False
         try:
             return any(isinstance(throttle, QuotaThrottle) for throttle in self.view.get_throttles())
         except Exception as error:  # a project's own get_throttles may need a real request

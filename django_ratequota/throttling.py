@@ -125,7 +125,7 @@ def throttle_scope(
             return _declare_function(target, declared)
         if not is_rest(cls):
             raise TypeError(
-                f"@throttle_scope is for views of REST framework, and {cls.__name__} is none: write "
+                f"@throttle_scope is for views of REST framework, which {cls.__name__} is not: write "
                 "@method_decorator(ratequota(...), name='dispatch') of django_ratequota.decorators"
             )
         if cls is not target:

@@ -29,6 +29,7 @@ Get = Callable[..., Any]
 NOON_US = 1_763_702_400_000_000
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the workers of ``-n auto``: more than processors, as many slow tests wait for others."""
     if server.IS_SHARED:  # tests empty their server
@@ -156,6 +157,63 @@ def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
     health._clear()
     yield
     policies.forget()
+
+
+@pytest.fixture
+def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
+    """Record decisions, and send them when the test calls ``flush``."""
+    from django_ratequota.monitoring import collector
+
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
+    monkeypatch.setattr(collector._background, "keep", lambda: None)
+    monkeypatch.setattr(collector, "_CHUNK_SECONDS", 0.0)
+    collector.collector.clear()
+    yield
+    collector.collector.clear()
+
+
+@pytest.fixture
+def published() -> Iterator[list[int | None]]:
+    """The revisions that ``policies_changed`` was sent with during the test."""
+    from django_ratequota.signals import policies_changed
+
+    revisions: list[int | None] = []
+
+    def receive(revision: int | None, **_: Any) -> None:
+        revisions.append(revision)
+
+    policies_changed.connect(receive)
+    yield revisions
+    policies_changed.disconnect(receive)
+
+
+@pytest.fixture
+def operator() -> Any:
+    """A client that is logged in as a superuser."""
+    from tests.support.operators import client_of
+
+    return client_of(superuser=True)
+
+
+@pytest.fixture
+def alice() -> Any:
+    from django.contrib.auth.models import User
+
+    return User.objects.create(username="alice")
+
+
+@pytest.fixture
+def free() -> Any:
+    from django_ratequota.models import Plan
+
+    return Plan.objects.create(name="Free", slug="free")
+
+
+@pytest.fixture
+def search() -> Any:
+    from django_ratequota.models import Endpoint
+
+    return Endpoint.objects.create(name="search")
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -80,6 +80,7 @@ def _unconfigured(problem: str) -> checks.CheckMessage:
     hint = "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a Redis URL."
     if conf.settings.redis_url or not _debugging():
         return checks.Error(problem, hint=hint, id="django_ratequota.E002")
+    problem = problem.partition("; ")[0]
     text = f"Limits need Redis, and none is configured: {problem}. Until then each policy's on_error decides."
     hint = (
         "To develop without Redis, set RATEQUOTA['REDIS_URL'] = 'memory://' (limits are counted in this process) or "

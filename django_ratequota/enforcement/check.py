@@ -23,7 +23,7 @@ from ..exceptions import NewerRevision, StoreError
 from ..monitoring import alerts, collector  # noqa: F401 - set process.observe and process.record
 from ..monitoring.health import keep_reporting, note_degraded
 from ..policies import cache  # noqa: F401 - sets process.policies
-from ..policies.exemptions import exempt, exemption_of, narrow
+from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance, narrow
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
 from ..policies.matching import NO_METHOD, match_endpoints, match_policies
 from ..policies.requests.caller import Caller
@@ -160,7 +160,7 @@ def evaluate(
     if http is not None:
         match = getattr(http, "resolver_match", None)
         method = http.method or "GET"
-        exemption = exemption_of(getattr(match, "func", None) if match else _unresolved(request))
+        exemption = _exemption_by_view(request) if match is None else exemption_of(getattr(match, "func", None))
         if exemption is not None and exemption.covers(method):
             return Decision(allowed=True), None
         route, name = resolved(match, getattr(http, "urlconf", None))
@@ -229,10 +229,10 @@ def evaluate(
     return decision, Evaluation(context, route, method, resolution, max(costs, default=units))
 
 
-def _unresolved(request: Any) -> Any:
-    """Return the class of REST framework's view for a request that Django has not resolved, as in tests."""
+def _exemption_by_view(request: Any) -> Exemption | None:
+    """Return what REST framework's view is exempt from, for a request that Django has not resolved, as in tests."""
     view = (getattr(request, "parser_context", None) or {}).get("view")
-    return None if view is None else type(view)
+    return None if view is None else exemption_of_instance(view)
 
 
 def _without_database(error: DatabaseError) -> tuple[Decision, None]:

@@ -49,6 +49,8 @@ class LocalLimiter:
 
     #: Waits shorter than this (seconds) are rounding errors and count as none.
     _epsilon = 1e-6
+    #: µs of one unit of time: a second.
+    _us = 10**6
 
     def __init__(self, share: int, size: int = SIZE, clock: Callable[[], float] = time.monotonic) -> None:
         """``share`` is the number of processes that divide a limit; ``clock`` returns seconds."""
@@ -106,7 +108,7 @@ class LocalLimiter:
 
         ``each`` are the buckets' own costs, ``longest`` is the wait (seconds) that acquire may book.
         """
-        times = [self._seconds(us) for us in charged]
+        times = charged if self._us == 1 else [us / self._us for us in charged]
         known = [(times[0], level) for level in times[1:]] or (None,) * len(buckets)
         with self._lock:
             now = self._clock()
@@ -225,12 +227,9 @@ class LocalLimiter:
             return True
         return False
 
-    def _seconds(self, us: int) -> float:
-        return us / 10**6
-
     def _scaled(self, rate: Rate) -> tuple[float, float]:
         """Return this process's share of the rate: units, and their period in seconds."""
-        limit, period = rate.limit / self._share, self._seconds(rate.period_us)
+        limit, period = rate.limit / self._share, rate.period_us / self._us
         return (limit, period) if limit >= 1 else (1.0, period / limit)
 
     def _meter(self, rate: Rate) -> tuple[float, float]:
@@ -288,13 +287,13 @@ class LocalLimiter:
         remaining = max(0, int(room))
         next_us = None
         if remaining + 1 <= most:  # units beyond the share fit into an empty counter only, so they are no quota
-            next_us = max(1, ceil(self._exact_wait(counter, bucket.rate, remaining + 1, now) * 10**6))
+            next_us = max(1, ceil(self._exact_wait(counter, bucket.rate, remaining + 1, now) * self._us))
         return BucketStatus(
             bucket=bucket,
             allowed=allowed,
             remaining=remaining,
-            retry_after_us=None if wait == _NEVER else ceil(wait * 10**6),
-            reset_after_us=ceil(reset * 10**6),
-            window_us=round(window * 10**6),
+            retry_after_us=None if wait == _NEVER else ceil(wait * self._us),
+            reset_after_us=ceil(reset * self._us),
+            window_us=round(window * self._us),
             next_after_us=next_us,
         )

@@ -27,9 +27,10 @@ _CHARGING = frozenset({"check", "charge", "acquire"})
 
 
 class Memory(LocalLimiter):
-    """The counters of this process, each exact by its algorithm's definition: times and units are fractions."""
+    """The counters of this process, each exact by its algorithm's definition: times are whole µs, units fractions."""
 
     _epsilon = 0
+    _us = 1
 
     def __init__(self, zone: tzinfo, clock: Callable[[], int] | None = None) -> None:
         """``zone`` aligns calendar windows; ``clock`` returns µs since the Unix epoch (None = this machine's)."""
@@ -57,9 +58,9 @@ class Memory(LocalLimiter):
         first, *each = times
         known = mode == "refund" and first  # a known charge, whose levels follow
         costs = [cost] * len(buckets) if known else each or [bucket.rate.units(cost) for bucket in buckets]
-        longest = self._seconds(first) if mode == "acquire" else 0
+        longest = first if mode == "acquire" else 0
         now, statuses = self._apply(mode, buckets, costs, times if known else (), longest)
-        at_us = int(now * 10**6)
+        at_us = int(now)
         allowed = not any(status.refused for status in statuses)
         units = cost if allowed and mode in _CHARGING else 0
         # A decision of no units does not list its charges itself.
@@ -90,37 +91,31 @@ class Memory(LocalLimiter):
         self.revision = max(self.revision + 1, self.clock())
         return self.revision
 
-    def _now(self) -> Any:
+    def _now(self) -> int:
         self._latest_us = max(self._latest_us, self.clock())  # it never goes back
-        return self._seconds(self._latest_us)
-
-    def _seconds(self, us: int) -> Any:
-        return Fraction(us, 10**6)
+        return self._latest_us
 
     def _scaled(self, rate: Rate) -> Any:
-        return rate.limit, self._seconds(rate.period_us)
+        return rate.limit, Fraction(rate.period_us)
 
     def _meter(self, rate: Rate) -> Any:
-        return rate.limit / self._seconds(rate.period_us), rate.capacity
+        return Fraction(rate.limit, rate.period_us), rate.capacity
 
     def _window(self, rate: Rate, now: Any) -> tuple[Any, Any]:
         """Return the bounds of the window around ``now``: by the calendar, or at multiples of the period."""
-        now_us = int(now * 10**6)
         if rate.calendar:
-            start_us, end_us = calendar_window(rate.calendar, now_us, self._zone)
-        else:
-            start_us = now_us - now_us % rate.period_us
-            end_us = start_us + rate.period_us
-        return self._seconds(start_us), self._seconds(end_us)
+            return calendar_window(rate.calendar, now, self._zone)
+        start = now - now % rate.period_us
+        return start, start + rate.period_us
 
     def _advance(self, counter: Counter, rate: Rate, now: float) -> None:
         if rate.algorithm == _LOG:
-            while counter.log and counter.log[0][0] + rate.period_us <= int(now * 10**6):
+            while counter.log and counter.log[0][0] + rate.period_us <= now:
                 counter.units -= counter.log.popleft()[1]
         elif rate.algorithm in (_FIXED, _COUNTER):
             start = self._window(rate, now)[0]
             if start > counter.since or not (counter.units or counter.previous):
-                follows = rate.algorithm == _COUNTER and start - counter.since == self._seconds(rate.period_us)
+                follows = rate.algorithm == _COUNTER and start - counter.since == rate.period_us
                 counter.previous = counter.units if follows else 0
                 counter.units, counter.since = 0, start
         else:
@@ -129,7 +124,7 @@ class Memory(LocalLimiter):
     def _charge(self, counter: Counter, rate: Rate, cost: int, now: float) -> None:
         if rate.algorithm == _LOG:
             counter.log = counter.log or deque()
-            counter.log.append((int(now * 10**6), cost))
+            counter.log.append((int(now), cost))
         super()._charge(counter, rate, cost, now)
 
     def _give_back(
@@ -141,7 +136,7 @@ class Memory(LocalLimiter):
         elif rate.algorithm == _LOG:
             kept: deque[tuple[int, int]] = deque()
             for at_us, units in reversed(counter.log or ()):
-                taken = min(units, cost) if charged is None or at_us == charged[0] * 10**6 else 0
+                taken = min(units, cost) if charged is None or at_us == charged[0] else 0
                 cost -= taken
                 if units > taken:
                     kept.appendleft((at_us, units - taken))
@@ -160,7 +155,7 @@ class Memory(LocalLimiter):
         for at_us, units in counter.log or ():
             over -= units
             if over <= 0:
-                return self._seconds(at_us + rate.period_us) - now
+                return at_us + rate.period_us - now
         return 0
 
     def _state(self, counter: Counter, rate: Rate, now: Any) -> tuple[Any, Any, Any, Any]:
@@ -168,8 +163,8 @@ class Memory(LocalLimiter):
             return super()._state(counter, rate, now)
         start, end = self._window(rate, now)
         if counter.log:
-            end = self._seconds(counter.log[-1][0] + rate.period_us)
-        window = end - start if rate.algorithm == _FIXED else self._seconds(rate.period_us)
+            end = counter.log[-1][0] + rate.period_us
+        window = end - start if rate.algorithm == _FIXED else rate.period_us
         return rate.limit, rate.limit - counter.units, end - now if counter.units else 0, window
 
 

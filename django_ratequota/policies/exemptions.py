@@ -50,6 +50,14 @@ def exemption_of(view: Any) -> Exemption | None:
         return _cached_exemption.__wrapped__(view)
 
 
+def exemption_of_instance(view: Any) -> Exemption | None:
+    """Return what the code exempts an instance of one of REST framework's classes from, for its present action."""
+    action = getattr(view, "action", None)  # of a ViewSet
+    if action and _is_marked(getattr(view, action, None)):
+        return Exemption(None, False)
+    return exemption_of(type(view))
+
+
 def exempt(resolution: Resolution, name: str | None, exemption: Exemption | None, caller: Caller) -> Resolution:
     """Return the resolution without the policies that the view is exempt from; ``name`` is its URL name."""
     shows = exemption is not None and exemption.shows_usage

@@ -175,11 +175,11 @@ def test_a_second_policy_without_dates_in_the_table_is_refused_in_words(
 ) -> None:
     rows = [{"rates": "5/min"}, {"rates": "6/min"}]
     if new_plan:
-        RatePolicy.objects.create(rates="1/s")  # everyone's: no twin of a plan's, though the plan has no id yet
+        RatePolicy.objects.create(rates="1/s")  # no conflict, though the new plan has no id yet
         plan = Plan(name="Pro", slug="pro")
         page = operator.post(f"{BASE}/plan/add/", plan_form(plan, *(rows[:1] if stored else rows)))
         if stored:
-            assert page.status_code == 302, "one policy of a new plan has no twin"
+            assert page.status_code == 302, "one policy of a new plan conflicts with none"
             return
     else:
         if stored:
@@ -600,7 +600,7 @@ def test_query_counts_do_not_grow_with_the_rows(root: User, free: Plan, path: st
         return len(captured)
 
     fill(0, 3)
-    count(2)  # content types are looked up once a process
+    count(2)  # content types are cached per process
     few = count(2)
     fill(3, 10)
     assert count(9) == few

@@ -106,7 +106,7 @@ def test_series_differ_by_pattern_and_not_by_colour_alone() -> None:
     assert fills["refused"] in legend[0]
 
 
-def test_a_kind_of_the_callers_own_is_drawn() -> None:
+def test_a_custom_kind_of_series_is_drawn() -> None:
     shown = plot(title="Requests", labels=["a"], series=[Series("idle", "idle", [1])])
     (rect,) = rects(drawing(shown), "idle")
     assert rect.get("fill") is None
@@ -127,7 +127,7 @@ def test_the_table_holds_every_number() -> None:
     ]
 
 
-def test_it_is_an_image_with_a_name_and_a_description() -> None:
+def test_a_chart_is_an_image_with_a_name_and_a_description() -> None:
     svg = drawing(of(1, 7, 3))
     assert (svg.get("role"), svg.get("aria-label")) == ("img", "Requests")
     (desc,) = svg.iter("desc")
@@ -195,7 +195,7 @@ def test_lengths_must_agree() -> None:
         (["x" * 500, "y" * 500], [], 0),
     ],
 )
-def test_labels_are_thinned_to_what_there_is_room_for(labels: list[str], wide: Any, narrow: int) -> None:
+def test_labels_are_thinned_to_the_available_width(labels: list[str], wide: Any, narrow: int) -> None:
     shown = plot(title="", labels=labels, series=[Series("x", "admitted", [1] * len(labels))])
     written = [tick.text for tick in shown.times]
     assert wide is None or written == wide

@@ -45,11 +45,6 @@ def free() -> Plan:
     return free
 
 
-@pytest.fixture
-def operator() -> Client:
-    return client_of(superuser=True)
-
-
 def policies(plan: Plan) -> list[dict[str, Any]]:
     rows = list(RatePolicy.objects.filter(plan=plan).order_by("rates").values())
     for row in rows:
@@ -130,12 +125,12 @@ def test_an_invalid_policy_stops_the_copy(operator: Client, free: Plan) -> None:
 
 def test_queries_do_not_grow_with_the_policies(operator: Client, free: Plan) -> None:
     def count(slug: str) -> tuple[int, int]:
-        with CaptureQueriesContext(connection) as asked:
+        with CaptureQueriesContext(connection) as captured:
             assert operator.get(f"{BASE}/{free.pk}/copy/").status_code == 200
         with CaptureQueriesContext(connection) as copied:
             form = {**FORM, "name": slug, "slug": slug}
             assert operator.post(f"{BASE}/{free.pk}/copy/", form).status_code == 302
-        return len(asked), len(copied)
+        return len(captured), len(copied)
 
     count("warm")
     few = count("few")

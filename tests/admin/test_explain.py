@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,21 +14,20 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.db import connection
-from django.test import Client, RequestFactory
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_ratequota import check_request
-from django_ratequota.engine.types import Decision
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
-from django_ratequota.monitoring import collector as collecting
 from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.refusals import Refusal, RefusedBucket
 from django_ratequota.operations.explain_query import ExplainQuery
+from tests.support.commands import run
 from tests.support.operators import a_customer, client_of
+from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -41,16 +39,16 @@ FIND_REFUSAL, REFUSALS = refusals.find_refusal, refusals.refusals
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
 
 
-class Kept:
+class RecordedRefusals:
     """The recorded refusals, as the readers return them in these tests."""
 
     def __init__(self) -> None:
         self.refusals: list[Refusal] = []
         self.down = False
-        self.asked: list[str] = []
+        self.searched_ids: list[str] = []
 
     def find(self, refusal_id: str) -> Refusal | None:
-        self.asked.append(refusal_id)
+        self.searched_ids.append(refusal_id)
         if self.down:
             raise StoreError("connection", "no")
         return next((one for one in self.refusals if one.id == refusal_id.upper()), None)
@@ -62,11 +60,11 @@ class Kept:
 
 
 @pytest.fixture(autouse=True)
-def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
-    kept = Kept()
-    monkeypatch.setattr(refusals, "find_refusal", kept.find)
-    monkeypatch.setattr(refusals, "refusals", kept.latest)
-    return kept
+def recorded(monkeypatch: pytest.MonkeyPatch) -> RecordedRefusals:
+    recorded = RecordedRefusals()
+    monkeypatch.setattr(refusals, "find_refusal", recorded.find)
+    monkeypatch.setattr(refusals, "refusals", recorded.latest)
+    return recorded
 
 
 @pytest.fixture
@@ -84,14 +82,7 @@ def staff(permissions: tuple[str, ...] | None) -> Client:
     return client_of(*permissions or (), superuser=permissions is None, name="support")
 
 
-def ask(user: User | None = None, address: str = "203.0.113.7", **kwargs: Any) -> Decision:
-    request = RequestFactory().get("/", REMOTE_ADDR=address)
-    if user is not None:
-        request.user = user
-    return check_request(request, **kwargs)
-
-
-def look(client: Client, **query: Any) -> str:
+def explain(client: Client, **query: Any) -> str:
     """Return the page's text with single spaces."""
     page = client.get(f"{PAGE}?{urlencode(query)}" if query else PAGE)
     assert page.status_code == 200
@@ -127,7 +118,7 @@ def refused(user: User, **fields: Any) -> Refusal:
         "retry_after": 5.5,
         "reset_after": 60.0,
     }
-    given = {
+    refusal_fields = {
         "id": "ABCDE12345",
         "at": datetime(2026, 11, 20, 10, 30, 15, tzinfo=UTC),
         "count": 17,
@@ -143,7 +134,7 @@ def refused(user: User, **fields: Any) -> Refusal:
         "buckets": (RefusedBucket(**bucket),),
         "revision": 1_763_702_400_000_000,
     }
-    return Refusal(**{**given, **fields})
+    return Refusal(**{**refusal_fields, **fields})
 
 
 # --- What applies to a caller. ---
@@ -151,8 +142,8 @@ def refused(user: User, **fields: Any) -> Refusal:
 
 def test_the_page_shows_winners_losers_and_live_counters(operator: Client, alice: User) -> None:
     for _ in range(3):
-        assert ask(alice, scope="search").allowed
-    text = look(operator, user=alice.pk, endpoint="search")
+        assert check_from(alice, scope="search").allowed
+    text = explain(operator, user=alice.pk, endpoint="search")
     override = RatePolicy.objects.get(user=alice)
     assert [(row[1], row[2], row[3], row[5]) for row in candidates(text)] == [
         ("wins: the user is the most specific audience here", "user alice", "all endpoints", "1000/day"),
@@ -173,30 +164,30 @@ def test_the_page_shows_winners_losers_and_live_counters(operator: Client, alice
 
 def test_explaining_consumes_nothing(operator: Client, alice: User, redis_client: redis.Redis) -> None:
     for _ in range(11):
-        ask(alice, scope="search")
+        check_from(alice, scope="search")
 
     def state() -> Any:
         return {key: redis_client.dump(key) for key in redis_client.scan_iter("rqtest:*")}
 
     before = state()
     for cost in ("", 1, 5000):
-        assert "would be refused by" in look(operator, user=alice.pk, endpoint="search", cost=cost)
+        assert "would be refused by" in explain(operator, user=alice.pk, endpoint="search", cost=cost)
     assert state() == before
 
 
 def test_the_verdict_on_the_next_request(operator: Client, alice: User) -> None:
     for _ in range(10):
-        ask(alice, scope="search")
-    text = look(operator, user=alice.pk, endpoint="search")
+        check_from(alice, scope="search")
+    text = explain(operator, user=alice.pk, endpoint="search")
     assert re.search(
         r"The next request, of 1 unit, would be refused by search/min, until \d\d:\d\d:\d\d \(in [1-6] s\)\.", text
     )
     assert "ratequota-over" in text
-    text = look(operator, user=alice.pk, endpoint="search", cost=11)
+    text = explain(operator, user=alice.pk, endpoint="search", cost=11)
     assert "of 11 units, would be refused by search/min, and waiting does not help." in text
     assert "The cost is more than this limit can ever admit." in text
     RatePolicy.objects.filter(user=alice).update(rates="blocked")
-    text = look(operator, user=alice.pk, endpoint="search")
+    text = explain(operator, user=alice.pk, endpoint="search")
     assert "would be refused by all/blocked, and waiting does not help." in text
     assert "Blocked: every request is refused." in text
     assert "10 of 10 used, 0 left." in text
@@ -205,29 +196,31 @@ def test_the_verdict_on_the_next_request(operator: Client, alice: User) -> None:
 def test_log_only_and_unlimited_policies_are_marked(operator: Client, alice: User) -> None:
     RatePolicy.objects.filter(user=alice).update(rates="unlimited")
     RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(mode="log")
-    cards = counters(look(operator, user=alice.pk, endpoint="search"))
+    cards = counters(explain(operator, user=alice.pk, endpoint="search"))
     assert cards[0].startswith("all endpoints Unlimited: nothing is counted.")
     assert cards[1].startswith(f"search/min user:{alice.pk} (alice) log only 0 of 10 used, 10 left. Fully available.")
 
 
 @pytest.mark.parametrize(
-    ("who", "source"),
+    ("caller", "source"),
     [("assigned", "Free</a> (assigned)"), ("user", "(the default for logged-in users"), ("ip", "none: no plan is")],
 )
-def test_the_source_of_the_plan_is_shown(operator: Client, alice: User, who: str, source: str) -> None:
+def test_the_source_of_the_plan_is_shown(operator: Client, alice: User, caller: str, source: str) -> None:
     Plan.objects.create(name="Basic", slug="basic", default_for="authenticated")
     bob = User.objects.create(username="bob")
-    query = {"assigned": {"user": alice.pk}, "user": {"user": bob.pk}, "ip": {"ip": "203.0.113.7"}}[who]
-    assert source in look(operator, **query)
+    query = {"assigned": {"user": alice.pk}, "user": {"user": bob.pk}, "ip": {"ip": "203.0.113.7"}}[caller]
+    assert source in explain(operator, **query)
 
 
 def test_the_plan_of_a_plan_resolver_is_entered_in_the_form(operator: Client, alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
     Plan.objects.create(name="Pro", slug="pro")
-    assert "Choose the plan that PLAN_RESOLVER would return for this caller." in look(operator, user=alice.pk)
-    assert "Pro</a> (from PLAN_RESOLVER)" in look(operator, user=alice.pk, plan="pro")
-    assert "PLAN_RESOLVER returned no plan, and there is no default" in look(operator, user=alice.pk, plan="(none)")
-    assert "gold is not one of the choices." in look(operator, user=alice.pk, plan="gold")
+    assert "Choose the plan that PLAN_RESOLVER would return for this caller." in explain(operator, user=alice.pk)
+    assert "Pro</a> (from PLAN_RESOLVER)" in explain(operator, user=alice.pk, plan="pro")
+    assert "PLAN_RESOLVER returned no plan, and there is no default" in explain(
+        operator, user=alice.pk, plan="(none)"
+    )
+    assert "gold is not one of the choices." in explain(operator, user=alice.pk, plan="gold")
 
 
 @pytest.mark.parametrize("path", ["/api/reports/7/", "/api/reports/7/?page=2", "/api/reports/(?P<pk>[^/.]+)/"])
@@ -235,7 +228,7 @@ def test_a_path_or_a_route_finds_the_endpoint(operator: Client, path: str) -> No
     endpoint = Endpoint.objects.create(name="reports", routes="/api/reports/*", methods="GET")
     RatePolicy.objects.create(endpoint=endpoint, counted_per="ip", rates="5/min")
     for method, found in (("GET", True), ("HEAD", True), ("DELETE", False)):
-        text = look(operator, ip="203.0.113.7", path=path, method=method)
+        text = explain(operator, ip="203.0.113.7", path=path, method=method)
         assert ("reports/min per ip" in text) is found
 
 
@@ -243,11 +236,11 @@ def test_a_route_is_found_by_its_url_name(operator: Client) -> None:
     endpoint = Endpoint.objects.create(name="items", routes="v1:*")
     RatePolicy.objects.create(endpoint=endpoint, counted_per="ip", rates="5/min")
     for path in ("/v1/items/7/", "/v1/items/<int:pk>/"):
-        assert "items/min per ip" in look(operator, ip="203.0.113.7", path=path)
+        assert "items/min per ip" in explain(operator, ip="203.0.113.7", path=path)
 
 
 def test_the_scope_of_a_view_is_found_by_its_path(operator: Client, alice: User) -> None:
-    assert f"search/min user:{alice.pk} (alice)" in counters(look(operator, user=alice.pk, path="/decorated/"))[1]
+    assert f"search/min user:{alice.pk} (alice)" in counters(explain(operator, user=alice.pk, path="/decorated/"))[1]
 
 
 @pytest.mark.parametrize(
@@ -262,28 +255,28 @@ def test_the_scope_of_a_view_is_found_by_its_path(operator: Client, alice: User)
 )
 def test_an_anonymous_caller_is_explained_by_address(operator: Client, address: str, subject: str) -> None:
     RatePolicy.objects.create(rates="5/min")
-    (card,) = counters(look(operator, ip=address))
+    (card,) = counters(explain(operator, ip=address))
     assert card.startswith(f"all/min {subject} 0 of 5 used")
 
 
 def test_a_caller_is_explained_by_an_identifier(operator: Client, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     RatePolicy.objects.create(rates="5/min", counted_per="tenant")
-    assert counters(look(operator, kind="tenant", value="acme"))[0].startswith(
+    assert counters(explain(operator, kind="tenant", value="acme"))[0].startswith(
         "all/min per tenant tenant:acme 0 of 5"
     )
 
 
 def test_a_refusal_by_an_identifier_fills_in_its_value(
-    operator: Client, alice: User, settings: Any, kept: Kept
+    operator: Client, alice: User, settings: Any, recorded: RecordedRefusals
 ) -> None:
     """Regression: for a customer locked out by a pair of name and address, the page showed no counter to reset."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     RatePolicy.objects.create(rates="5/min", counted_per="tenant")
     [own] = refused(alice).buckets
     others = (replace(own, refused=False), replace(own, subject="tenant:acme"), replace(own, subject="gone:x"))
-    kept.refusals = [refused(alice, buckets=others)]
-    cards = counters(look(operator, id="ABCDE12345"))
+    recorded.refusals = [refused(alice, buckets=others)]
+    cards = counters(explain(operator, id="ABCDE12345"))
     assert any(card.startswith("all/min per tenant tenant:acme 0 of 5") for card in cards), cards
     assert ExplainQuery.from_refusal(refused(alice, buckets=(replace(own, subject="tenant:"),))).identifiers == {
         "tenant": ""
@@ -306,7 +299,7 @@ def test_links_name_callers_as_counters_do(operator: Client, settings: Any, call
     search = Endpoint.objects.create(name="search")
     RatePolicy.objects.create(rates="5/min", endpoint=search)
     RatePolicy.objects.create(rates="6/min", endpoint=search, counted_per="tenant")
-    cards = counters(look(operator, caller=caller.format(user=bob.pk), endpoint="search"))
+    cards = counters(explain(operator, caller=caller.format(user=bob.pk), endpoint="search"))
     assert cards[0].startswith(f"search/min {subject.format(user=bob.pk)} 0 of 5 used")
     assert [card for card in cards[1:] if "tenant:a:b" in card] == cards[1:]
     assert len(cards) == 1 + caller.startswith("tenant")
@@ -353,13 +346,13 @@ def test_invalid_input_is_explained_beside_its_field(
 
 
 def test_an_empty_query_shows_only_the_form(operator: Client) -> None:
-    text = look(operator)
+    text = explain(operator)
     assert 'name="path"' in text
     assert "errornote" not in text
     assert "What applies now" not in text
 
 
-# --- What is shown to whom, and at what cost. ---
+# --- Permissions and queries. ---
 
 
 @pytest.mark.parametrize(
@@ -380,7 +373,7 @@ def test_operators_see_what_their_permissions_allow(
     page = client.get(f"{PAGE}?user={alice.pk}&endpoint=search")
     assert page.status_code == status
     if status == 200:
-        text = look(client, user=alice.pk, endpoint="search")
+        text = explain(client, user=alice.pk, endpoint="search")
         assert len(candidates(text)) == rows
         assert ("1 more policy did not apply. You do not have permission to view it." in text) is (rows == 3)
         assert ("100/min" in [row[5] for row in candidates(text)]) is (rows == 4)
@@ -400,11 +393,11 @@ def test_anonymous_visitors_are_sent_to_the_login() -> None:
 
 def test_the_user_is_searched_or_entered_by_id(alice: User) -> None:
     operator = staff(None)
-    text = look(operator, user=alice.pk)
+    text = explain(operator, user=alice.pk)
     assert "admin-autocomplete" in text
     assert f'<option value="{alice.pk}" selected>alice</option>' in text
     User.objects.filter(username="support").update(username="root")
-    text = look(staff(("view_ratepolicy",)), user=alice.pk)
+    text = explain(staff(("view_ratepolicy",)), user=alice.pk)
     assert "admin-autocomplete" not in text
     assert f'name="user" value="{alice.pk}"' in text
 
@@ -414,7 +407,7 @@ def test_query_counts_do_not_grow_with_the_policies(operator: Client, alice: Use
 
     def count() -> int:
         with CaptureQueriesContext(connection) as captured:
-            look(operator, user=alice.pk, endpoint="search")
+            explain(operator, user=alice.pk, endpoint="search")
         return len(captured)
 
     def fill(first: int, last: int) -> None:
@@ -429,14 +422,14 @@ def test_query_counts_do_not_grow_with_the_policies(operator: Client, alice: Use
     count()
     few = count()
     fill(2, 20)
-    count()  # the first look after edits reads them
+    count()  # the first page after edits reloads the policies
     assert count() == few
 
 
 def test_thousands_of_candidates_are_cut_short(operator: Client, alice: User) -> None:
     rows = [RatePolicy(subject=f"ip:10.0.{n // 250}.{n % 250}", rates="5/s") for n in range(300)]
     RatePolicy.objects.bulk_create(rows)
-    text = look(operator, user=alice.pk, endpoint="search")
+    text = explain(operator, user=alice.pk, endpoint="search")
     assert len(candidates(text)) == 200
     assert sum(row[1].startswith("wins") for row in candidates(text)) == 3
     assert "104 more policies did not apply." in text
@@ -471,7 +464,7 @@ def test_an_override_links_to_its_caller(operator: Client, alice: User) -> None:
     ):
         page = unescape(operator.get(f"{LIST}{policy.pk}/change/").content.decode())
         assert f'<a href="{PAGE}?{urlencode(query)}">Explain</a>' in page
-        assert f">{policy.pk}</a>" in look(operator, **query)
+        assert f">{policy.pk}</a>" in explain(operator, **query)
     shared = RatePolicy.objects.filter(plan__isnull=False)[0]
     assert PAGE not in operator.get(f"{LIST}{shared.pk}/change/").content.decode()
 
@@ -490,18 +483,18 @@ def test_nothing_is_inline(operator: Client, alice: User) -> None:
     ("on_error", "verdict"), [("allow", "would be admitted."), ("deny", "would be refused by search/min.")]
 )
 def test_winners_are_shown_while_redis_is_down(
-    operator: Client, alice: User, kept: Kept, settings: Any, on_error: str, verdict: str
+    operator: Client, alice: User, recorded: RecordedRefusals, settings: Any, on_error: str, verdict: str
 ) -> None:
     RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(on_error=on_error)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
-    kept.down = True
-    text = look(operator, user=alice.pk, endpoint="search")
+    recorded.down = True
+    text = explain(operator, user=alice.pk, endpoint="search")
     assert "Redis did not answer (connection). Usage cannot be shown" in text
     assert len(candidates(text)) == 4
     assert "Usage unknown, because Redis did not answer." in text
     assert "ratequota-bar" not in text
     assert f"The next request, of 1 unit, {verdict}" in text
-    assert "Redis did not answer (connection). The refusal cannot be looked up." in look(operator, id="ABCDE12345")
+    assert "Redis did not answer (connection). The refusal cannot be looked up." in explain(operator, id="ABCDE12345")
     assert operator.get(f"{LIST}?q=ABCDE12345").status_code == 200
 
 
@@ -509,10 +502,10 @@ def test_winners_are_shown_while_redis_is_down(
 
 
 def test_the_id_of_a_refusal_shows_the_decision_and_what_applies_now(
-    operator: Client, alice: User, kept: Kept
+    operator: Client, alice: User, recorded: RecordedRefusals
 ) -> None:
-    kept.refusals = [refused(alice)]
-    text = look(operator, id="abcde12345")
+    recorded.refusals = [refused(alice)]
+    text = explain(operator, id="abcde12345")
     assert "Refusal ABCDE12345" in text
     assert re.search(r"Refused by search/min, 11/20/2026 10:30:15\. It happened 17 times in that minute\.", text)
     for part in (
@@ -545,41 +538,41 @@ def test_the_id_of_a_refusal_shows_the_decision_and_what_applies_now(
     ],
 )
 def test_the_form_is_filled_in_with_the_refused_caller(
-    operator: Client, alice: User, kept: Kept, settings: Any, fields: dict[str, Any], subject: str
+    operator: Client, alice: User, recorded: RecordedRefusals, settings: Any, fields: dict[str, Any], subject: str
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     RatePolicy.objects.create(rates="77/min")
-    kept.refusals = [refused(alice, buckets=(), **fields)]
-    text = look(operator, id="ABCDE12345")
+    recorded.refusals = [refused(alice, buckets=(), **fields)]
+    text = explain(operator, id="ABCDE12345")
     assert "errornote" not in text
     assert counters(text)[0].startswith(f"all/min {subject} 0 of 77 used")
 
 
 def test_a_refusal_is_shown_after_its_caller_plan_and_policy_are_deleted(
-    operator: Client, alice: User, kept: Kept
+    operator: Client, alice: User, recorded: RecordedRefusals
 ) -> None:
     gone = refused(alice, caller="user:4711", plan_id=4711, route="/gone/", scope="gone", method="BREW")
-    kept.refusals = [gone]
+    recorded.refusals = [gone]
     RatePolicy.objects.all().delete()
-    text = look(operator, id="ABCDE12345")
+    text = explain(operator, id="ABCDE12345")
     assert "Refusal ABCDE12345" in text
     assert "There is no such user" in text
     assert "No route matches '/gone/'" in text
 
 
-def test_an_unknown_refusal_id_is_reported(operator: Client, kept: Kept) -> None:
-    assert "There is no refusal with the id ABCDE12345. Refusals are kept for 48 hours" in look(
+def test_an_unknown_refusal_id_is_reported(operator: Client, recorded: RecordedRefusals) -> None:
+    assert "There is no refusal with the id ABCDE12345. Refusals are kept for 48 hours" in explain(
         operator, id="ABCDE12345"
     )
-    assert "There is no refusal with the id nonsense!." in look(operator, id="nonsense!")
-    assert set(kept.asked) == {"ABCDE12345"}
+    assert "There is no refusal with the id nonsense!." in explain(operator, id="nonsense!")
+    assert set(recorded.searched_ids) == {"ABCDE12345"}
     page = operator.get(f"{PAGE}?{urlencode({'id': HOSTILE})}").content.decode()
     assert "<script>alert" not in page
     assert "\u202e" not in page
 
 
-def test_hostile_refusals_are_harmless(operator: Client, alice: User, kept: Kept) -> None:
-    kept.refusals = [
+def test_hostile_refusals_are_harmless(operator: Client, alice: User, recorded: RecordedRefusals) -> None:
+    recorded.refusals = [
         refused(
             alice,
             caller=f"tenant:{HOSTILE}",
@@ -611,30 +604,28 @@ def test_hostile_refusals_are_harmless(operator: Client, alice: User, kept: Kept
         assert "x" * 300 not in shown
 
 
-def test_the_callers_latest_refusals_are_listed(operator: Client, alice: User, kept: Kept) -> None:
-    kept.refusals = [refused(alice), refused(alice, id="ZZZZZ99999", caller="user:4711")]
-    text = look(operator, user=alice.pk)
+def test_the_callers_latest_refusals_are_listed(operator: Client, alice: User, recorded: RecordedRefusals) -> None:
+    recorded.refusals = [refused(alice), refused(alice, id="ZZZZZ99999", caller="user:4711")]
+    text = explain(operator, user=alice.pk)
     assert "Latest refusals of this caller" in text
     assert f'<a href="{PAGE}?id=ABCDE12345">ABCDE12345</a>' in text
     assert "ZZZZZ99999" not in text
-    assert "ZZZZZ99999" in look(operator)
+    assert "ZZZZZ99999" in explain(operator)
 
 
-@pytest.mark.parametrize(("query", "told"), [("abcde12345", True), ("abcde1234", False), ("zzzzz99999", False)])
+@pytest.mark.parametrize(("query", "linked"), [("abcde12345", True), ("abcde1234", False), ("zzzzz99999", False)])
 def test_searching_a_refusal_id_links_to_the_page(
-    operator: Client, alice: User, kept: Kept, query: str, told: bool
+    operator: Client, alice: User, recorded: RecordedRefusals, query: str, linked: bool
 ) -> None:
-    kept.refusals = [refused(alice)]
+    recorded.refusals = [refused(alice)]
     text = operator.get(f"{LIST}?q={query}").content.decode()
-    assert (f'ABCDE12345 is the id of a refusal. <a href="{PAGE}?id=ABCDE12345">' in text) is told
-    assert bool(kept.asked) == (len(query) == 10)
+    assert (f'ABCDE12345 is the id of a refusal. <a href="{PAGE}?id=ABCDE12345">' in text) is linked
+    assert bool(recorded.searched_ids) == (len(query) == 10)
 
 
-def test_the_command_shows_the_same(alice: User, kept: Kept) -> None:
-    kept.refusals = [refused(alice)]
-    out = io.StringIO()
-    call_command("ratequota", "explain", "--id", "abcde12345", stdout=out)
-    text = out.getvalue()
+def test_the_command_shows_the_same(alice: User, recorded: RecordedRefusals) -> None:
+    recorded.refusals = [refused(alice)]
+    text = run("explain", "--id", "abcde12345")
     assert "refused      2026-11-20 10:30:15 UTC, 17 times in that minute" in text
     assert f"caller       user:{alice.pk} from ip:203.0.113.7" in text
     assert "request      GET /search/ search, cost 1" in text
@@ -642,24 +633,23 @@ def test_the_command_shows_the_same(alice: User, kept: Kept) -> None:
     assert "plan         Free (assigned)" in text
     assert f"search/min of user:{alice.pk}: 10 of 10 left" in text
     with pytest.raises(CommandError, match="No refusal 'ZZZZZ99999' is recorded; refusals are kept for 48 hours"):
-        call_command("ratequota", "explain", "--id", "ZZZZZ99999", stdout=out)
+        run("explain", "--id", "ZZZZZ99999")
 
 
-def test_a_refusal_id_without_redis_is_reported(operator: Client, alice: User, kept: Kept) -> None:
-    kept.refusals = [refused(alice, error="timeout", buckets=())]
-    text = look(operator, id="abcde12345")
+def test_a_refusal_id_without_redis_is_reported(operator: Client, alice: User, recorded: RecordedRefusals) -> None:
+    recorded.refusals = [refused(alice, error="timeout", buckets=())]
+    text = explain(operator, id="abcde12345")
     assert "Redis gave no decision (timeout), so the policies' “on error” decided." in text
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("blocked", [False, True])
-def test_from_a_refused_response_to_what_was_decided(
-    operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch, settings: Any, blocked: bool
+def test_the_id_of_a_refused_response_finds_its_decision(
+    operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch, blocked: bool
 ) -> None:
     """End to end: the id of a real response finds a real refusal, although this worker has not sent it yet."""
     monkeypatch.setattr(refusals, "find_refusal", FIND_REFUSAL)
     monkeypatch.setattr(refusals, "refusals", REFUSALS)
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(collecting._background, "keep", lambda: None)
     RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(rates="2/hour")
     if blocked:
         RatePolicy.objects.filter(user=alice).update(rates="blocked")
@@ -668,7 +658,7 @@ def test_from_a_refused_response_to_what_was_decided(
     answers = [client.get("/decorated/", REMOTE_ADDR="2001:db8::7") for _ in range(5)]
     assert answers[-1].status_code == 429
     refusal_id = answers[-1].json()["refusal_id"]
-    text = look(operator, id=refusal_id.upper())
+    text = explain(operator, id=refusal_id.upper())
     assert f"Refusal {refusal_id}" in text
     assert f"It happened {5 if blocked else 3} times in that minute." in text
     for part in (f"user:{alice.pk} (alice)", "ip:2001:db8::/64", "/decorated/", "search", "GET", "Free"):
@@ -682,11 +672,9 @@ def test_from_a_refused_response_to_what_was_decided(
         )
     assert "errornote" not in text
     assert re.search(rf"of 1 unit, would be refused by {'all/blocked' if blocked else 'search/hour'}, ", text)
-    assert f'<a href="{PAGE}?id={refusal_id}">' in look(operator, user=alice.pk)
+    assert f'<a href="{PAGE}?id={refusal_id}">' in explain(operator, user=alice.pk)
     assert f'<a href="{PAGE}?id={refusal_id}">' in operator.get(f"{LIST}?q={refusal_id}").content.decode()
-    out = io.StringIO()
-    call_command("ratequota", "explain", "--id", refusal_id, stdout=out)
-    assert "request      GET /decorated/ search, cost 1" in out.getvalue()
+    assert "request      GET /decorated/ search, cost 1" in run("explain", "--id", refusal_id)
 
 
 # --- Questions. ---

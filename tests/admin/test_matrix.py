@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from tests.support.operators import client_of
+from tests.support.operators import client_of, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -30,28 +30,13 @@ DAY = timedelta(days=1)
 
 
 @pytest.fixture
-def operator() -> Client:
-    return client_of(superuser=True)
-
-
-@pytest.fixture
 def free() -> Plan:
     return Plan.objects.create(name="Free", slug="free", default_for="anonymous")
 
 
-@pytest.fixture
-def search() -> Endpoint:
-    return Endpoint.objects.create(name="search")
-
-
-def text(page: Any) -> str:
-    assert page.status_code == 200
-    return page.content.decode()
-
-
 def cells(page: Any) -> dict[tuple[str, str], str]:
     """Return (endpoint, plan) -> the markup of the cell."""
-    table = re.search(r'matrix-box".*?<table>(.*?)</table>', text(page), re.S)[1]  # type: ignore[index]
+    table = re.search(r'matrix-box".*?<table>(.*?)</table>', text_of(page), re.S)[1]  # type: ignore[index]
     head, *rows = re.findall(r"<tr>(.*?)</tr>", table, re.S)
     plans = [words(re.sub("<small>.*?</small>", "", cell)) for cell in re.findall(r"<th.*?>(.*?)</th>", head, re.S)]
     found = {}
@@ -74,7 +59,7 @@ def links(cell: str) -> list[str]:
 
 def test_charged_statuses_of_an_endpoint_are_shown(operator: Client, free: Plan, search: Endpoint) -> None:
     Endpoint.objects.create(name="login", charged_statuses="401, 5xx")
-    rows = re.findall(r'<th scope="row">.*?</th>', text(operator.get(MATRIX)), re.S)
+    rows = re.findall(r'<th scope="row">.*?</th>', text_of(operator.get(MATRIX)), re.S)
     assert [words(row) for row in rows] == ["all endpoints", "login only 401, 5xx count", "search"]
 
 
@@ -106,7 +91,7 @@ def test_a_cell_shows_the_rates_in_force_and_links_to_their_policy(
         ("search", "Free"): [f"{BASE}/ratepolicy/{own.pk}/change/"],
         ("search", "Pro"): [f"{add}plan={pro.pk}&endpoint={search.pk}&counted_per=caller"],
     }
-    page = text(operator.get(MATRIX))
+    page = text_of(operator.get(MATRIX))
     assert "default for anonymous callers" in page
     assert re.search(r"(&rsaquo;|<li[^>]*>)\s*Matrix\s*<", page), "the end of the breadcrumbs"
 
@@ -114,7 +99,7 @@ def test_a_cell_shows_the_rates_in_force_and_links_to_their_policy(
 def test_the_link_that_adds_fills_in_the_form(operator: Client, free: Plan, search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="5/s", counted_per="ip")
     link, _add = links(cells(operator.get(MATRIX))["search", "Free"])
-    form = text(operator.get(link))
+    form = text_of(operator.get(link))
     assert f'<option value="{free.pk}" selected>Free</option>' in form
     assert f'<option value="{search.pk}" selected>search</option>' in form
     assert '<option value="ip" selected>ip</option>' in form
@@ -209,10 +194,10 @@ def test_overrides_are_counted_and_listed(operator: Client, search: Endpoint) ->
     RatePolicy.objects.create(endpoint=search, rates="75/s")
     RatePolicy.objects.create(subject="ip:::2", endpoint=search, rates="blocked", mode="log")
     RatePolicy.objects.create(subject="ip:::3", endpoint=search, rates="blocked", mode="off")
-    page = text(operator.get(MATRIX))
+    page = text_of(operator.get(MATRIX))
     assert not re.findall(r"(\d+ blocked)", page)
     RatePolicy.objects.filter(rates="blocked").update(mode="enforce")
-    page = text(operator.get(MATRIX))
+    page = text_of(operator.get(MATRIX))
     assert re.findall(r"</a>, (\d+ blocked)</small>", page) == ["2 blocked"]
     found = re.findall(r'<a href="([^"]*)">(\d+ overrides?)</a>', page)
     assert [count for _link, count in found] == ["1 override", "4 overrides"]
@@ -237,18 +222,18 @@ def test_endpoints_are_filtered_by_name_and_paged(operator: Client) -> None:
     assert names("q=E15") == ["all endpoints", *(f"e{number}" for number in range(150, 160))]
     assert len(names("q=e1&p=1")) == 101
     assert names("q=nothing%00") == ["all endpoints"]
-    assert "7/s" in text(operator.get(f"{MATRIX}?p=2"))
-    page = text(operator.get(f"{MATRIX}?q=e%26"))
+    assert "7/s" in text_of(operator.get(f"{MATRIX}?p=2"))
+    page = text_of(operator.get(f"{MATRIX}?q=e%26"))
     assert 'value="e&amp;"' in page
     assert "No endpoint matches this search." in page
-    assert '<a href="?q=e&amp;p=2">2</a>' in text(operator.get(f"{MATRIX}?q=e"))
+    assert '<a href="?q=e&amp;p=2">2</a>' in text_of(operator.get(f"{MATRIX}?q=e"))
 
 
 def test_hostile_names_are_shown_harmlessly(operator: Client, search: Endpoint) -> None:
     Plan.objects.create(name=HOSTILE[:100], slug="evil", description=HOSTILE)
     RatePolicy.objects.create(endpoint=search, rates="1/s", reason=HOSTILE[:200])
-    assert "\u202e" not in text(operator.get(f"{BASE}/plan/"))
-    page = text(operator.get(f"{MATRIX}", {"q": HOSTILE})) + text(operator.get(MATRIX))
+    assert "\u202e" not in text_of(operator.get(f"{BASE}/plan/"))
+    page = text_of(operator.get(f"{MATRIX}", {"q": HOSTILE})) + text_of(operator.get(MATRIX))
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\u202e" in page
     table = page.rpartition("<table>")[2]
@@ -257,7 +242,7 @@ def test_hostile_names_are_shown_harmlessly(operator: Client, search: Endpoint) 
 
 def test_the_page_has_nothing_inline(operator: Client, free: Plan, search: Endpoint) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s")
-    page = text(operator.get(MATRIX))
+    page = text_of(operator.get(MATRIX))
     ours = page[page.index('<div id="content-main"') :]
     assert not re.search(r"<[^>]*\s(style|on\w+)=", ours)
     assert not re.search(r"<script(?![^>]*\bsrc=)[^>]*>", ours)
@@ -276,7 +261,7 @@ def test_queries_do_not_grow(operator: Client) -> None:
 
     def count() -> int:
         with CaptureQueriesContext(connection) as captured:
-            text(operator.get(MATRIX))
+            text_of(operator.get(MATRIX))
         return len(captured)
 
     fill(0, 2)
@@ -315,9 +300,9 @@ def test_links_depend_on_permissions(
     assert (f"{BASE}/plan/{free.pk}/change/" in content) is (status == 200 and "view_plan" in permissions)
     assert (f"{BASE}/endpoint/{search.pk}/change/" in content) is (status == 200 and "view_endpoint" in permissions)
     if "view_plan" in permissions:
-        assert (MATRIX in text(client.get(f"{BASE}/plan/"))) is (status == 200)
+        assert (MATRIX in text_of(client.get(f"{BASE}/plan/"))) is (status == 200)
     if {"view_ratepolicy", "grant_override"} & set(permissions):
-        assert (MATRIX in text(client.get(f"{BASE}/ratepolicy/"))) is (status == 200)
+        assert (MATRIX in text_of(client.get(f"{BASE}/ratepolicy/"))) is (status == 200)
     assert Client().get(MATRIX).status_code == 302, "the login"
 
 
@@ -326,7 +311,7 @@ def test_a_site_without_policies_or_endpoints_shows_the_rest(operator: Client, f
     reverse("admin:index")  # the URLs of this process are made with them
     kept = {model: admin.site._registry.pop(model) for model in (RatePolicy, Endpoint)}
     try:
-        page = text(operator.get(MATRIX)).rpartition('<div id="content-main"')[2]
+        page = text_of(operator.get(MATRIX)).rpartition('<div id="content-main"')[2]
     finally:
         admin.site._registry.update(kept)
     assert "71/s" in page

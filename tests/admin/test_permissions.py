@@ -288,7 +288,7 @@ def test_the_table_of_a_plan_is_read_only_for_granters() -> None:
 
 
 @pytest.mark.parametrize("model", [Endpoint, User])
-def test_deleting_what_overrides_refer_to_needs_their_permission(model: Any) -> None:
+def test_deleting_objects_with_overrides_needs_the_permission_to_grant_them(model: Any) -> None:
     scene = Scene("editor")
     search = Endpoint.objects.create(name="search")
     RatePolicy.objects.filter(pk=scene.override.pk).update(endpoint=search)
@@ -350,8 +350,8 @@ def test_the_preview_reveals_no_policy_that_its_page_hides(
             assert (one.rates in page.content.decode()) is seen
         # Advice on a new policy may name this one, too.
         form = scene.form(subject=one.subject, user=one.user_id or "", plan=one.plan_id or "", rates="1/s")
-        told = client.post(f"{LIST}{path}?object={one.pk}", form).content.decode()
-        assert one.rates not in told or seen
+        page_of_form = client.post(f"{LIST}{path}?object={one.pk}", form).content.decode()
+        assert one.rates not in page_of_form or seen
 
 
 def test_the_preview_checks_the_permission_of_each_policy(monkeypatch: pytest.MonkeyPatch) -> None:

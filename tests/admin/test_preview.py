@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -19,11 +19,12 @@ from django.utils import timezone, translation
 import django_ratequota
 from django_ratequota.engine.rates import parse_rates
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
-from django_ratequota.monitoring import attempts as attempts_module
+from django_ratequota.monitoring import attempts
 from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
 from django_ratequota.operations.replay import replay
 from django_ratequota.operations.scenarios import at_once, duration, scenarios
 from tests.conftest import NOON_US
+from tests.support.operators import client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -33,22 +34,14 @@ HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
 START = 1_795_218_600
 
 
-def operator(*permissions: str, superuser: bool = False) -> Client:
-    user = User.objects.create(username="operator", is_staff=True, is_superuser=superuser)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    client = Client()
-    client.force_login(user)
-    return client
-
-
 @pytest.fixture
 def root(redis_client: redis.Redis) -> Client:
-    return operator(superuser=True)
+    return client_of(superuser=True)
 
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts = [
+    rows = [
         Attempts(
             second=START,
             caller=f"user:{number}",
@@ -61,8 +54,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         for number in range(1, 5)
     ]
-    usage = RecordedAttempts(attempts=tuple(attempts), share=1.0, since=datetime.fromtimestamp(START, UTC))
-    monkeypatch.setattr(attempts_module, "recorded_attempts", lambda hours=24: usage)
+    usage = RecordedAttempts(attempts=tuple(rows), share=1.0, since=datetime.fromtimestamp(START, UTC))
+    monkeypatch.setattr(attempts, "recorded_attempts", lambda hours=24: usage)
 
 
 @pytest.fixture
@@ -187,7 +180,7 @@ def test_rates_beyond_a_few_are_counted_not_drawn(root: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "advice"),
     [
         ({"rates": "unlimited"}, "Every request is admitted, and nothing is counted."),
         ({"rates": "blocked"}, "Every request is refused."),
@@ -197,8 +190,8 @@ def test_rates_beyond_a_few_are_counted_not_drawn(root: Client) -> None:
         ({"ends_at_0": "2020-01-01", "ends_at_1": "00:00"}, "It has ended"),
     ],
 )
-def test_advice_is_shown_before_saving(root: Client, fields: dict[str, str], said: str) -> None:
-    assert said in text_of(root.post(PREVIEW, form(**fields)))
+def test_advice_is_shown_before_saving(root: Client, fields: dict[str, str], advice: str) -> None:
+    assert advice in text_of(root.post(PREVIEW, form(**fields)))
 
 
 @pytest.mark.parametrize("rates", ["100/fortnight", "5/s, 6/s", "1/month gcra", HOSTILE])
@@ -262,16 +255,16 @@ def test_queries_do_not_grow(root: Client) -> None:
 
     def count() -> list[int]:
         counts = []
-        for ask in (
+        for request in (
             lambda: root.get(f"{LIST}{policy.pk}/change/"),
             lambda: root.post(f"{PREVIEW}?object={policy.pk}", form(plan=policy.plan_id)),
         ):
             with CaptureQueriesContext(connection) as captured:
-                assert ask().status_code == 200
+                assert request().status_code == 200
             counts.append(len(captured))
         return counts
 
-    count()  # what Django looks up once
+    count()  # for what Django caches
     few = count()
     for number in range(20):
         plan = Plan.objects.create(name=f"p{number}", slug=f"p{number}")
@@ -281,13 +274,13 @@ def test_queries_do_not_grow(root: Client) -> None:
 
 
 def test_an_endpoint_that_matches_nothing_is_reported(root: Client) -> None:
-    for name, told in (("search", False), ("nowhere", True)):
+    for name, reported in (("search", False), ("nowhere", True)):
         endpoint = Endpoint.objects.create(name=name)
         assert (
             f"Nothing in the URLconf uses “{name}”" in text_of(root.post(PREVIEW, form(endpoint=endpoint.pk)))
-        ) is told
+        ) is reported
         page = root.post(f"{LIST}add/", form(endpoint=endpoint.pk))
-        assert ["Nothing in the URLconf uses" in text for text in warnings(root, page)] == [True] * told
+        assert ["Nothing in the URLconf uses" in text for text in warnings(root, page)] == [True] * reported
 
 
 def test_hostile_names_are_shown_harmlessly(root: Client) -> None:
@@ -329,7 +322,7 @@ def test_a_policy_that_cannot_be_estimated_is_reported(root: Client, settings: A
     assert "Cannot be estimated" in text_of(root.post(IMPACT, form(counted_per="tenant")))
 
 
-# --- Redis down, and who may look. ---
+# --- Redis down, and permissions. ---
 
 
 @pytest.mark.usefixtures("store_down", "recorded")
@@ -347,7 +340,7 @@ def test_unreadable_records_are_reported(root: Client, monkeypatch: pytest.Monke
     def usage(hours: int = 24) -> RecordedAttempts:
         raise django_ratequota.exceptions.StoreError("timeout", "too late")
 
-    monkeypatch.setattr(attempts_module, "recorded_attempts", usage)
+    monkeypatch.setattr(attempts, "recorded_attempts", usage)
     assert "Redis did not answer (timeout)" in text_of(root.post(IMPACT, form()))
 
 
@@ -365,7 +358,7 @@ def test_unreadable_records_are_reported(root: Client, monkeypatch: pytest.Monke
     ],
 )
 def test_the_preview_needs_a_permission(permissions: tuple[str, ...], status: int) -> None:
-    client = operator(*permissions)
+    client = client_of(*permissions)
     policy = RatePolicy.objects.create(rates="10/min")
     for url in (PREVIEW, IMPACT):
         assert client.post(url, form()).status_code == status
@@ -382,7 +375,7 @@ def operator_without_staff() -> Client:
 
 @pytest.mark.usefixtures("recorded", "redis_client")
 def test_viewers_see_the_preview_of_the_stored_policy() -> None:
-    client = operator("view_ratepolicy")
+    client = client_of("view_ratepolicy")
     policy = RatePolicy.objects.create(rates="2/min")
     page = client.get(f"{LIST}{policy.pk}/change/")
     assert "A steady stream above the limit: 2/min" in text_of(page)
@@ -395,7 +388,7 @@ def test_viewers_see_the_preview_of_the_stored_policy() -> None:
 
 @pytest.mark.usefixtures("recorded", "redis_client")
 def test_advice_names_no_policy_that_granters_may_not_see() -> None:
-    client = operator("grant_override")
+    client = client_of("grant_override")
     policy = RatePolicy.objects.create(rates="2/min", starts_at=timezone.now() - timedelta(days=1))
     assert "never wins" not in text_of(client.post(PREVIEW, form()))
     assert "Enter rates above" in text_of(client.post(f"{PREVIEW}?object={policy.pk}"))
@@ -447,9 +440,9 @@ def test_saving_a_plan_warns_of_the_rows_that_were_edited(root: Client) -> None:
         fields |= {f"policies-{number}-{name}": value for name, value in {**row, "algorithm": "token_bucket"}.items()}
     page = root.post(f"/admin/django_ratequota/plan/{plan.pk}/change/", fields)
     assert page.status_code == 302
-    (said,) = warnings(root, page)
-    assert "9/s: Nobody is on the plan" in said
-    assert "\u202e" not in said
+    (warning,) = warnings(root, page)
+    assert "9/s: Nobody is on the plan" in warning
+    assert "\u202e" not in warning
     assert "<b>Gold" not in root.get(page["Location"]).content.decode()
 
 
@@ -472,8 +465,8 @@ def test_many_warnings_are_cut_short(root: Client) -> None:
         row = {"endpoint": endpoint.pk, "counted_per": "caller", "rates": "5/s", "mode": "off"}
         fields |= {f"policies-{number}-{name}": value for name, value in {**row, "algorithm": "gcra"}.items()}
     page = root.post(f"/admin/django_ratequota/plan/{plan.pk}/change/", fields)
-    said = warnings(root, page)
-    assert (len(said), said[-1]) == (11, "and 3 more warnings")
+    shown = warnings(root, page)
+    assert (len(shown), shown[-1]) == (11, "and 3 more warnings")
 
 
 # --- The files. ---

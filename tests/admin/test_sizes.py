@@ -25,16 +25,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 MANY = 2_001
 
 
-@pytest.fixture
-def operator() -> Client:
-    return client_of(superuser=True)
-
-
-@pytest.fixture
-def free() -> Plan:
-    return Plan.objects.create(name="Free", slug="free")
-
-
 def rows(objs: list[Any]) -> None:
     """Insert policies by raw SQL: recording them would take most of the time."""
     QuerySet(type(objs[0])).bulk_create(objs)
@@ -62,19 +52,19 @@ class Form(HTMLParser):
         self.feed(page.content.decode())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        name = given.get("name", "")
+        attributes = {name: value or "" for name, value in attrs}
+        name = attributes.get("name", "")
         if tag == "form":
-            self._inside = given.get("method") == "post" and given.get("id", "").endswith("form")
+            self._inside = attributes.get("method") == "post" and attributes.get("id", "").endswith("form")
         if not self._inside or "__prefix__" in name:
             return
-        if tag == "input" and given.get("type") not in ("submit", "checkbox"):
-            self.fields[name] = given.get("value", "")
+        if tag == "input" and attributes.get("type") not in ("submit", "checkbox"):
+            self.fields[name] = attributes.get("value", "")
         elif tag == "select":
             self._select = name
             self.fields[name] = ""
-        elif tag == "option" and self._select and "selected" in given:
-            self.fields[self._select] = given["value"]
+        elif tag == "option" and self._select and "selected" in attributes:
+            self.fields[self._select] = attributes["value"]
         elif tag == "textarea":
             self._area = name
             self.fields[name] = ""
@@ -122,9 +112,9 @@ def test_a_table_of_many_policies_is_saved(operator: Client, kind: str, count: i
     limit = django_settings.DATA_UPLOAD_MAX_NUMBER_FIELDS
     assert limit is not None
     assert len(sent) + stored < limit
-    told = operator.post(path, sent)
-    assert told.status_code == 200, "no 400: the new rows are twins, which the page tells"
-    assert TWIN in told.content.decode()
+    refused = operator.post(path, sent)
+    assert refused.status_code == 200, "no 400: the page reports that the new rows conflict"
+    assert TWIN in refused.content.decode()
     for number in new:
         sent = {name: value for name, value in sent.items() if not name.startswith(f"policies-{number}-")}
     sent["policies-TOTAL_FORMS"] = str(stored)

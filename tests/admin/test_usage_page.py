@@ -1,4 +1,4 @@
-"""The live usage page: what it shows to whom, what it exports, and what it still says while Redis is down."""
+"""The live usage page: what it shows and exports, permissions, and the page while Redis is down."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import html
 import io
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-import redis
 from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client, RequestFactory
@@ -25,10 +23,7 @@ from django_ratequota.admin.usage.counts import Selection
 from django_ratequota.admin.usage.export import cell
 from django_ratequota.admin.usage.workers import published_at, servers, state_of
 from django_ratequota.models import Endpoint, Plan, RatePolicy
-from django_ratequota.monitoring import collector as collecting
-from django_ratequota.monitoring import health
-from django_ratequota.monitoring import refusals as recorded_refusals
-from django_ratequota.monitoring import timeline as timelines
+from django_ratequota.monitoring import health, refusals, timeline
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.health import Health
 from django_ratequota.monitoring.packing import OUTCOMES
@@ -37,6 +32,7 @@ from django_ratequota.monitoring.timeline import Counts, Timeline, TopCaller
 from django_ratequota.runtime import default_limiter
 from django_ratequota.utils.histogram import BOUNDS
 from tests.admin.test_permissions import client_of
+from tests.support.operators import text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -50,7 +46,7 @@ BEHIND = 60 * 10**6
 
 
 class Scene:
-    """Made-up counts and refusals instead of those recorded."""
+    """Invented counts and refusals in place of the recorded ones."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.total: list[Counts] = [Counts(8, 2, 1), Counts(0, 0, 0)]
@@ -58,13 +54,13 @@ class Scene:
         self.policies: dict[int, Counts] = {}
         self.tops: list[TopCaller] = []
         self.refused: list[Refusal] = []
-        self.asked: list[Any] = []
-        monkeypatch.setattr(timelines, "timeline", self.timeline)
-        monkeypatch.setattr(timelines, "top_callers", self.top_callers)
-        monkeypatch.setattr(recorded_refusals, "refusals", lambda most=50, caller="": tuple(self.refused[:most]))
+        self.queried: list[Any] = []
+        monkeypatch.setattr(timeline, "timeline", self.timeline)
+        monkeypatch.setattr(timeline, "top_callers", self.top_callers)
+        monkeypatch.setattr(refusals, "refusals", lambda most=50, caller="": tuple(self.refused[:most]))
 
     def timeline(self, span: Any) -> Timeline:
-        self.asked.append(span)
+        self.queried.append(span)
         zero = Counts()
         return Timeline(
             starts=(START, START + timedelta(minutes=1)),
@@ -75,7 +71,7 @@ class Scene:
         )
 
     def top_callers(self, span: Any, **kwargs: Any) -> dict[str, tuple[TopCaller, ...]]:
-        self.asked.append((span, kwargs))
+        self.queried.append((span, kwargs))
         tops = {by: [top for top in self.tops if getattr(top.counts, by)] for by in OUTCOMES}
         return {by: tuple(sorted(found, key=lambda top: -getattr(top.counts, by))) for by, found in tops.items()}
 
@@ -88,11 +84,6 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
 @pytest.fixture
 def operator() -> Client:
     return client_of("superuser")
-
-
-@pytest.fixture
-def search() -> Endpoint:
-    return Endpoint.objects.create(name="search")
 
 
 def refusal(number: int = 1, **fields: Any) -> Refusal:
@@ -144,20 +135,15 @@ def worker(name: str, revision: int, *, age: float = 1.0, loaded: float = 60.0, 
     return replace(one, **fields)
 
 
-def text_of(page: Any) -> str:
-    assert page.status_code == 200
-    return str(page.content.decode())
-
-
 def section(page: Any, name: str) -> str:
-    """One part of the page."""
+    """Return one section of the page."""
     found = re.search(rf'<section aria-labelledby="ratequota-{name}">.*?</section>', text_of(page), re.S)
     assert found is not None
     return found[0]
 
 
 def rows(markup: str) -> list[list[str]]:
-    """The cells of the tables in it, without markup."""
+    """Return the rows of the tables, as text of each cell."""
     found = re.findall(r"<tr>\s*(<th scope=\"row\">.*?)</tr>", markup, re.S)
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in found]
     return [[html.unescape(re.sub(r"<[^>]*>", "", one)).strip() for one in row] for row in cells]
@@ -176,7 +162,7 @@ def test_the_list_of_policies_links_to_the_usage_page(operator: Client) -> None:
     assert reverse("admin:django_ratequota_ratepolicy_usage_csv") == CSV
 
 
-def test_chart_and_totals_of_requests(operator: Client, scene: Scene) -> None:
+def test_the_chart_and_the_totals_of_requests(operator: Client, scene: Scene) -> None:
     scene.total = [Counts(1500, 500, 100), Counts(0, 0, 0)]
     page = operator.get(PAGE)
     text = text_of(page)
@@ -208,7 +194,7 @@ def test_select_a_span(operator: Client, scene: Scene, span: str) -> None:
     page = operator.get(PAGE, {"span": span})
     assert f"Live usage: last {span}" in text_of(page)
     assert f'<option value="{span}" selected>' in text_of(page)
-    assert scene.asked[0] == span
+    assert scene.queried[0] == span
     assert warnings(page) == []
 
 
@@ -219,7 +205,7 @@ def test_select_an_endpoint(operator: Client, scene: Scene, search: Endpoint) ->
     assert "Live usage: last hour, endpoint search" in text_of(page)
     assert page.context["totals"][0]["number"] == "4"
     place = {"endpoint_id": search.pk, "policy_id": None, "most": 10}
-    assert scene.asked[1:] == [("hour", place)]
+    assert scene.queried[1:] == [("hour", place)]
     assert 'href="/admin/django_ratequota/ratepolicy/explain/?ip=203.0.113.7&amp;endpoint=search"' in text_of(page)
     page = operator.get(PAGE, {"endpoint": "0"})
     assert "Live usage: last hour, no endpoint" in text_of(page)
@@ -235,7 +221,7 @@ def test_select_a_policy(operator: Client, scene: Scene, search: Endpoint) -> No
 
 
 def test_callers_of_a_policy_have_no_admitted_count_and_no_share(operator: Client, scene: Scene) -> None:
-    """Each was said to have been admitted 0 times, and refused in 100 % of its requests."""
+    """Each was listed with 0 admitted requests and a share of 100 % refused."""
     policy = RatePolicy.objects.create(rates="5/min")
     scene.tops = [TopCaller(caller="ip:203.0.113.7", counts=Counts(0, 2, 1))]
     callers = section(operator.get(PAGE, {"policy": policy.pk}), "callers")
@@ -437,7 +423,7 @@ def test_evictions_are_a_warning() -> None:
         ([1, 0], "is live on 2 of 2 workers since", []),
     ],
 )
-def test_on_how_many_workers_the_revision_is_live(
+def test_the_page_shows_how_many_workers_have_the_revision(
     operator: Client,
     scene: Scene,
     monkeypatch: pytest.MonkeyPatch,
@@ -445,7 +431,7 @@ def test_on_how_many_workers_the_revision_is_live(
     proof: str,
     complaints: list[str],
 ) -> None:
-    # Published a minute ago: they have decided since.
+    # Published a minute ago: the workers have decided since.
     published = default_limiter().publish() - BEHIND
     monkeypatch.setattr(type(default_limiter()), "stored_revision", lambda self: published)
     found = [
@@ -457,9 +443,9 @@ def test_on_how_many_workers_the_revision_is_live(
     at = datetime.fromtimestamp(published / 10**6, UTC)
     text = section(page, "proof")
     assert f"Revision {published} (published {at:%m/%d/%Y %H:%M:%S}) {proof}" in text
-    said = re.findall('<p class="ratequota-usage-complaint">(.*?)</p>', text)
-    assert len(said) == len(complaints)
-    assert all(one.startswith(wanted) for one, wanted in zip(said, complaints, strict=True))
+    shown = re.findall('<p class="ratequota-usage-complaint">(.*?)</p>', text)
+    assert len(shown) == len(complaints)
+    assert all(one.startswith(expected) for one, expected in zip(shown, complaints, strict=True))
     assert ("ratequota-usage-complete" in text) is (not complaints)
     assert len(rows(text)) == len(revisions)
 
@@ -491,7 +477,7 @@ def test_without_a_time_of_publication_a_worker_is_behind_that_decided_in_the_la
     assert state_of(worker("a:1", 6, idle=90.0), 7) == "idle"
 
 
-def test_live_since_the_last_worker_loaded_the_revision(
+def test_the_revision_is_live_since_the_last_worker_loaded_it(
     operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published = default_limiter().publish()
@@ -560,9 +546,9 @@ def test_errors_that_open_no_breaker_are_shown(
         "closed",
     ]
     text = section(page, "store")
-    told = "In the last minute, on_error decided requests on"
-    assert f"{told} 2 workers (wrongtype): WRONGTYPE &lt;Operation&gt;</p>" in text
-    assert f"{told} 1 worker (response): at driver.lua:7</p>" in text
+    message = "In the last minute, on_error decided requests on"
+    assert f"{message} 2 workers (wrongtype): WRONGTYPE &lt;Operation&gt;</p>" in text
+    assert f"{message} 1 worker (response): at driver.lua:7</p>" in text
 
 
 def test_without_reports_the_live_revision_is_unknown(operator: Client, scene: Scene, settings: Any) -> None:
@@ -571,12 +557,12 @@ def test_without_reports_the_live_revision_is_unknown(operator: Client, scene: S
     assert "No worker has reported in the last minute." in section(operator.get(PAGE), "proof")
 
 
-def test_no_revision_yet(operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_revision_none_is_shown(operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "reports", lambda: [worker("a:1", 0)])
     assert "No revision has been published yet." in section(operator.get(PAGE), "proof")
 
 
-def test_the_number_of_a_revision_is_a_time_only_where_it_can_be() -> None:
+def test_a_revision_is_shown_as_a_time_only_if_it_is_one() -> None:
     assert published_at(7) is None
     assert published_at(2**62) is None
     assert published_at(int(START.timestamp() * 10**6)) == START
@@ -601,7 +587,7 @@ def exported(client: Client, what: str, **query: Any) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text[1:])))
 
 
-def test_exports(operator: Client, scene: Scene, search: Endpoint) -> None:
+def test_exported_rows_of_each_kind(operator: Client, scene: Scene, search: Endpoint) -> None:
     alice = User.objects.create(username="=alice")
     policy = RatePolicy.objects.create(endpoint=search, rates="5/min")
     scene.total = [Counts(1500, 500, 100), Counts()]
@@ -647,7 +633,7 @@ def test_exports(operator: Client, scene: Scene, search: Endpoint) -> None:
 
 
 def test_all_policies_are_exported(operator: Client, scene: Scene) -> None:
-    """Not those fifty only that the page lists."""
+    """Not only the fifty that the page lists."""
     made = [RatePolicy.objects.create(rates="5/min", counted_per="ip", subject=f"ip:10.0.0.{n}") for n in range(60)]
     scene.policies = {policy.pk: Counts(1, 0, 0) for policy in made}
     assert [row[1][:8] for row in exported(operator, "policies")[1:]] == ["ip:10.0."] * 60
@@ -700,16 +686,16 @@ def test_an_unknown_export_redirects_to_the_page(operator: Client, scene: Scene)
     assert "<script>alert" not in text_of(page)
 
 
-# --- Who may see it. ---
+# --- Permissions. ---
 
 
 @pytest.mark.parametrize(
-    ("who", "status"),
+    ("permissions", "status"),
     [("superuser", 200), ("editor", 200), ("viewer", 200), ("granter", 200), ("resetter", 200), ("nobody", 403)],
 )
 @pytest.mark.parametrize("path", [PAGE, f"{CSV}?what=timeline"])
-def test_who_may_see_it(scene: Scene, who: str, status: int, path: str) -> None:
-    assert client_of(who).get(path).status_code == status
+def test_the_page_needs_a_permission(scene: Scene, permissions: str, status: int, path: str) -> None:
+    assert client_of(permissions).get(path).status_code == status
 
 
 def test_anonymous_visitors_must_log_in(scene: Scene) -> None:
@@ -810,7 +796,7 @@ def test_queries_and_commands_do_not_grow_with_the_rows(
 
 
 @pytest.mark.parametrize("query", [{}, {"span": "week"}, {"endpoint": "1"}, {"policy": "1"}])
-def test_while_redis_is_down_each_part_says_so(operator: Client, settings: Any, query: dict[str, str]) -> None:
+def test_each_section_reports_that_redis_is_down(operator: Client, settings: Any, query: dict[str, str]) -> None:
     RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="5/min")
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
     text = text_of(operator.get(PAGE, query))
@@ -839,17 +825,7 @@ def test_nothing_is_exported_while_redis_is_down(operator: Client, settings: Any
 # --- With real decisions. ---
 
 
-@pytest.fixture
-def counting(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
-    """Decisions are noted, and handed over when the test says so."""
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    collector.clear()
-    yield
-    collector.clear()
-
-
-@pytest.mark.usefixtures("counting")
+@pytest.mark.usefixtures("recording")
 def test_decisions_appear_on_the_page(operator: Client, search: Endpoint) -> None:
     alice = User.objects.create(username="alice")
     limit = RatePolicy.objects.create(endpoint=search, rates="3/hour")
@@ -890,7 +866,7 @@ def test_decisions_appear_on_the_page(operator: Client, search: Endpoint) -> Non
 
 
 def test_a_change_of_one_user_resets_the_age_of_the_policies(operator: Client, scene: Scene) -> None:
-    """Else a worker would seem to have had the revision before it was published."""
+    """Otherwise a worker would seem to have loaded the revision before it was published."""
     RatePolicy.objects.create(rates="5/hour")
     check_request(RequestFactory().get("/"))
     before = health.health()

@@ -12,7 +12,7 @@ import pytest
 from django.conf import settings
 from django.test import Client
 
-from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring import collector
 from tests.browser.desk import Desk
 from tests.browser.scene import Scene
 
@@ -75,14 +75,14 @@ def scene(live_server: Any, fresh_policies: None, monkeypatch: pytest.MonkeyPatc
 
     What is counted is flushed when a test says so, not in the background once a second.
     """
-    monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    monkeypatch.setattr(collecting, "_CHUNK_SECONDS", 0.0)  # else the first flush may be too early for them
-    collecting.collector.clear()
+    monkeypatch.setattr(collector._background, "keep", lambda: None)
+    monkeypatch.setattr(collector, "_CHUNK_SECONDS", 0.0)  # else the first flush may be too early for them
+    collector.collector.clear()
     scene = Scene()
     if traffic:
         scene.traffic()
     yield scene
-    collecting.collector.clear()
+    collector.collector.clear()
 
 
 @pytest.fixture

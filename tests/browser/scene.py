@@ -10,7 +10,7 @@ from django.db import transaction
 
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring.collector import collector
 from tests.project.views import request_from
 
 #: The operators, and their permissions (codenames, None = superuser).
@@ -97,7 +97,7 @@ class Scene:
                 endpoint = self.hostile_endpoint if user == self.mallory else self.search
                 check_request(request_from(user), scope=endpoint.name)
         check_request(request_from(headers={"X-Api-Key": f"{MARKUP}{LONG}"}), scope=self.hostile_endpoint.name)
-        collecting.collector.flush()
+        collector.flush()
 
     def last_change(self) -> PolicyChange:
         """The newest row of the history."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from playwright.sync_api import expect
 
 from django_ratequota.models import RatePolicy
-from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring.collector import collector
 
 from .desk import Desk
 from .pages import PAGES
@@ -25,7 +25,7 @@ def test_a_refusal_leads_to_its_reason_and_to_a_boost(desk: Desks, scene: Scene)
     page = own.page
     answers = [ask(page, "carol") for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
-    collecting.collector.flush()
+    collector.flush()
     reference = answers[-1].headers["x-ratelimit-refusal"]
 
     own.open(PAGES["policies"].path(scene))

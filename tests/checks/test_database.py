@@ -1,4 +1,4 @@
-"""System checks of what is stored."""
+"""System checks of the database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATABASES = ["default"]
 
 
 @pytest.mark.django_db
-def test_a_database_without_conditional_constraints_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_without_conditional_constraints_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection.features, "supports_partial_indexes", True)
     monkeypatch.setattr(connection.features, "supports_expression_indexes", True)
     assert check_constraints(databases=["default"]) == []
@@ -35,19 +35,19 @@ def test_a_database_without_conditional_constraints_is_named(monkeypatch: pytest
 
 @pytest.mark.django_db(transaction=True)
 def test_a_write_that_breaks_an_unenforced_constraint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of today's suite on MariaDB; here the condition is left to the query that looks for twins."""
+    """As on MariaDB: a query for conflicting rows replaces the constraint."""
     monkeypatch.setattr(connection.features, "supports_partial_indexes", False)
     RatePolicy.objects.create(rates="1/s")
     RatePolicy.objects.create(rates="1/s", counted_per="ip")
     (rule,) = unsupported_constraints(RatePolicy, "default")
-    monkeypatch.setattr(rule, "expressions", rule.expressions[:-1])  # without counted_per these are twins
+    monkeypatch.setattr(rule, "expressions", rule.expressions[:-1])  # without counted_per these policies conflict
     with pytest.raises(IntegrityError, match="two rows break the constraint ratequota_policy_one_undated"):
         RatePolicy.objects.create(rates="1/s", subject="ip:::1")
     assert RatePolicy.objects.count() == 2
 
 
 @pytest.mark.django_db
-def test_unapplied_migrations(monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any) -> None:
+def test_unapplied_migrations_are_a_warning(monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any) -> None:
     assert check_migrated(databases=DATABASES) == []
     recorder = MigrationRecorder(connection)
     recorder.record_unapplied("django_ratequota", "0001_initial")

@@ -12,9 +12,7 @@ from django.core.management.base import SystemCheckError
 from django_ratequota.checks.settings import check_middleware, check_proxies, check_settings
 from tests.checks import ids
 
-OURS = "django_ratequota.middleware.RateQuotaMiddleware"
-
-
+RATEQUOTA_MIDDLEWARE = "django_ratequota.middleware.RateQuotaMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 
@@ -35,7 +33,7 @@ def test_the_settings_of_this_suite_have_no_problems() -> None:
         ([], ["E001"]),
     ],
 )
-def test_settings_are_checked(settings: Any, raw: Any, expected: list[str]) -> None:
+def test_invalid_and_unknown_settings_are_reported(settings: Any, raw: Any, expected: list[str]) -> None:
     settings.RATEQUOTA = raw
     messages = check_settings()
     assert ids(messages) == expected
@@ -44,7 +42,7 @@ def test_settings_are_checked(settings: Any, raw: Any, expected: list[str]) -> N
     assert [message.level for message in messages] == [levels[name[0]] for name in expected]
 
 
-def test_no_setting_has_no_problems(settings: Any) -> None:
+def test_without_the_setting_there_are_no_problems(settings: Any) -> None:
     del settings.RATEQUOTA
     assert check_settings() == []
 
@@ -60,15 +58,15 @@ def test_manage_check_reports_problems(settings: Any) -> None:
     ("enforce_all", "middleware", "expected"),
     [
         (False, [], []),
-        (False, [OURS, AUTHENTICATION], []),
-        (True, [AUTHENTICATION, OURS], []),
-        (True, [OURS], []),
+        (False, [RATEQUOTA_MIDDLEWARE, AUTHENTICATION], []),
+        (True, [AUTHENTICATION, RATEQUOTA_MIDDLEWARE], []),
+        (True, [RATEQUOTA_MIDDLEWARE], []),
         (True, [], ["W002"]),
         (True, [AUTHENTICATION], ["W002"]),
-        (True, [OURS, AUTHENTICATION], ["W003"]),
+        (True, [RATEQUOTA_MIDDLEWARE, AUTHENTICATION], ["W003"]),
     ],
 )
-def test_a_missing_or_misplaced_middleware(
+def test_a_missing_or_misplaced_middleware_is_a_warning(
     settings: Any, enforce_all: bool, middleware: list[str], expected: list[str]
 ) -> None:
     settings.RATEQUOTA = {"ENFORCE_ALL": enforce_all}
@@ -81,7 +79,7 @@ def test_a_missing_or_misplaced_middleware(
 def test_count_unchecked_needs_the_middleware(settings: Any) -> None:
     settings.RATEQUOTA, settings.MIDDLEWARE = {"COUNT_UNCHECKED": True}, []
     assert [message.msg for message in check_middleware()] == ["COUNT_UNCHECKED does nothing without the middleware."]
-    settings.MIDDLEWARE = [OURS, AUTHENTICATION]
+    settings.MIDDLEWARE = [RATEQUOTA_MIDDLEWARE, AUTHENTICATION]
     assert check_middleware() == []
 
 
@@ -97,7 +95,9 @@ def test_count_unchecked_needs_the_middleware(settings: Any) -> None:
         ([], None),
     ],
 )
-def test_proxies_that_include_every_address(settings: Any, networks: list[str], versions: str | None) -> None:
+def test_trusted_proxies_that_include_every_address_are_a_warning(
+    settings: Any, networks: list[str], versions: str | None
+) -> None:
     settings.RATEQUOTA = {"TRUSTED_PROXIES": networks}
     messages = check_proxies()
     assert ids(messages) == ["W018"] * (versions is not None)

@@ -1,4 +1,4 @@
-"""System checks of the views: whether anything enforces policies, whether endpoints count what views return."""
+"""System checks of the views: whether any view enforces policies, and whether it returns the counted statuses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ids(messages: list[Any]) -> list[str]:
     return [str(message.id).removeprefix("django_ratequota.") for message in messages]
 
 
-# --- Whether anything enforces. ---
+# --- Enforcement. ---
 
 
 @pytest.fixture
@@ -96,11 +96,11 @@ class Limited(APIView):
     """Limited by DEFAULT_THROTTLE_CLASSES in this suite's settings."""
 
 
-class ByDropIn(APIView):
+class WithCompatThrottle(APIView):
     throttle_classes = (AnonRateThrottle,)
 
 
-class ByAnother(APIView):
+class WithOtherThrottle(APIView):
     class Throttle(BaseThrottle):
         pass
 
@@ -117,18 +117,18 @@ class Decorated(View):
     [
         ([], {}, False),
         ([plain], {}, False),
-        ([plain, Unlimited, ByAnother], {}, False),
-        ([UsageView.as_view()], {}, False),  # it limits itself, and none of the project's views
+        ([plain, Unlimited, WithOtherThrottle], {}, False),
+        ([UsageView.as_view()], {}, False),  # it has its own limit, but is no view of the project
         ([plain, Limited], {}, True),
         ([plain, Decorated], {}, True),
-        ([ByDropIn], {}, True),
+        ([WithCompatThrottle], {}, True),
         ([plain, ratequota(scope="search")(plain)], {}, True),
         ([plain], {"check_request": check_request}, True),
         ([plain], {"ratelimit": ratelimit}, True),
         ([plain], {"RatePolicy": RatePolicy, "never_answers": never_answers}, False),
     ],
 )
-def test_a_project_in_which_nothing_enforces(
+def test_a_project_without_enforcement_is_a_warning(
     project: Any, views: list[Any], named: dict[str, Any], enforced: bool
 ) -> None:
     project(*views, **named)
@@ -151,7 +151,7 @@ def test_a_middleware_that_checks_requests_is_enforcement(project: Any, settings
 
 
 def service(**named: Any) -> ModuleType:
-    """A module of the project that its views call."""
+    """Return a module of the project that its views call."""
     module = ModuleType("project_service")
     vars(module).update(named)
     exec(  # functions have the globals of the module that defines them
@@ -196,7 +196,7 @@ def test_a_middleware_that_calls_a_check_is_enforcement(project: Any, settings: 
     assert check_enforced() == []
 
 
-def test_the_default_throttles_matter_only_without_views(project: Any, settings: Any) -> None:
+def test_default_throttles_that_no_view_uses_are_a_warning(project: Any, settings: Any) -> None:
     project()
     settings.REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"]}
     assert check_enforced() == []
@@ -228,12 +228,12 @@ def test_one_throttled_ninja_operation_is_enforcement(project: Any, limited: boo
     assert ids(check_enforced()) == ([] if limited else ["W010"])
 
 
-def test_a_broken_urlconf_is_left_to_djangos_check(settings: Any) -> None:
+def test_a_broken_urlconf_is_not_reported_again(settings: Any) -> None:
     settings.ROOT_URLCONF = "nowhere"
     assert check_enforced() == []
 
 
-# --- Whether anything enforces what views declare. ---
+# --- Declared scopes. ---
 
 
 def rest(declare: Any, *throttles: Any, **body: Any) -> Any:
@@ -333,7 +333,7 @@ def test_checks_of_views_leave_a_broken_urlconf_to_djangos(settings: Any, check:
     assert check() == []
 
 
-# --- Whether requests that views refuse before their throttle are counted. ---
+# --- Requests that views refuse before their throttle. ---
 
 
 class Throttled(APIView):
@@ -401,38 +401,38 @@ def test_count_unchecked_needs_a_policy_counted_per_ip(
         assert found[0].msg == "COUNT_UNCHECKED counts nothing where no policy counted per ip applies (/0/)."
 
 
-# --- Whether views answer what is counted. ---
+# --- Counted statuses. ---
 
 
-def says_400(request: Any) -> HttpResponse:
+def returns_400(request: Any) -> HttpResponse:
     return JsonResponse({}, status=400)
 
 
-def says_what_another_says(request: Any) -> HttpResponse:
-    return says_400(request)
+def returns_the_response_of_a_function(request: Any) -> HttpResponse:
+    return returns_400(request)
 
 
-def says_403_by_a_class(request: Any) -> HttpResponse:
+def returns_403_by_a_class(request: Any) -> HttpResponse:
     return HttpResponseForbidden()
 
 
-def says_422_by_name(request: Any) -> Response:
+def returns_422_by_a_constant(request: Any) -> Response:
     return Response(status=status.HTTP_422_UNPROCESSABLE_ENTITY)
 
 
-def says_401_by_the_enumeration(request: Any) -> HttpResponse:
+def returns_401_by_http_status(request: Any) -> HttpResponse:
     return HttpResponse(status=HTTPStatus.UNAUTHORIZED)
 
 
-def says_404_by_an_exception(request: Any) -> HttpResponse:
+def raises_404(request: Any) -> HttpResponse:
     raise Http404
 
 
-def says_404_by_a_shortcut(request: Any) -> HttpResponse:
+def raises_404_by_a_shortcut(request: Any) -> HttpResponse:
     return HttpResponse(get_object_or_404(Endpoint, name="x"))
 
 
-def says_403_within(request: Any) -> HttpResponse:
+def raises_403_in_an_inner_function(request: Any) -> HttpResponse:
     def refuse() -> None:
         raise PermissionDenied
 
@@ -440,11 +440,11 @@ def says_403_within(request: Any) -> HttpResponse:
     return HttpResponse(status=400)
 
 
-def says_nothing(request: Any) -> HttpResponse:
+def redirects(request: Any) -> HttpResponse:
     return redirect("/")
 
 
-class Asked(View):
+class CallsMethod(View):
     def post(self, request: Any) -> HttpResponse:
         return self.failed()
 
@@ -462,7 +462,7 @@ class Service:
         raise exceptions.NotAuthenticated
 
 
-def says_401_by_an_object(request: Any) -> HttpResponse:
+def raises_401_in_a_method(request: Any) -> HttpResponse:
     Service().refuse()
     return HttpResponse(status=400)
 
@@ -475,34 +475,34 @@ class OwnLogin(LoginView):
 @pytest.mark.parametrize(
     ("view", "statuses", "never"),
     [
-        (says_400, "401 403", True),
-        (says_400, "400", False),
-        (says_400, "401 4xx", False),
-        (says_400, "5xx", False),
-        (says_400, "200", False),
-        (says_400, "302", False),
-        (says_400, "405", False),
-        (says_what_another_says, "401", True),
-        (says_what_another_says, "400", False),
-        (require_POST(ratequota(scope="login")(says_400)), "401 403", True),
-        (ratequota(scope="login")(require_POST(says_400)), "400", False),
-        (says_403_by_a_class, "401", True),
-        (says_403_by_a_class, "403", False),
-        (says_422_by_name, "422", False),
-        (says_422_by_name, "400", True),
-        (says_401_by_the_enumeration, "401", False),
-        (says_401_by_the_enumeration, "403", True),
-        (says_404_by_an_exception, "404", False),
-        (says_404_by_an_exception, "400", True),
-        (says_404_by_a_shortcut, "404", False),
-        (says_404_by_a_shortcut, "403", True),
-        (says_403_within, "403", False),
-        (says_403_within, "401", True),
-        (says_401_by_an_object, "401", False),
-        (says_nothing, "401 403", False),  # unknown
+        (returns_400, "401 403", True),
+        (returns_400, "400", False),
+        (returns_400, "401 4xx", False),
+        (returns_400, "5xx", False),
+        (returns_400, "200", False),
+        (returns_400, "302", False),
+        (returns_400, "405", False),
+        (returns_the_response_of_a_function, "401", True),
+        (returns_the_response_of_a_function, "400", False),
+        (require_POST(ratequota(scope="login")(returns_400)), "401 403", True),
+        (ratequota(scope="login")(require_POST(returns_400)), "400", False),
+        (returns_403_by_a_class, "401", True),
+        (returns_403_by_a_class, "403", False),
+        (returns_422_by_a_constant, "422", False),
+        (returns_422_by_a_constant, "400", True),
+        (returns_401_by_http_status, "401", False),
+        (returns_401_by_http_status, "403", True),
+        (raises_404, "404", False),
+        (raises_404, "400", True),
+        (raises_404_by_a_shortcut, "404", False),
+        (raises_404_by_a_shortcut, "403", True),
+        (raises_403_in_an_inner_function, "403", False),
+        (raises_403_in_an_inner_function, "401", True),
+        (raises_401_in_a_method, "401", False),
+        (redirects, "401 403", False),  # unknown
         (plain, "401", False),
-        (Asked.as_view(), "409", False),
-        (Asked.as_view(), "401", True),
+        (CallsMethod.as_view(), "409", False),
+        (CallsMethod.as_view(), "401", True),
         (Rest.as_view(), "401 403", False),
         (Rest.as_view(), "409", True),
         (Limited.as_view(), "409", False),
@@ -521,14 +521,14 @@ def test_statuses_that_a_view_never_returns(view: Any, statuses: str, never: boo
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(("charged", "warned"), [("401, 403", True), ("400", False), ("", False)])
-def test_an_endpoint_that_counts_statuses_its_view_never_returns(
+def test_an_endpoint_that_counts_statuses_its_view_never_returns_is_a_warning(
     project: Any, django_assert_num_queries: Any, charged: str, warned: bool
 ) -> None:
     """With the login view of the docs."""
     [snippet] = [one for one in snippets(ROOT / "docs/howto/login.md") if one.file == "views.py"]
     names: dict[str, Any] = {"__name__": "login_views"}
     exec(compile(snippet.padded, str(snippet.page), "exec"), names)
-    project(names["log_in"], says_401_by_the_enumeration)
+    project(names["log_in"], returns_401_by_http_status)
     endpoint = Endpoint.objects.create(name="login", charged_statuses=charged)
     messages = check_statuses(databases=DATABASES)
     assert ids(messages) == (["W011"] if warned else [])
@@ -545,7 +545,7 @@ def test_an_endpoint_that_counts_statuses_its_view_never_returns(
 
 
 @pytest.mark.django_db
-def test_an_endpoint_without_a_view_in_the_urlconf(project: Any) -> None:
+def test_an_endpoint_without_a_view_is_not_reported(project: Any) -> None:
     project(plain)
     Endpoint.objects.create(name="login", charged_statuses="401")
     assert check_statuses(databases=DATABASES) == []

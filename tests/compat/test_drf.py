@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import random
 import time
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -24,6 +22,7 @@ from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
 
 from django_ratequota.compat import drf
+from tests.support.threads import on_threads
 
 pytestmark = pytest.mark.usefixtures("redis_client", "empty_cache")
 
@@ -197,14 +196,8 @@ def test_scoped_throttles_use_the_scope_of_the_view_and_the_rate_of_the_settings
 def test_concurrent_requests_do_not_exceed_the_limit() -> None:
     """DRF's throttles read, add and write: they admitted all of these."""
     crowd, limit = 40, 15
-    throttle, together = throttle_class(rate=f"{limit}/day"), Barrier(crowd)
-
-    def ask(_: int) -> bool:
-        together.wait(timeout=60)
-        return throttle().allow_request(None, None)
-
-    with ThreadPoolExecutor(crowd) as threads:
-        assert sum(threads.map(ask, range(crowd))) == limit
+    throttle = throttle_class(rate=f"{limit}/day")
+    assert sum(on_threads(crowd, lambda: throttle().allow_request(None, None))) == limit
 
 
 def test_each_request_is_one_call_to_redis(redis_client: redis.Redis) -> None:

@@ -11,7 +11,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -41,6 +40,7 @@ from django_ratequota.compat.ratelimit import (
 )
 from tests.conftest import Get
 from tests.support import server
+from tests.support.threads import on_threads
 
 ROOT = Path(__file__).parents[2]
 
@@ -171,14 +171,8 @@ def test_key_values_of_any_length_and_content_are_hashed(redis_client: redis.Red
 
 def test_concurrent_requests_do_not_exceed_the_limit() -> None:
     crowd, limit = 40, 15
-    together = Barrier(crowd)
-
-    def ask(_: int) -> bool:
-        together.wait(timeout=60)
-        return is_ratelimited(get(), group="crowd", key="ip", rate=f"{limit}/d", increment=True)
-
-    with ThreadPoolExecutor(crowd) as threads:
-        assert list(threads.map(ask, range(crowd))).count(False) == limit
+    options = {"group": "crowd", "key": "ip", "rate": f"{limit}/d", "increment": True}
+    assert on_threads(crowd, lambda: is_ratelimited(get(), **options)).count(False) == limit
 
 
 def test_ratelimit_enable_false_limits_nothing(settings: Any) -> None:

@@ -27,6 +27,7 @@ from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import quota_threshold, request_refused
 from tests.enforcement.test_check import CLOSED, database_down, left, monitored, room
 from tests.project.views import request_from
+from tests.support.operators import client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -342,6 +343,16 @@ class TestRecords:
         assert request_refused not in heard, "its receivers expect a request"
         explanation = ExplainQuery.from_refusal(refusal).explain()
         assert (explanation.decision.allowed, room(explanation.decision)) == (False, ["0/2"])
+
+    def test_the_explain_page_asks_about_a_check_without_a_request(self, exports: Endpoint) -> None:
+        """By GET the endpoint, whose methods are POST, would not count."""
+        RatePolicy.objects.create(endpoint=exports, rates="17/hour")
+        operator = client_of(superuser=True)
+        for method, shown in (("-", True), ("GET", False)):
+            query = {"ip": "203.0.113.7", "endpoint": "exports", "method": method}
+            page = operator.get("/admin/django_ratequota/ratepolicy/explain/", query).content.decode()
+            assert ("0 of 17 used" in page) is shown
+            assert "errornote" not in page
 
     def test_statistics_count_its_callers_like_those_of_requests(
         self, ask: CheckCaller, alice: User, settings: Any

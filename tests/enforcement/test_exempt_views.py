@@ -10,6 +10,7 @@ from django.test import Client
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
+from drf_spectacular.generators import SchemaGenerator
 from ninja import NinjaAPI
 from rest_framework.decorators import action, api_view
 from rest_framework.response import Response
@@ -24,6 +25,7 @@ from django_ratequota.decorators import exempt, ratequota
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
+from django_ratequota.openapi import AutoSchema
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.exemptions import exemption_of
 from tests.conftest import Get
@@ -269,7 +271,29 @@ def test_a_view_that_is_not_hashable_can_be_exempt() -> None:
 def test_requests_without_a_resolved_route_know_the_class(blocked: None) -> None:
     """REST framework's request factory calls the view directly."""
     assert Rest.as_view()(APIRequestFactory().get("/")).status_code == 200
+    assert Reports.as_view({"get": "above"})(APIRequestFactory().get("/")).status_code == 200
+    assert Reports.as_view({"get": "list"})(APIRequestFactory().get("/")).status_code == 429
     assert views.Search.as_view()(APIRequestFactory().get("/")).status_code == 429
+
+
+def test_the_schema_documents_no_refusals_of_exempt_views() -> None:
+    class Schema(SchemaGenerator):
+        def create_view(self, callback: Any, method: str, request: Any = None) -> Any:
+            view = super().create_view(callback, method, request)
+            view.schema = AutoSchema()
+            return view
+
+    paths = Schema().get_schema(request=None, public=True)["paths"]
+    documented = {
+        (path, method)
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+        if "429" in operation["responses"]
+    }
+    assert {("/search/", "get"), ("/rest-method/", "post"), ("/api/reports/", "get")} <= documented
+    exempted = {"/rest/", "/rest-method/", "/below-api-view/", "/api/reports/above/", "/api/reports/below/"}
+    assert exempted <= paths.keys()
+    assert {(path, "get") for path in exempted}.isdisjoint(documented)
 
 
 def test_what_is_no_view_is_an_error_that_says_so() -> None:

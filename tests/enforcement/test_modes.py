@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from django.test import Client, RequestFactory
 from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
 
-from django_ratequota import Decision, check_request
+from django_ratequota import acheck_caller, check_caller, check_request
 from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.policies.cache import policies
@@ -102,6 +101,11 @@ class TestDisabled:
         throttle = NinjaThrottle(scope="search")
         assert [throttle.allow_request(RequestFactory().get("/")) for _ in range(3)] == [True] * 3
 
+    def test_callers_without_a_request_are_admitted(self) -> None:
+        limit("blocked")
+        decision = check_caller(ip="203.0.113.7", scope="search", cost=9)
+        assert (decision.allowed, decision.statuses) == (True, ())
+
     def test_the_policies_are_not_read(self, django_assert_num_queries: Any) -> None:
         limit()
         with django_assert_num_queries(0):
@@ -160,6 +164,12 @@ class TestMemory:
         assert [check(request, "search", cost).remaining for cost in (2, 2, 3)] == [3, 3, 2]
         assert not check(request, "search", 6).allowed
         assert check(RequestFactory().get("/"), "search", 0).remaining == 5
+
+    def test_callers_without_a_request_share_its_counters(self) -> None:
+        limit("3/hour")
+        check_request(RequestFactory().get("/", REMOTE_ADDR="203.0.113.7"), "search")
+        assert check_caller(ip="203.0.113.7", scope="search").remaining == 1
+        assert async_to_sync(acheck_caller)(ip="203.0.113.7", scope="search", cost=2).allowed is False
 
     def test_this_processs_own_edit_applies_to_its_next_request(self, check: Check) -> None:
         policy = limit("1/hour")
@@ -278,13 +288,3 @@ class TestMemory:
             assert "memory://" in response.content.decode(), page
         explained = admin_client.get("/admin/django_ratequota/ratepolicy/explain/?ip=127.0.0.1&scope=search")
         assert "4" in explained.content.decode()
-
-
-def test_decisions_of_both_modes_are_plain(settings: Any) -> None:
-    found: list[Decision] = []
-    limit("1/hour")
-    for raw in ({"ENABLED": False}, {"REDIS_URL": "memory://", "PREFIX": "rqmem2"}):
-        settings.RATEQUOTA = raw
-        call: Callable[..., Any] = async_to_sync(__import__("django_ratequota").acheck_request)
-        found.append(call(RequestFactory().get("/"), "search"))
-    assert [decision.degraded for decision in found] == [False, False]

@@ -446,7 +446,7 @@ def test_an_async_cost_is_an_error_when_decorating() -> None:
 
 @pytest.mark.parametrize("target", [View, View.as_view()])
 def test_other_views_than_rest_framework_s_are_an_error_when_decorating(target: Any) -> None:
-    with pytest.raises(TypeError, match=r"is for views of REST framework, and View is none: write @method_decorator"):
+    with pytest.raises(TypeError, match=r"which View is not: write @method_decorator\(ratequota"):
         throttle_scope("search")(target)
 
 

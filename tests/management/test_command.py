@@ -12,30 +12,18 @@ import redis
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import connection
-from django.test import RequestFactory
 
-from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.monitoring import health
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store.server import server_version
 from django_ratequota.utils.histogram import BOUNDS
+from tests.support.commands import run
 from tests.support.fake_redis import fake_redis
 from tests.support.operators import a_customer
+from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
-
-
-def run(*args: str) -> str:
-    out = io.StringIO()
-    call_command("ratequota", *args, stdout=out)
-    return out.getvalue()
-
-
-def ask(user: User, **kwargs: Any) -> Any:
-    request = RequestFactory().get("/")
-    request.user = user
-    return check_request(request, **kwargs)
 
 
 @pytest.fixture
@@ -45,7 +33,7 @@ def alice() -> User:
 
 def test_explain_names_winners_losers_and_live_counters(alice: User) -> None:
     for _ in range(3):
-        assert ask(alice, scope="search").allowed
+        assert check_from(alice, scope="search").allowed
     text = run("explain", "--user", "alice", "--endpoint", "search")
     assert "plan         Free" in text
     assert "1000/day, counted per caller: wins: the user is the most specific audience here" in text
@@ -58,7 +46,7 @@ def test_explain_names_winners_losers_and_live_counters(alice: User) -> None:
 
 def test_explain_consumes_nothing_and_names_the_refusing_counter(alice: User) -> None:
     for _ in range(11):
-        ask(alice, scope="search")
+        check_from(alice, scope="search")
     first = run("explain", "--user", "alice", "--endpoint", "search")
     assert "would be refused now, by search/min" in first
     assert "0 of 10 left, room again in" in first
@@ -122,25 +110,25 @@ def test_invalid_arguments_are_explained(args: list[str], message: str) -> None:
 
 def test_reset_resets_only_the_callers_own_counters(alice: User) -> None:
     for _ in range(11):
-        ask(alice, scope="search")
-    assert not ask(alice, scope="search").allowed
+        check_from(alice, scope="search")
+    assert not check_from(alice, scope="search").allowed
     text = run("reset", "--user", "alice", "--endpoint", "search")
     assert f"reset search/min of user:{alice.pk}" in text
     assert "2 counters reset" in text
-    decision = ask(alice, scope="search")
+    decision = check_from(alice, scope="search")
     assert decision.allowed
     assert [status.remaining for status in decision.statuses] == [999, 9, 9989]
 
 
 def test_publish_applies_raw_sql_to_the_next_request(alice: User) -> None:
-    assert ask(alice).allowed
+    assert check_from(alice).allowed
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'blocked' WHERE user_id IS NOT NULL")
-    assert ask(alice).allowed
+    assert check_from(alice).allowed
     before = default_limiter().stored_revision()
     assert "every process reloads all policies" in run("publish", "--reason", "OPS-7")
     assert default_limiter().stored_revision() > before
-    assert not ask(alice).allowed
+    assert not check_from(alice).allowed
     assert PolicyChange.objects.first().reason == "OPS-7"
 
 
@@ -239,7 +227,7 @@ def test_status_shows_the_report_of_each_process(alice: User) -> None:
 
 def test_status_shows_a_process_that_decides(alice: User) -> None:
     before = health.health().decisions
-    ask(alice)
+    check_from(alice)
     health.report()
     text = run("status")
     revision = default_limiter().stored_revision()

@@ -1,4 +1,4 @@
-"""Metrics: every decision is counted where it belongs, nobody is named, and requests do nothing for it."""
+"""Metrics: decisions are counted by endpoint, policy and outcome, without callers, and without work in requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from django_ratequota import check_request
 from django_ratequota.exceptions import StoreError
 from django_ratequota.metrics import METRICS, opentelemetry, prometheus, tally
 from django_ratequota.models import Endpoint, Plan, RatePolicy
-from django_ratequota.monitoring import collector as collecting
 from django_ratequota.monitoring import health
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.health import NO_BREAKER
@@ -48,25 +47,16 @@ DOWN = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 1, "REPORT_S
 
 
 @pytest.fixture(autouse=True)
-def counting(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
-    """Decisions are recorded, and counted when the test calls ``flush``; nothing was counted before."""
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(collecting._background, "keep", lambda: None)
+def counting(recording: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Count decisions from zero, when the test calls ``flush``."""
     monkeypatch.setattr(health, "_degraded", type(health._degraded)())
-    for kept in (collector, tally.tally):
-        kept.clear()
+    tally.tally.clear()
     yield
-    for kept in (collector, tally.tally):
-        kept.clear()
-
-
-@pytest.fixture
-def search() -> Endpoint:
-    return Endpoint.objects.create(name="search")
+    tally.tally.clear()
 
 
 def scrape(client: Client | None = None) -> dict[str, float]:
-    """What Prometheus reads, as ``name{label="value",...}``."""
+    """Return the values that Prometheus reads, by ``name{label="value",...}``."""
     if client is None:
         registry = CollectorRegistry()
         prometheus.register(registry)
@@ -138,7 +128,7 @@ def test_a_flood_of_subjects_adds_no_series(search: Endpoint) -> None:
     assert not re.search(r"203\.0\.113|user\d", "".join(many))
 
 
-def test_what_operators_rename_for_ever_is_bounded(search: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_series_is_bounded(search: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tally, "MAX_SERIES", 2)
     for name in ("a", "b", "c", "d"):
         Endpoint.objects.filter(pk=search.pk).update(name=name)
@@ -171,7 +161,7 @@ def test_metrics_keep_counts_that_redis_does_not_take(search: Endpoint, settings
     assert found['ratequota_store_up{server="127.0.0.1:1"}'] == 0
 
 
-def test_latency_store_and_policies(search: Endpoint) -> None:
+def test_metrics_of_latency_store_and_policies(search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="9/hour")
     before = scrape()
     check_request(request_from(), scope="search")
@@ -188,17 +178,17 @@ def test_latency_store_and_policies(search: Endpoint) -> None:
     assert max(buckets) == found["ratequota_decision_seconds_count"] == sum(default_limiter().latency.counts)
 
 
-def test_requests_are_asked_nothing_more(search: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_do_no_work_for_metrics(search: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics are counted when records are flushed, by another thread."""
     calls = []
-    monkeypatch.setattr(collecting, "listeners", [calls.append])
+    monkeypatch.setattr("django_ratequota.monitoring.collector.listeners", [calls.append])
     check_request(request_from(), scope="search")
     assert calls == []
     collector.flush()
     assert [[times for _record, times in records] for records in calls] == [[1]]
 
 
-def test_registering_twice_registers_once_and_reads_nothing(settings: Any) -> None:
+def test_registering_twice_registers_once_and_without_redis(settings: Any) -> None:
     settings.RATEQUOTA = {"REDIS_URL": "nonsense://"}
     registry = CollectorRegistry()
     for _ in range(2):
@@ -216,7 +206,7 @@ def test_scrapes_are_not_limited(client: Client, settings: Any) -> None:
     assert (response.status_code, response["Content-Type"].split(";")[0]) == (200, "text/plain")
 
 
-def test_opentelemetry_reads_the_same(search: Endpoint) -> None:
+def test_opentelemetry_has_the_same_values(search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="1/hour")
     reader = InMemoryMetricReader()
     provider = MeterProvider(metric_readers=[reader])
@@ -260,13 +250,13 @@ from django.db import connections
 from django.http import HttpResponse
 from django.test import Client
 from django.urls import path
-from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring import collector
 from django_ratequota.decorators import ratequota
 from django_ratequota.metrics import prometheus
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.runtime import default_limiter
 
-collecting._background.keep = lambda: None
+collector._background.keep = lambda: None
 search = ratequota(scope="search")(lambda request: HttpResponse())
 urlpatterns = [path("search/", search), path("metrics/", prometheus.view)]
 prometheus.register()
@@ -277,7 +267,7 @@ get = Client().get
 def work(times):
     for _ in range(times):
         get("/search/")
-        collecting.collector.flush()
+        collector.collector.flush()
 
 work(1)
 connections.close_all()
@@ -293,7 +283,7 @@ print(get("/metrics/").content.decode())
 
 
 @pytest.mark.slow
-def test_in_multiprocess_mode_any_process_exposes_all(redis_client: redis.Redis, tmp_path: Path) -> None:
+def test_in_multiprocess_mode_each_process_exposes_all_processes(redis_client: redis.Redis, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     shared = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "files"), "PYTHONPATH": str(DOCS.parent)}
@@ -310,16 +300,16 @@ def test_in_multiprocess_mode_any_process_exposes_all(redis_client: redis.Redis,
         'ratequota_decisions_total{endpoint="search",outcome="admitted"}': 5,
         'ratequota_decisions_total{endpoint="search",outcome="refused"}': 1,
     }
-    asked = found["ratequota_decision_seconds_count"]
-    assert 6 <= asked <= 12, "six decisions, and looks at the revision"
-    assert found['ratequota_decision_seconds_bucket{le="+Inf"}'] == asked
+    decisions_count = found["ratequota_decision_seconds_count"]
+    assert 6 <= decisions_count <= 12, "six decisions, and reads of the revision"
+    assert found['ratequota_decision_seconds_bucket{le="+Inf"}'] == decisions_count
     assert 0 < found["ratequota_decision_seconds_sum"] < 5
     assert [value for name, value in found.items() if name.startswith("ratequota_store_up{")] == [1]
     revisions = {name: value for name, value in found.items() if name.startswith("ratequota_policies_revision{pid=")}
     assert (len(revisions), len(set(revisions.values()))) == (3, 1)
 
 
-# --- What the docs hand out. ---
+# --- Dashboard, alerts and page of the docs. ---
 
 
 def known_series() -> set[str]:
@@ -337,19 +327,19 @@ def labels(expression: str) -> set[str]:
     return {name.strip() for text in grouped for name in text.split(",")} | set(matched)
 
 
-OURS = {label for metric in METRICS for label in metric.labels} | {"le"}
-SCRAPED = {"job", "instance"}
+OUR_LABELS = {label for metric in METRICS for label in metric.labels} | {"le"}
+SCRAPE_LABELS = {"job", "instance"}
 
 
-def test_the_dashboard_asks_for_what_there_is() -> None:
+def test_the_dashboard_queries_existing_metrics() -> None:
     dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
-    assert len(asked) > 8
-    for expression in asked:
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    assert len(queries) > 8
+    for expression in queries:
         assert series(expression), expression
         assert series(expression) <= known_series(), expression
-        assert labels(expression) <= OURS | SCRAPED, expression
-    assert set().union(*map(series, asked)) >= known_series() - {"ratequota_policies_age_seconds"}
+        assert labels(expression) <= OUR_LABELS | SCRAPE_LABELS, expression
+    assert set().union(*map(series, queries)) >= known_series() - {"ratequota_policies_age_seconds"}
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
@@ -360,7 +350,7 @@ def test_the_alerts_query_existing_metrics() -> None:
     for rule in rules:
         assert series(rule["expr"]), rule
         assert series(rule["expr"]) <= known_series(), rule
-        assert labels(rule["expr"]) <= OURS | SCRAPED, rule
+        assert labels(rule["expr"]) <= OUR_LABELS | SCRAPE_LABELS, rule
         assert set(rule["annotations"]) == {"summary", "description"}
 
 
@@ -371,7 +361,7 @@ def test_errors_that_open_no_breaker_have_an_alert() -> None:
     assert set(reasons.split("|")) == NO_BREAKER
 
 
-def test_the_page_lists_every_metric() -> None:
+def test_the_metrics_page_of_the_docs_lists_every_metric() -> None:
     page = (DOCS / "metrics.md").read_text()
     assert set(re.findall(r"^\| `(ratequota_\w+)", page, re.MULTILINE)) == {
         name for name in known_series() if not re.search("_(bucket|count|sum)$", name)

@@ -345,11 +345,6 @@ def test_the_delete_action_lists_the_first_rows() -> None:
 # --- Restoring. ---
 
 
-@pytest.fixture
-def operator() -> Client:
-    return client_of(superuser=True)
-
-
 def deletion() -> PolicyChange:
     found = PolicyChange.objects.filter(model="plan", action="delete").first()
     assert found is not None

@@ -318,21 +318,6 @@ def test_invalid_choices_are_refused(field: str) -> None:
     assert "is not a valid choice" in refusals(RatePolicy(**{"rates": "1/s", field: "maybe"}))[field][0]
 
 
-@pytest.fixture
-def alice() -> User:
-    return User.objects.create(username="alice")
-
-
-@pytest.fixture
-def free() -> Plan:
-    return Plan.objects.create(name="Free", slug="free")
-
-
-@pytest.fixture
-def search() -> Endpoint:
-    return Endpoint.objects.create(name="search")
-
-
 AUDIENCES = ["user", "subject", "plan", "everyone"]
 
 
@@ -374,11 +359,11 @@ def test_a_second_undated_policy_for_the_same_audience_is_refused(
     """A plain unique constraint allowed these pairs, because NULLs differ from each other."""
     fields = {"endpoint": search if scope == "search" else None, "counted_per": counted_per, **audiences[audience]}
     # Rates, mode and algorithm may differ: the policies still conflict.
-    twin = RatePolicy(rates="2/s", mode="log", algorithm="gcra", **fields)
-    message = refusal(twin, NON_FIELD_ERRORS)
+    second = RatePolicy(rates="2/s", mode="log", algorithm="gcra", **fields)
+    message = refusal(second, NON_FIELD_ERRORS)
     assert message.startswith("A policy without dates already has the same audience, endpoint and counted per.")
     with pytest.raises(IntegrityError), transaction.atomic():
-        twin.save()
+        second.save()
     with pytest.raises(IntegrityError), transaction.atomic():
         RatePolicy.objects.bulk_create([RatePolicy(rates="2/s", **fields)])
     for dates in (

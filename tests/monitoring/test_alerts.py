@@ -51,7 +51,7 @@ def spend(limiter: Limiter, bucket: Bucket, times: int, cost: int = 1) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window_log", "sliding_window_counter", "gcra"])
-def test_at_80_and_at_100_percent_once(limiter: Limiter, received: Receiver, algorithm: str) -> None:
+def test_signals_are_sent_once_at_80_and_at_100_percent(limiter: Limiter, received: Receiver, algorithm: str) -> None:
     bucket = Bucket("user:1", Rate.parse(f"10/day {algorithm}"))
     spend(limiter, bucket, 7)
     alerts.send()
@@ -70,7 +70,7 @@ def test_a_request_that_crosses_both_levels_sends_both_signals(limiter: Limiter,
     assert received == [(80, "user:1", 10), (100, "user:1", 10)]
 
 
-def test_a_refusal_is_100_percent_whatever_is_left(limiter: Limiter, received: Receiver) -> None:
+def test_a_refusal_counts_as_100_percent_even_if_units_remain(limiter: Limiter, received: Receiver) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("10/day")), 2, cost=6)
     alerts.send()
     assert [level for level, _, _ in received] == [80, 100]
@@ -82,7 +82,7 @@ def test_a_cost_above_the_capacity_reaches_no_level(limiter: Limiter, received: 
     assert received == []
 
 
-def test_each_subject_by_itself_and_log_mode_too(limiter: Limiter, received: Receiver) -> None:
+def test_signals_are_sent_for_each_subject_and_in_log_mode(limiter: Limiter, received: Receiver) -> None:
     for number, mode in ((1, "enforce"), (2, "log")):
         spend(limiter, Bucket(f"user:{number}", Rate.parse("5/day"), mode=mode), 4)
     alerts.send()
@@ -97,7 +97,7 @@ def test_the_next_window_sends_the_signals_again(
         spend(limiter, bucket, 5)
         alerts.send()
         clock.advance(60)
-        # Redis' own clock, by which this goes in real time, stands still here.
+        # The keys expire by the clock of Redis, which the injected clock does not move.
         for key in redis_client.scan_iter("rqtest:{statistics}:alert:*"):
             assert 0 < redis_client.pttl(key) <= 60_000
             redis_client.delete(key)
@@ -117,11 +117,11 @@ def test_a_client_at_its_limit_triggers_one_signal_per_period(
     assert received == [(80, "user:1", 48)]
 
 
-def test_other_processes_stay_silent(limiter: Limiter, received: Receiver) -> None:
+def test_another_process_does_not_send_the_signal_again(limiter: Limiter, received: Receiver) -> None:
     bucket = Bucket("user:1", Rate.parse("10/day"))
     spend(limiter, bucket, 8)
     alerts.send()
-    alerts._clear()  # another process, which knows of nothing
+    alerts._clear()  # another process, which has sent nothing
     spend(limiter, bucket, 1)
     alerts.send()
     assert received == [(80, "user:1", 8)]
@@ -143,7 +143,7 @@ def test_memory_is_bounded(limiter: Limiter, received: Receiver, monkeypatch: An
     monkeypatch.setattr(alerts, "_MAX_QUEUED", 7)
     for number in range(30):
         spend(limiter, Bucket("user:1", Rate.parse("1/day"), policy_id=number, scope=f"s{number}"), 1)
-    # A limit has one crossing wait beyond the bound, up to twice the bound in all; names are counted up to it.
+    # Beyond the bound each limit may queue one crossing, up to twice the bound; names are counted up to the bound.
     assert sum(map(len, alerts._queue.values())) == 14
     assert len(alerts._suppressed) == 7
 
@@ -155,7 +155,7 @@ def test_without_redis_the_signal_is_sent_anyway(limiter: Limiter, received: Rec
     assert received == [(80, "user:1", 4)]
 
 
-def test_a_receiver_that_fails_stops_no_other(limiter: Limiter, received: Receiver, caplog: Any) -> None:
+def test_a_failing_receiver_does_not_stop_others(limiter: Limiter, received: Receiver, caplog: Any) -> None:
     def fail(**_: Any) -> None:
         raise RuntimeError("no mail today")
 
@@ -171,21 +171,21 @@ def test_a_receiver_that_fails_stops_no_other(limiter: Limiter, received: Receiv
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
-def test_a_request_is_watched_and_waits_for_no_receiver(received: Receiver, monkeypatch: Any) -> None:
+def test_a_request_does_not_wait_for_receivers(received: Receiver, monkeypatch: Any) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(alerts._background, "_generation", -1)
-    heard = threading.Event()
+    called = threading.Event()
     endpoint = Endpoint.objects.create(name="search")
     RatePolicy.objects.create(endpoint=endpoint, rates="5/day")
 
     def receive(**_: Any) -> None:
-        heard.set()
+        called.set()
 
     quota_threshold.connect(receive)
     try:
         for _ in range(4):
             check_request(request_from(), scope="search")
-        assert heard.wait(30)
+        assert called.wait(30)
     finally:
         quota_threshold.disconnect(receive)
     assert received == [(80, "ip:203.0.113.7", 4)]
@@ -193,7 +193,7 @@ def test_a_request_is_watched_and_waits_for_no_receiver(received: Receiver, monk
     assert abs((datetime.now(UTC) - received.at).total_seconds()) < 60
 
 
-def test_the_receiver_in_the_docs(limiter: Limiter, caplog: Any) -> None:
+def test_the_receiver_in_the_docs_works(limiter: Limiter, caplog: Any) -> None:
     docs = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
     [snippet] = re.findall(r"```python\n(.*?)```", docs, re.DOTALL)
     defined: dict[str, Any] = {}

@@ -16,7 +16,6 @@ import time_machine
 from django_ratequota import check_request
 from django_ratequota.engine.keys import statistics_key
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.monitoring import collector as collecting
 from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.packing import HOUR
@@ -51,7 +50,7 @@ def test_without_requests_there_are_no_attempts() -> None:
     assert (found.attempts, found.share, found.since) == ((), 1.0, None)
 
 
-def test_equal_attempts_of_several_processes_are_one() -> None:
+def test_equal_attempts_of_several_processes_are_merged() -> None:
     now = int(time.time())
     for _ in range(3):
         collector._pending.extend([record(now), record(now), record(now, allowed=False)])
@@ -65,21 +64,23 @@ def test_a_sample_contains_every_smaller_sample(level: int) -> None:
     callers = [f"ip:198.51.{high}.{low}" for high in range(100) for low in range(100)]
     kept = [caller for caller in callers if is_sampled(caller, level)]
     assert len(kept) == pytest.approx(len(callers) / 2**level, rel=0.25)
-    # A smaller sample is a part of a larger one: so hours at different levels can be read together.
+    # Hours with different levels can be read together, because a smaller sample is part of every larger one.
     assert all(is_sampled(caller, level - 1) for caller in kept)
     assert all(is_sampled(caller, 0) for caller in callers)
 
 
-def test_beyond_the_bound_callers_are_sampled_whole(monkeypatch: Any, redis_client: redis.Redis) -> None:
-    monkeypatch.setattr(collecting, "MAX_USAGE_BYTES", 20_000)
+def test_beyond_the_bound_callers_are_sampled_with_all_their_attempts(
+    monkeypatch: Any, redis_client: redis.Redis
+) -> None:
+    monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_USAGE_BYTES", 20_000)
     now = int(time.time()) // HOUR * HOUR
     with time_machine.travel(now + 1800, tick=False):
-        asked: Counter[str] = Counter()
+        attempts_of: Counter[str] = Counter()
         dice = random.Random(7)
         for round_ in range(30):
             for _ in range(300):
                 caller = f"user:{dice.randrange(3000)}"
-                asked[caller] += 1
+                attempts_of[caller] += 1
                 collector._pending.append(record(now + round_ * 10, caller))
             collector.flush()
         found = recorded_attempts()
@@ -87,14 +88,14 @@ def test_beyond_the_bound_callers_are_sampled_whole(monkeypatch: Any, redis_clie
     for one in found.attempts:
         kept[one.caller] += one.admitted
     assert found.share < 1
-    assert len(kept) == pytest.approx(len(asked) * found.share, rel=0.5)
-    assert all(asked[caller] == times for caller, times in kept.items())
+    assert len(kept) == pytest.approx(len(attempts_of) * found.share, rel=0.5)
+    assert all(attempts_of[caller] == times for caller, times in kept.items())
     stored = redis_client.lrange(statistics_key("rqtest", f"usage:{now // HOUR}"), 0, -1)
     assert 10_000 < sum(map(len, stored)) <= 20_000
 
 
 def test_the_next_hour_starts_one_sampling_level_lower(monkeypatch: Any) -> None:
-    monkeypatch.setattr(collecting, "MAX_USAGE_BYTES", 4_000)
+    monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_USAGE_BYTES", 4_000)
     now = int(time.time()) // HOUR * HOUR
     for round_ in range(10):
         collector._pending.extend(record(now, f"user:{round_}-{number}") for number in range(300))
@@ -112,5 +113,5 @@ def test_attempts_are_compressed(redis_client: redis.Redis) -> None:
     [key] = redis_client.scan_iter("rqtest:{statistics}:usage:*")
     chunk = b"".join(redis_client.lrange(key, 0, -1))
     rows = json.loads(zlib.decompress(chunk))
-    print(f"\n{len(chunk) / len(rows):.1f} bytes an attempt")
+    print(f"\n{len(chunk) / len(rows):.1f} bytes per attempt")
     assert len(rows) == len(recorded_attempts().attempts) == 200

@@ -13,9 +13,8 @@ import redis
 from django_ratequota import check_request
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import RatePolicy
-from django_ratequota.monitoring import collector as collecting
 from django_ratequota.monitoring.attempts import recorded_attempts
-from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.collector import MAX_PENDING, collector
 from django_ratequota.monitoring.packing import HOUR
 from django_ratequota.monitoring.records import stored_name
 from django_ratequota.monitoring.refusals import find_refusal, refusals
@@ -26,7 +25,7 @@ from tests.support.properties import scaled
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
 
-#: A port that nobody listens on.
+#: A port without a listener.
 CLOSED = "redis://127.0.0.1:1/0"
 
 
@@ -39,7 +38,7 @@ def test_without_statistics_nothing_is_recorded(settings: Any, redis_client: red
     assert redis_client.keys("rqtest:{statistics}*") == []
 
 
-def test_recording_costs_a_request_no_round_trip(redis_client: redis.Redis, monkeypatch: Any) -> None:
+def test_recording_adds_no_round_trip_to_a_request(redis_client: redis.Redis, monkeypatch: Any) -> None:
     from django_ratequota.store.server import Server
 
     RatePolicy.objects.create(rates="3/day")
@@ -68,7 +67,7 @@ def test_with_redis_down_a_flush_drops_the_records(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": CLOSED, "ON_ERROR": "deny"}
     RatePolicy.objects.create(rates="5/day")
     refused = check_request(request_from())
-    assert (refused.allowed, refused.refusal_id) == (False, ""), "nobody would find it"
+    assert (refused.allowed, refused.refusal_id) == (False, ""), "the refusal cannot be looked up"
     assert len(collector._pending) == 1
     with pytest.raises(StoreError):
         collector.flush()
@@ -92,7 +91,7 @@ def test_every_key_expires(redis_client: redis.Redis) -> None:
 
 
 def test_a_process_holds_no_more_records_than_its_bound(monkeypatch: Any) -> None:
-    monkeypatch.setattr(collecting, "MAX_PENDING", 10)
+    monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_PENDING", 10)
     for last in range(20):
         check_request(request_from(address=f"203.0.113.{last}"))
     assert len(collector._pending) == 10
@@ -102,14 +101,14 @@ def test_a_process_holds_no_more_records_than_its_bound(monkeypatch: Any) -> Non
 
 @pytest.mark.slow
 def test_many_callers_stay_within_the_bounds(redis_client: redis.Redis) -> None:
-    """Of what a process holds between two flushes, and of what Redis holds for one hour; 48 such are kept."""
+    """Bounds of a process between two flushes, and of Redis for each of 48 hours."""
     now = int(time.time())
     used = redis_client.info("memory")["used_memory"]
-    callers = scaled(50) * collecting.MAX_PENDING
-    for begin in range(0, callers, collecting.MAX_PENDING):
-        if begin + collecting.MAX_PENDING == callers:
+    callers = scaled(50) * MAX_PENDING
+    for begin in range(0, callers, MAX_PENDING):
+        if begin + MAX_PENDING == callers:
             tracemalloc.start()
-        for caller in range(begin, begin + collecting.MAX_PENDING):
+        for caller in range(begin, begin + MAX_PENDING):
             name = f"ip:{caller >> 16}.{caller >> 8 & 255}.{caller & 255}.1"
             collector._pending.append(record(now, name, ip=name, endpoint_ids=(1,), policy_ids=(1, 2)))
         collector.flush()

@@ -1,4 +1,4 @@
-"""A process's health, its reports to Redis, and the thread that sends them."""
+"""The health of a process, its reports to Redis, and the thread that sends them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
-from django.core.management import call_command
 
 from django_ratequota import Bucket, Rate, check_request
-from django_ratequota.engine import decision_steps
-from django_ratequota.engine import protocol as prepared
+from django_ratequota.engine import decision_steps, protocol
 from django_ratequota.engine.keys import workers_key
 from django_ratequota.exceptions import ConfigurationError, StoreError
 from django_ratequota.metrics import METRICS
 from django_ratequota.models import RatePolicy
-from django_ratequota.monitoring import background
-from django_ratequota.monitoring import health as module
+from django_ratequota.monitoring import background, health
 from django_ratequota.monitoring.health import (
     REPORT_TTL,
     Health,
-    health,
     keep_reporting,
     note_degraded,
     report,
@@ -42,9 +37,10 @@ from django_ratequota.utils import problems
 from django_ratequota.utils.histogram import BOUNDS
 from tests.engine.test_scripts import broken_script
 from tests.project.views import request_from
+from tests.support.commands import run
 from tests.support.threads import on_threads
 
-#: A port that nobody listens on, and a timeout long enough for the refusal.
+#: A port without a listener, and a timeout long enough for the refused connection.
 CLOSED = {"PREFIX": "rqtest", "REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5}
 LIST = workers_key("rqtest")
 THREAD = "ratequota-report"
@@ -52,17 +48,17 @@ THREAD = "ratequota-report"
 
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: Any, settings: Any) -> None:
-    """Nothing degraded yet, nothing logged, and a limiter that has not decided."""
-    monkeypatch.setattr(module, "_degraded", Counter())
+    """No degraded decision, nothing logged, and a limiter that has made no decision."""
+    monkeypatch.setattr(health, "_degraded", Counter())
     monkeypatch.setattr(problems, "_problems", {})
     settings.RATEQUOTA = dict(settings.RATEQUOTA)
 
 
-def names_itself(monkeypatch: Any, name: str) -> None:
-    monkeypatch.setattr(module, "_process", lambda: name)
+def set_process_name(monkeypatch: Any, name: str) -> None:
+    monkeypatch.setattr(health, "_process", lambda: name)
 
 
-def ask(times: int = 1) -> None:
+def decide(times: int = 1) -> None:
     for _ in range(times):
         try:
             default_limiter().check([Bucket("user:1", Rate.parse("1000/min"))])
@@ -70,29 +66,29 @@ def ask(times: int = 1) -> None:
             note_degraded(error.reason, error)
 
 
-# --- What it knows. ---
+# --- Contents. ---
 
 
 @pytest.mark.usefixtures("fresh_policies")
 def test_a_new_process_has_an_empty_health() -> None:
-    mine = health()
-    assert mine.process == module._process()
+    mine = health.health()
+    assert mine.process == health._process()
     assert mine.at == pytest.approx(time.time(), abs=60)
     assert (mine.revision, mine.policies_age, mine.degraded, mine.down, mine.decisions) == (0, 0.0, {}, {}, 0)
     assert mine.latency_quantile(0.99) is None
 
 
 def test_a_process_is_named_by_host_and_number(monkeypatch: Any) -> None:
-    monkeypatch.setattr(module.socket, "gethostname", lambda: "büro {7}:a" + "x" * 90)
-    host, _, number = module._process().rpartition(":")
+    monkeypatch.setattr(health.socket, "gethostname", lambda: "büro {7}:a" + "x" * 90)
+    host, _, number = health._process().rpartition(":")
     assert host == "b-ro--7--a" + "x" * 54
-    assert number == str(module.os.getpid())
+    assert number == str(health.os.getpid())
 
 
 @pytest.mark.usefixtures("redis_client")
 def test_decisions_are_timed() -> None:
-    ask(5)
-    mine = health()
+    decide(5)
+    mine = health.health()
     assert mine.decisions == sum(default_limiter().latency.counts) == 5
     median, slowest = mine.latency_quantile(0.5), mine.latency_quantile(1)
     assert median is not None
@@ -102,10 +98,10 @@ def test_decisions_are_timed() -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
-def test_health_has_the_revision_and_age_of_the_policies() -> None:
+def test_health_has_the_revision_and_the_age_of_the_policies() -> None:
     RatePolicy.objects.create(rates="5/min")
     check_request(request_from())
-    mine = health()
+    mine = health.health()
     assert mine.revision == default_limiter().stored_revision() > 0
     assert 0 <= mine.policies_age < 60
 
@@ -116,8 +112,8 @@ def test_health_has_the_revision_and_age_of_the_policies() -> None:
 )
 def test_without_a_usable_setting_health_still_works(settings: Any, raw: dict[str, Any]) -> None:
     settings.RATEQUOTA = raw
-    ask(2)
-    mine = health()
+    decide(2)
+    mine = health.health()
     assert (mine.degraded, mine.down, mine.decisions) == ({"configuration": 2}, {}, 0)
     assert len(mine.latency) == len(BOUNDS) + 1
     for raising in (report, reports):
@@ -128,12 +124,12 @@ def test_without_a_usable_setting_health_still_works(settings: Any, raw: dict[st
 
 def test_with_redis_down_health_names_server_and_reason(settings: Any) -> None:
     settings.RATEQUOTA = {**CLOSED, "BREAKER_FAILURES": 2}
-    ask()
-    assert (health().down, health().degraded) == ({}, {"connection": 1})
-    ask(3)
-    mine = health()
+    decide()
+    assert (health.health().down, health.health().degraded) == ({}, {"connection": 1})
+    decide(3)
+    mine = health.health()
     assert (mine.down, mine.degraded) == ({"127.0.0.1:1": "connection"}, {"connection": 4})
-    # Who was left alone waited for nothing: that is no latency.
+    # Requests that the open breaker answered did not wait for Redis, and are not timed.
     assert mine.decisions == 2
     for raising in (report, reports):
         with pytest.raises(StoreError):
@@ -145,11 +141,11 @@ def test_with_redis_down_health_names_server_and_reason(settings: Any) -> None:
 
 @pytest.fixture
 def at(monkeypatch: Any) -> Callable[[float], None]:
-    """Sets the monotonic clock of ``problems`` alone."""
+    """Sets the monotonic clock of ``problems``."""
     clock = SimpleNamespace(now=100.0)
 
     def monotonic() -> float:
-        # Two threads that look at once would both log.
+        # Without the lock, two threads would both log.
         assert problems._lock.locked()
         return clock.now
 
@@ -168,80 +164,79 @@ def test_errors_that_open_no_breaker_are_logged_once_a_minute(
     seen = []
     for now in (100, 100, 159.9, 160, 161, 219.9, 220, 10_000):
         at(now)
-        note_degraded(reason, StoreError(reason, "as it says"))
+        note_degraded(reason, StoreError(reason, "the reason"))
         seen.append(len(caplog.records))
     assert seen == [1, 1, 1, 2, 2, 2, 3, 4]
-    text = f"no decision by Redis ({reason}), on_error decides: as it says"
+    text = f"no decision by Redis ({reason}), on_error decides: the reason"
     if reason == "database":
-        text = "no policies from the database, on_error decides: as it says"
+        text = "no policies from the database, on_error decides: the reason"
     assert {(record.levelname, record.message) for record in caplog.records} == {("ERROR", text)}
-    assert health().degraded == {reason: 8}
+    assert health.health().degraded == {reason: 8}
 
 
-def test_errors_that_no_breaker_shows_are_known_for_a_minute(at: Callable[[float], None]) -> None:
-    note_degraded("wrongtype", StoreError("wrongtype", "as it says"))
+def test_errors_that_open_no_breaker_are_in_health_for_a_minute(at: Callable[[float], None]) -> None:
+    note_degraded("wrongtype", StoreError("wrongtype", "the reason"))
     at(130)
     note_degraded("response", StoreError("response", "first"))
     note_degraded("response", StoreError("response", "x" * 10_000))
-    note_degraded("timeout", StoreError("timeout", "its breaker's business"))
-    assert health().errors == {"wrongtype": "as it says", "response": "x" * 300}
+    note_degraded("timeout", StoreError("timeout", "shown by its breaker"))
+    assert health.health().errors == {"wrongtype": "the reason", "response": "x" * 300}
     at(160)
-    assert list(health().errors) == ["response"]
+    assert list(health.health().errors) == ["response"]
     at(190)
-    assert health().errors == {}
-    assert health().degraded == {"wrongtype": 1, "response": 2, "timeout": 1}
+    assert health.health().errors == {}
+    assert health.health().degraded == {"wrongtype": 1, "response": 2, "timeout": 1}
 
 
-def test_an_error_of_the_script_is_seen_everywhere(
+def test_an_error_of_the_script_is_logged_reported_and_shown(
     db: Any, fresh_policies: Any, admin_client: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All was green: a closed breaker, a server that is up, and every request admitted."""
+    """Everything looked healthy: a closed breaker, a server that is up, and each request admitted."""
     RatePolicy.objects.create(rates="1/hour sliding_window_log", counted_per="everyone")
-    monkeypatch.setattr(prepared, "DECIDE", broken_script())
-    monkeypatch.setattr(decision_steps, "prepare", prepared.CheckCommand)
+    monkeypatch.setattr(protocol, "DECIDE", broken_script())
+    monkeypatch.setattr(decision_steps, "prepare", protocol.CheckCommand)
     assert [check_request(request_from()).error for _ in range(5)] == ["response"] * 5
-    [message] = health().errors.values()
+    [message] = health.health().errors.values()
     assert "sliding_window_log.lua:" in message
     [record] = caplog.records
     assert message in record.getMessage()
     report()
-    out = StringIO()
-    call_command("ratequota", "status", stdout=out)
-    assert "; breaker closed in 1; errors in 1\n" in out.getvalue()
-    assert f"error in the last minute: response: {message}\n" in out.getvalue()
+    status = run("status")
+    assert "; breaker closed in 1; errors in 1\n" in status
+    assert f"error in the last minute: response: {message}\n" in status
     page = admin_client.get("/admin/django_ratequota/ratepolicy/usage/").content.decode()
     assert "on_error decided requests on 1 worker (response): ResponseError: " in page
     assert "closed; errors: response" in page
     [degraded] = [metric for metric in METRICS if metric.name == "degraded_decisions"]
     assert (("response",), 5) in degraded.read()
-    # The caller's own limits, and everybody else's, go on being enforced.
-    assert not health().down
+    # The breaker stays closed, so other limits are still enforced.
+    assert not health.health().down
 
 
-def test_each_reason_has_a_minute_of_its_own(at: Callable[[float], None], caplog: Any) -> None:
+def test_each_reason_is_logged_once_a_minute(at: Callable[[float], None], caplog: Any) -> None:
     for reason in ("wrongtype", "response", "wrongtype", "response"):
-        note_degraded(reason, StoreError(reason, "as it says"))
+        note_degraded(reason, StoreError(reason, "the reason"))
     assert len(caplog.records) == 2
     at(160)
-    note_degraded("response", StoreError("response", "as it says"))
+    note_degraded("response", StoreError("response", "the reason"))
     assert len(caplog.records) == 3
-    assert health().degraded == {"wrongtype": 2, "response": 3}
+    assert health.health().degraded == {"wrongtype": 2, "response": 3}
 
 
 @pytest.mark.parametrize("reason", ["timeout", "connection", "oom", "readonly"])
 def test_failures_logged_by_the_breaker_are_only_counted(caplog: Any, reason: str) -> None:
-    note_degraded(reason, StoreError(reason, "as it says"))
+    note_degraded(reason, StoreError(reason, "the reason"))
     assert caplog.records == []
-    assert health().degraded == {reason: 1}
+    assert health.health().degraded == {reason: 1}
 
 
-def test_no_count_of_a_thread_is_lost(caplog: Any) -> None:
+def test_threads_lose_no_count(caplog: Any) -> None:
     def note() -> None:
         for _ in range(200):
-            note_degraded("response", StoreError("response", "as it says"))
+            note_degraded("response", StoreError("response", "the reason"))
 
     on_threads(16, note)
-    assert health().degraded == {"response": 16 * 200}
+    assert health.health().degraded == {"response": 16 * 200}
     assert len(caplog.records) == 1
 
 
@@ -252,7 +247,7 @@ def test_without_reports_the_list_is_empty(redis_client: redis.Redis) -> None:
     assert reports() == []
 
 
-def test_what_is_reported_is_read_again_as_it_was(redis_client: redis.Redis, monkeypatch: Any) -> None:
+def test_a_report_is_read_back_unchanged(redis_client: redis.Redis, monkeypatch: Any) -> None:
     mine = Health(
         process="web-1:7",
         at=1763702400.25,
@@ -262,7 +257,7 @@ def test_what_is_reported_is_read_again_as_it_was(redis_client: redis.Redis, mon
         down={"redis.example:6379": "timeout", "größe (Sentinel)": "noauth"},
         latency=[0, 2, *[0] * (len(BOUNDS) - 2), 1],
     )
-    monkeypatch.setattr(module, "health", lambda: mine)
+    monkeypatch.setattr(health, "health", lambda: mine)
     assert report() == 1
     assert reports() == [mine]
     [found] = reports()
@@ -273,24 +268,24 @@ def test_what_is_reported_is_read_again_as_it_was(redis_client: redis.Redis, mon
 
 
 def test_two_processes_report_side_by_side(redis_client: redis.Redis, monkeypatch: Any, settings: Any) -> None:
-    ask(3)
-    names_itself(monkeypatch, "web-2:8")
+    decide(3)
+    set_process_name(monkeypatch, "web-2:8")
     assert [report(), report()] == [1, 1]
     settings.RATEQUOTA = dict(settings.RATEQUOTA)
-    ask(1)
-    names_itself(monkeypatch, "web-1:7")
+    decide(1)
+    set_process_name(monkeypatch, "web-1:7")
     assert report() == 2
     assert [(one.process, one.decisions) for one in reports()] == [("web-1:7", 1), ("web-2:8", 3)]
     # A process that reports again replaces its last report.
-    ask(1)
+    decide(1)
     report()
     assert [(one.process, one.decisions) for one in reports()] == [("web-1:7", 2), ("web-2:8", 3)]
 
 
-def test_a_process_that_fell_silent_drops_out(redis_client: redis.Redis, monkeypatch: Any) -> None:
-    names_itself(monkeypatch, "web-1:7")
+def test_a_process_that_stopped_reporting_is_removed(redis_client: redis.Redis, monkeypatch: Any) -> None:
+    set_process_name(monkeypatch, "web-1:7")
     report()
-    names_itself(monkeypatch, "web-2:8")
+    set_process_name(monkeypatch, "web-2:8")
     report()
     now = redis_client.time()[0]
     redis_client.zadd(LIST, {"web-1:7": now - REPORT_TTL - 1})
@@ -298,13 +293,13 @@ def test_a_process_that_fell_silent_drops_out(redis_client: redis.Redis, monkeyp
     assert [one.process for one in reports()] == ["web-2:8"]
     assert report() == 1
     assert redis_client.zrange(LIST, 0, -1) == [b"web-2:8"]
-    # Not yet: it has some seconds left.
+    # A process is removed only after REPORT_TTL.
     redis_client.zadd(LIST, {"web-1:7": now - REPORT_TTL + 30})
     assert report() == 2
 
 
-def test_reports_do_not_outlive_their_processes(redis_client: redis.Redis, monkeypatch: Any) -> None:
-    names_itself(monkeypatch, "web-1:7")
+def test_reports_expire(redis_client: redis.Redis, monkeypatch: Any) -> None:
+    set_process_name(monkeypatch, "web-1:7")
     report()
     for key in (LIST, workers_key("rqtest", "web-1:7")):
         assert 0 < redis_client.ttl(key) <= REPORT_TTL
@@ -315,21 +310,21 @@ def test_reports_do_not_outlive_their_processes(redis_client: redis.Redis, monke
     assert sorted(redis_client.scan_iter("rqtest:*")) == [b"rqtest:{workers}", b"rqtest:{workers}:web-1:7"]
 
 
-def test_a_report_is_no_decision(redis_client: redis.Redis) -> None:
+def test_a_report_is_not_counted_as_a_decision(redis_client: redis.Redis) -> None:
     report()
-    assert health().decisions == 0
+    assert health.health().decisions == 0
 
 
 # --- The thread. ---
 
 
-class Noted:
-    """The real ``report``, with a record of each time that it ended."""
+class RecordedReport:
+    """The real ``report``; counts how often it ended."""
 
     def __init__(self) -> None:
-        self._report = module.report
+        self._report = health.report
         self._ended = threading.Semaphore(0)
-        # Tests with settings of their own may have left some behind, which end when they wake up.
+        # Other tests may have left threads of other settings, which end when they wake up.
         self._others = set(threading.enumerate())
         self.errors: list[BaseException] = []
 
@@ -347,81 +342,85 @@ class Noted:
             assert self._ended.acquire(timeout=30), "no report"
 
     def threads(self) -> list[threading.Thread]:
-        """Those running that report since this test began."""
+        """Return the running threads that were started for reports since the test began."""
         return [one for one in threading.enumerate() if one.name == THREAD and one not in self._others]
 
 
 @pytest.fixture
-def noted(redis_client: redis.Redis, monkeypatch: Any, settings: Any) -> Iterator[Noted]:
-    """Whatever reports at the end of the test is stopped before Redis is emptied."""
-    noted = Noted()
-    monkeypatch.setattr(module, "report", noted)
-    monkeypatch.setattr(module._reporting, "_generation", -1)
-    yield noted
+def recorded(redis_client: redis.Redis, monkeypatch: Any, settings: Any) -> Iterator[RecordedReport]:
+    """Stops the reporting threads at the end of the test, before Redis is emptied."""
+    recorded = RecordedReport()
+    monkeypatch.setattr(health, "report", recorded)
+    monkeypatch.setattr(health._reporting, "_generation", -1)
+    yield recorded
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 0}
-    module._reporting.soon()
-    for thread in noted.threads():
+    health._reporting.soon()
+    for thread in recorded.threads():
         thread.join(timeout=30)
         assert not thread.is_alive()
 
 
-def often(settings: Any, **more: Any) -> None:
+def report_often(settings: Any, **more: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 0.01, **more}
 
 
-def test_a_thread_reports_again_and_again(noted: Noted, settings: Any, redis_client: redis.Redis) -> None:
-    often(settings)
+def test_a_thread_reports_periodically(recorded: RecordedReport, settings: Any, redis_client: redis.Redis) -> None:
+    report_often(settings)
     keep_reporting()
-    noted.wait(3)
-    [thread] = noted.threads()
+    recorded.wait(3)
+    [thread] = recorded.threads()
     assert thread.daemon, "it would keep the process from ending"
-    assert [one.process for one in reports()] == [module._process()]
+    assert [one.process for one in reports()] == [health._process()]
 
 
-def test_it_ends_when_the_settings_change(noted: Noted, settings: Any) -> None:
-    often(settings)
+def test_the_thread_ends_when_the_settings_change(recorded: RecordedReport, settings: Any) -> None:
+    report_often(settings)
     keep_reporting()
-    noted.wait()
-    [thread] = noted.threads()
-    often(settings, REPORT_SECONDS=0)
+    recorded.wait()
+    [thread] = recorded.threads()
+    report_often(settings, REPORT_SECONDS=0)
     thread.join(timeout=30)
-    assert noted.threads() == []
+    assert recorded.threads() == []
     keep_reporting()
-    assert noted.threads() == []
+    assert recorded.threads() == []
 
 
-def test_it_ends_by_its_own_settings(noted: Noted, settings: Any, monkeypatch: Any) -> None:
-    """Its next look was a minute off when reports were switched off in the midst of one."""
+def test_the_thread_ends_if_reports_are_switched_off_during_a_report(
+    recorded: RecordedReport, settings: Any, monkeypatch: Any
+) -> None:
+    """The thread went on for a minute if reports were switched off during one."""
 
     def switch_off() -> int:
-        often(settings, REPORT_SECONDS=0)
-        return noted()
+        report_often(settings, REPORT_SECONDS=0)
+        return recorded()
 
-    monkeypatch.setattr(module, "report", switch_off)
-    often(settings)
+    monkeypatch.setattr(health, "report", switch_off)
+    report_often(settings)
     keep_reporting()
-    noted.wait()
-    for thread in noted.threads():
+    recorded.wait()
+    for thread in recorded.threads():
         thread.join(timeout=30)
         assert not thread.is_alive()
 
 
-def test_other_settings_have_a_thread_of_their_own(noted: Noted, settings: Any, redis_client: redis.Redis) -> None:
-    often(settings)
+def test_new_settings_start_another_thread(
+    recorded: RecordedReport, settings: Any, redis_client: redis.Redis
+) -> None:
+    report_often(settings)
     keep_reporting()
-    noted.wait()
-    [before] = noted.threads()
-    often(settings, PREFIX="rqtest:two")
+    recorded.wait()
+    [before] = recorded.threads()
+    report_often(settings, PREFIX="rqtest:two")
     keep_reporting()
     before.join(timeout=30)
-    noted.wait(2)
-    [after] = noted.threads()
+    recorded.wait(2)
+    [after] = recorded.threads()
     assert after is not before
     assert redis_client.exists(workers_key("rqtest:two")) == 1
 
 
 class Gate:
-    """A lock that nobody takes before all are there to take it: all found that no thread was started yet."""
+    """A lock that is taken after all threads ask for it: each has seen that no thread was started yet."""
 
     def __init__(self, number: int) -> None:
         self._all_here = threading.Barrier(number)
@@ -435,7 +434,7 @@ class Gate:
         self._lock.release()
 
 
-def test_many_threads_start_one_background_thread(noted: Noted, settings: Any, monkeypatch: Any) -> None:
+def test_many_threads_start_one_background_thread(recorded: RecordedReport, settings: Any, monkeypatch: Any) -> None:
     names: list[str] = []
 
     class Counting(threading.Thread):
@@ -444,29 +443,29 @@ def test_many_threads_start_one_background_thread(noted: Noted, settings: Any, m
             super().start()
 
     monkeypatch.setattr(threading, "Thread", Counting)
-    monkeypatch.setattr(module._reporting, "_lock", Gate(32))
-    often(settings)
+    monkeypatch.setattr(health._reporting, "_lock", Gate(32))
+    report_often(settings)
     on_threads(32, keep_reporting)
-    noted.wait()
+    recorded.wait()
     keep_reporting()
     assert names.count(THREAD) == 1
 
 
-def test_a_thread_that_cannot_be_started_fails_no_request_and_is_tried_again(
-    noted: Noted, settings: Any, db: Any, fresh_policies: Any, monkeypatch: Any, caplog: Any
+def test_requests_work_while_the_thread_cannot_be_started(
+    recorded: RecordedReport, settings: Any, db: Any, fresh_policies: Any, monkeypatch: Any, caplog: Any
 ) -> None:
-    """Two requests failed, and reports and statistics had ended for good."""
+    """Two requests failed, and no report or statistics were sent afterwards."""
     clock = SimpleNamespace(now=100.0)
     tried: list[str] = []
 
     class Refused(threading.Thread):
         def start(self) -> None:
-            if self.name != "ratequota-connect":  # the request itself connects then
+            if self.name != "ratequota-connect":  # without it the request connects itself
                 tried.append(self.name)
             raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=time.sleep))
-    often(settings, STATISTICS_SECONDS=20)
+    report_often(settings, STATISTICS_SECONDS=20)
     with monkeypatch.context() as patch:
         patch.setattr(threading, "Thread", Refused)
         for clock.now in (100, 101, 159.9, 160, 161):
@@ -480,70 +479,70 @@ def test_a_thread_that_cannot_be_started_fails_no_request_and_is_tried_again(
     ]
     clock.now = 219.9
     check_request(request_from())
-    assert noted.threads() == []
+    assert recorded.threads() == []
     clock.now = 220
     check_request(request_from())
-    noted.wait(2)
-    assert len(noted.threads()) == 1
+    recorded.wait(2)
+    assert len(recorded.threads()) == 1
 
 
 @pytest.mark.parametrize("seconds", [0, 0.0])
-def test_none_is_started_where_reports_are_off(noted: Noted, settings: Any, seconds: float) -> None:
-    often(settings, REPORT_SECONDS=seconds)
+def test_no_thread_is_started_if_reports_are_off(recorded: RecordedReport, settings: Any, seconds: float) -> None:
+    report_often(settings, REPORT_SECONDS=seconds)
     keep_reporting()
-    assert noted.threads() == []
+    assert recorded.threads() == []
 
 
-def test_a_request_starts_it(noted: Noted, settings: Any, db: Any, fresh_policies: Any) -> None:
-    often(settings)
+def test_a_request_starts_the_thread(recorded: RecordedReport, settings: Any, db: Any, fresh_policies: Any) -> None:
+    report_often(settings)
     check_request(request_from())
-    noted.wait()
-    assert len(noted.threads()) == 1
+    recorded.wait()
+    assert len(recorded.threads()) == 1
 
 
 def test_a_load_of_policies_is_reported_at_once(
-    noted: Noted, settings: Any, transactional_db: Any, fresh_policies: Any, monkeypatch: Any
+    recorded: RecordedReport, settings: Any, transactional_db: Any, fresh_policies: Any, monkeypatch: Any
 ) -> None:
     """Reports named no revision, or the one before an edit, for REPORT_SECONDS after the request that loaded it."""
-    often(settings)
-    monkeypatch.setattr(module._reporting, "_seconds", lambda: 3600)
+    report_often(settings)
+    monkeypatch.setattr(health._reporting, "_seconds", lambda: 3600)
     keep_reporting()
-    noted.wait()
+    recorded.wait()
     assert [one.revision for one in reports()] == [0]
     for rates in ("5/hour", "6/hour"):
         RatePolicy.objects.update_or_create(counted_per="caller", defaults={"rates": rates})
         assert check_request(request_from()).limit == int(rates[0])
         while reports()[0].revision != default_limiter().stored_revision():
-            noted.wait()
+            recorded.wait()
 
 
-def test_an_error_of_the_server_s_is_logged_until_it_works_again(
-    noted: Noted, settings: Any, redis_client: redis.Redis, caplog: Any
+def test_an_error_of_redis_is_logged_once_until_it_works_again(
+    recorded: RecordedReport, settings: Any, redis_client: redis.Redis, caplog: Any
 ) -> None:
-    """Reports and statistics were lost silently: only breakers were expected to log failures of Redis."""
+    """Reports and statistics were lost without a log entry: only breakers logged failures of Redis."""
     redis_client.set(LIST, "no sorted set")
-    often(settings)
+    report_often(settings)
     keep_reporting()
-    noted.wait(4)
-    assert {getattr(error, "reason", "") for error in noted.errors} == {"wrongtype"}
+    recorded.wait(4)
+    assert {getattr(error, "reason", "") for error in recorded.errors} == {"wrongtype"}
     [record] = caplog.records
     assert (record.levelname, record.message[:42]) == ("ERROR", "ratequota-report failed: ResponseError: WR")
     redis_client.delete(LIST)
     while not redis_client.exists(LIST):
-        noted.wait()
+        recorded.wait()
     assert len(caplog.records) == 1
     redis_client.set(LIST, "no sorted set")
     while len(caplog.records) == 1:
-        noted.wait()
+        recorded.wait()
 
 
-def test_with_redis_down_background_work_continues(noted: Noted, settings: Any, caplog: Any) -> None:
+def test_with_redis_down_background_work_continues(recorded: RecordedReport, settings: Any, caplog: Any) -> None:
     settings.RATEQUOTA = CLOSED
-    often(settings)
+    report_often(settings)
     keep_reporting()
-    noted.wait(8)
-    assert len(noted.threads()) == 1
-    assert {getattr(error, "reason", "") for error in noted.errors} == {"connection"}
+    recorded.wait(8)
+    assert len(recorded.threads()) == 1
+    assert {getattr(error, "reason", "") for error in recorded.errors} == {"connection"}
     # Logged by the breaker, once.
     assert [record.message.partition(",")[0] for record in caplog.records] == [
         "Redis at 127.0.0.1:1 gives no decisions (connection)"
@@ -551,11 +550,13 @@ def test_with_redis_down_background_work_continues(noted: Noted, settings: Any, 
 
 
 @pytest.mark.parametrize("unusable", [{"CACHE": "local"}, {"REDIS_URL": "http://127.0.0.1/"}])
-def test_so_it_does_without_a_usable_setting(noted: Noted, settings: Any, caplog: Any, unusable: Any) -> None:
-    often(settings, **unusable)
+def test_without_a_usable_setting_background_work_continues(
+    recorded: RecordedReport, settings: Any, caplog: Any, unusable: Any
+) -> None:
+    report_often(settings, **unusable)
     keep_reporting()
-    noted.wait(3)
-    assert len(noted.threads()) == 1
+    recorded.wait(3)
+    assert len(recorded.threads()) == 1
     assert caplog.records == []
 
 
@@ -623,7 +624,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 @pytest.mark.slow
 def test_a_forked_process_reports_for_itself(redis_client: redis.Redis) -> None:
-    # Later Pythons warn of any fork with threads; that is what is tried here.
+    # Newer Pythons warn of any fork with threads, which this test needs.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
     result = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=90, check=False
@@ -631,8 +632,8 @@ def test_a_forked_process_reports_for_itself(redis_client: redis.Redis) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_reports_of_another_version_are_passed_over(settings: Any, redis_client: redis.Redis) -> None:
-    """While one version takes the other's place, both report."""
+def test_reports_of_another_version_are_ignored(settings: Any, redis_client: redis.Redis) -> None:
+    """During a deployment, processes of two versions report."""
     report()
     for name, text in {"a": "{}", "b": "no json", "c": '{"process": "c", "more": 1}', "d": "7"}.items():
         redis_client.zadd(workers_key("rqtest"), {name: time.time()})

@@ -1,4 +1,4 @@
-"""Refusals and their ids, from the response to what operators read."""
+"""Refusals and their ids, from the response to the lookup by operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rest_framework.test import APIClient
 from django_ratequota import check_request
 from django_ratequota.engine.keys import statistics_key
 from django_ratequota.models import Endpoint, Plan, RatePolicy
-from django_ratequota.monitoring import collector as collecting
 from django_ratequota.monitoring import records
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.packing import HOUR
@@ -66,8 +65,8 @@ def test_different_callers_endpoints_and_reasons_have_different_ids(search: Endp
     assert len(set(ids)) == 4
 
 
-def test_the_id_depends_on_the_secret_key(settings: Any) -> None:
-    """An address could be found from its plain digest by trying all."""
+def test_the_refusal_id_depends_on_the_secret_key(settings: Any) -> None:
+    """Without it, all addresses could be tried to find the one with this digest."""
     ids = set()
     for key in ("one", "two"):
         settings.SECRET_KEY = key
@@ -75,7 +74,7 @@ def test_the_id_depends_on_the_secret_key(settings: Any) -> None:
     assert len(ids) == 2
 
 
-def test_refusals_of_one_caller(search: Endpoint) -> None:
+def test_refusals_are_filtered_by_caller(search: Endpoint) -> None:
     RatePolicy.objects.create(rates="blocked")
     for last in range(20):
         check_request(request_from(address=f"203.0.113.{last}"))
@@ -84,7 +83,7 @@ def test_refusals_of_one_caller(search: Endpoint) -> None:
     assert len(refusals(most=5)) == 5
 
 
-def test_responses_carry_the_id() -> None:
+def test_refused_responses_carry_the_refusal_id() -> None:
     Endpoint.objects.create(name="search")
     RatePolicy.objects.create(rates="blocked")
     client = APIClient(headers={"accept": "application/json"})
@@ -100,14 +99,14 @@ def test_responses_carry_the_id() -> None:
 
 
 def test_refusals_are_bounded_in_the_process(monkeypatch: Any) -> None:
-    monkeypatch.setattr(collecting, "MAX_REFUSALS", 3)
+    monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_REFUSALS", 3)
     RatePolicy.objects.create(rates="blocked")
     ids = [check_request(request_from(address=f"203.0.113.{last}")).refusal_id for last in range(5)]
     assert [bool(one) for one in ids] == [True, True, True, False, False]
 
 
 def test_redis_drops_the_oldest_refusals_beyond_its_bound(monkeypatch: Any, redis_client: redis.Redis) -> None:
-    monkeypatch.setattr(collecting, "MAX_KEPT_REFUSALS", 3)
+    monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_KEPT_REFUSALS", 3)
     RatePolicy.objects.create(rates="blocked")
     now = int(time.time())
     ids = []

@@ -6,13 +6,12 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 from typing import Any
 
 import pytest
 import redis
 import time_machine
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 
 from django_ratequota.models import UsageCount
 from django_ratequota.monitoring.collector import collector
@@ -20,6 +19,7 @@ from django_ratequota.monitoring.packing import DAY, HOUR
 from django_ratequota.monitoring.records import DecisionRecord
 from django_ratequota.monitoring.rollup import RolledUp, roll_up
 from django_ratequota.monitoring.timeline import timeline
+from tests.support.commands import run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_client")]
 
@@ -59,12 +59,12 @@ def at(now: int) -> Callable[..., RolledUp]:
 
 
 def rows(length: str, place: str = "t") -> list[tuple[int, int, int]]:
-    """(admitted, refused, would_refuse) of a place, in the order of time."""
+    """Return (admitted, refused, would_refuse) of a place in order of time."""
     found = UsageCount.objects.filter(length=length, place=place).order_by("starts_at")
     return list(found.values_list("admitted", "refused", "would_refuse"))
 
 
-def test_hours_that_have_ended_are_kept_and_added_up_to_days(
+def test_ended_hours_are_rolled_up_into_hours_and_days(
     count: Callable[..., None], at: Callable[..., RolledUp], now: int
 ) -> None:
     count(0, 100)
@@ -83,14 +83,14 @@ def test_hours_that_have_ended_are_kept_and_added_up_to_days(
     assert newest.starts_at == datetime.fromtimestamp(now // HOUR * HOUR - HOUR, UTC)
 
 
-def test_doing_it_again_changes_nothing(count: Callable[..., None], at: Callable[..., RolledUp]) -> None:
+def test_a_second_rollup_changes_nothing(count: Callable[..., None], at: Callable[..., RolledUp]) -> None:
     count(3, 5)
     at()
     assert at() == RolledUp(0, 0, 0)
     assert rows("hour") == rows("day") == [(5, 0, 0)]
 
 
-def test_late_counts_are_added(count: Callable[..., None], at: Callable[..., RolledUp]) -> None:
+def test_late_counts_are_added_by_the_next_rollup(count: Callable[..., None], at: Callable[..., RolledUp]) -> None:
     count(3, 5)
     at()
     count(3, 2)
@@ -98,7 +98,7 @@ def test_late_counts_are_added(count: Callable[..., None], at: Callable[..., Rol
     assert rows("hour") == rows("day") == [(7, 0, 0)]
 
 
-def test_what_redis_has_lost_stays(
+def test_counts_lost_by_redis_stay_in_the_database(
     count: Callable[..., None], at: Callable[..., RolledUp], redis_client: redis.Redis
 ) -> None:
     count(3, 5)
@@ -110,18 +110,16 @@ def test_what_redis_has_lost_stays(
     assert rows("hour") == rows("day") == [(5, 0, 0)]
 
 
-def test_an_hour_of_which_a_part_is_gone_is_not_written(
-    count: Callable[..., None], at: Callable[..., RolledUp]
-) -> None:
+def test_a_partly_expired_hour_is_not_rolled_up(count: Callable[..., None], at: Callable[..., RolledUp]) -> None:
     count(3, 5)
-    # 48 hours later that hour began before what is kept: Redis may hold a part of it only.
+    # By then that hour began more than 48 hours ago: Redis may hold only a part of it.
     at(46)
     assert rows("hour") == []
     at(44)
     assert rows("hour") == [(5, 0, 0)]
 
 
-def test_old_rows_go(count: Callable[..., None], at: Callable[..., RolledUp], now: int) -> None:
+def test_old_rows_are_deleted(count: Callable[..., None], at: Callable[..., RolledUp], now: int) -> None:
     then = datetime.fromtimestamp(now, UTC)
     for length, days in (("hour", 34), ("hour", 36), ("day", 399), ("day", 401)):
         counts = {"admitted": days, "refused": 0, "would_refuse": 0}
@@ -132,7 +130,7 @@ def test_old_rows_go(count: Callable[..., None], at: Callable[..., RolledUp], no
 
 
 @pytest.mark.parametrize(("zone", "days"), [("UTC", [(6, 0, 0)]), ("Pacific/Auckland", [(4, 0, 0), (2, 0, 0)])])
-def test_days_are_those_of_the_time_zone(
+def test_days_follow_the_time_zone_setting(
     count: Callable[..., None], at: Callable[..., RolledUp], settings: Any, zone: str, days: list[Any]
 ) -> None:
     """Midnight in Auckland is 11:00 or 12:00 UTC."""
@@ -143,7 +141,7 @@ def test_days_are_those_of_the_time_zone(
     assert rows("day") == days
 
 
-def test_the_number_of_queries_does_not_grow(
+def test_query_count_does_not_grow_with_policies(
     count: Callable[..., None], at: Callable[..., RolledUp], django_assert_num_queries: Any
 ) -> None:
     def spread(numbers: range) -> None:
@@ -158,7 +156,7 @@ def test_the_number_of_queries_does_not_grow(
         at()
 
 
-def test_the_week_shows_what_was_rolled_up(
+def test_the_week_includes_rolled_up_counts(
     count: Callable[..., None], at: Callable[..., RolledUp], now: int, redis_client: redis.Redis
 ) -> None:
     count(3, 5)
@@ -171,28 +169,23 @@ def test_the_week_shows_what_was_rolled_up(
         assert sum(counts.admitted for counts in before.total) == 5
 
 
-def run(*args: str) -> str:
-    out = StringIO()
-    call_command("ratequota", "rollup", *args, stdout=out)
-    return out.getvalue()
-
-
-def test_the_command(count: Callable[..., None], now: int) -> None:
+def test_the_rollup_command_prints_the_rows(count: Callable[..., None], now: int) -> None:
     count(3, 5)
     with time_machine.travel(now, tick=False):
-        assert run() == "2 hourly and 2 daily rows written, 0 old rows deleted\n"
+        assert run("rollup") == "2 hourly and 2 daily rows written, 0 old rows deleted\n"
         assert (
-            run("--keep-hourly", "0", "--keep-days", "0") == "0 hourly and 0 daily rows written, 4 old rows deleted\n"
+            run("rollup", "--keep-hourly", "0", "--keep-days", "0")
+            == "0 hourly and 0 daily rows written, 4 old rows deleted\n"
         )
 
 
-def test_the_command_without_redis(settings: Any) -> None:
+def test_the_rollup_command_without_redis_is_an_error(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
     with pytest.raises(CommandError, match="Redis did not answer"):
-        run()
+        run("rollup")
 
 
-def test_the_task(count: Callable[..., None], now: int, settings: Any) -> None:
+def test_the_rollup_task(count: Callable[..., None], now: int, settings: Any) -> None:
     """Django has tasks from 6.0 on; before, importing the module raises ``ImportError``."""
     import django
 

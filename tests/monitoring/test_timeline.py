@@ -1,4 +1,4 @@
-"""Counts over time and the busiest callers, from requests to what operators read."""
+"""Counts over time and the busiest callers, from requests to the functions of the usage page."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from asgiref.sync import async_to_sync
 
 from django_ratequota import acheck_request, check_request
 from django_ratequota.models import Endpoint, RatePolicy, UsageCount
-from django_ratequota.monitoring import collector as collecting
-from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.collector import _SLICE, collector
 from django_ratequota.monitoring.timeline import Counts, timeline, top_callers
 from tests.monitoring.support import record, total
 from tests.project.views import request_from
@@ -39,7 +38,7 @@ def test_requests_are_counted_by_endpoint_and_policy(check: Callable[..., Any], 
             search.pk: Counts(2, 3, 0),
             0: Counts(1, 0, 0),
         }
-        # Refused by the other policy: that is nothing the wide one did.
+        # The wide policy admitted these requests; only the other one refused them.
         assert {key: total(counts) for key, counts in line.policies.items()} == {
             tight.pk: Counts(2, 3, 0),
             wide.pk: Counts(3, 0, 0),
@@ -79,7 +78,7 @@ def test_a_request_at_two_endpoints_counts_once_in_all(search: Endpoint) -> None
     assert {key: total(counts).admitted for key, counts in line.endpoints.items()} == {search.pk: 1, other.pk: 1}
 
 
-def test_the_busiest_callers(search: Endpoint) -> None:
+def test_the_busiest_callers_are_listed(search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="3/day")
     for last, times in ((7, 5), (8, 2), (9, 3)):
         for _ in range(times):
@@ -99,7 +98,7 @@ def test_the_busiest_callers(search: Endpoint) -> None:
 
 
 def test_the_busiest_callers_are_not_evicted_by_many_others(monkeypatch: Any, redis_client: redis.Redis) -> None:
-    monkeypatch.setattr(collecting, "MAX_CALLERS", 20)
+    monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_CALLERS", 20)
     now = int(time.time())
     for round_ in range(20):
         collector._pending.extend([record(now, "user:busy")] * 5)
@@ -107,11 +106,11 @@ def test_the_busiest_callers_are_not_evicted_by_many_others(monkeypatch: Any, re
         collector.flush()
     assert top_callers("hour", most=1)["admitted"][0].counts == Counts(100, 0, 0)
     for key in redis_client.scan_iter("rqtest:{statistics}:admitted:*"):
-        assert redis_client.zcard(key) <= 40 + 2 * collecting._SLICE
+        assert redis_client.zcard(key) <= 40 + 2 * _SLICE
 
 
 def test_counts_are_bounded_and_totals_stay_exact(monkeypatch: Any, redis_client: redis.Redis) -> None:
-    monkeypatch.setattr(collecting, "MAX_FIELDS", 50)
+    monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_FIELDS", 50)
     now = int(time.time())
     collector._pending.append(record(now))
     collector.flush()

@@ -35,7 +35,8 @@ from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.change_feed import ChangeCursor
 from django_ratequota.policies.facts import to_us
 from django_ratequota.runtime import default_limiter
-from tests.admin.test_explain import DOWN, IDENTIFIERS, LIST, PAGE, ask, look, staff
+from tests.admin.test_explain import DOWN, IDENTIFIERS, LIST, PAGE, explain, staff
+from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -111,18 +112,18 @@ def remaining_units(user: User) -> dict[str, int]:
 
 def test_a_boost_is_confirmed_and_applies_to_the_next_request(operator: Client, alice: User) -> None:
     for _ in range(10):
-        assert ask(alice, scope="search").allowed
-    assert not ask(alice, scope="search").allowed
+        assert check_from(alice, scope="search").allowed
+    assert not check_from(alice, scope="search").allowed
     page = text_of(operator.get(boost_url(alice)))
     assert 'name="rates" value="20/hour, 200/day"' in page
     assert f"In force now: 10/hour, 100/day (policy {plan_policy().pk})." in page
     sent = {"rates": "30 / 60min, 300/day", "until": "hour", "reason": "Ticket 4711"}
     page = text_of(operator.post(boost_url(alice), sent))
-    asked = confirmation_table(page)
-    assert asked["Now"] == f"10/hour, 100/day (policy {plan_policy().pk})"
-    assert asked["During the boost"] == "30/hour, 300/day"
-    assert asked["Afterwards"] == f"10/hour, 100/day (policy {plan_policy().pk})"
-    assert asked["Reason"] == "Ticket 4711"
+    table = confirmation_table(page)
+    assert table["Now"] == f"10/hour, 100/day (policy {plan_policy().pk})"
+    assert table["During the boost"] == "30/hour, 300/day"
+    assert table["Afterwards"] == f"10/hour, 100/day (policy {plan_policy().pk})"
+    assert table["Reason"] == "Ticket 4711"
     assert "ratequota-warnings" not in page
     assert RatePolicy.objects.count() == 2, "the confirmation page grants nothing"
     done = operator.post(boost_url(alice), {**hidden_fields(page), "post": "yes"})
@@ -138,7 +139,7 @@ def test_a_boost_is_confirmed_and_applies_to_the_next_request(operator: Client, 
     assert boost.ends_at is not None
     assert boost.starts_at is not None
     assert abs((boost.ends_at - timezone.now()) - timedelta(hours=1)) < timedelta(seconds=30)
-    decision = ask(alice, scope="search")
+    decision = check_from(alice, scope="search")
     assert decision.allowed
     assert [s.remaining for s in decision.statuses if s.bucket.policy_id == boost.pk] == [19, 289]
     entry = PolicyChange.objects.get(model="ratepolicy", object_id=str(boost.pk))
@@ -149,7 +150,7 @@ def test_a_boost_is_confirmed_and_applies_to_the_next_request(operator: Client, 
     )
     logged = LogEntry.objects.get(object_id=str(boost.pk))
     assert "Boost granted: 30/hour, 300/day until" in logged.get_change_message()
-    text = look(operator, user=alice.pk, endpoint="search")
+    text = explain(operator, user=alice.pk, endpoint="search")
     assert f'<a href="{LIST}{boost.pk}/change/">See the override.</a>' in text
 
 
@@ -254,7 +255,7 @@ def test_a_boost_starts_no_earlier_than_the_override_it_replaces(alice: User) ->
 
 
 @pytest.mark.parametrize(
-    ("policy", "asked", "audience"),
+    ("policy", "caller", "audience"),
     [
         ({}, {"ip": "203.0.113.7"}, "ip:203.0.113.7"),
         ({"counted_per": "ip"}, {"ip": "203.0.113.7"}, "ip:203.0.113.7"),
@@ -269,18 +270,18 @@ def test_a_boost_starts_no_earlier_than_the_override_it_replaces(alice: User) ->
     ],
 )
 def test_a_boost_is_for_the_subject_that_is_counted(
-    operator: Client, settings: Any, policy: dict[str, str], asked: dict[str, str], audience: str
+    operator: Client, settings: Any, policy: dict[str, str], caller: dict[str, str], audience: str
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     winner = RatePolicy.objects.create(rates="5/hour", **policy)
-    text = look(operator, **asked)
+    text = explain(operator, **caller)
     (link,) = re.findall(rf'href="({BOOST}[^"]*)"', text)
     page = text_of(operator.post(link, {"rates": "10/hour", "until": "hour", "reason": "R"}))
     assert "ratequota-warnings" not in page or "it replaces the override" in page
     assert operator.post(link, {**hidden_fields(page), "post": "yes"}).status_code == 302
     boost = RatePolicy.objects.exclude(pk=winner.pk).get()
     assert (boost.subject, boost.user) == (audience, None)
-    assert ">0 of 10 used" in look(operator, **asked)
+    assert ">0 of 10 used" in explain(operator, **caller)
 
 
 def test_an_override_counted_per_ip_is_boosted_for_its_user(operator: Client, alice: User) -> None:
@@ -293,7 +294,7 @@ def test_an_override_counted_per_ip_is_boosted_for_its_user(operator: Client, al
 
 
 @pytest.mark.parametrize(
-    ("policy", "asked", "why"),
+    ("policy", "caller", "reason"),
     [
         ({"counted_per": "everyone"}, {"ip": "::1"}, "Everyone is counted together here. A boost for one caller"),
         ({"counted_per": "plan"}, {"ip": "::1"}, "Everyone on the plan is counted together here. A boost for one"),
@@ -310,29 +311,29 @@ def test_an_override_counted_per_ip_is_boosted_for_its_user(operator: Client, al
         ({"counted_per": "tenant"}, {"kind": "tenant", "value": "acme "}, "No policy can name this subject"),
     ],
 )
-def test_the_reason_no_boost_reason_is_offered_is_shown(
-    operator: Client, settings: Any, policy: dict[str, str], asked: dict[str, str], why: str
+def test_the_reason_why_no_boost_is_offered_is_shown(
+    operator: Client, settings: Any, policy: dict[str, str], caller: dict[str, str], reason: str
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     Plan.objects.create(name="Free", slug="free", default_for="anonymous")
     winner = RatePolicy.objects.create(**{"rates": "5/hour", **policy})
-    text = look(operator, **asked)
-    assert f"No boost: {why}" in text or f"{why.partition('.')[0]}. It cannot be boosted or reset" in text
+    text = explain(operator, **caller)
+    assert f"No boost: {reason}" in text or f"{reason.partition('.')[0]}. It cannot be boosted or reset" in text
     assert f'href="{BOOST}' not in text
-    page = operator.get(f"{BOOST}?{urlencode({**asked, 'policy': winner.pk})}", follow=True)
-    assert why in unescape(page.content.decode())
+    page = operator.get(f"{BOOST}?{urlencode({**caller, 'policy': winner.pk})}", follow=True)
+    assert reason in unescape(page.content.decode())
     assert RatePolicy.objects.count() == 1
 
 
 def test_a_boost_admits_a_blocked_caller(operator: Client, alice: User) -> None:
     """Where a plan or everyone is blocked; a block of the user is edited instead."""
     block = RatePolicy.objects.create(rates="blocked")
-    assert not ask(alice).allowed
+    assert not check_from(alice).allowed
     page = text_of(operator.get(boost_url(alice, block)))
     assert re.search(r'name="rates"(?! value)', page)
     page = text_of(operator.post(boost_url(alice, block), {"rates": "5/min", "until": "hour", "reason": "R"}))
     assert operator.post(boost_url(alice, block), {**hidden_fields(page), "post": "yes"}).status_code == 302
-    assert ask(alice).allowed
+    assert check_from(alice).allowed
 
 
 @pytest.mark.parametrize("policy", ["", "4711", "x"])
@@ -401,7 +402,7 @@ def test_the_outlook_of_a_boost_comes_true(alice: User) -> None:
 
 def test_units_are_given_back_and_recorded(operator: Client, alice: User) -> None:
     for _ in range(6):
-        ask(alice, scope="search")
+        check_from(alice, scope="search")
     _, seen = ChangeCursor.from_history()
     revision = default_limiter().stored_revision()
     url = f"{GRANT}?{query(alice, bucket=['search/hour', 'search/day'])}"
@@ -420,7 +421,7 @@ def test_units_are_given_back_and_recorded(operator: Client, alice: User) -> Non
     assert seen.read_unseen()[0] == []
     logged = LogEntry.objects.get(object_id=str(plan_policy().pk)).get_change_message()
     assert f"search/hour, user:{alice.pk} (6 / 10)" in logged
-    assert "5 units were given back to 2 counters." in look(operator, user=alice.pk)
+    assert "5 units were given back to 2 counters." in explain(operator, user=alice.pk)
     page = text_of(operator.get(f"/admin/django_ratequota/policychange/{entry.pk}/change/"))
     assert '<th scope="row">search/hour</th><td>6 used, 4 left</td><td>1 used, 9 left</td>' in page
     assert "granted" in page
@@ -428,7 +429,7 @@ def test_units_are_given_back_and_recorded(operator: Client, alice: User) -> Non
 
 def test_no_more_units_are_given_back_than_were_used(operator: Client, alice: User) -> None:
     for _ in range(3):
-        ask(alice, scope="search")
+        check_from(alice, scope="search")
     url = f"{GRANT}?{query(alice, bucket=['search/hour', 'search/day'])}"
     page = text_of(operator.post(url, {"post": "yes", "units": "4"}))
     assert "search/hour has used 3: no more than that can be given back." in page
@@ -450,7 +451,7 @@ def test_invalid_units_are_refused(operator: Client, alice: User, units: str) ->
 def test_every_algorithm_gives_units_back(alice: User, algorithm: str) -> None:
     RatePolicy.objects.filter(plan__isnull=False).update(rates="10/day", algorithm=algorithm)
     for _ in range(4):
-        ask(alice, scope="search")
+        check_from(alice, scope="search")
     buckets = ExplainQuery(user_id=str(alice.pk), endpoint="search").explain().resolution.buckets
     (own,) = (bucket for bucket in buckets if bucket.counted_per == "caller")
     before = boosts.grant([own], 3, "R")
@@ -463,7 +464,7 @@ def test_every_algorithm_gives_units_back(alice: User, algorithm: str) -> None:
 
 def test_selected_counters_are_reset(operator: Client, alice: User) -> None:
     for _ in range(6):
-        ask(alice, scope="search")
+        check_from(alice, scope="search")
     url = f"{RESET}?{query(alice, bucket='search/day')}"
     assert "<td>6</td> <td>94 of 100</td>" in text_of(operator.get(url))
     assert remaining_units(alice)["search/day"] == 94
@@ -472,13 +473,13 @@ def test_selected_counters_are_reset(operator: Client, alice: User) -> None:
     entry = PolicyChange.objects.get(action="reset")
     assert (entry.reason, entry.touched_user, list(entry.before or {})) == ("R", str(alice.pk), ["search/day"])
     assert LogEntry.objects.filter(object_id=str(plan_policy().pk)).count() == 1
-    assert "1 counter was reset." in look(operator, user=alice.pk)
+    assert "1 counter was reset." in explain(operator, user=alice.pk)
 
 
 @pytest.mark.parametrize("page", [GRANT, RESET])
 @pytest.mark.parametrize("bucket", ["search/month per everyone", "nonsense", ""])
 def test_shared_and_unknown_counters_are_not_changed(operator: Client, alice: User, page: str, bucket: str) -> None:
-    ask(alice, scope="search")
+    check_from(alice, scope="search")
     answer = operator.post(f"{page}?{query(alice, bucket=bucket)}", {"post": "yes", "units": "1"}, follow=True)
     assert "Select at least one of the caller's own counters." in unescape(answer.content.decode())
     assert remaining_units(alice)["search/month per everyone"] == 999
@@ -488,12 +489,12 @@ def test_shared_and_unknown_counters_are_not_changed(operator: Client, alice: Us
 def test_units_are_given_back_to_an_address(operator: Client, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     RatePolicy.objects.create(rates="5/hour")
-    ask(address="2001:db8::1")
+    check_from(address="2001:db8::1")
     url = f"{GRANT}?{urlencode({'ip': '2001:db8::2', 'bucket': 'all/hour'})}"
     assert operator.post(url, {"post": "yes", "units": "1"}).status_code == 302
     entry = PolicyChange.objects.get(action="grant")
     assert (entry.object_text, entry.touched_user) == ("ip:2001:db8::/64", "")
-    assert ask(address="2001:db8::1").statuses[0].remaining == 4
+    assert check_from(address="2001:db8::1").statuses[0].remaining == 4
 
 
 # --- Permissions, failures, hostile input. ---
@@ -513,7 +514,7 @@ def test_units_are_given_back_to_an_address(operator: Client, settings: Any) -> 
 def test_boosts_grants_and_resets_need_permissions(
     alice: User, permissions: tuple[str, ...] | None, may_boost: bool, may_reset: bool, method: str
 ) -> None:
-    ask(alice, scope="search")
+    check_from(alice, scope="search")
     client = staff(permissions)
     ok = 200 if method == "get" else 302
     form = {"post": "yes", "units": "1", "reason": "R", "rates": "20/hour", "until": "hour"}
@@ -533,7 +534,7 @@ def test_boosts_grants_and_resets_need_permissions(
 
 
 def test_boosts_grants_and_resets_need_the_csrf_token(alice: User) -> None:
-    ask(alice, scope="search")
+    check_from(alice, scope="search")
     staff(None)
     client = Client(enforce_csrf_checks=True)
     client.force_login(User.objects.get(username="support"))
@@ -604,13 +605,13 @@ def test_hostile_names_are_harmless(operator: Client, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     name = "<script>alert(1)</script>\u202e" + "x" * 100
     policy = RatePolicy.objects.create(rates="5/hour", counted_per="tenant")
-    asked = {"kind": "tenant", "value": name}
-    boost = f"{BOOST}?{urlencode({**asked, 'policy': policy.pk})}"
+    caller = {"kind": "tenant", "value": name}
+    boost = f"{BOOST}?{urlencode({**caller, 'policy': policy.pk})}"
     pages = [
         operator.get(boost),
         operator.post(boost, {"rates": "7/hour", "until": "hour", "reason": name}),
-        operator.get(f"{GRANT}?{urlencode({**asked, 'bucket': 'all/hour per tenant'})}"),
-        operator.get(f"{RESET}?{urlencode({**asked, 'bucket': 'all/hour per tenant'})}"),
+        operator.get(f"{GRANT}?{urlencode({**caller, 'bucket': 'all/hour per tenant'})}"),
+        operator.get(f"{RESET}?{urlencode({**caller, 'bucket': 'all/hour per tenant'})}"),
     ]
     for page in pages:
         text = page.content.decode()

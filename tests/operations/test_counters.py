@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from datetime import timedelta
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.core.management import call_command
 from django.db import connection
-from django.test import Client, RequestFactory
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_ratequota import check_request
 from django_ratequota.admin.reset import _MAX_COUNTERS
 from django_ratequota.engine import decision_steps, protocol
 from django_ratequota.engine.types import Decision
@@ -26,6 +23,8 @@ from django_ratequota.policies.cache import policies
 from django_ratequota.policies.change_feed import ChangeCursor
 from django_ratequota.runtime import default_limiter
 from tests.engine.test_scripts import broken_script
+from tests.support.commands import run
+from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -43,18 +42,6 @@ def operator(root: User) -> Client:
     client = Client()
     client.force_login(root)
     return client
-
-
-@pytest.fixture
-def alice() -> User:
-    return User.objects.create(username="alice")
-
-
-def ask(user: User | None = None, address: str = "203.0.113.7", **kwargs: Any) -> Decision:
-    request = RequestFactory().get("/", REMOTE_ADDR=address)
-    if user is not None:
-        request.user = user
-    return check_request(request, **kwargs)
 
 
 def remaining(decision: Decision) -> list[int]:
@@ -141,10 +128,10 @@ def test_requests_use_the_same_counters(alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     search = Endpoint.objects.create(name="search")
     override = RatePolicy.objects.create(user=alice, endpoint=search, rates="5/hour, 9/day")
-    decision = ask(alice, scope="search")
+    decision = check_from(alice, scope="search")
     assert list(own_counters([override])[0]) == [status.bucket for status in decision.statuses]
     address = RatePolicy.objects.create(subject="ip:2001:db8::1", counted_per="ip", rates="5/hour")
-    decision = ask(address="2001:db8::1")
+    decision = check_from(address="2001:db8::1")
     assert list(own_counters([address])[0]) == [status.bucket for status in decision.statuses]
 
 
@@ -171,7 +158,7 @@ def test_the_action_asks_for_confirmation_and_resets_nothing(operator: Client, a
         RatePolicy.objects.create(subject="ip:203.0.113.0/24", counted_per="ip", rates="100/hour"),
     ]
     for _ in range(3):
-        assert ask(alice, scope="search").allowed
+        assert check_from(alice, scope="search").allowed
     page = operator.post(LIST, selected(override, *others))
     assert page.status_code == 200
     assert rows(page) == [
@@ -183,7 +170,7 @@ def test_the_action_asks_for_confirmation_and_resets_nothing(operator: Client, a
     assert "everyone × all endpoints: 100/hour<br>It is not an override" in text
     assert "ip:203.0.113.0/24 × all endpoints: 100/hour<br>It is for a network" in text
     assert re.findall(r'name="_selected_action" value="(\d+)"', text) == [str(override.pk)]
-    assert remaining(ask(alice, scope="search"))[-2:] == [1, 5]
+    assert remaining(check_from(alice, scope="search"))[-2:] == [1, 5]
     assert not PolicyChange.objects.filter(action="reset").exists()
     assert not LogEntry.objects.exists()
 
@@ -195,13 +182,13 @@ def test_confirming_resets_only_the_listed_counters(operator: Client, root: User
     RatePolicy.objects.create(rates="50/hour")
     bob = User.objects.create(username="bob")
     other = RatePolicy.objects.create(user=bob, endpoint=search, rates="5/hour")
-    assert remaining(ask(alice, scope="search")) == [49, 99, 4, 8]
-    assert remaining(ask(bob, scope="search")) == [49, 98, 4]
+    assert remaining(check_from(alice, scope="search")) == [49, 99, 4, 8]
+    assert remaining(check_from(bob, scope="search")) == [49, 98, 4]
     page = operator.post(LIST, selected(override, post="yes", reason="Ticket 4711"))
     assert (page.status_code, page["Location"]) == (302, LIST)
     assert "2 counters were reset." in operator.get(LIST).content.decode()
-    assert remaining(ask(alice, scope="search")) == [48, 97, 4, 8]
-    assert remaining(ask(bob, scope="search")) == [48, 96, 3]
+    assert remaining(check_from(alice, scope="search")) == [48, 97, 4, 8]
+    assert remaining(check_from(bob, scope="search")) == [48, 96, 3]
     entry = PolicyChange.objects.get(action="reset")
     assert (entry.actor, entry.reason, entry.object_text) == (root, "Ticket 4711", "user alice")
     assert entry.touched_user == str(alice.pk)
@@ -221,43 +208,43 @@ def test_confirming_resets_only_the_listed_counters(operator: Client, root: User
 
 def test_an_override_has_a_reset_page(operator: Client, root: User, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
-    ask(alice)
+    check_from(alice)
     page = operator.get(f"{LIST}{override.pk}/change/").content.decode()
     assert f'<a href="{LIST}{override.pk}/reset/">Reset usage</a>' in page
-    asked = operator.get(f"{LIST}{override.pk}/reset/?post=yes")
-    assert rows(asked) == [["user alice", "all endpoints", "1", "4 of 5", "5/hour"]]
-    assert f'href="{LIST}{override.pk}/change/"' in asked.content.decode()
-    assert remaining(ask(alice)) == [3], "GET resets nothing"
+    confirmation = operator.get(f"{LIST}{override.pk}/reset/?post=yes")
+    assert rows(confirmation) == [["user alice", "all endpoints", "1", "4 of 5", "5/hour"]]
+    assert f'href="{LIST}{override.pk}/change/"' in confirmation.content.decode()
+    assert remaining(check_from(alice)) == [3], "GET resets nothing"
     done = operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"})
     assert (done.status_code, done["Location"]) == (302, f"{LIST}{override.pk}/change/")
-    assert remaining(ask(alice)) == [4]
+    assert remaining(check_from(alice)) == [4]
     assert PolicyChange.objects.get(action="reset").actor == root
     assert LogEntry.objects.get().object_id == str(override.pk)
 
 
 def test_the_reset_needs_the_csrf_token(root: User, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
-    ask(alice)
+    check_from(alice)
     client = Client(enforce_csrf_checks=True)
     client.force_login(root)
     page = client.get(f"{LIST}{override.pk}/reset/").content.decode()
     for path, form in ((f"{override.pk}/reset/", {"post": "yes"}), ("", selected(override, post="yes"))):
         assert client.post(LIST + path, form).status_code == 403
-    assert remaining(ask(alice)) == [3]
+    assert remaining(check_from(alice)) == [3]
     token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page)
     assert token is not None
     form = {"post": "yes", "csrfmiddlewaretoken": token[1]}
     assert client.post(f"{LIST}{override.pk}/reset/", form).status_code == 302
-    assert remaining(ask(alice)) == [4]
+    assert remaining(check_from(alice)) == [4]
 
 
 def test_a_too_long_reason_is_refused_and_nothing_is_reset(operator: Client, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
-    ask(alice)
+    check_from(alice)
     page = operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes", "reason": "x" * 10_000})
     assert page.status_code == 200
     assert "at most 200 characters" in page.content.decode()
-    assert remaining(ask(alice)) == [3]
+    assert remaining(check_from(alice)) == [3]
 
 
 def test_without_counters_there_is_no_reset_button(operator: Client) -> None:
@@ -309,14 +296,14 @@ def test_query_count_does_not_grow_with_overrides(operator: Client) -> None:
 
 def test_a_reset_makes_no_process_reload(operator: Client, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
-    ask(alice)
+    check_from(alice)
     snapshot, revision = policies.current(), default_limiter().stored_revision()
     entry = policies.user(str(alice.pk))
     assert entry is not None
     _, seen = ChangeCursor.from_history()
     assert operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"}).status_code == 302
     assert default_limiter().stored_revision() == revision
-    ask(alice)
+    check_from(alice)
     assert policies.current() is snapshot
     changes, after = seen.read_unseen()
     assert changes == []
@@ -335,7 +322,7 @@ def test_a_change_after_a_reset_is_read(operator: Client, alice: User) -> None:
 
 def test_history_shows_the_reset_counters(operator: Client, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
-    ask(alice)
+    check_from(alice)
     operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes", "reason": "Ticket 4711"})
     listed = operator.get("/admin/django_ratequota/policychange/?model=counter").content.decode()
     assert "Ticket 4711" in listed
@@ -362,27 +349,23 @@ def test_the_command_records_an_entry_for_each_subject(alice: User, settings: An
     RatePolicy.objects.create(rates="5/hour")
     RatePolicy.objects.create(rates="6/hour", counted_per="tenant")
     RatePolicy.objects.create(rates="7/hour", counted_per="everyone")
-    ask(alice)
-    out = io.StringIO()
-    caller = ["--user", "alice", "--identifier", "tenant=acme"]
-    call_command("ratequota", "reset", *caller, "--reason", "OPS-7", stdout=out)
-    assert f"reset all/hour of user:{alice.pk}: 4 of 5 were left" in out.getvalue()
-    assert "2 counters reset" in out.getvalue()
+    check_from(alice)
+    printed = run("reset", "--user", "alice", "--identifier", "tenant=acme", "--reason", "OPS-7")
+    assert f"reset all/hour of user:{alice.pk}: 4 of 5 were left" in printed
+    assert "2 counters reset" in printed
     entries = PolicyChange.objects.filter(action="reset").order_by("pk")
     assert [(e.object_text, e.touched_user, e.actor, e.reason) for e in entries] == [
         ("user alice", str(alice.pk), None, "OPS-7"),
         ("tenant:acme", "", None, "OPS-7"),
     ]
     assert entries[0].before == {"all/hour": {"used": 1, "remaining": 4}}
-    assert remaining(ask(alice))[0] == 4
+    assert remaining(check_from(alice))[0] == 4
 
 
 def test_status_shows_the_last_change_and_no_reset(alice: User) -> None:
     RatePolicy.objects.create(user=alice, rates="5/hour")
-    call_command("ratequota", "reset", "--user", "alice", stdout=io.StringIO())
-    out = io.StringIO()
-    call_command("ratequota", "status", stdout=out)
-    assert "created: user alice × all endpoints: 5/hour" in out.getvalue()
+    run("reset", "--user", "alice")
+    assert "created: user alice × all endpoints: 5/hour" in run("status")
 
 
 # --- While Redis fails. ---
@@ -410,7 +393,7 @@ def test_counters_reset_before_a_failure_are_recorded(
     bob = User.objects.create(username="bob")
     first = RatePolicy.objects.create(user=alice, rates="5/hour")
     second = RatePolicy.objects.create(user=bob, rates="5/hour sliding_window_log")
-    ask(alice)
+    check_from(alice)
     with monkeypatch.context() as broken:
         broken.setattr(protocol, "DECIDE", broken_script())
         broken.setattr(decision_steps, "prepare", protocol.CheckCommand)
@@ -418,4 +401,4 @@ def test_counters_reset_before_a_failure_are_recorded(
     assert "Redis did not answer (response). 1 of 2 counters were reset." in page.content.decode()
     assert [entry.object_text for entry in PolicyChange.objects.filter(action="reset")] == ["user alice"]
     assert [entry.object_id for entry in LogEntry.objects.all()] == [str(first.pk)]
-    assert remaining(ask(alice)) == [4]
+    assert remaining(check_from(alice)) == [4]

@@ -23,8 +23,9 @@ from django_ratequota import Bucket, Limiter, Rate, check_request
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS, parse_rates
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
-from django_ratequota.monitoring import attempts, collector
+from django_ratequota.monitoring import attempts
 from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
+from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.records import UNKNOWN_PLAN
 from django_ratequota.operations import impact
 from django_ratequota.operations.impact import Impact, estimate, never_refused, sentences, spread
@@ -508,19 +509,15 @@ def test_redis_down_raises_store_error(recorded: Any, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies")
-def test_recorded_requests_are_estimated(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("fresh_policies", "recording")
+def test_recorded_requests_are_estimated() -> None:
     """From requests through the collector to the estimate."""
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(collector._background, "keep", lambda: None)
-    monkeypatch.setattr(collector, "_CHUNK_SECONDS", 0.0)
-    collector.collector.clear()
     endpoint = Endpoint.objects.create(name="search")
     for last, times in ((7, 5), (8, 3), (9, 4)):
         for _ in range(times):
             check_request(request_from(address=f"203.0.113.{last}"), scope="search")
     check_request(request_from(address="203.0.113.7"))
-    collector.collector.flush()
+    collector.flush()
     found = estimate(RatePolicy(endpoint=endpoint, rates="3/day"))
     assert (found.clients, found.refused_clients, found.requests, found.refused_requests) == (3, 2, 12, 3)
     assert (found.share, found.really_refused_clients) == (1.0, 0)

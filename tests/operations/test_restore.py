@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,8 +22,7 @@ from django.utils import timezone
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.operations.restore import plan_restoration, problems, restore, versions
 from django_ratequota.recording.recorder import field_values, record_publication, recorded_as
-from django_ratequota.signals import policies_changed
-from tests.support.operators import client_of
+from tests.support.operators import client_of, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -47,25 +45,8 @@ def whole_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def operator() -> Client:
-    return client_of(superuser=True)
-
-
-@pytest.fixture
 def free() -> Plan:
     return Plan.objects.create(name="Free", slug="free", description="For all", default_for="anonymous")
-
-
-@pytest.fixture
-def publications() -> Iterator[list[Any]]:
-    revisions: list[Any] = []
-
-    def published(revision: int | None, **_: Any) -> None:
-        revisions.append(revision)
-
-    policies_changed.connect(published)
-    yield revisions
-    policies_changed.disconnect(published)
 
 
 def last(action: str | None = None, **fields: Any) -> PolicyChange:
@@ -79,21 +60,16 @@ def url(change: PolicyChange, version: str) -> str:
     return f"{HISTORY}/{change.pk}/restore/{version}/"
 
 
-def text(page: Any) -> str:
-    assert page.status_code == 200
-    return page.content.decode()
-
-
 def confirm(client: Client, change: PolicyChange, version: str, **fields: str) -> Any:
     """GET the page, and send its form."""
-    page = text(client.get(url(change, version)))
+    page = text_of(client.get(url(change, version)))
     seen = re.search(r'name="seen" value="(\w+)"', page)
     assert seen is not None, page
     return client.post(url(change, version), {"seen": seen[1], **fields})
 
 
 def difference(page: Any) -> list[list[str]]:
-    found = re.search(r'ratequota-difference">.*?<tbody>(.*?)</tbody>', text(page), re.S)
+    found = re.search(r'ratequota-difference">.*?<tbody>(.*?)</tbody>', text_of(page), re.S)
     assert found is not None
     rows = re.findall(r"<tr>(.*?)</tr>", found[1], re.S)
     return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in rows]
@@ -162,7 +138,7 @@ def edited_everything(free: Plan) -> list[tuple[Any, dict[str, Any]]]:
 @pytest.mark.parametrize("position", range(4), ids=["plan", "assignment", "endpoint", "policy"])
 @pytest.mark.parametrize("deleted", [False, True], ids=["edited", "deleted"])
 def test_every_field_is_restored_under_the_old_primary_key(
-    operator: Client, free: Plan, publications: list[Any], position: int, deleted: bool
+    operator: Client, free: Plan, published: list[Any], position: int, deleted: bool
 ) -> None:
     row, edits = edited_everything(free)[position]
     model = type(row)
@@ -176,7 +152,7 @@ def test_every_field_is_restored_under_the_old_primary_key(
     change = last("update")
     if deleted:
         model.objects.filter(pk=row.pk).delete()
-    publications.clear()
+    published.clear()
     done = confirm(operator, change, "before", reason="Ticket 4711")
     assert done.status_code == 302
     assert done.headers["Location"] == f"{BASE}/{model._meta.model_name}/{row.pk}/change/"
@@ -186,7 +162,7 @@ def test_every_field_is_restored_under_the_old_primary_key(
         name: value for name, value in before.items() if name != "created_at"
     }
     assert field_values(model.objects.get(pk=row.pk)) == change.before
-    assert len(publications) == 1
+    assert len(published) == 1
     restored = last()
     assert (restored.pk, restored.actor.username, restored.reason) == (
         change.pk + 1 + deleted,
@@ -232,7 +208,7 @@ def test_later_edits_are_shown_before_they_are_overwritten(operator: Client, fre
 
 def test_a_version_equal_to_the_object_is_not_restored(operator: Client, free: Plan) -> None:
     change = last()
-    page = text(operator.get(url(change, "after")))
+    page = text_of(operator.get(url(change, "after")))
     assert "the object already matches this version" in page
     assert "Yes, restore it" not in page
     seen = plan_restoration(change, "after").seen
@@ -246,7 +222,7 @@ def test_an_edit_before_the_confirmation_is_not_overwritten(operator: Client, fr
     change = last()
     seen = plan_restoration(change, "before").seen
     Plan.objects.filter(pk=free.pk).update(description="third")
-    page = text(operator.post(url(change, "before"), {"seen": seen, "reason": "Ticket 4711"}))
+    page = text_of(operator.post(url(change, "before"), {"seen": seen, "reason": "Ticket 4711"}))
     assert "The object was edited in the meantime" in page
     assert 'value="Ticket 4711"' in page
     assert "third" in page
@@ -279,7 +255,7 @@ def deleted_plan(free: Plan) -> Plan:
 
 def test_cascaded_deletions_are_not_restored_by_default(operator: Client, deleted_plan: Plan) -> None:
     change = last("delete", model="plan")
-    page = text(operator.get(url(change, "before")))
+    page = text_of(operator.get(url(change, "before")))
     assert "It will be created again with its old id" in page
     listed = re.search(r"Deleted together with it</h2>\s*<ul>(.*?)</ul>", page, re.S)
     assert listed is not None
@@ -295,9 +271,9 @@ def test_cascaded_deletions_are_not_restored_by_default(operator: Client, delete
 
 
 def test_cascaded_deletions_are_restored_on_request(
-    operator: Client, deleted_plan: Plan, publications: list[Any]
+    operator: Client, deleted_plan: Plan, published: list[Any]
 ) -> None:
-    publications.clear()
+    published.clear()
     newest = last().pk
     assert confirm(operator, last("delete", model="plan"), "before", along="on").status_code == 302
     assert {policy.rates for policy in RatePolicy.objects.filter(plan=deleted_plan.pk)} == {"1/s", "2/s"}
@@ -307,7 +283,7 @@ def test_cascaded_deletions_are_restored_on_request(
             == PolicyChange.objects.get(model="ratepolicy", action="delete", object_id=str(policy.pk)).before
         )
     assert PlanAssignment.objects.get().plan_id == deleted_plan.pk
-    assert len(publications) == 1
+    assert len(published) == 1
     assert {(c.action, c.actor.username) for c in PolicyChange.objects.filter(pk__gt=newest)} == {
         ("create", "operator")
     }
@@ -336,7 +312,7 @@ def test_one_invalid_cascaded_deletion_stops_the_restore(operator: Client, delet
     Endpoint.objects.all().delete()
     change = last("delete", model="plan")
     newest = last().pk
-    page = text(confirm(operator, change, "before", along="on"))
+    page = text_of(confirm(operator, change, "before", along="on"))
     assert "Nothing was restored." in page
     assert re.search(r"search: 2/s cannot be restored with it: The endpoint with the id \d+ is deleted", page)
     assert not Plan.objects.exists()
@@ -367,17 +343,17 @@ def test_a_large_cascade_is_one_deletion(free: Plan) -> None:
 def refused(operator: Client, change: PolicyChange, version: str, message: str) -> None:
     """Assert that GET shows the message and no button, and that POST changes nothing."""
     newest = last().pk
-    page = text(operator.get(url(change, version)))
+    page = text_of(operator.get(url(change, version)))
     assert message in page
     assert "Yes, restore it" not in page
-    page = text(operator.post(url(change, version), {"seen": "x" * 20, "reason": "Ticket 4711"}))
+    page = text_of(operator.post(url(change, version), {"seen": "x" * 20, "reason": "Ticket 4711"}))
     assert message in page
     try:
         restoration = plan_restoration(change, version)  # type: ignore[arg-type]
     except ValidationError:
         pass
     else:
-        assert message in text(operator.post(url(change, version), {"seen": restoration.seen}))
+        assert message in text_of(operator.post(url(change, version), {"seen": restoration.seen}))
     assert last().pk == newest
     assert not LogEntry.objects.exists()
 
@@ -489,7 +465,7 @@ def test_a_conflicting_policy_saved_during_the_restore_is_reported(operator: Cli
     finally:
         pre_save.disconnect(rival, sender=RatePolicy)
     assert (done.status_code, done.headers["Location"]) == (302, url(change, "before"))
-    assert "Nothing was saved, because somebody else saved" in text(operator.get(url(change, "before")))
+    assert "Nothing was saved, because somebody else saved" in text_of(operator.get(url(change, "before")))
     assert not RatePolicy.objects.exists()
     assert last() == change
     assert not LogEntry.objects.exists()
@@ -513,7 +489,7 @@ def test_versions_offered_for_each_action(operator: Client, free: Plan) -> None:
         (),
     ]
     for change in (created, updated, deleted, published):
-        page = text(operator.get(f"{HISTORY}/{change.pk}/change/"))
+        page = text_of(operator.get(f"{HISTORY}/{change.pk}/change/"))
         for version in ("after", "before", "other"):
             there = version in versions(change)
             assert (url(change, version) in page) is there
@@ -594,7 +570,7 @@ def test_restoring_needs_the_permission_for_the_version(
 def test_restoring_cascaded_deletions_needs_permission_to_add_them(deleted_plan: Plan) -> None:
     client = client_of("view_policychange", "add_plan", "add_ratepolicy")
     change = last("delete", model="plan")
-    assert "You do not have permission to restore these" in text(client.get(url(change, "before"))), (
+    assert "You do not have permission to restore these" in text_of(client.get(url(change, "before"))), (
         "there is an assignment"
     )
     done = confirm(client, change, "before", along="on")
@@ -612,7 +588,7 @@ def test_restoring_cascaded_overrides_needs_permission_to_grant_them(grants: boo
     Endpoint.objects.all().delete()
     client = client_of("view_policychange", "add_endpoint", "add_ratepolicy", *(["grant_override"] if grants else []))
     change = last("delete", model="endpoint")
-    assert ("You do not have permission to restore these" in text(client.get(url(change, "before")))) is not grants
+    assert ("You do not have permission to restore these" in text_of(client.get(url(change, "before")))) is not grants
     assert confirm(client, change, "before", along="on").status_code == 302
     assert Endpoint.objects.exists()
     assert RatePolicy.objects.count() == (2 if grants else 0)
@@ -625,7 +601,7 @@ def test_versions_of_unregistered_models_are_not_offered(operator: Client, free:
     kept = admin.site._registry.pop(Plan)
     try:
         assert operator.get(url(change, "after")).status_code == 403
-        assert "/restore/" not in text(operator.get(f"{HISTORY}/{change.pk}/change/"))
+        assert "/restore/" not in text_of(operator.get(f"{HISTORY}/{change.pk}/change/"))
     finally:
         admin.site._registry[Plan] = kept
 
@@ -653,7 +629,7 @@ def test_the_list_summarizes_each_change(operator: Client, free: Plan) -> None:
     pro_pk = pro.pk
     policy.delete()
     pro.delete()
-    page = text(operator.get(f"{HISTORY}/"))
+    page = text_of(operator.get(f"{HISTORY}/"))
     cells = re.findall(r'<td class="field-what_changed">(.*?)</td>', page)
     assert cells == [
         "-",
@@ -684,16 +660,16 @@ def test_changes_are_filtered_by_user(operator: Client, free: Plan) -> None:
     assert found("other") == {""}
     assert found(str(alice.pk)) == {str(alice.pk)}
     assert found("nobody") == set()
-    page = text(operator.get(f"{HISTORY}/{change.pk}/change/"))
+    page = text_of(operator.get(f"{HISTORY}/{change.pk}/change/"))
     link = f'<a href="{HISTORY}/?touched_user={alice.pk}">alice (id {alice.pk})</a>'
     assert link in page
-    assert f"alice (id {alice.pk})" in text(operator.get(f"{HISTORY}/?touched_user={alice.pk}"))
+    assert f"alice (id {alice.pk})" in text_of(operator.get(f"{HISTORY}/?touched_user={alice.pk}"))
 
 
 def test_a_change_links_to_all_changes_of_its_object(operator: Client, free: Plan) -> None:
     Plan.objects.filter(pk=free.pk).update(name="F")
     Endpoint.objects.create(pk=free.pk, name="search")
-    page = text(operator.get(f"{HISTORY}/{last(model='plan').pk}/change/"))
+    page = text_of(operator.get(f"{HISTORY}/{last(model='plan').pk}/change/"))
     link = re.search(r'href="([^"]*)">All changes of this object', page)
     assert link is not None
     listed = operator.get(link[1].replace("&amp;", "&")).context["cl"].queryset
@@ -718,7 +694,7 @@ def test_hostile_text_is_shown_harmlessly(operator: Client) -> None:
         url(gone, "before"),
     ]
     for path in pages:
-        page = text(operator.get(path))
+        page = text_of(operator.get(path))
         assert "<script>alert" not in page
         content = re.sub(r'value="[^"]*"', "", page.partition('id="content-main"')[2])  # filters kept in a form
         assert "\u202e" not in content
@@ -729,7 +705,7 @@ def test_hostile_text_is_shown_harmlessly(operator: Client) -> None:
 def test_the_pages_have_nothing_inline(operator: Client, deleted_plan: Plan) -> None:
     change = last("delete", model="plan")
     for path in (url(change, "before"), f"{HISTORY}/{change.pk}/change/"):
-        page = text(operator.get(path)).partition('id="content-main"')[2]
+        page = text_of(operator.get(path)).partition('id="content-main"')[2]
         assert not re.search(r"<[^>]*\s(style|on\w+)=", page)
         assert not re.search(r"<script(?![^>]*\bsrc=)[^>]*>", page)
 
@@ -748,7 +724,7 @@ def test_queries_do_not_grow_with_the_rows(operator: Client, free: Plan) -> None
 
     def count(path: str) -> int:
         with CaptureQueriesContext(connection) as captured:
-            text(operator.get(path))
+            text_of(operator.get(path))
         return len(captured)
 
     fill(0, 3)

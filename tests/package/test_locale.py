@@ -106,7 +106,7 @@ def test_plural_forms(count: int, text: str) -> None:
 class Reader(HTMLParser):
     """Collects a page's texts, headings, and the attributes that machines read."""
 
-    TOLD = frozenset({"title", "aria-label", "placeholder", "alt"})
+    TRANSLATED_ATTRIBUTES = frozenset({"title", "aria-label", "placeholder", "alt"})
 
     def __init__(self, page: Any) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Reader(HTMLParser):
         self._open.append(tag)
         button = dict(attrs).get("type") in ("submit", "button")
         for name, value in attrs:
-            if name in self.TOLD or (name == "value" and button):
+            if name in self.TRANSLATED_ATTRIBUTES or (name == "value" and button):
                 self.texts.append(value or "")
             else:
                 self.attributes.append((tag, name, value or ""))

@@ -57,11 +57,11 @@ def test_the_last_readable_rates_apply(check: Check, fresh: bool, caplog: Any) -
     RatePolicy.objects.update(reason="later")
     if not fresh:
         check(request())
-    write(policy, "30 requests/hour")
+    write(policy, "30 tokens/hour")
     if fresh:
         policies.forget()
     assert limits(check(request())) == [20]
-    assert f"policy {policy.pk}: its rates '30 requests/hour' cannot be read; '20/hour' goes on" in caplog.text
+    assert f"policy {policy.pk}: its rates '30 tokens/hour' cannot be read; '20/hour' goes on" in caplog.text
 
 
 def test_a_users_own_last_readable_rates_apply(check: Check) -> None:

@@ -14,12 +14,7 @@ from tests.policyfile.examples import JANUARY
 
 
 @pytest.fixture
-def alice() -> User:
-    return User.objects.create(username="alice")
-
-
-@pytest.fixture
-def some(alice: User) -> None:
+def sample(alice: User) -> None:
     """Two plans, two endpoints, five policies, one assignment."""
     pro = Plan.objects.create(name="Pro", slug="pro", description="Paying.\nPromptly.")
     free = Plan.objects.create(name="Free", slug="free", default_for="authenticated")
@@ -41,7 +36,7 @@ def some(alice: User) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Callable[[str], str]:
-    """A file with this text."""
+    """Writes text to a file; returns its path."""
 
     def write(text: str) -> str:
         path = tmp_path / "limits.yaml"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import models
 from hypothesis import strategies as st
 
@@ -31,7 +29,7 @@ HOSTILE = (
     "x y\n" * 2_560,
 )
 
-SOME = """\
+SAMPLE = """\
 version: 1
 
 plans:
@@ -86,24 +84,18 @@ assignments:
 """
 
 EDITED = (
-    SOME.replace("rates: 10/min", "rates: 20 / 60sec")
+    SAMPLE.replace("rates: 10/min", "rates: 20 / 60sec")
     .replace("cost: 2", "description: new")
     .replace("    default_for: authenticated\n", "")
     .replace("  - counted_per: ip\n    rates: 5/s\n    mode: log\n", "  - rates: 1/s\n    plan: pro\n")
 )
 
 
-def run(*args: str) -> str:
-    out = io.StringIO()
-    call_command("ratequota", *args, stdout=out)
-    return out.getvalue()
-
-
 def export(form: str = "yaml", *, assignments: bool = False) -> str:
     return "".join(export_chunks(form, assignments=assignments))
 
 
-def written(document: dict[str, Any], form: str = "yaml") -> str:
+def document_text(document: dict[str, Any], form: str = "yaml") -> str:
     return "".join(FORMATS[form](document.items()))
 
 
@@ -116,8 +108,8 @@ def refused(text: str, **options: Any) -> list[str]:
     return [f"{line}: {path}: {message}" for line, path, message in caught.value.problems]
 
 
-def wiped() -> None:
-    """Delete all plans, endpoints, policies, assignments and changes, unrecorded."""
+def delete_all_rows() -> None:
+    """Delete all plans, endpoints, policies, assignments and changes, without recording that."""
     for model in (PolicyChange, PlanAssignment, RatePolicy, Endpoint, Plan):
         models.QuerySet(model)._raw_delete("default")
 

@@ -16,41 +16,33 @@ from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange
 from django_ratequota.policyfile import apply_file
 from django_ratequota.runtime import default_limiter
-from django_ratequota.signals import policies_changed
-from tests.policyfile.examples import SOME, export, run
+from tests.policyfile.examples import SAMPLE, export
+from tests.support.commands import run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 
-def test_an_import_publishes_once_and_applies_at_once(some: None, alice: User) -> None:
+def test_an_import_publishes_once_and_applies_at_once(sample: None, alice: User, published: list[int | None]) -> None:
     def allowed() -> bool:
         request = RequestFactory().get("/")
         request.user = alice
         return check_request(request, scope="search").allowed
 
     assert allowed()
-    revisions = []
-
-    def heard(revision: int, **_: Any) -> None:
-        revisions.append(revision)
-
-    policies_changed.connect(heard)
-    try:
-        apply_file(SOME.replace("rates: 50/min", "rates: blocked").replace("rates: 10/min", "rates: blocked"))
-    finally:
-        policies_changed.disconnect(heard)
-    assert revisions == [default_limiter().stored_revision()]
+    published.clear()
+    apply_file(SAMPLE.replace("rates: 50/min", "rates: blocked").replace("rates: 10/min", "rates: blocked"))
+    assert published == [default_limiter().stored_revision()]
     assert not allowed()
 
 
-def test_an_import_needs_no_redis(some: None, settings: Any, file: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_import_needs_no_redis(sample: None, settings: Any, file: Any, caplog: pytest.LogCaptureFixture) -> None:
     settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5.0, "REPORT_SECONDS": 0}
-    assert "0 created, 1 changed, 0 deleted" in run("import", file(SOME.replace("10/min", "20/min")))
+    assert "0 created, 1 changed, 0 deleted" in run("import", file(SAMPLE.replace("10/min", "20/min")))
     assert "a policy change is saved but could not be published" in caplog.text
-    assert export() == SOME.replace("10/min", "20/min")
+    assert export() == SAMPLE.replace("10/min", "20/min")
 
 
-def test_prune_deletes_unnamed_objects_of_the_file_sections(some: None, file: Any) -> None:
+def test_prune_deletes_unnamed_objects_of_the_file_sections(sample: None, file: Any) -> None:
     assert run("import", file("version: 1\npolicies: []\n"), "--prune").splitlines() == [
         "- policy everyone × all endpoints per ip: rates 5/s, mode log",
         "- policy user alice × all endpoints from 2026-01-01T00:00:00Z until 2026-02-01T00:00:00.000005Z: "
@@ -76,20 +68,20 @@ def test_plans_swap_names_and_defaults(names: str, defaults: tuple[str, str, str
     for slug, default in zip("xyz", ("anonymous", "", "authenticated"), strict=True):
         Plan.objects.create(slug=slug, name="abc"["xyz".index(slug)], default_for=default)
     before = {plan.slug: (plan.name, plan.default_for) for plan in Plan.objects.all()}
-    wanted = {slug: (name, default) for slug, name, default in zip("xyz", names, defaults, strict=True)}
-    plans = [{"slug": slug, "name": name, "default_for": default} for slug, (name, default) in wanted.items()]
+    expected = {slug: (name, default) for slug, name, default in zip("xyz", names, defaults, strict=True)}
+    plans = [{"slug": slug, "name": name, "default_for": default} for slug, (name, default) in expected.items()]
     history = PolicyChange.objects.count()
     apply_file(json.dumps({"version": 1, "plans": plans}))
-    assert {plan.slug: (plan.name, plan.default_for) for plan in Plan.objects.all()} == wanted
+    assert {plan.slug: (plan.name, plan.default_for) for plan in Plan.objects.all()} == expected
     recorded = {
         change.after["slug"]: tuple((state["name"], state["default_for"]) for state in (change.before, change.after))
         for change in PolicyChange.objects.order_by("pk")[history:]
     }
-    assert recorded == {slug: (before[slug], wanted[slug]) for slug in before if before[slug] != wanted[slug]}
+    assert recorded == {slug: (before[slug], expected[slug]) for slug in before if before[slug] != expected[slug]}
     assert PolicyChange.objects.count() - history == len(recorded)
 
 
-def test_a_new_plan_takes_the_name_and_default_of_a_pruned_or_changed_one(some: None) -> None:
+def test_a_new_plan_takes_the_name_and_default_of_a_pruned_or_changed_one(sample: None) -> None:
     plans = (
         "- {slug: gold, name: Free, default_for: authenticated}\n- {slug: pro, name: Best}\n- {slug: new, name: Pro}"
     )
@@ -101,16 +93,16 @@ def test_a_new_plan_takes_the_name_and_default_of_a_pruned_or_changed_one(some: 
     }
 
 
-def test_compared_rows_are_locked(some: None) -> None:
+def test_compared_rows_are_locked(sample: None) -> None:
     with CaptureQueriesContext(
         connection,
     ) as queries:
-        apply_file(SOME)
+        apply_file(SAMPLE)
     locked = [query["sql"] for query in queries if "FOR UPDATE" in query["sql"]]
     assert len(locked) == (3 if connection.features.has_select_for_update else 0)
 
 
-def test_a_conflicting_concurrent_edit_rolls_the_import_back(some: None, file: Any) -> None:
+def test_a_conflicting_concurrent_edit_rolls_the_import_back(sample: None, file: Any) -> None:
     inserted = []
 
     def insert_first(execute: Any, sql: str, *statement: Any) -> Any:

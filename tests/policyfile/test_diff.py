@@ -11,7 +11,8 @@ from django.contrib.auth.models import User
 from django_ratequota.models import Endpoint, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policyfile import apply_file
 from django_ratequota.runtime import default_limiter
-from tests.policyfile.examples import ASSIGNED, EDITED, SOME, export, run
+from tests.policyfile.examples import ASSIGNED, EDITED, SAMPLE, export
+from tests.support.commands import run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -26,7 +27,7 @@ DIFF = """\
 LEFT = "Kept although the file does not name them: 1 policy; --prune deletes them\n"
 
 
-def test_dry_run_prints_the_changes_of_the_import(some: None, file: Any) -> None:
+def test_dry_run_prints_the_changes_of_the_import(sample: None, file: Any) -> None:
     history, revision, before = PolicyChange.objects.count(), default_limiter().stored_revision(), export()
     assert run("import", file(EDITED), "--dry-run") == (
         f"{DIFF}Dry run: 1 to create, 3 to change, 0 to delete; nothing was changed\n{LEFT}"
@@ -49,14 +50,14 @@ def test_dry_run_prints_the_changes_of_the_import(some: None, file: Any) -> None
     assert default_limiter().stored_revision() > revision
 
 
-def test_an_equal_file_changes_nothing(some: None, file: Any) -> None:
+def test_an_equal_file_changes_nothing(sample: None, file: Any) -> None:
     history, revision = PolicyChange.objects.count(), default_limiter().stored_revision()
-    name = file(SOME + ASSIGNED)
+    name = file(SAMPLE + ASSIGNED)
     assert run("import", name, "--prune") == f"Nothing to do: the database equals {name}\n"
     assert (history, revision) == (PolicyChange.objects.count(), default_limiter().stored_revision())
 
 
-def test_cascading_deletions_are_shown(some: None) -> None:
+def test_cascading_deletions_are_shown(sample: None) -> None:
     text = "version: 1\nplans:\n- {slug: free, name: Free, default_for: authenticated}\n"
     text += "endpoints:\n- name: search\n  cost: 2"
     history = PolicyChange.objects.count()
@@ -72,15 +73,17 @@ def test_cascading_deletions_are_shown(some: None) -> None:
     assert (RatePolicy.objects.count(), PlanAssignment.objects.count()) == (3, 0)
 
 
-def test_undated_policies_swap_rates(some: None) -> None:
-    swapped = SOME.replace("plan: free\n    rates: 10", "plan: PRO\n    rates: 10").replace("plan: pro", "plan: free")
+def test_undated_policies_swap_rates(sample: None) -> None:
+    swapped = SAMPLE.replace("plan: free\n    rates: 10", "plan: PRO\n    rates: 10").replace(
+        "plan: pro", "plan: free"
+    )
     diff = apply_file(swapped.replace("PRO", "pro"), prune=True)
     assert (len(diff.changed), len(diff.changes)) == (2, 2)
     assert set(RatePolicy.objects.filter(plan__isnull=False).values_list("plan__slug", "rates")) == {
         ("free", "50/min"),
         ("pro", "10/min"),
     }
-    diff = apply_file(SOME.replace("counted_per: ip", "counted_per: everyone"), prune=True)
+    diff = apply_file(SAMPLE.replace("counted_per: ip", "counted_per: everyone"), prune=True)
     assert [len(found) for found in (diff.created, diff.changed, diff.deleted)] == [1, 2, 1]
 
 
@@ -93,7 +96,7 @@ def test_dated_policies_of_one_identity_are_matched_in_order() -> None:
     apply_file(entries("1/s", "1/s", "2/s"))
     first, second, third = RatePolicy.objects.order_by("pk")
     assert not apply_file(entries("1/s", "1/s", "2/s"), prune=True).changes
-    # One less: the others stay who they are.
+    # One policy fewer: the others are still matched to their rows.
     diff = apply_file(entries("1/s", "2/s"), prune=True)
     assert (len(diff.deleted), len(diff.changes)) == (1, 1)
     assert set(RatePolicy.objects.all()) in ({first, third}, {second, third})
@@ -104,7 +107,7 @@ def test_dated_policies_of_one_identity_are_matched_in_order() -> None:
     assert (len(diff.created), len(diff.changes)) == (1, 1)
 
 
-def test_ending_an_assignment_is_a_change(some: None, alice: User) -> None:
+def test_ending_an_assignment_is_a_change(sample: None, alice: User) -> None:
     ended = ASSIGNED.replace("    reason", "    ends_at: 2026-03-01T00:00:00+01:00\n    reason")
     assert list(apply_file(f"version: 1\n{ended}", prune=True).lines()) == [
         "~ assignment alice × pro from 2026-01-01T00:00:00Z: ends_at none -> 2026-02-28T23:00:00Z"
@@ -112,7 +115,7 @@ def test_ending_an_assignment_is_a_change(some: None, alice: User) -> None:
     assert not apply_file(f"version: 1\n{ended}", prune=True).changes
 
 
-def test_order_of_assignments_is_ignored(some: None) -> None:
+def test_order_of_assignments_is_ignored(sample: None) -> None:
     rows = [
         {
             "user": "alice",

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from django_ratequota.exceptions import InvalidFile
 from django_ratequota.policyfile import FORMATS, MAX_BYTES, apply_file, decode
 from django_ratequota.policyfile.document import read
-from tests.policyfile.examples import HOSTILE, SOME, export, refused, run, slugs, texts, written
+from tests.policyfile.examples import HOSTILE, SAMPLE, document_text, export, refused, slugs, texts
+from tests.support.commands import run
 from tests.support.properties import examples
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 @example([{f"k{number}": text for number, text in enumerate(HOSTILE)}])
 def test_any_text_survives_yaml_and_json(rows: list[dict[str, str]]) -> None:
     for form in FORMATS:
-        text = written({"rows": rows}, form)
+        text = document_text({"rows": rows}, form)
         root, problems = read(text)
         assert not problems
         found = [{key: child.text for key, child in item.entries.items()} for item in root.entries["rows"].items]
@@ -35,12 +36,12 @@ def test_any_text_survives_yaml_and_json(rows: list[dict[str, str]]) -> None:
         assert {child.kind for item in root.entries["rows"].items for child in item.entries.values()} <= {"text"}
         assert text.replace("\n", "").isprintable()
     # PyYAML reads the same.
-    assert yaml.safe_load(written({"rows": rows})) == {"rows": rows}
+    assert yaml.safe_load(document_text({"rows": rows})) == {"rows": rows}
 
 
 @pytest.mark.parametrize("text", ["1e3", "1_000", "0x10", "0o17", "010", "y", "No", "null", "2026-01-01", "1:30"])
 def test_text_that_other_yaml_readers_misread_is_quoted(text: str) -> None:
-    assert written({"a": text}) == f"a: '{text}'\n"
+    assert document_text({"a": text}) == f"a: '{text}'\n"
 
 
 ALIASES = "2: : anchors and aliases (& and *) are not supported: repeat the value"
@@ -77,28 +78,28 @@ def test_an_alias_bomb_is_refused_at_its_first_line() -> None:
     assert refused(bomb) == [ALIASES]
 
 
-def test_messages_escape_terminal_codes(some: None) -> None:
+def test_messages_escape_terminal_codes(sample: None) -> None:
     key = "\x1b[2J\u202e" + "k" * 10_000
-    problems = refused(written({"version": 1, "plans": [{"slug": "a\x1b]0;", "name": "A", key: "x"}]}))
+    problems = refused(document_text({"version": 1, "plans": [{"slug": "a\x1b]0;", "name": "A", key: "x"}]}))
     assert all(problem.isprintable() and len(problem) < 200 for problem in problems)
     assert "plans[0].\\x1b[2J\\u202ekkk" in "".join(problems)
 
 
-def test_windows_files_are_read(some: None, tmp_path: Path) -> None:
-    for number, raw in enumerate((SOME.replace("\n", "\r\n").encode("utf-8-sig"), SOME.encode("utf-16"))):
+def test_windows_files_are_read(sample: None, tmp_path: Path) -> None:
+    for number, raw in enumerate((SAMPLE.replace("\n", "\r\n").encode("utf-8-sig"), SAMPLE.encode("utf-16"))):
         path = tmp_path / f"{number}.yaml"
         path.write_bytes(raw)
         assert "Nothing to do" in run("import", str(path), "--prune")
 
 
-def test_json_may_be_indented_with_tabs(some: None) -> None:
+def test_json_may_be_indented_with_tabs(sample: None) -> None:
     document = json.loads(export("json"))
     assert not apply_file(json.dumps(document, indent="\t"), prune=True).changes
     assert not apply_file(json.dumps(document, separators=(",", ":")), prune=True).changes
 
 
-def test_a_file_is_read_from_standard_input(some: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(SOME.encode())))
+def test_a_file_is_read_from_standard_input(sample: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(SAMPLE.encode())))
     assert run("import", "-") == "Nothing to do: the database equals <stdin>\n"
 
 

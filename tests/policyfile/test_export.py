@@ -15,42 +15,52 @@ from django.db import models
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.policyfile import apply_file
-from django_ratequota.policyfile import export as exporting
+from django_ratequota.policyfile.export import _rows
 from django_ratequota.policyfile.schema import SECTIONS
-from tests.policyfile.examples import ASSIGNED, DOCS, JANUARY, SOME, export, refused, run, wiped, written
+from tests.policyfile.examples import (
+    ASSIGNED,
+    DOCS,
+    JANUARY,
+    SAMPLE,
+    delete_all_rows,
+    document_text,
+    export,
+    refused,
+)
+from tests.support.commands import run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 
-def test_export_writes_sorted_yaml_without_defaults(some: None) -> None:
-    assert run("export") == SOME
-    assert run("export", "--assignments") == SOME + ASSIGNED
+def test_export_writes_sorted_yaml_without_defaults(sample: None) -> None:
+    assert run("export") == SAMPLE
+    assert run("export", "--assignments") == SAMPLE + ASSIGNED
 
 
 def test_export_of_an_empty_database_has_empty_sections() -> None:
     assert run("export") == "version: 1\n\nplans: []\n\nendpoints: []\n\npolicies: []\n"
 
 
-def test_json_and_yaml_exports_are_equal(some: None) -> None:
+def test_json_and_yaml_exports_are_equal(sample: None) -> None:
     document = json.loads(run("export", "--assignments", "--format", "json"))
-    assert document == json.loads(written(yaml.safe_load(SOME + ASSIGNED), "json"))
+    assert document == json.loads(document_text(yaml.safe_load(SAMPLE + ASSIGNED), "json"))
 
 
-def test_export_to_a_file(some: None, tmp_path: Path) -> None:
+def test_export_to_a_file(sample: None, tmp_path: Path) -> None:
     assert run("export", "--output", str(tmp_path / "a.yaml")) == ""
-    assert (tmp_path / "a.yaml").read_bytes() == SOME.encode()
+    assert (tmp_path / "a.yaml").read_bytes() == SAMPLE.encode()
     with pytest.raises(CommandError, match="cannot be written: No such file or directory"):
         run("export", "--output", str(tmp_path / "missing" / "a.yaml"))
 
 
-def test_export_does_not_depend_on_ids(some: None, alice: User) -> None:
+def test_export_does_not_depend_on_ids(sample: None, alice: User) -> None:
     rows = {model: list(models.QuerySet(model)) for model in (Plan, Endpoint, RatePolicy, PlanAssignment)}
-    wiped()
+    delete_all_rows()
     for model, found in rows.items():
         for number, row in enumerate(found):
             row.pk = 1000 - number if model in (RatePolicy, PlanAssignment) else row.pk
         models.QuerySet(model).bulk_create(reversed(found))
-    assert export(assignments=True) == SOME + ASSIGNED
+    assert export(assignments=True) == SAMPLE + ASSIGNED
 
 
 def test_policies_of_equal_precedence_keep_their_order() -> None:
@@ -58,19 +68,19 @@ def test_policies_of_equal_precedence_keep_their_order() -> None:
         RatePolicy.objects.create(rates=rates, starts_at=JANUARY)
     text = export()
     assert re.findall(r"rates: (\S+)", text) == ["3/min", "1/min", "2/min"]
-    wiped()
+    delete_all_rows()
     apply_file(text)
     assert list(RatePolicy.objects.order_by("pk").values_list("rates", flat=True)) == ["3/min", "1/min", "2/min"]
 
 
-def test_rows_deleted_during_the_export_are_left_out(some: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_deleted_during_the_export_are_left_out(sample: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def rows(section: Any, *args: Any) -> list[Any]:
         if section.model is Endpoint:
             Endpoint.objects.filter(name="search").delete()
         return read_rows(section, *args)
 
-    read_rows = exporting._rows
-    monkeypatch.setattr(exporting, "_rows", rows)
+    read_rows = _rows
+    monkeypatch.setattr("django_ratequota.policyfile.export._rows", rows)
     text = export()
     assert "search" not in text
     assert text == export()
@@ -83,7 +93,7 @@ def test_every_field_of_the_models_is_in_the_file() -> None:
 
 
 @pytest.mark.parametrize("more", [0, 20])
-def test_query_count_does_not_depend_on_rows(some: None, more: int, django_assert_num_queries: Any) -> None:
+def test_query_count_does_not_depend_on_rows(sample: None, more: int, django_assert_num_queries: Any) -> None:
     for number in range(more):
         user = User.objects.create(username=f"u{number}")
         plan = Plan.objects.create(name=f"n{number}", slug=f"s{number}")

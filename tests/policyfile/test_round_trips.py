@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policyfile import apply_file
-from tests.policyfile.examples import JANUARY, export, slugs, texts, wiped
+from tests.policyfile.examples import JANUARY, delete_all_rows, export, slugs, texts
 from tests.support.properties import examples
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -32,7 +32,7 @@ routes = st.lists(
 
 @st.composite
 def contents(draw: Any) -> dict[type[models.Model], list[dict[str, Any]]]:
-    """Rows of valid objects; references by number."""
+    """Return rows of valid objects by model; references are numbers."""
     plans = draw(st.lists(st.tuples(slugs, names), max_size=4, unique_by=(lambda p: p[0], lambda p: p[1])))
     defaults = draw(st.permutations(["authenticated", "anonymous", "", ""]))
     endpoints = draw(st.lists(slugs, max_size=4, unique=True))
@@ -98,8 +98,8 @@ def contents(draw: Any) -> dict[type[models.Model], list[dict[str, Any]]]:
 
 
 def fill(content: dict[type[models.Model], list[dict[str, Any]]]) -> None:
-    """The database with these rows and no others."""
-    wiped()
+    """Store these rows and no others."""
+    delete_all_rows()
     models.QuerySet(User)._raw_delete("default")
     made: dict[str, list[Any]] = {}
     for model, rows in content.items():
@@ -116,14 +116,14 @@ def fill(content: dict[type[models.Model], list[dict[str, Any]]]) -> None:
 
 
 def rank(row: dict[str, Any]) -> str:
-    """What decides which of the policies wins, but for the id."""
+    """Return what decides which policy wins, except the id."""
     dated = row["starts_at"] is not None or row["ends_at"] is not None
     names = ("endpoint__name", "plan__slug", "user__username", "subject", "counted_per", "starts_at")
     return str(([row[name] for name in names], dated))
 
 
 def fields() -> dict[str, list[tuple[Any, ...]]]:
-    """Everything that the database holds, without ids and without who did it when; in the order of ids."""
+    """Return all stored rows in the order of their ids, without ids, authors and times."""
     policy = [f.name for f in RatePolicy._meta.concrete_fields if f.name not in ("id", "endpoint", "plan", "user")]
     named = ("endpoint__name", "plan__slug", "user__username")
     return {
@@ -158,7 +158,7 @@ def test_any_content_survives_export_and_import(
     before, text = fields(), export(form, assignments=True)
     assert not apply_file(text, prune=True).changes
     assert not PolicyChange.objects.exists()
-    wiped()
+    delete_all_rows()
     diff = apply_file(text)
     assert len(diff.created) == len(diff.changes) == sum(map(len, before.values()))
     assert fields() == before
@@ -173,10 +173,10 @@ def test_any_content_survives_export_and_import(
 def test_an_import_turns_any_content_into_any_other(one: Any, other: Any) -> None:
     other[User] = one[User] = [{"username": name} for name in ("a", "b", "c")]
     fill(other)
-    wanted, text = fields(), export(assignments=True)
+    expected, text = fields(), export(assignments=True)
     fill(one)
     apply_file(text, prune=True)
     assert {name: sorted(map(str, rows)) for name, rows in fields().items()} == {
-        name: sorted(map(str, rows)) for name, rows in wanted.items()
+        name: sorted(map(str, rows)) for name, rows in expected.items()
     }
     assert not apply_file(text, prune=True).changes

@@ -13,7 +13,8 @@ from django.core.management import CommandError
 from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
 from django_ratequota.policyfile import apply_file
 from django_ratequota.policyfile.schema import file_value, model_value
-from tests.policyfile.examples import EDITED, export, refused, run, wiped
+from tests.policyfile.examples import EDITED, delete_all_rows, export, refused
+from tests.support.commands import run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -133,12 +134,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_problems_name_line_and_field(some: None, text: str) -> None:
+def test_problems_name_line_and_field(sample: None, text: str) -> None:
     assert refused(text) == BAD[text]
 
 
 def test_all_problems_are_reported_and_nothing_is_changed(
-    some: None, file: Any, capsys: pytest.CaptureFixture[str]
+    sample: None, file: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = file(
         EDITED.replace("rates: blocked", "rates: \x1b[31m").replace("\x1b", "é").replace("slug: pro", "slug: p")
@@ -151,7 +152,7 @@ def test_all_problems_are_reported_and_nothing_is_changed(
     assert (export(), PolicyChange.objects.count()) == before
 
 
-def test_references_to_pruned_objects_are_refused(some: None) -> None:
+def test_references_to_pruned_objects_are_refused(sample: None) -> None:
     text = "version: 1\nplans:\n- {slug: free, name: Free}\npolicies:\n- {plan: pro, rates: 1/s}"
     assert apply_file(text, dry_run=True).changes
     assert refused(text, prune=True) == [
@@ -159,7 +160,7 @@ def test_references_to_pruned_objects_are_refused(some: None) -> None:
     ]
 
 
-def test_stored_values_are_not_validated_again(some: None, settings: Any) -> None:
+def test_stored_values_are_not_validated_again(sample: None, settings: Any) -> None:
     plain = settings.RATEQUOTA
     settings.RATEQUOTA = {**plain, "IDENTIFIERS": {"tenant": "builtins.repr"}}
     RatePolicy.objects.create(subject="tenant:acme", counted_per="tenant", rates="5/s")
@@ -176,7 +177,7 @@ def test_users_are_named_by_username_field(monkeypatch: pytest.MonkeyPatch) -> N
     RatePolicy.objects.create(user=user, rates="5/s")
     text = export()
     assert "user: Alice@Example.com" in text
-    wiped()
+    delete_all_rows()
     apply_file(text)
     assert RatePolicy.objects.get().user == user
     User.objects.create(username="y", email="Alice@Example.com")

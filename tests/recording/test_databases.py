@@ -1,4 +1,4 @@
-"""Projects with replicas, with policies on an alias of their own, without ``default``, and with ATOMIC_REQUESTS."""
+"""Projects with replicas, with policies on another alias, without ``default``, and with ATOMIC_REQUESTS."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Start = Callable[..., tuple[Process, ...]]
 
 @pytest.fixture
 def start(tmp_path: Path, migrated: Path, redis_client: redis.Redis) -> Iterator[Start]:  # noqa: F811
-    """Starts processes of a project with these aliases, each an SQLite file with all tables."""
+    """Start processes of a project with these aliases, each an SQLite file with all tables."""
     with ExitStack() as running:
 
         def begin(*aliases: str, router: str = "", processes: int = 1) -> tuple[Process, ...]:
@@ -52,7 +52,7 @@ def start(tmp_path: Path, migrated: Path, redis_client: redis.Redis) -> Iterator
 
 
 def replicate(home: Path, replica: str) -> None:
-    """Bring the replica to what the primary holds now."""
+    """Copy the primary to the replica."""
     with (
         closing(sqlite3.connect(home / "default.sqlite3")) as primary,
         closing(sqlite3.connect(home / f"{replica}.sqlite3")) as copy,
@@ -69,7 +69,7 @@ ASK = (
 )
 
 
-def test_edits_bind_though_no_replica_has_them(start: Start, tmp_path: Path) -> None:
+def test_edits_apply_before_any_replica_has_them(start: Start, tmp_path: Path) -> None:
     (worker,) = start("default", "replica1", "replica2", router="Replicas")
     worker.run(ASK + "RatePolicy.objects.create(rates='1000/hour')")
     assert worker.run("answer = limits(1)") == [1000]
@@ -77,8 +77,8 @@ def test_edits_bind_though_no_replica_has_them(start: Start, tmp_path: Path) -> 
     assert worker.run("answer = limits(1)") == [2000]
 
 
-def test_overrides_bind_for_good_though_one_of_two_replicas_lags(start: Start, tmp_path: Path) -> None:
-    """One replica showed the change, the other not yet the override: 12 of 40 stayed stale for good."""
+def test_overrides_apply_while_one_of_two_replicas_lags(start: Start, tmp_path: Path) -> None:
+    """If one replica had the history row and the other not yet the override, 12 of 40 overrides never applied."""
     worker, editor = start("default", "replica1", "replica2", router="Replicas", processes=2)
     editor.run("[User.objects.create(pk=pk, username=pk) for pk in range(1, 41)]")
     for replica in ("replica1", "replica2"):
@@ -95,7 +95,7 @@ def test_overrides_bind_for_good_though_one_of_two_replicas_lags(start: Start, t
     assert worker.run("answer = [limits(pk) for pk in range(1, 41)]") == [[pk] for pk in range(1, 41)]
 
 
-def test_what_edits_are_recorded_from_and_shown_by_is_no_replica(start: Start, tmp_path: Path) -> None:
+def test_the_history_is_recorded_and_read_from_the_primary(start: Start, tmp_path: Path) -> None:
     (worker,) = start("default", "replica1", "replica2", router="Replicas")
     worker.run("plan = Plan.objects.create(name='Free', slug='free')")
     worker.run("policy = plan.policies.create(rates='5/hour')")
@@ -119,8 +119,8 @@ def test_what_edits_are_recorded_from_and_shown_by_is_no_replica(start: Start, t
         ("endpoint_id='x'", ["endpoint"]),
     ],
 )
-def test_what_a_replica_lacks_may_be_referred_to(start: Start, policy: str, refused: list[str]) -> None:
-    """ "endpoint instance with id 1 is not a valid choice", of an endpoint made a moment before."""
+def test_references_are_validated_on_the_primary(start: Start, policy: str, refused: list[str]) -> None:
+    """An endpoint created just before was refused: "endpoint instance with id 1 is not a valid choice"."""
     (worker,) = start("default", "replica1", "replica2", router="Replicas")
     worker.run("Endpoint.objects.create(name='e'); Plan.objects.create(name='p', slug='p')")
     worker.run("User.objects.create(pk=1)")
@@ -133,13 +133,13 @@ def test_what_a_replica_lacks_may_be_referred_to(start: Start, policy: str, refu
     assert found == refused
 
 
-def test_a_query_that_names_its_alias_reads_there(start: Start, tmp_path: Path) -> None:
+def test_a_query_with_using_reads_from_that_alias(start: Start, tmp_path: Path) -> None:
     (worker,) = start("default", "replica1", "replica2", router="Replicas")
     worker.run("Plan.objects.create(name='Free', slug='free')")
     assert worker.run("answer = Plan.objects.count(), Plan.objects.using('replica1').count()") == [1, 0]
 
 
-# Policies on an alias of their own.
+# Policies on another alias.
 
 ANYBODY = (
     "from django.db import transaction\n"
@@ -149,8 +149,8 @@ ANYBODY = (
 
 
 @pytest.fixture(params=["OwnAlias", "NoDefault"])
-def apart(request: Any, start: Start) -> tuple[str, Process, Process]:
-    """The alias of the policies, and two processes; ``default`` is another database, or none."""
+def own_alias(request: Any, start: Start) -> tuple[str, Process, Process]:
+    """The alias of the policies, and two processes; ``default`` is another database, or undefined."""
     if request.param == "OwnAlias":
         alias, aliases = "policies", ("default", "policies")
     else:
@@ -161,8 +161,8 @@ def apart(request: Any, start: Start) -> tuple[str, Process, Process]:
     return alias, server, editor
 
 
-def test_a_rolled_back_edit_binds_nobody_though_a_request_looked(apart: tuple[str, Process, Process]) -> None:
-    alias, server, editor = apart
+def test_a_rolled_back_edit_does_not_apply_after_a_request_read_it(own_alias: tuple[str, Process, Process]) -> None:
+    alias, server, editor = own_alias
     editor.run("RatePolicy.objects.create(rates='1000/hour')")
     assert [server.run("answer = allowed()"), editor.run("answer = allowed()")] == [True, True]
     inside = editor.run(
@@ -171,12 +171,12 @@ def test_a_rolled_back_edit_binds_nobody_though_a_request_looked(apart: tuple[st
         "    answer = allowed()\n"
         f"    transaction.set_rollback(True, using={alias!r})\n"
     )
-    assert inside is False, "a transaction is judged by what it wrote"
+    assert inside is False, "a transaction reads its own edits"
     assert [editor.run("answer = allowed()"), server.run("answer = allowed()")] == [True, True]
 
 
-def test_commands_and_edits_work_there(apart: tuple[str, Process, Process]) -> None:
-    alias, server, editor = apart
+def test_commands_and_edits_work_on_another_alias(own_alias: tuple[str, Process, Process]) -> None:
+    alias, server, editor = own_alias
     editor.run("from django.core.management import call_command as call; import io")
     editor.run("RatePolicy.objects.create(rates='1000/hour')")
     assert server.run("answer = allowed()")
@@ -195,11 +195,11 @@ def test_commands_and_edits_work_there(apart: tuple[str, Process, Process]) -> N
     editor.run(f"call('check', databases=[{alias!r}], stdout=io.StringIO())")
 
 
-# Transactions that are not ours.
+# Transactions of the project.
 
 
 def counting(request: Any) -> HttpResponse:
-    """A view that limits itself, and then reads the database."""
+    """A view that checks its limit, and then reads the database."""
     decision = check_request(request, scope="search")
     return HttpResponse(f"{decision.error} {User.objects.count()}")
 
@@ -209,7 +209,7 @@ urlpatterns = [path("counting/", counting)]
 
 @pytest.fixture
 def missing_column(transactional_db: None, fresh_policies: None) -> Iterator[Callable[[str], None]]:
-    """Takes a column of a table away, as an old schema under new code lacks it."""
+    """Rename a column of a table, so that it is missing as in an old schema under new code."""
     with ExitStack() as undo:
 
         def take(table: str) -> None:
@@ -225,10 +225,10 @@ def missing_column(transactional_db: None, fresh_policies: None) -> Iterator[Cal
 
 @pytest.mark.urls(__name__)
 @pytest.mark.parametrize("when", ["at first", "on a newer revision", "for a user"])
-def test_a_failed_read_leaves_the_views_transaction_alone(
+def test_a_failed_read_does_not_abort_the_transaction_of_the_view(
     missing_column: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """On PostgreSQL each request was a 500: the view's own query failed in an aborted transaction."""
+    """On PostgreSQL each request was a 500: the query of the view failed in an aborted transaction."""
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
     client = Client()
     client.force_login(User.objects.create(username="alice"))
@@ -248,7 +248,7 @@ def test_a_failed_read_leaves_the_views_transaction_alone(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
-def test_reads_stand_in_a_savepoint_where_a_transaction_is_open() -> None:
+def test_reads_within_a_transaction_use_a_savepoint() -> None:
     def savepoints() -> int:
         policies.forget()
         with CaptureQueriesContext(connection) as captured:

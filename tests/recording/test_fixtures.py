@@ -1,4 +1,4 @@
-"""``loaddata`` of what ``dumpdata`` wrote: the history comes along, and loading is recorded beside it."""
+"""``loaddata`` of a dump by ``dumpdata``: the history is loaded too, and loading is recorded in addition."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ HISTORY = "django_ratequota.policychange"
 
 
 def rows() -> dict[int, Any]:
-    """The history's rows by id, but for their time, of which JSON has the milliseconds only."""
+    """Return the history by id, without times, because JSON rounds them to milliseconds."""
     fields = [field.name for field in PolicyChange._meta.concrete_fields if field.name != "at"]
     return {row["id"]: row for row in PolicyChange.objects.values(*fields)}
 
 
-def limits(process: PolicyCache) -> dict[int | None, list[str]]:
-    """The rate texts of the process's policies by endpoint, once it has heard of the last publication."""
+def rates_by_endpoint(process: PolicyCache) -> dict[int | None, list[str]]:
+    """Return the rate texts of the process's policies by endpoint, after it has loaded the last revision."""
     snapshot = process.reload(default_limiter().stored_revision())
     return {
         endpoint: sorted(policy.text for policy in groups["caller"].policies)
@@ -39,7 +39,7 @@ def limits(process: PolicyCache) -> dict[int | None, list[str]]:
 
 @pytest.fixture
 def dumped(tmp_path: Path) -> Path:
-    """A dump of the app and its users; what it holds has been edited, so that the history is the longer part."""
+    """A dump of the app and its users, after so many edits that most of it is history."""
     call_command("flush", interactive=False, verbosity=0)  # ids begin at 1, as they do when the dump is loaded
     alice = User.objects.create(username="alice")
     for number in range(3):
@@ -55,7 +55,7 @@ def dumped(tmp_path: Path) -> Path:
 
 
 def ordered(dump: Path, last: bool) -> Path:
-    """The dump with the history at its end, or at its beginning."""
+    """Move the history to the end of the dump, or to its beginning."""
     objects = json.loads(dump.read_text())
     objects.sort(key=lambda row: (row["model"] == HISTORY) is last)
     dump.write_text(json.dumps(objects))
@@ -63,48 +63,48 @@ def ordered(dump: Path, last: bool) -> Path:
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["history first", "history last"])
-def test_an_empty_database_takes_its_own_dump(dumped: Path, last: bool) -> None:
-    """On PostgreSQL loading took ids that the dump brings: "duplicate key value violates unique constraint"."""
+def test_a_dump_loads_into_an_empty_database(dumped: Path, last: bool) -> None:
+    """On PostgreSQL, rows recorded while loading took ids of the dump: "duplicate key value violates ..."."""
     process = PolicyCache()
-    before, objects, held = rows(), list(RatePolicy.objects.values()), limits(process)
+    before, objects, expected = rows(), list(RatePolicy.objects.values()), rates_by_endpoint(process)
     call_command("flush", interactive=False, verbosity=0)
-    assert limits(process) == {}
+    assert rates_by_endpoint(process) == {}
     call_command("loaddata", str(ordered(dumped, last)), verbosity=0)
     after = rows()
-    assert {pk: after[pk] for pk in before} == before, "the dump's history is as it was"
+    assert {pk: after[pk] for pk in before} == before, "the history of the dump is unchanged"
     assert list(RatePolicy.objects.values()) == objects
     written = [row for pk, row in sorted(after.items()) if pk not in before]
     assert [row["action"] for row in written] == ["create"] * 12
     assert min(row["id"] for row in written) > max(before)
-    assert limits(process) == held
-    assert limits(PolicyCache()) == held
+    assert rates_by_endpoint(process) == expected
+    assert rates_by_endpoint(PolicyCache()) == expected
 
 
-def test_edits_go_on_after_loading(dumped: Path) -> None:
+def test_edits_after_loading_are_recorded_and_published(dumped: Path) -> None:
     process = PolicyCache()
     call_command("flush", interactive=False, verbosity=0)
-    limits(process)
+    rates_by_endpoint(process)
     call_command("loaddata", str(dumped), verbosity=0)
     newest = max(rows())
     RatePolicy.objects.update(rates="99/hour")
     Plan.objects.create(name="new", slug="new")
     assert min(pk for pk in rows() if pk > newest) == newest + 1
-    assert {text for texts in limits(process).values() for text in texts} == {"99/hour"}
+    assert {text for texts in rates_by_endpoint(process).values() for text in texts} == {"99/hour"}
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["history first", "history last"])
-def test_a_dump_over_later_edits_is_obeyed(dumped: Path, last: bool) -> None:
+def test_a_dump_loaded_over_later_edits_applies(dumped: Path, last: bool) -> None:
     process = PolicyCache()
-    held = limits(process)
+    expected = rates_by_endpoint(process)
     RatePolicy.objects.update(rates="99/hour")
-    assert limits(process) != held
+    assert rates_by_endpoint(process) != expected
     count = len(rows())
     call_command("loaddata", str(ordered(dumped, last)), verbosity=0)
-    assert limits(process) == held
-    assert len(rows()) == count + 3, "what loading changed is recorded"
+    assert rates_by_endpoint(process) == expected
+    assert len(rows()) == count + 3, "changes by loading are recorded"
 
 
-def test_a_dump_that_was_loaded_can_be_dumped_and_loaded(dumped: Path) -> None:
+def test_a_loaded_dump_can_be_dumped_and_loaded_again(dumped: Path) -> None:
     for _ in range(3):
         call_command("flush", interactive=False, verbosity=0)
         call_command("loaddata", str(dumped), verbosity=0)
@@ -113,7 +113,7 @@ def test_a_dump_that_was_loaded_can_be_dumped_and_loaded(dumped: Path) -> None:
     assert {row["action"] for row in before.values()} == {"create", "update"}
 
 
-def test_history_in_a_file_of_its_own(dumped: Path, tmp_path: Path) -> None:
+def test_history_in_a_separate_file_is_loaded(dumped: Path, tmp_path: Path) -> None:
     objects = json.loads(dumped.read_text())
     files = []
     for name, own in (("policies", False), ("history", True)):
@@ -127,8 +127,8 @@ def test_history_in_a_file_of_its_own(dumped: Path, tmp_path: Path) -> None:
     assert len(after) == len(before) + 12
 
 
-def test_objects_deserialized_by_hand_can_be_edited_afterwards(dumped: Path) -> None:
-    """Nobody sets PostgreSQL's sequences then; rows that made way must not be in the next edit's."""
+def test_deserialized_objects_can_be_edited(dumped: Path) -> None:
+    """Without ``loaddata`` nothing resets PostgreSQL's sequences: the next edit must not reuse ids of moved rows."""
     call_command("flush", interactive=False, verbosity=0)
     with transaction.atomic():
         for loaded in serializers.deserialize("json", ordered(dumped, last=True).read_text()):
@@ -137,8 +137,8 @@ def test_objects_deserialized_by_hand_can_be_edited_afterwards(dumped: Path) -> 
     assert PolicyChange.objects.filter(after__rates="99/hour").count() == 3
 
 
-def test_a_time_of_less_than_a_millisecond_is_no_change(tmp_path: Path) -> None:
-    """JSON has milliseconds; "12:00:00.000Z" is written for 12:00:00.0004, and "12:00:00Z" once that was loaded."""
+def test_a_difference_below_a_millisecond_is_not_recorded(tmp_path: Path) -> None:
+    """JSON has milliseconds: 12:00:00.0004 is dumped as "12:00:00.000Z", and after loading that as "12:00:00Z"."""
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     plan = Plan.objects.create(name="Free", slug="free")
     user = User.objects.create(username="alice")
@@ -152,7 +152,7 @@ def test_a_time_of_less_than_a_millisecond_is_no_change(tmp_path: Path) -> None:
 
 
 def test_moving_history_rows_takes_few_queries(dumped: Path, django_assert_max_num_queries: Any) -> None:
-    """A row of the history costs Django's own queries; those that move rows are not among each row's."""
+    """Each loaded row takes Django's own queries; moving rows adds queries per fixture, not per row."""
     history = [row for row in json.loads(dumped.read_text()) if row["model"] == HISTORY]
     many = [{**history[0], "pk": pk} for pk in range(1, 401)]
     call_command("flush", interactive=False, verbosity=0)

@@ -1,4 +1,4 @@
-"""When a transaction's changes are published, whatever ends it, and who hears where they could not be."""
+"""When the changes of a transaction are published, however it ends, and what happens if they cannot be."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 class Failure(Exception):
-    """What goes wrong in a test."""
+    """An error raised by a test."""
 
 
 def fail() -> None:
@@ -35,22 +35,9 @@ def stored() -> int:
     return default_limiter().stored_revision()
 
 
-@pytest.fixture
-def heard() -> Iterator[list[int | None]]:
-    """The revisions that ``policies_changed`` was sent with."""
-    revisions: list[int | None] = []
-
-    def note(revision: int | None, **_: Any) -> None:
-        revisions.append(revision)
-
-    policies_changed.connect(note)
-    yield revisions
-    policies_changed.disconnect(note)
-
-
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_an_earlier_hook_that_raises_loses_no_publication(change: Callable[[RatePolicy], Any]) -> None:
-    """Django drops the hooks behind one that raises: the edit bound after POLL_SECONDS only."""
+def test_changes_are_published_after_an_earlier_hook_raised(change: Callable[[RatePolicy], Any]) -> None:
+    """Django drops the hooks after one that raises: the edit applied only after POLL_SECONDS."""
     policy = RatePolicy.objects.create(rates="1/s")
     before = stored()
 
@@ -65,29 +52,29 @@ def test_an_earlier_hook_that_raises_loses_no_publication(change: Callable[[Rate
     assert not publication_pending()
 
 
-def test_what_follows_a_hook_that_raised_is_published_too(heard: list[int | None]) -> None:
+def test_changes_made_after_a_hook_raised_are_published(published: list[int | None]) -> None:
     try:
         with transaction.atomic():
             transaction.on_commit(fail)
             Plan.objects.create(name="Free", slug="free")
     except Failure:
-        # The failure still holds on to the hooks that were dropped.
+        # The traceback still references the dropped hooks.
         between = stored()
         Plan.objects.create(name="Pro", slug="pro")
     assert 0 < between < stored()
-    assert heard == [stored()]
+    assert published == [stored()]
 
 
-def test_an_edit_made_by_a_hook_is_published(heard: list[int | None]) -> None:
+def test_an_edit_made_by_a_hook_is_published(published: list[int | None]) -> None:
     with transaction.atomic():
         transaction.on_commit(lambda: RatePolicy.objects.create(rates="1/s"))
         Plan.objects.create(name="Free", slug="free")
-    assert len(heard) == 2
-    assert heard[0] is not None
-    assert stored() == max(revision or 0 for revision in heard)
+    assert len(published) == 2
+    assert published[0] is not None
+    assert stored() == max(revision or 0 for revision in published)
 
 
-def test_a_commit_that_fails_publishes_nothing(monkeypatch: pytest.MonkeyPatch, heard: list[int | None]) -> None:
+def test_a_failed_commit_publishes_nothing(monkeypatch: pytest.MonkeyPatch, published: list[int | None]) -> None:
     Plan.objects.create(name="Free", slug="free")
     before = stored()
 
@@ -104,14 +91,14 @@ def test_a_commit_that_fails_publishes_nothing(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.undo()
     assert Plan.objects.count() == 1
     assert stored() == before
-    assert len(heard) == 1
+    assert len(published) == 1
     assert not publication_pending()
 
 
-def test_an_error_of_the_publication_fails_no_commit(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, heard: list[int | None]
+def test_an_error_while_publishing_does_not_fail_the_commit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, published: list[int | None]
 ) -> None:
-    """The edit was committed, and looked as if it had failed."""
+    """The edit was committed, and then raised an exception."""
 
     def broken() -> Any:
         raise Failure("no limiter")
@@ -119,43 +106,43 @@ def test_an_error_of_the_publication_fails_no_commit(
     monkeypatch.setattr("django_ratequota.recording.publication.default_limiter", broken)
     Plan.objects.create(name="Free", slug="free")
     assert Plan.objects.count() == 1
-    assert heard == [None]
+    assert published == [None]
     [line] = [record.message for record in caplog.records if record.levelname == "ERROR"]
     assert line.startswith("a policy change is saved but could not be published (no limiter)")
 
 
 def test_receivers_may_use_the_database() -> None:
-    """As in any hook of on_commit: the transaction is over."""
+    """The transaction is over, as in any on_commit hook."""
     found: list[int] = []
 
-    def look(**_: Any) -> None:
+    def receive(**_: Any) -> None:
         with transaction.atomic(durable=True):
             found.append(Plan.objects.count())
 
-    policies_changed.connect(look)
+    policies_changed.connect(receive)
     try:
         with transaction.atomic():
             Plan.objects.create(name="Free", slug="free")
     finally:
-        policies_changed.disconnect(look)
+        policies_changed.disconnect(receive)
     assert found == [1]
 
 
 def test_when_unpublished_is_called_if_a_publication_fails(settings: Any) -> None:
-    """However late the commit comes, and for its own changes only."""
-    heard: list[str] = []
-    with when_unpublished(lambda: heard.append("reached")):
+    """Also if the commit comes later, and only for changes made inside the context."""
+    called: list[str] = []
+    with when_unpublished(lambda: called.append("reached")):
         Plan.objects.create(name="Free", slug="free")
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
-    with transaction.atomic(), when_unpublished(lambda: heard.append("mine")):
+    with transaction.atomic(), when_unpublished(lambda: called.append("mine")):
         Plan.objects.create(name="Pro", slug="pro")
         Plan.objects.create(name="Team", slug="team")
     Plan.objects.create(name="Max", slug="max")
-    assert heard == ["mine"]
+    assert called == ["mine"]
 
 
 def test_captured_hooks_publish_each_time() -> None:
-    """A test that never commits may run its hooks; only the first of two edits was among them."""
+    """A test that never commits may run its hooks: only the first of two edits had one."""
     with transaction.atomic():
         for name in ("Free", "Pro"):
             before = stored()
@@ -167,8 +154,8 @@ def test_captured_hooks_publish_each_time() -> None:
     assert not publication_pending()
 
 
-def test_captured_hooks_publish_though_an_edit_came_before(heard: list[int | None]) -> None:
-    """A test's ``setUpTestData`` makes policies that no hook has published: those captured later were silent."""
+def test_captured_hooks_publish_after_unpublished_edits(published: list[int | None]) -> None:
+    """After policies of ``setUpTestData``, which are never published, captured hooks published nothing."""
     with transaction.atomic():
         free = Plan.objects.create(name="Free", slug="free")
         before = stored()
@@ -176,7 +163,7 @@ def test_captured_hooks_publish_though_an_edit_came_before(heard: list[int | Non
             free.slug = "gratis"
             free.save()
             free.delete()
-        assert (stored() > before, heard) == (True, [stored()])
+        assert (stored() > before, published) == (True, [stored()])
         transaction.set_rollback(True)
     assert not publication_pending()
 
@@ -193,7 +180,7 @@ def manual(environment: dict[str, str]) -> Iterator[Process]:  # noqa: F811
             "from django_ratequota.recording.publication import publication_pending\n"
             "from django_ratequota.recording.recorder import record_publication\n"
             "from django_ratequota.signals import policies_changed\n"
-            "heard = []; listener = lambda revision, **_: heard.append(revision)\n"
+            "published = []; listener = lambda revision, **_: published.append(revision)\n"
             "policies_changed.connect(listener)\n"
             "stored = lambda: default_limiter().stored_revision()"
         )
@@ -208,20 +195,20 @@ def manual(environment: dict[str, str]) -> Iterator[Process]:  # noqa: F811
         "record_publication('by hand')",
     ],
 )
-def test_without_autocommit_the_projects_own_commit_publishes(
+def test_without_autocommit_the_commit_of_the_project_publishes(
     manual: Process, change: str, redis_client: redis.Redis
 ) -> None:
-    """Django runs no hook of on_commit there, and refuses them outside of ``atomic``."""
+    """Django runs no on_commit hook there, and refuses one outside ``atomic``."""
     manual.run(change)
-    assert manual.run("answer = stored(), publication_pending(), heard") == [0, True, []]
+    assert manual.run("answer = stored(), publication_pending(), published") == [0, True, []]
     manual.run("transaction.commit()")
-    revision, pending, heard = manual.run("answer = stored(), publication_pending(), heard")
-    assert (revision > 0, pending, heard) == (True, False, [revision])
+    revision, pending, published = manual.run("answer = stored(), publication_pending(), published")
+    assert (revision > 0, pending, published) == (True, False, [revision])
     manual.run("transaction.commit()")
-    assert manual.run("answer = stored(), heard") == [revision, [revision]]
+    assert manual.run("answer = stored(), published") == [revision, [revision]]
 
 
 def test_without_autocommit_a_rollback_publishes_nothing(manual: Process) -> None:
     manual.run("Plan.objects.count(); Plan.objects.create(name='Free', slug='free'); transaction.rollback()")
     manual.run("Plan.objects.count(); transaction.commit()")
-    assert manual.run("answer = stored(), publication_pending(), heard") == [0, False, []]
+    assert manual.run("answer = stored(), publication_pending(), published") == [0, False, []]

@@ -1,4 +1,4 @@
-"""The history's why: asked for with each save in the admin, and never that of an earlier change."""
+"""Reasons of changes: entered with each save in the admin, and never copied from an earlier change."""
 
 from __future__ import annotations
 
@@ -15,28 +15,18 @@ from tests.support.operators import client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
-OLD = "Migration week, ticket 4711"
-WHY = "Ticket 4712"
+OLD_REASON = "Migration week, ticket 4711"
+REASON = "Ticket 4712"
 FIELD = 'name="change_reason"'
 
 
 @pytest.fixture
-def operator() -> Client:
-    return client_of(superuser=True)
-
-
-@pytest.fixture
-def free() -> Plan:
-    return Plan.objects.create(name="Free", slug="free")
-
-
-@pytest.fixture
 def policy(free: Plan) -> RatePolicy:
-    return RatePolicy.objects.create(plan=free, rates="1/s", reason=OLD)
+    return RatePolicy.objects.create(plan=free, rates="1/s", reason=OLD_REASON)
 
 
 def policy_form(policy: RatePolicy, **fields: str) -> dict[str, str]:
-    """What a browser sends for a policy's page."""
+    """Return the form data of a policy's page."""
     form = {"plan": str(policy.plan_id), "counted_per": "caller", "algorithm": "token_bucket", "mode": "enforce"}
     return {**form, "rates": policy.rates, "reason": policy.reason, "change_reason": "", **fields}
 
@@ -50,18 +40,18 @@ def last() -> PolicyChange:
 @pytest.mark.parametrize(
     ("fields", "recorded", "own"),
     [
-        ({"rates": "2/s"}, "", OLD),
-        ({"rates": "2/s", "change_reason": f" {WHY} "}, WHY, OLD),
-        ({"reason": WHY}, WHY, WHY),
+        ({"rates": "2/s"}, "", OLD_REASON),
+        ({"rates": "2/s", "change_reason": f" {REASON} "}, REASON, OLD_REASON),
+        ({"reason": REASON}, REASON, REASON),
         ({"reason": ""}, "", ""),
-        ({"reason": "Contract 7", "change_reason": WHY}, WHY, "Contract 7"),
+        ({"reason": "Contract 7", "change_reason": REASON}, REASON, "Contract 7"),
     ],
     ids=["none", "given", "own", "own erased", "both"],
 )
-def test_an_edited_policy(
+def test_the_change_reason_of_an_edited_policy_is_recorded(
     operator: Client, policy: RatePolicy, fields: dict[str, str], recorded: str, own: str
 ) -> None:
-    """An edit of the rates, a month later, was recorded with the reason that the policy was made for."""
+    """An edit of the rates, a month later, was recorded with the reason for creating the policy."""
     path = f"{BASE}/ratepolicy/{policy.pk}/change/"
     assert FIELD in operator.get(path).content.decode()
     assert operator.post(path, policy_form(policy, **fields)).status_code == 302
@@ -70,37 +60,44 @@ def test_an_edited_policy(
     assert "for this change" not in LogEntry.objects.latest("pk").get_change_message()
 
 
-def test_a_new_policy_says_why_by_itself(operator: Client, policy: RatePolicy) -> None:
+def test_a_new_policy_is_recorded_with_its_own_reason(operator: Client, policy: RatePolicy) -> None:
     path = f"{BASE}/ratepolicy/add/"
     assert FIELD not in operator.get(path).content.decode()
-    operator.post(path, policy_form(policy, counted_per="ip", reason=WHY))
-    assert (last().action, last().reason) == ("create", WHY)
+    operator.post(path, policy_form(policy, counted_per="ip", reason=REASON))
+    assert (last().action, last().reason) == ("create", REASON)
 
 
-@pytest.mark.parametrize("why", ["", WHY])
-def test_a_plan_and_its_table(operator: Client, policy: RatePolicy, why: str) -> None:
+@pytest.mark.parametrize("reason", ["", REASON])
+def test_the_change_reason_applies_to_a_plan_and_its_table(operator: Client, policy: RatePolicy, reason: str) -> None:
     path = f"{BASE}/plan/{policy.plan_id}/change/"
     assert operator.get(path).content.decode().count(FIELD) == 1
     form = plan_form(policy.plan, row_of(policy, rates="2/s"), {"rates": "9/s", "counted_per": "ip"}, initial=1)
-    assert operator.post(path, {**form, "description": "Try it", "change_reason": why}).status_code == 302
+    assert operator.post(path, {**form, "description": "Try it", "change_reason": reason}).status_code == 302
     recorded = [
         (entry.model, entry.action, entry.reason) for entry in PolicyChange.objects.filter(actor__isnull=False)
     ]
     assert sorted(recorded) == [
-        ("plan", "update", why),
-        ("ratepolicy", "create", why),
-        ("ratepolicy", "update", why),
+        ("plan", "update", reason),
+        ("ratepolicy", "create", reason),
+        ("ratepolicy", "update", reason),
     ]
     policy.refresh_from_db()
-    assert policy.reason == OLD
+    assert policy.reason == OLD_REASON
 
 
-@pytest.mark.parametrize("why", ["", WHY])
-def test_a_new_plan_and_an_endpoint(operator: Client, why: str) -> None:
+@pytest.mark.parametrize("reason", ["", REASON])
+def test_the_change_reason_of_a_new_plan_and_an_endpoint_is_recorded(operator: Client, reason: str) -> None:
     assert FIELD in operator.get(f"{BASE}/plan/add/").content.decode()
     form = plan_form(Plan(name="Pro", slug="pro"), {"rates": "9/s"})
-    assert operator.post(f"{BASE}/plan/add/", {**form, "change_reason": why}).status_code == 302
-    endpoint = {"name": "search", "description": "", "routes": "", "methods": "", "cost": "1", "change_reason": why}
+    assert operator.post(f"{BASE}/plan/add/", {**form, "change_reason": reason}).status_code == 302
+    endpoint = {
+        "name": "search",
+        "description": "",
+        "routes": "",
+        "methods": "",
+        "cost": "1",
+        "change_reason": reason,
+    }
     endpoint |= {"policies-TOTAL_FORMS": "0", "policies-INITIAL_FORMS": "0"}
     assert operator.post(f"{BASE}/endpoint/add/", endpoint).status_code == 302
     path = f"{BASE}/endpoint/{Endpoint.objects.get().pk}/change/"
@@ -108,66 +105,68 @@ def test_a_new_plan_and_an_endpoint(operator: Client, why: str) -> None:
     assert operator.post(path, {**endpoint, "cost": "2"}).status_code == 302
     recorded = PolicyChange.objects.order_by("pk").values_list("model", "action", "reason")
     assert list(recorded) == [
-        ("plan", "create", why),
-        ("ratepolicy", "create", why),
-        ("endpoint", "create", why),
-        ("endpoint", "update", why),
+        ("plan", "create", reason),
+        ("ratepolicy", "create", reason),
+        ("endpoint", "create", reason),
+        ("endpoint", "update", reason),
     ]
 
 
-def test_an_assignment(operator: Client, free: Plan) -> None:
+def test_the_change_reason_of_an_assignment_is_recorded(operator: Client, free: Plan) -> None:
     path, form = f"{BASE}/planassignment/add/", {"plan": str(free.pk), "starts_at_0": "2026-01-01"}
-    form |= {"user": str(User.objects.get().pk), "starts_at_1": "00:00", "reason": OLD}
+    form |= {"user": str(User.objects.get().pk), "starts_at_1": "00:00", "reason": OLD_REASON}
     assert FIELD not in operator.get(path).content.decode()
     operator.post(path, form)
-    assert last().reason == OLD
+    assert last().reason == OLD_REASON
     path = f"{BASE}/planassignment/{PlanAssignment.objects.get().pk}/change/"
-    for hour, why in (("01", ""), ("02", WHY)):
-        operator.post(path, {**form, "starts_at_1": f"{hour}:00", "change_reason": why})
-        assert (last().model, last().action, last().reason) == ("planassignment", "update", why)
+    for hour, reason in (("01", ""), ("02", REASON)):
+        operator.post(path, {**form, "starts_at_1": f"{hour}:00", "change_reason": reason})
+        assert (last().model, last().action, last().reason) == ("planassignment", "update", reason)
 
 
-@pytest.mark.parametrize("why", ["", WHY])
-def test_the_list(operator: Client, policy: RatePolicy, why: str) -> None:
+@pytest.mark.parametrize("reason", ["", REASON])
+def test_the_change_reason_of_edits_in_the_list_is_recorded(
+    operator: Client, policy: RatePolicy, reason: str
+) -> None:
     assert operator.get(f"{BASE}/ratepolicy/").content.decode().count(FIELD) == 1
-    form = {**list_form(policy, mode="log"), "change_reason": why}
+    form = {**list_form(policy, mode="log"), "change_reason": reason}
     assert operator.post(f"{BASE}/ratepolicy/", form).status_code == 302
     policy.refresh_from_db()
-    assert (policy.mode, policy.reason, last().reason) == ("log", OLD, why)
+    assert (policy.mode, policy.reason, last().reason) == ("log", OLD_REASON, reason)
 
 
-def test_a_list_with_a_mistake_keeps_the_reason(operator: Client, policy: RatePolicy) -> None:
-    page = operator.post(f"{BASE}/ratepolicy/", {**list_form(policy, mode="nonsense"), "change_reason": WHY})
-    assert f'value="{WHY}"' in page.content.decode()
+def test_an_invalid_list_keeps_the_entered_reason(operator: Client, policy: RatePolicy) -> None:
+    page = operator.post(f"{BASE}/ratepolicy/", {**list_form(policy, mode="nonsense"), "change_reason": REASON})
+    assert f'value="{REASON}"' in page.content.decode()
 
 
-@pytest.mark.parametrize("why", ["x" * 500, "a\x00b", "\u202e<b>"])
-def test_any_text_is_taken_by_the_list(operator: Client, policy: RatePolicy, why: str) -> None:
-    form = {**list_form(policy, mode="log"), "change_reason": why}
+@pytest.mark.parametrize("reason", ["x" * 500, "a\x00b", "\u202e<b>"])
+def test_the_list_accepts_any_text_as_reason(operator: Client, policy: RatePolicy, reason: str) -> None:
+    form = {**list_form(policy, mode="log"), "change_reason": reason}
     assert operator.post(f"{BASE}/ratepolicy/", form).status_code == 302
-    assert last().reason == why.replace("\x00", "")[:200]
+    assert last().reason == reason.replace("\x00", "")[:200]
     assert "<b>" not in operator.get(f"{BASE}/policychange/").content.decode()
 
 
 @pytest.mark.parametrize(
-    ("why", "told"), [("x" * 201, "at most 200 characters"), ("a\x00b", "Null characters are not allowed.")]
+    ("reason", "message"), [("x" * 201, "at most 200 characters"), ("a\x00b", "Null characters are not allowed.")]
 )
-def test_a_page_tells_what_is_no_reason(operator: Client, policy: RatePolicy, why: str, told: str) -> None:
+def test_invalid_reasons_are_reported(operator: Client, policy: RatePolicy, reason: str, message: str) -> None:
     plan = f"{BASE}/plan/{policy.plan_id}/change/"
     own = f"{BASE}/ratepolicy/{policy.pk}/change/"
     for path, form in ((plan, plan_form(policy.plan, row_of(policy), initial=1)), (own, policy_form(policy))):
-        page = operator.post(path, {**form, "change_reason": why}).content.decode()
-        assert page.count(told) == 1
+        page = operator.post(path, {**form, "change_reason": reason}).content.decode()
+        assert page.count(message) == 1
     assert last().actor is None, "nothing was saved"
 
 
-def test_a_deletion_has_no_reason_of_old(operator: Client, policy: RatePolicy) -> None:
+def test_a_deletion_does_not_reuse_the_policys_reason(operator: Client, policy: RatePolicy) -> None:
     operator.post(f"{BASE}/plan/{policy.plan_id}/delete/", {"post": "yes"})
     recorded = PolicyChange.objects.filter(action="delete").values_list("model", "reason")
     assert sorted(recorded) == [("plan", ""), ("ratepolicy", "")]
 
 
-def test_viewers_are_not_asked(policy: RatePolicy) -> None:
+def test_viewers_get_no_reason_field(policy: RatePolicy) -> None:
     viewer = client_of("view_plan", "view_ratepolicy")
     for path in (f"plan/{policy.plan_id}/change/", f"ratepolicy/{policy.pk}/change/", "ratepolicy/", "plan/"):
         assert FIELD not in viewer.get(f"{BASE}/{path}").content.decode()
@@ -178,18 +177,18 @@ def test_viewers_are_not_asked(policy: RatePolicy) -> None:
     )
 
 
-def test_code_gives_the_reason_by_the_object(policy: RatePolicy) -> None:
-    """Or by ``recorded_as``; what the object said before is the reason of an earlier change."""
+def test_the_reason_of_a_saved_object_is_recorded_when_it_changes(policy: RatePolicy) -> None:
+    """An unchanged reason belongs to an earlier change. See ``recorded_as`` for the other way to pass a reason."""
     changes: list[Any] = []
-    for fields in ({"rates": "2/s"}, {"rates": "3/s", "reason": WHY}, {"rates": "4/s"}, {"reason": ""}):
+    for fields in ({"rates": "2/s"}, {"rates": "3/s", "reason": REASON}, {"rates": "4/s"}, {"reason": ""}):
         for name, value in fields.items():
             setattr(policy, name, value)
         policy.save()
         changes.append(last().reason)
-    assert changes == ["", WHY, "", ""]
+    assert changes == ["", REASON, "", ""]
     RatePolicy.objects.update(rates="5/s")
     assert last().reason == ""
-    RatePolicy.objects.update(reason=OLD)
-    assert last().reason == OLD
+    RatePolicy.objects.update(reason=OLD_REASON)
+    assert last().reason == OLD_REASON
     RatePolicy.objects.all().delete()
     assert (last().action, last().reason) == ("delete", "")

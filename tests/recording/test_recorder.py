@@ -1,11 +1,11 @@
-"""What is written about a change, in which transaction, and when it is published."""
+"""What is recorded of a change, in which transaction, and when it is published."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,18 +37,13 @@ RECORDED = (Plan, PlanAssignment, Endpoint, RatePolicy)
 JANUARY = datetime(2026, 1, 1, 12, 30, tzinfo=UTC)
 
 
-def written_as(pk: Any) -> Any:
-    """A user's key as JSON has it: a number, or the text of a UUID."""
+def json_of(pk: Any) -> Any:
+    """Return a user's key as in JSON: a number, or the text of a UUID."""
     return pk if isinstance(pk, int) else str(pk)
 
 
 class Failure(Exception):
-    """What goes wrong in a test."""
-
-
-@pytest.fixture
-def alice() -> User:
-    return User.objects.create(username="alice")
+    """An error raised by a test."""
 
 
 @pytest.fixture
@@ -57,35 +52,12 @@ def bob() -> User:
 
 
 @pytest.fixture
-def free() -> Plan:
-    return Plan.objects.create(name="Free", slug="free")
-
-
-@pytest.fixture
 def pro() -> Plan:
     return Plan.objects.create(name="Pro", slug="pro")
 
 
-@pytest.fixture
-def search() -> Endpoint:
-    return Endpoint.objects.create(name="search")
-
-
-@pytest.fixture
-def published() -> Iterator[list[int | None]]:
-    """The revisions that ``policies_changed`` sent while the test ran."""
-    revisions: list[int | None] = []
-
-    def note(revision: int | None, **_: Any) -> None:
-        revisions.append(revision)
-
-    policies_changed.connect(note)
-    yield revisions
-    policies_changed.disconnect(note)
-
-
 def recorded_by(change: Callable[[], Any]) -> list[PolicyChange]:
-    """The rows that a change left, oldest first."""
+    """Make a change; returns its rows of the history, oldest first."""
     last = PolicyChange.objects.first()
     change()
     return list(PolicyChange.objects.filter(pk__gt=last.pk if last else 0).order_by("pk"))
@@ -99,7 +71,7 @@ def undone(change: Callable[[], Any]) -> None:
 
 
 def summary(rows: list[PolicyChange]) -> list[tuple[str, str, str]]:
-    """(model, action, user touched) of each row."""
+    """Return (model, action, touched user) of each row."""
     return [(row.model, row.action, row.touched_user) for row in rows]
 
 
@@ -110,7 +82,7 @@ def users(*owners: User) -> list[str]:
 # One object, one change.
 
 
-def test_saves_and_a_delete_of_each_model(alice: User, free: Plan, search: Endpoint) -> None:
+def test_saves_and_deletes_of_each_model_are_recorded(alice: User, free: Plan, search: Endpoint) -> None:
     own = str(alice.pk)
     for instance, touched in (
         (Plan(name="Pro", slug="pro"), ""),
@@ -129,13 +101,13 @@ def test_saves_and_a_delete_of_each_model(alice: User, free: Plan, search: Endpo
         assert summary(recorded_by(instance.delete)) == [(name, "delete", touched)]
 
 
-def test_a_row_tells_what_was_and_what_is(alice: User, search: Endpoint) -> None:
+def test_a_row_has_the_fields_before_and_after(alice: User, search: Endpoint) -> None:
     policy = RatePolicy(user=alice, endpoint=search, rates="100/60s", starts_at=JANUARY, reason="OPS-1")
     (created,) = recorded_by(policy.save)
     expected = {
         "id": policy.pk,
         "endpoint": search.pk,
-        "user": written_as(alice.pk),
+        "user": json_of(alice.pk),
         "subject": "",
         "plan": None,
         "counted_per": "caller",
@@ -158,7 +130,7 @@ def test_a_row_tells_what_was_and_what_is(alice: User, search: Endpoint) -> None
     assert deleted.object_id == str(pk)
 
 
-def test_later_changes_leave_earlier_rows_as_they_are(free: Plan) -> None:
+def test_later_changes_do_not_change_earlier_rows(free: Plan) -> None:
     first = PolicyChange.objects.values().get()
     free.name = "Basic"
     free.save()
@@ -167,7 +139,7 @@ def test_later_changes_leave_earlier_rows_as_they_are(free: Plan) -> None:
     assert PolicyChange.objects.count() == 3
 
 
-def test_long_texts_are_cut_to_what_the_row_holds() -> None:
+def test_long_texts_are_cut_to_the_column() -> None:
     name = "é" * 100
     policy = RatePolicy(plan=Plan.objects.create(name=name, slug="long"), rates="/".join(["1/s"]), reason="r" * 200)
     policy.endpoint = Endpoint.objects.create(name="e" * 100)
@@ -177,7 +149,7 @@ def test_long_texts_are_cut_to_what_the_row_holds() -> None:
     assert row.reason == "r" * 200
 
 
-def test_saving_what_is_stored_already_records_nothing(alice: User, free: Plan, published: list[int | None]) -> None:
+def test_saving_unchanged_objects_records_nothing(alice: User, free: Plan, published: list[int | None]) -> None:
     for instance in (
         free,
         Endpoint.objects.create(name="reports", routes="/a/"),
@@ -188,18 +160,18 @@ def test_saving_what_is_stored_already_records_nothing(alice: User, free: Plan, 
         assert recorded_by(instance.save) == []
         assert recorded_by(instance._meta.model.objects.get(pk=instance.pk).save) == []
         assert published == []
-    # Another spelling is not another rate.
+    # The same rate in another spelling is no change.
     assert recorded_by(lambda: RatePolicy.objects.update(rates="60/60s")) == []
 
 
-def test_the_same_instant_in_another_zone_is_no_change() -> None:
-    """An admin form hands dates over in the server's TIME_ZONE: each save of a dated policy looked like an edit."""
+def test_the_same_time_in_another_time_zone_is_not_recorded() -> None:
+    """An admin form sets dates in the server's TIME_ZONE: each save of a dated policy was recorded as an edit."""
     policy = RatePolicy.objects.create(rates="1/s", starts_at=JANUARY)
     policy.starts_at = JANUARY.astimezone(ZoneInfo("Europe/Berlin"))
     assert recorded_by(policy.save) == []
 
 
-def test_a_save_of_some_fields_tells_what_is_stored() -> None:
+def test_a_save_with_update_fields_records_the_stored_values() -> None:
     policy = RatePolicy.objects.create(rates="1/s")
     policy.rates, policy.mode = "2/s", "log"
     (row,) = recorded_by(lambda: policy.save(update_fields=["mode"]))
@@ -207,7 +179,7 @@ def test_a_save_of_some_fields_tells_what_is_stored() -> None:
     assert recorded_by(lambda: policy.save(update_fields=[])) == []
 
 
-def test_values_worked_out_by_the_database_are_told() -> None:
+def test_values_computed_by_the_database_are_recorded() -> None:
     """``endpoint.cost = F("cost") + 1; endpoint.save()`` failed: an expression is not JSON."""
     endpoint = Endpoint.objects.create(name="reports", cost=2)
     endpoint.cost = F("cost") + 1
@@ -216,43 +188,43 @@ def test_values_worked_out_by_the_database_are_told() -> None:
     assert Endpoint.objects.get().cost == 3
 
 
-def test_a_deferred_object_is_told_whole(search: Endpoint) -> None:
+def test_all_fields_of_a_deferred_object_are_recorded(search: Endpoint) -> None:
     part = Endpoint.objects.only("name").get()
     part.name = "find"
     (row,) = recorded_by(part.save)
     assert row.after == {**field_values(search), "name": "find"}
 
 
-# Whom a change touches.
+# Touched users.
 
 
-def test_a_policy_that_changes_hands_touches_both_users(alice: User, bob: User, free: Plan) -> None:
+def test_a_policy_moved_to_another_user_touches_both_users(alice: User, bob: User, free: Plan) -> None:
     policy = RatePolicy.objects.create(user=alice, rates="1/s")
     policy.user = bob
     (moved,) = recorded_by(policy.save)
     assert moved.touched_user == ""
-    assert (moved.before["user"], moved.after["user"]) == (written_as(alice.pk), written_as(bob.pk))
+    assert (moved.before["user"], moved.after["user"]) == (json_of(alice.pk), json_of(bob.pk))
     policy.user, policy.plan = None, free
     (given_away,) = recorded_by(policy.save)
     assert given_away.touched_user == ""
-    assert (given_away.before["user"], given_away.after["user"]) == (written_as(bob.pk), None)
+    assert (given_away.before["user"], given_away.after["user"]) == (json_of(bob.pk), None)
     (back,) = recorded_by(lambda: RatePolicy.objects.update(user=alice, plan=None))
     assert back.touched_user == ""
-    assert (back.before["user"], back.after["user"]) == (None, written_as(alice.pk))
+    assert (back.before["user"], back.after["user"]) == (None, json_of(alice.pk))
 
 
-def test_a_delete_touches_who_owned_the_row_in_the_database(alice: User, bob: User) -> None:
-    """An object read before the row changed hands told the wrong user, and the right one kept the deleted policy."""
+def test_a_delete_touches_the_user_stored_in_the_database(alice: User, bob: User) -> None:
+    """An object read before the row was moved recorded its old user, and the new one kept the deleted policy."""
     policy = RatePolicy.objects.create(user=alice, rates="1/s")
     RatePolicy.objects.filter(pk=policy.pk).update(user=bob)
     (row,) = recorded_by(policy.delete)
-    assert (row.touched_user, row.before["user"]) == (str(bob.pk), written_as(bob.pk))
+    assert (row.touched_user, row.before["user"]) == (str(bob.pk), json_of(bob.pk))
 
 
 # Many objects at once.
 
 
-def test_mass_changes_are_recorded_row_by_row(alice: User, bob: User, free: Plan, pro: Plan) -> None:
+def test_mass_changes_are_recorded_for_each_row(alice: User, bob: User, free: Plan, pro: Plan) -> None:
     assignments = [PlanAssignment(user=user, plan=free) for user in (alice, bob)]
     created = recorded_by(lambda: PlanAssignment.objects.bulk_create(assignments))
     assert summary(created) == [("planassignment", "create", str(user.pk)) for user in (alice, bob)]
@@ -269,13 +241,13 @@ def test_mass_changes_are_recorded_row_by_row(alice: User, bob: User, free: Plan
     assert {(row.action, row.after) for row in deleted} == {("delete", None)}
 
 
-def test_an_update_records_the_rows_that_it_changed_only(free: Plan, pro: Plan) -> None:
+def test_an_update_records_only_the_rows_it_changed(free: Plan, pro: Plan) -> None:
     Plan.objects.filter(pk=free.pk).update(description="x")
     (row,) = recorded_by(lambda: Plan.objects.order_by("-name").update(description="x"))
     assert row.object_id == str(pro.pk)
 
 
-def test_an_update_of_nothing_records_nothing(free: Plan, published: list[int | None]) -> None:
+def test_an_update_of_no_rows_records_nothing(free: Plan, published: list[int | None]) -> None:
     assert recorded_by(lambda: Plan.objects.none().update(name="x")) == []
     assert recorded_by(lambda: Plan.objects.filter(name="x").update(name="y")) == []
     assert recorded_by(lambda: Plan.objects.bulk_create([])) == []
@@ -283,7 +255,7 @@ def test_an_update_of_nothing_records_nothing(free: Plan, published: list[int | 
     assert published == []
 
 
-def test_an_update_tells_how_many_rows_it_changed(free: Plan, pro: Plan) -> None:
+def test_an_update_returns_how_many_rows_matched(free: Plan, pro: Plan) -> None:
     assert Plan.objects.filter(slug__in=["free", "pro"]).order_by("name").update(description="x") == 2
     assert Plan.objects.exclude(slug="free").update(description="x") == 1
 
@@ -316,26 +288,26 @@ def test_a_bulk_create_over_existing_rows_publishes_everything(how: str, free: P
 def test_an_update_records_every_row_that_it_changes(
     alice: User, bob: User, free: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row that another transaction committed after the look at what would change was changed and not recorded."""
+    """A row that another transaction committed after the rows were read was changed, and not recorded."""
     PlanAssignment.objects.create(user=alice, plan=free)
-    look = RecordingQuerySet._rows
+    plain_rows = RecordingQuerySet._rows
 
-    def look_too_early(self: Any) -> Any:
-        rows = look(self)
+    def rows_before_another_change(self: Any) -> Any:
+        rows = plain_rows(self)
         monkeypatch.undo()
         PlanAssignment.objects.create(user=bob, plan=free)
         return rows
 
-    monkeypatch.setattr(RecordingQuerySet, "_rows", look_too_early)
+    monkeypatch.setattr(RecordingQuerySet, "_rows", rows_before_another_change)
     rows = recorded_by(lambda: PlanAssignment.objects.filter(plan=free).update(reason="OPS-7"))
-    told = sorted(row.touched_user for row in rows if row.action == "update")
+    recorded = sorted(row.touched_user for row in rows if row.action == "update")
     changed = PlanAssignment.objects.filter(reason="OPS-7")
-    assert told == sorted(str(assignment.user_id) for assignment in changed)
+    assert recorded == sorted(str(assignment.user_id) for assignment in changed)
 
 
 @pytest.mark.parametrize("how", ["bulk_create", "update", "bulk_update", "delete"])
-def test_a_mass_change_takes_no_query_a_row(how: str, free: Plan) -> None:
-    """Naming each row in words read its user and its plan one by one: two queries a row."""
+def test_query_count_of_mass_changes_does_not_grow_with_rows(how: str, free: Plan) -> None:
+    """The name of each row read its user and its plan: two queries per row."""
 
     def queries(count: int) -> int:
         owners = User.objects.bulk_create([User(username=f"{count}-{number}") for number in range(count)])
@@ -355,24 +327,24 @@ def test_a_mass_change_takes_no_query_a_row(how: str, free: Plan) -> None:
         return len(captured)
 
     few, many = queries(4), queries(40)
-    # Django hands the rows of a delete over one by one: a look and a record each.
+    # Django sends signals for each deleted row: one read and one record each.
     assert many - few <= (2 * 36 if how == "delete" else 0)
 
 
 @pytest.mark.slow
-def test_a_mass_change_of_thousands(free: Plan) -> None:
+def test_a_mass_change_of_thousands_is_recorded(free: Plan) -> None:
     owners = User.objects.bulk_create([User(username=f"user{number}") for number in range(1200)])
     PlanAssignment.objects.bulk_create([PlanAssignment(user=owner, plan=free) for owner in owners])
     assert PlanAssignment.objects.update(reason="OPS-7") == 1200
     assert PolicyChange.objects.filter(after__reason="OPS-7").count() == 1200
 
 
-# What Django does on its own.
+# Changes made by Django.
 
 
 @pytest.mark.parametrize("what", ["user", "plan", "endpoint"])
 @pytest.mark.parametrize("how", ["object", "queryset"])
-def test_what_a_delete_takes_along_is_recorded(
+def test_cascaded_deletions_are_recorded(
     what: str, how: str, alice: User, bob: User, free: Plan, search: Endpoint
 ) -> None:
     """A user with an override could not be deleted at all, nor a plan or endpoint with policies."""
@@ -394,9 +366,9 @@ def test_what_a_delete_takes_along_is_recorded(
             "endpoint": [("endpoint", "delete", ""), ("ratepolicy", "delete", "")],
         }[what]
     )
-    words = {row.model: row.object_text for row in rows}
+    names = {row.model: row.object_text for row in rows}
     assert (
-        words["ratepolicy"]
+        names["ratepolicy"]
         == {
             "user": "user alice × all endpoints: 1/s",
             "plan": "plan Free × all endpoints: 2/s",
@@ -407,7 +379,7 @@ def test_what_a_delete_takes_along_is_recorded(
 
 
 def test_users_may_delete_themselves(alice: User) -> None:
-    """The rows about what went along named an actor who was gone when the transaction committed."""
+    """The rows of cascaded deletions referred to an actor who was deleted when the transaction committed."""
     RatePolicy.objects.create(user=alice, rates="1/s")
     own = str(alice.pk)
     with recorded_as(alice):
@@ -425,7 +397,7 @@ def test_the_history_outlives_its_actor(alice: User, bob: User) -> None:
 
 @pytest.mark.parametrize("verb", ["add", "set", "create", "remove", "clear"])
 def test_changes_through_a_related_object_are_recorded(verb: str, search: Endpoint) -> None:
-    """``endpoint.policies.add(policy)`` updates by the base manager, past the recording one."""
+    """``endpoint.policies.add(policy)`` updates through the base manager, not the recording one."""
     policy = RatePolicy.objects.create(rates="1/s", endpoint=search if verb in ("remove", "clear") else None)
     change: dict[str, Callable[[], Any]] = {
         "add": lambda: search.policies.add(policy),
@@ -439,8 +411,8 @@ def test_changes_through_a_related_object_are_recorded(verb: str, search: Endpoi
     assert (row.model, row.after["endpoint"]) == ("ratepolicy", moved_to)
 
 
-def test_a_projects_own_proxy_is_recorded_too(free: Plan) -> None:
-    """Signals name the proxy as their sender, and nobody listened to it."""
+def test_changes_through_a_proxy_model_are_recorded(free: Plan) -> None:
+    """Signals have the proxy as their sender, and no receiver was connected to it."""
     try:
 
         class ProxyPlan(Plan):
@@ -448,7 +420,7 @@ def test_a_projects_own_proxy_is_recorded_too(free: Plan) -> None:
                 proxy = True
                 app_label = "django_ratequota"
 
-        receivers.connect()  # as at start-up, when every model is there
+        receivers.connect()  # as at start-up, after all models are loaded
         proxy = ProxyPlan.objects.get()
         proxy.name = "Basic"
         assert summary(recorded_by(proxy.save)) == [("plan", "update", "")]
@@ -460,9 +432,9 @@ def test_a_projects_own_proxy_is_recorded_too(free: Plan) -> None:
 @pytest.mark.parametrize(
     "order", [["user", "plan", "assignment", "policy"], ["policy", "assignment", "plan", "user"]], ids=" ".join
 )
-def test_a_fixture_is_recorded_in_whatever_order_it_comes(order: list[str], tmp_path: Path) -> None:
-    """A policy before its user could not be loaded: naming the policy in words looked the user up."""
-    pk = written_as(User._meta.pk.get_default() or 77)
+def test_a_fixture_in_any_order_is_recorded(order: list[str], tmp_path: Path) -> None:
+    """A policy before its user could not be loaded, because the name of the policy reads the user."""
+    pk = json_of(User._meta.pk.get_default() or 77)
     rows = {
         "user": {"model": User._meta.label_lower, "pk": pk, "fields": {"username": "carol", "password": "x"}},
         "plan": {"model": "django_ratequota.plan", "pk": 7, "fields": {"name": "Team", "slug": "team"}},
@@ -509,8 +481,8 @@ def test_asynchronous_changes_are_recorded(alice: User, bob: User, free: Plan) -
             await RatePolicy.objects.all().adelete()
 
     rows = recorded_by(async_to_sync(changes))
-    told = [((row.before or {}).get("rates"), (row.after or {}).get("rates")) for row in rows]
-    assert told == [
+    recorded = [((row.before or {}).get("rates"), (row.after or {}).get("rates")) for row in rows]
+    assert recorded == [
         (None, "1/s"),
         ("1/s", "2/s"),
         ("2/s", "3/s"),
@@ -523,10 +495,10 @@ def test_asynchronous_changes_are_recorded(alice: User, bob: User, free: Plan) -
     assert {(row.actor, row.reason, row.touched_user) for row in rows} == {(bob, "OPS-9", str(alice.pk))}
 
 
-# Who and why.
+# Actor and reason.
 
 
-def test_rows_name_who_acted_and_why(alice: User, bob: User) -> None:
+def test_recorded_as_sets_actor_and_reason(alice: User, bob: User) -> None:
     policy = RatePolicy(rates="1/s")
     assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(None, "")]
     policy.rates = "2/s"
@@ -543,13 +515,13 @@ def test_rows_name_who_acted_and_why(alice: User, bob: User) -> None:
         assert [(row.actor, row.reason) for row in recorded_by(policy.delete)] == [(None, "é" * 200)]
 
 
-def test_an_error_ends_who_acts(alice: User) -> None:
+def test_recorded_as_ends_with_an_exception(alice: User) -> None:
     with pytest.raises(Failure), recorded_as(alice, "OPS-1"):
         raise Failure
     assert [(row.actor, row.reason) for row in recorded_by(RatePolicy(rates="1/s").save)] == [(None, "")]
 
 
-def test_threads_do_not_act_for_each_other(alice: User) -> None:
+def test_recorded_as_does_not_affect_other_threads(alice: User) -> None:
     found = []
     with recorded_as(alice, "OPS-1"):
         thread = threading.Thread(target=lambda: found.append(_author_of_a_change()))
@@ -590,7 +562,7 @@ change_by = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 
 
 def everything() -> Any:
-    """All that the database holds of policies and changes."""
+    """Return all rows of policies and of the history."""
     return list(RatePolicy.objects.values()), list(PolicyChange.objects.values())
 
 
@@ -621,7 +593,7 @@ def test_a_rollback_leaves_neither_the_change_nor_its_row(
 
 
 @change_by
-def test_a_savepoint_rolled_back_leaves_nothing_and_the_rest_is_published(
+def test_a_rolled_back_savepoint_leaves_nothing_and_the_rest_is_published(
     change: Callable[[RatePolicy], Any], published: list[int | None]
 ) -> None:
     policy = RatePolicy.objects.create(rates="1/s")
@@ -636,7 +608,7 @@ def test_a_savepoint_rolled_back_leaves_nothing_and_the_rest_is_published(
     assert PolicyChange.objects.count() == len(before[1]) + 1
 
 
-def test_a_change_outside_the_savepoint_is_published_though_the_savepoint_is_not(
+def test_a_change_outside_a_rolled_back_savepoint_is_published(
     published: list[int | None],
 ) -> None:
     with transaction.atomic():
@@ -647,7 +619,7 @@ def test_a_change_outside_the_savepoint_is_published_though_the_savepoint_is_not
     assert [row.object_text for row in PolicyChange.objects.all()] == ["Free"]
 
 
-def test_nothing_is_published_where_every_savepoint_was_rolled_back(published: list[int | None]) -> None:
+def test_nothing_is_published_if_every_savepoint_was_rolled_back(published: list[int | None]) -> None:
     with transaction.atomic():
         undone(lambda: Plan.objects.create(name="Free", slug="free"))
         undone(lambda: Plan.objects.create(name="Pro", slug="pro"))
@@ -665,7 +637,7 @@ def test_a_change_that_the_database_refuses_is_not_recorded(free: Plan, publishe
     assert not RatePolicy.objects.exists()
 
 
-def test_a_change_that_cannot_be_recorded_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_that_cannot_be_recorded_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside a transaction Django commits a save before post_save is sent."""
 
     def fail(*args: Any) -> None:
@@ -694,11 +666,11 @@ def test_a_hundred_saves_in_one_transaction_are_published_once(
 
 
 def evalsha_calls(client: redis.Redis) -> int:
-    """How often any client of the server has run a script."""
+    """Return how often clients of the server have run a script."""
     return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
 
-def test_two_transactions_in_a_row_are_published_each(published: list[int | None]) -> None:
+def test_two_transactions_are_published_separately(published: list[int | None]) -> None:
     for name in ("Free", "Pro"):
         with transaction.atomic():
             Plan.objects.create(name=name, slug=name.lower())
@@ -710,7 +682,7 @@ def test_a_single_save_takes_few_queries(alice: User) -> None:
     with CaptureQueriesContext(connection) as captured:
         policy = RatePolicy.objects.create(user=alice, rates="1/s")
     # BEGIN, the policy, its row, COMMIT; PostgreSQL's own BEGIN and COMMIT are not among the queries.
-    # Where the database cannot refuse a twin, one is looked for.
+    # A database that cannot enforce the constraint is searched for a conflicting policy first.
     twins = len(unsupported_constraints(RatePolicy, "default")) * ["SELECT"]
     assert [query["sql"].split()[0] for query in captured if query["sql"].split()[0] in ("SELECT", "INSERT")] == [
         "INSERT",
@@ -731,7 +703,7 @@ def test_a_single_save_takes_few_queries(alice: User) -> None:
     ]
 
 
-def test_revisions_grow_though_redis_lost_its_data(
+def test_revisions_grow_after_redis_lost_its_data(
     published: list[int | None], redis_client: redis.Redis, free: Plan
 ) -> None:
     redis_client.delete("rqtest:revision")
@@ -740,10 +712,10 @@ def test_revisions_grow_though_redis_lost_its_data(
     assert len(published) == 2
 
 
-def test_revisions_grow_though_the_stored_one_is_ahead_of_the_clock(
+def test_revisions_grow_if_the_stored_one_is_ahead_of_the_clock(
     published: list[int | None], redis_client: redis.Redis
 ) -> None:
-    ahead = time.time_ns() // 1000 + 3600 * 10**6  # no publication stores one that is more than a day ahead
+    ahead = time.time_ns() // 1000 + 3600 * 10**6  # a publication stores no revision more than a day ahead
     redis_client.set("rqtest:revision", ahead)
     Plan.objects.create(name="Free", slug="free")
     assert published == [ahead + 1]
@@ -762,7 +734,7 @@ def test_a_save_succeeds_while_redis_cannot_be_reached(
     assert "POLL_SECONDS" in message
 
 
-def test_a_receiver_that_fails_does_not_fail_the_save(published: list[int | None]) -> None:
+def test_a_failing_receiver_does_not_fail_the_save(published: list[int | None]) -> None:
     def fail(**_: Any) -> None:
         raise Failure
 
@@ -774,7 +746,7 @@ def test_a_receiver_that_fails_does_not_fail_the_save(published: list[int | None
     assert len(published) == 1
 
 
-def test_a_publication_by_hand_is_a_row_of_its_own(alice: User, published: list[int | None]) -> None:
+def test_record_publication_is_recorded_as_its_own_row(alice: User, published: list[int | None]) -> None:
     with recorded_as(alice), transaction.atomic():
         rows = recorded_by(lambda: record_publication("after a migration"))
         assert published == []
@@ -784,9 +756,9 @@ def test_a_publication_by_hand_is_a_row_of_its_own(alice: User, published: list[
 
 
 def test_a_save_over_a_concurrent_one_is_recorded(search: Endpoint) -> None:
-    """Another transaction committed between the look at what is stored and the save that put the old value back.
+    """Another transaction committed between reading the stored row and saving the old value again.
 
-    The save looked like no change, so nobody heard that the value was back.
+    The save looked like no change, so the old value was never published.
     """
     search.description = "mine"
     search.save()
@@ -808,7 +780,11 @@ def test_a_save_over_a_concurrent_one_is_recorded(search: Endpoint) -> None:
     def interfere(**_: Any) -> None:
         pre_save.disconnect(interfere, sender=Endpoint)
         rival.start()
-        poll(lambda: waits_for_a_lock() or not rival.is_alive(), 30, "the other has written, or waits for a lock")
+        poll(
+            lambda: waits_for_a_lock() or not rival.is_alive(),
+            30,
+            "the other transaction to write, or to wait for a lock",
+        )
 
     pre_save.connect(interfere, sender=Endpoint)
     fresh.save()
@@ -819,10 +795,10 @@ def test_a_save_over_a_concurrent_one_is_recorded(search: Endpoint) -> None:
 
 
 def waits_for_a_lock() -> bool:
-    """Whether some transaction waits for another's lock."""
+    """Return whether any transaction waits for the lock of another."""
     waiting = {
         "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
-        # Not innodb_trx: it shows the same rows for as long as somebody reads it every 100 ms.
+        # Not innodb_trx: it shows the same rows while it is read every 100 ms.
         "mysql": "SELECT variable_value + 0 FROM information_schema.global_status "
         "WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'",
     }

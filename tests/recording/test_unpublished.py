@@ -1,4 +1,4 @@
-"""What operators read after an edit that is saved while Redis is away."""
+"""The message after an edit that is saved while Redis is down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.admin.test_explain import DOWN
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
-AWAY = "The change is saved, but Redis did not answer. Every worker applies it within 7 seconds (POLL_SECONDS)."
+DOWN_MESSAGE = (
+    "The change is saved, but Redis did not answer. Every worker applies it within 7 seconds (POLL_SECONDS)."
+)
 
 EDITS: dict[str, Callable[[RatePolicy], tuple[str, dict[str, Any]]]] = {
     "add": lambda policy: ("plan/add/", plan_form(Plan(name="Pro", slug="pro"), {"rates": "9/s"})),
@@ -45,8 +47,8 @@ def policy() -> RatePolicy:
     return RatePolicy.objects.create(plan=Plan.objects.create(name="Free", slug="free"), rates="1/s")
 
 
-def read(operator: Client, edit: tuple[str, dict[str, Any]]) -> list[str]:
-    """Every message on the page that follows the edit."""
+def messages_after(operator: Client, edit: tuple[str, dict[str, Any]]) -> list[str]:
+    """Return the messages on the page after the edit."""
     path, form = edit
     response = operator.post(f"{BASE}/{path}", form, follow=True)
     assert len(response.redirect_chain) == 1, response.content
@@ -55,29 +57,29 @@ def read(operator: Client, edit: tuple[str, dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize("atomic", [False, True], ids=["autocommit", "ATOMIC_REQUESTS"])
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_an_edit_that_could_not_be_published_says_when_it_binds(
+def test_an_unpublished_edit_shows_when_it_will_apply(
     operator: Client, policy: RatePolicy, edit: Any, atomic: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It said "changed successfully" alone, and workers went on by the old policy for up to POLL_SECONDS."""
+    """The only message was "changed successfully", while workers used the old policy for up to POLL_SECONDS."""
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN, "POLL_SECONDS": 7}
-    told = read(operator, edit(policy))
-    assert len(told) >= 2
-    assert told.count(AWAY) == 1
+    messages = messages_after(operator, edit(policy))
+    assert len(messages) >= 2
+    assert messages.count(DOWN_MESSAGE) == 1
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_nothing_is_said_of_redis_while_it_is_there(operator: Client, policy: RatePolicy, edit: Any) -> None:
-    told = read(operator, edit(policy))
-    assert told != []
-    assert "Redis" not in " ".join(told)
+def test_no_message_mentions_redis_while_it_works(operator: Client, policy: RatePolicy, edit: Any) -> None:
+    messages = messages_after(operator, edit(policy))
+    assert messages != []
+    assert "Redis" not in " ".join(messages)
 
 
-def test_a_save_that_changes_nothing_has_nothing_to_publish(
+def test_a_save_without_changes_shows_no_message_about_redis(
     operator: Client, policy: RatePolicy, settings: Any
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
     plan = Plan.objects.get()
-    told = read(operator, (f"plan/{plan.pk}/change/", plan_form(plan)))
-    assert told != []
-    assert "Redis" not in " ".join(told)
+    messages = messages_after(operator, (f"plan/{plan.pk}/change/", plan_form(plan)))
+    assert messages != []
+    assert "Redis" not in " ".join(messages)

@@ -46,7 +46,8 @@ PARTS = {
         enforcement/test_refunds faults/test_script_flush faults/test_connecting faults/test_distance""",
     "requests": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
         front/test_throttle_scope front/test_rest_decorators
-        front/test_headers front/test_responses checks/test_store checks/test_settings package/test_package
+        front/test_headers front/test_responses checks/test_store checks/test_server_settings checks/test_network
+        checks/test_settings package/test_package
         admin/test_admin admin/test_matrix package/test_locale monitoring/test_health compat/test_drf
         compat/test_ratelimit security/test_mails_of_refusals security/test_forwarded_headers
         security/test_passwords""",

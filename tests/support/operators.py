@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
@@ -15,6 +17,12 @@ def client_of(*permissions: str, superuser: bool = False, name: str = "operator"
     client = Client()
     client.force_login(user)
     return client
+
+
+def text_of(page: Any) -> str:
+    """Return the content of a page; fails unless its status is 200."""
+    assert page.status_code == 200
+    return str(page.content.decode())
 
 
 def a_customer() -> User:

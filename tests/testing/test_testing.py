@@ -122,6 +122,33 @@ class TestPolicies:
         with pytest.raises(TypeError, match=r"policies\['search'\]: write rates"), override_policies({"search": [3]}):  # type: ignore[list-item]
             pass
 
+    @pytest.mark.parametrize("key", [None, "search"])
+    @pytest.mark.parametrize("kind", [list, tuple, iter])
+    def test_a_list_may_mix_policies_and_rates(self, key: str | None, kind: Any) -> None:
+        policies = kind([Policy("3/min", plan="pro"), "1/min", Policy("5/min", counted_per="ip")])
+        with override_policies({key: policies}, default_plans={"anonymous": "pro"}):
+            decision = check_request(request_from(), "search")
+            assert [str(status.bucket.rate) for status in decision.statuses] == ["3/min", "5/min"]
+
+    @pytest.mark.parametrize(
+        ("policies", "text"),
+        [
+            (
+                {None: 3},
+                r"policies\[None\]: write rates such as '3/min', Policy\('3/min', .*\), or a list of these, not 3",
+            ),
+            ({None: None}, r"policies\[None\]: write rates .*, not None"),
+            ({None: b"3/min"}, r"policies\[None\]: write rates .*, not b'3/min'"),
+            ({None: {"search": "3/min"}}, r"policies\[None\]: write rates .*, not \{'search': '3/min'\}"),
+            ({"search": ["3/min", ["1/s"]]}, r"policies\['search'\]: write rates .*, not \['1/s'\]"),
+            ({5: "3/min"}, r"policies\[5\]: write the name of an endpoint, or None for all endpoints together"),
+            (["3/min"], r"policies: write \{'search': '3/min', None: '100/min'\}, not \['3/min'\]"),
+        ],
+    )
+    def test_an_entry_of_another_type_is_an_error(self, policies: Any, text: str) -> None:
+        with pytest.raises(TypeError, match=text), override_policies(policies):
+            pass
+
     def test_settings_may_be_overridden_inside(self) -> None:
         closed = {"REDIS_URL": "redis://127.0.0.1:1/0", "ON_ERROR": "deny", "REPORT_SECONDS": 0}
         with override_policies({"search": "2/min"}):

@@ -215,7 +215,7 @@ def _unreadable(names: VisibleNames) -> list[str]:
 
 def _servers() -> dict[str, Any]:
     """Return the table of Redis servers."""
-    infos, error = reply(lambda: default_limiter().store.info())
+    infos, error = reply(lambda: {} if (store := default_limiter().store).absent else store.info())
     return {"servers": workers.servers(infos or {}), "store_error": error}
 
 

@@ -46,9 +46,7 @@ def scope_of(view: Any, method: str = "") -> str | None:
         return check.scope
     holder = view_class(view)
     decorated = getattr(view, SCOPE_ATTRIBUTE, "") or getattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE, "")
-    declared = method_declaration(view, method)
-    scope = decorated or (declared and declared.scope) or class_attribute(view, "throttle_scope")
-    return scope if isinstance(scope, str) and scope else None
+    return decorated or _of_method_or_class(view, method_declaration(view, method))[0]
 
 
 def cost_of(view: Any, method: str = "") -> Any:
@@ -57,8 +55,16 @@ def cost_of(view: Any, method: str = "") -> Any:
         return check.cost
     around = [view, getattr(view_class(view), "dispatch", None)]
     declared = [getattr(one, DECLARED_ATTRIBUTE, None) for one in around if hasattr(one, SCOPE_ATTRIBUTE)]
-    costs = [one.cost for one in (*declared, method_declaration(view, method)) if one is not None]
-    return next((cost for cost in costs if cost is not None), class_attribute(view, "throttle_cost"))
+    costs = [one.cost for one in declared if one is not None and one.cost is not None]
+    return costs[0] if costs else _of_method_or_class(view, method_declaration(view, method))[1]
+
+
+def _of_method_or_class(view: Any, declared: Declaration | None) -> tuple[str | None, Any]:
+    """Return scope and cost that a method declares; what it leaves out is the class's."""
+    scope, cost = (None, None) if declared is None else declared[:2]
+    scope = scope or class_attribute(view, "throttle_scope")
+    cost = class_attribute(view, "throttle_cost") if cost is None else cost
+    return scope if isinstance(scope, str) and scope else None, cost
 
 
 def scopes_of(view: Any) -> set[str]:
@@ -93,8 +99,10 @@ def is_decorated(view: Any, method: str = "") -> bool:
     cls = view_class(view)
     if cls is None:
         return False
-    declared = method_declaration(view, method)
-    return hasattr(getattr(cls, "dispatch", None), SCOPE_ATTRIBUTE) or (declared is not None and declared.checks)
+    if hasattr(getattr(cls, "dispatch", None), SCOPE_ATTRIBUTE):
+        return True
+    declared = method_declaration(view, method) if method else None
+    return declared is not None and declared.checks
 
 
 def has_throttle(view: Any) -> bool:
@@ -114,9 +122,13 @@ def late_check(view: Any, method: str) -> LateCheck | None:
         if getattr(view, WRAPPER_ATTRIBUTE, view) is view or view_class(view) is not None:
             return None
         return LateCheck(scope_of(view), least_cost(cost_of(view)))
-    if not is_rest(view_class(view)) or not (chooses_throttles(view) or enforces_itself(view, method)):
+    if not is_rest(view_class(view)):
         return None
-    return LateCheck(scope_of(view, method), least_cost(cost_of(view, method)))
+    declared = method_declaration(view, method)
+    if not (has_throttle(view) or (declared is not None and declared.checks) or chooses_throttles(view)):
+        return None
+    scope, cost = _of_method_or_class(view, declared)
+    return LateCheck(scope, least_cost(cost))
 
 
 def least_cost(cost: Any) -> int | None:

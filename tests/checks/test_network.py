@@ -1,0 +1,168 @@
+"""System checks of Redis over the network: the password, and the round trip."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Any
+
+import pytest
+from django.core import checks
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+
+from django_ratequota.checks import store
+from django_ratequota.checks.store import check_exposed, check_round_trip
+from tests.checks import ids
+from tests.faults import poll
+from tests.faults.proxy import Proxy
+
+# --- Servers without a password. ---
+
+
+def alias(location: Any, **options: Any) -> dict[str, Any]:
+    return {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}
+
+
+SENTINELS = [("10.0.0.7", 26379), ("10.0.0.8", 26379)]
+SENTINEL_OPTIONS = {
+    "CLIENT_CLASS": "django_redis.client.SentinelClient",
+    "CONNECTION_POOL_CLASS": "redis.sentinel.SentinelConnectionPool",
+    "SENTINELS": SENTINELS,
+}
+
+
+@pytest.mark.parametrize(
+    ("location", "warned"),
+    [
+        # on this machine
+        ("redis://localhost:6379/0", False),
+        ("redis://LocalHost/0", False),
+        ("redis://", False),
+        ("redis://127.0.0.1:6379/0", False),
+        ("redis://127.8.9.10/0", False),
+        ("redis://[::1]:6379/0", False),
+        ("unix:///run/redis.sock", False),
+        ("unix:///run/redis.sock?db=2", False),
+        # over the network
+        ("redis://redis.example:6379/0", True),
+        ("redis://10.0.0.7/0", True),
+        ("redis://[2001:db8::7]:6379/0", True),
+        ("rediss://redis.example:6379/0", True),
+        ("redis://alice@redis.example/0", True),
+        ("rediss://redis.example/0?ssl_ca_certs=/etc/ca.pem", True),
+        ("redis://:secret@redis.example/0", False),
+        ("redis://alice:secret@redis.example/0", False),
+        ("redis://redis.example/0?password=secret", False),
+        ("rediss://redis.example/0?ssl_certfile=/etc/me.pem&ssl_keyfile=/etc/me.key", False),
+        # with Sentinel: the master's password counts, not that of the sentinels
+        ("redis+sentinel://localhost:26379/main", False),
+        ("redis+sentinel://localhost,127.0.0.1:26380/main/1", False),
+        ("redis+sentinel://10.0.0.7:26379,10.0.0.8:26379/main", True),
+        ("redis+sentinel://localhost:26379,10.0.0.8:26379/main", True),
+        ("redis+sentinel://:secret@10.0.0.7:26379/main", False),
+        ("redis+sentinel://alice:secret@10.0.0.7:26379/main/2", False),
+        ("rediss+sentinel://10.0.0.7:26379/main?sentinel_password=other", True),
+        # a Cluster
+        ({"REDIS_URL": "redis://10.0.0.7:7000", "CLUSTER": True}, True),
+        ({"REDIS_URL": "redis://:secret@10.0.0.7:7000", "CLUSTER": True}, False),
+        ({"REDIS_URL": "redis://127.0.0.1:7000", "CLUSTER": True}, False),
+        ({"REDIS_URL": "rediss://10.0.0.7:7000?ssl_certfile=/etc/me.pem", "CLUSTER": True}, False),
+        # an alias of django-redis, which keeps one pool per location: the locations differ
+        (alias("redis://a.example/0"), True),
+        (alias("redis://:secret@b.example/0"), False),
+        (alias("redis://c.example/0", PASSWORD="secret"), False),
+        (alias("redis://d.example/0", CONNECTION_POOL_KWARGS={"username": "alice", "password": "secret"}), False),
+        (alias("redis://localhost:6380/0"), False),
+        (alias("unix:///run/redis.sock"), False),
+        (alias("redis://main-a/0", **SENTINEL_OPTIONS), True),
+        (alias("redis://main-b/0", **SENTINEL_OPTIONS, PASSWORD="secret"), False),
+        (alias("redis://main-c/0", **{**SENTINEL_OPTIONS, "SENTINELS": [("localhost", 26379)]}), False),
+    ],
+    ids=str,
+)
+def test_a_server_on_the_network_without_a_password_is_a_warning(
+    settings: Any, monkeypatch: Any, location: Any, warned: bool
+) -> None:
+    def connect(*_: Any, **__: Any) -> None:
+        pytest.fail("the check connected")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.setattr(socket, "getaddrinfo", connect)
+    if isinstance(location, str):
+        settings.RATEQUOTA = {"REDIS_URL": location}
+    elif "REDIS_URL" in location:
+        settings.RATEQUOTA = location
+    else:
+        # Caches first: setting them closes the open ones, for which django-redis 6 may create a client.
+        settings.CACHES = {**settings.CACHES, "limits": location}
+        if "SENTINELS" in location["OPTIONS"]:
+            settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
+        settings.RATEQUOTA = {"CACHE": "limits"}
+    messages = check_exposed()
+    assert ids(messages) == (["W005"] if warned else [])
+    for warning in messages:
+        assert warning.level == checks.WARNING
+        assert warning.msg == "Redis is reached over the network without a password."
+        assert "REDIS_URL" in warning.hint
+        assert "secret" not in warning.msg + warning.hint
+
+
+@pytest.mark.parametrize("raw", [{"CACHE": "nowhere"}, {"REDIS_URL": "http://redis.example"}])
+def test_no_warning_about_the_password_without_a_usable_redis(settings: Any, raw: dict[str, str]) -> None:
+    settings.RATEQUOTA = raw
+    assert check_exposed() == []
+
+
+@pytest.mark.parametrize("deploy", [False, True])
+def test_the_password_is_checked_only_with_deploy(settings: Any, deploy: bool) -> None:
+    settings.RATEQUOTA = {"REDIS_URL": "redis://redis.invalid/0"}
+    messages = checks.run_checks(include_deployment_checks=deploy)
+    ours = [message for message in messages if "django_ratequota" in str(message.id)]
+    assert ids(ours) == (["W008", "W005"] if deploy else ["W008"])
+
+
+# --- Servers with a slow network. ---
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.15])
+def test_a_timeout_shorter_than_three_round_trips_is_a_warning(settings: Any, proxy: Proxy, delay: float) -> None:
+    """Also if TIMEOUT is shorter than one round trip, so that it would end the measurement."""
+    proxy.delay = delay
+    settings.RATEQUOTA = {"REDIS_URL": proxy.url, "TIMEOUT": 0.1}
+    [warning] = check_round_trip(databases=["default"])
+    assert (ids([warning]), warning.level) == (["W007"], checks.WARNING)
+    measured, enough = re.findall(r"[\d.]+(?= ms)|(?<=TIMEOUT'\] = )[\d.]+", warning.msg + warning.hint)
+    assert float(measured) >= delay * 1000
+    assert float(enough) >= 5 * delay
+    settings.RATEQUOTA = {"REDIS_URL": proxy.url, "TIMEOUT": 3 * float(enough)}
+    assert check_round_trip(databases=["default"]) == []
+    poll(lambda: proxy.open == 0, 30, "all connections to close")
+
+
+@pytest.mark.django_db
+def test_the_round_trip_is_measured_only_when_databases_are_checked(settings: Any, proxy: Proxy) -> None:
+    proxy.delay = 0.05
+    settings.RATEQUOTA = {"REDIS_URL": proxy.url, "TIMEOUT": 0.1}
+    assert "W007" not in ids(checks.run_checks())
+    with pytest.raises(SystemCheckError, match=r"django_ratequota\.W007"):
+        call_command("check", databases=["default"], fail_level="WARNING")
+
+
+@pytest.mark.parametrize("raw", [{"CACHE": "nowhere"}, {"REDIS_URL": "http://a.example"}, {"TIMEOUT": "soon"}, []])
+def test_no_round_trip_is_measured_without_a_usable_redis(settings: Any, raw: Any) -> None:
+    settings.CACHES = {**settings.CACHES, "default": settings.CACHES["local"]}
+    settings.RATEQUOTA = raw
+    assert check_round_trip(databases=["default"]) == []
+
+
+@pytest.mark.parametrize("how", ["refused", "silent", "cut"])
+def test_no_round_trip_is_measured_to_a_redis_that_is_down(
+    settings: Any, proxy: Proxy, monkeypatch: Any, how: str
+) -> None:
+    monkeypatch.setattr(store, "_PATIENCE", 0.2)
+    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0" if how == "refused" else proxy.url}
+    if how == "silent":
+        proxy.freeze()
+    proxy.spare, proxy.cut_before_request_is_passed_on = 3, how == "cut"
+    assert check_round_trip(databases=["default"]) == []
