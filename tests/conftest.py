@@ -37,8 +37,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return (os.cpu_count() or 1) + (not _is_quick(config))
 
 
-#: Folders and modules that start processes, stop servers, fill tables or render pages by the dozen. ``make quick``
-#: leaves them out, and single tests that are marked ``slow``.
+#: Folders and modules that start processes, stop servers, fill tables, render pages by the dozen, or are about one
+#: surface only. ``make quick`` leaves them out, and single tests that are marked ``slow``.
 SLOW = (
     "admin/test_admin",
     "admin/test_explain",
@@ -47,15 +47,19 @@ SLOW = (
     "admin/test_preview",
     "admin/test_sizes",
     "admin/test_usage_page",
+    "compat",
     "engine/test_concurrency",
     "enforcement/test_propagation",
+    "enforcement/test_settlement",
     "faults",
+    "front/test_ninja",
+    "front/test_openapi",
     "models/test_mass_changes",
     "operations/test_boosts",
     "operations/test_restore",
     "package",
     "policies/test_after_migrate",
-    "policyfile/test_round_trips",
+    "policyfile",
     "recording/test_databases",
     "recording/test_fixtures",
     "recording/test_publication",

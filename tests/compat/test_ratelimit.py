@@ -68,7 +68,6 @@ def limited(times: int, request: Any = None, **options: Any) -> list[bool]:
 # --- The tests of django-ratelimit. ---
 
 
-@pytest.mark.slow
 def test_the_tests_of_django_ratelimit_pass_unchanged() -> None:
     """They run on their own server, because they empty it. Warnings are failures."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RATEQUOTA_TEST_")}
