@@ -43,9 +43,10 @@ SERVERS: dict[str, Callable[[], str | None]] = {
 PARTS = {
     "engine": """engine/test_limiter engine/test_algorithms store/test_store engine/test_scripts
         engine/test_concurrency store/test_breaker store/test_budget engine/test_edited_rates
-        enforcement/test_refunds faults/test_script_flush faults/test_connecting faults/test_distance""",
+        enforcement/test_refunds faults/test_script_flush faults/test_connecting faults/test_distance
+        faults/test_djangos_cache engine/test_memory""",
     "requests": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
-        front/test_throttle_scope front/test_rest_decorators
+        front/test_throttle_scope front/test_rest_decorators enforcement/test_modes checks/test_modes
         front/test_headers front/test_responses checks/test_store checks/test_server_settings checks/test_network
         checks/test_settings package/test_package
         admin/test_admin admin/test_matrix package/test_locale monitoring/test_health compat/test_drf
