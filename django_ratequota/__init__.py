@@ -11,9 +11,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .enforcement.check import acheck_request, check_request
     from .enforcement.check_caller import acheck_caller, check_caller
+    from .engine.decision import Decision
     from .engine.limiter import Limiter
     from .engine.rates import Rate
-    from .engine.types import Bucket, BucketStatus, Decision
+    from .engine.types import Bucket, BucketStatus
     from .exceptions import RateQuotaError
 
 __all__ = [
@@ -36,7 +37,8 @@ __getattr__ = lazy_exports(
         "enforcement.check": ("acheck_request", "check_request"),
         "enforcement.check_caller": ("acheck_caller", "check_caller"),
         "engine.rates": ("Rate",),
-        "engine.types": ("Bucket", "BucketStatus", "Decision"),
+        "engine.decision": ("Decision",),
+        "engine.types": ("Bucket", "BucketStatus"),
         "exceptions": ("RateQuotaError",),
         "runtime": ("Limiter",),
     },

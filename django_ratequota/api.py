@@ -17,7 +17,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from .engine.types import Bucket, BucketStatus, Decision
+from .engine.decision import Decision
+from .engine.types import Bucket, BucketStatus
 from .operations.caller_limits import caller_limits
 from .policies.requests.caller import Caller, DescribedCaller
 from .policies.requests.view_declarations import USAGE_ATTRIBUTE

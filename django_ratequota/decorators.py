@@ -18,7 +18,8 @@ from django.utils.module_loading import import_string
 from .enforcement.check import acheck_request, check_request
 from .enforcement.costs import acompute_cost, check_declared, compute_cost
 from .enforcement.settlement import asettle, settle
-from .engine.types import Decision, check_cost
+from .engine.decision import Decision
+from .engine.types import check_cost
 from .headers import add_headers
 from .policies.exemptions import EXEMPT_ATTRIBUTE
 from .policies.requests.declarations import CHECKED_ATTRIBUTE, DECLARED_ATTRIBUTE, Declaration, set_arguments

@@ -13,7 +13,7 @@ from rest_framework import views
 from rest_framework.exceptions import Throttled
 from rest_framework.response import Response
 
-from .engine.types import Decision
+from .engine.decision import Decision
 from .responses import problem
 from .throttling import StoreUnavailable
 

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import http_sf
 
 from .conf import settings
+from .engine.decision import Decision
 from .engine.rates import Rate
-from .engine.types import BucketStatus, Decision
+from .engine.types import BucketStatus
 
 #: The attribute of Django's request with the headers that its responses got.
 _SENT = "ratequota_headers"

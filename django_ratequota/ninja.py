@@ -20,7 +20,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from .enforcement.check import acheck_request, check_request
 from .enforcement.costs import acompute_cost, answers_client, check_declared, compute_cost
-from .engine.types import Decision, check_cost
+from .engine.decision import Decision
+from .engine.types import check_cost
 from .exceptions import ConfigurationError
 from .headers import add_headers, retry_after_seconds
 from .policies.requests.view_declarations import LIMITED_ATTRIBUTE, SCOPE_ATTRIBUTE, LateCheck, least_cost

@@ -17,7 +17,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from .engine.types import Decision
+from .engine.decision import Decision
 from .headers import add_headers, retry_after_seconds
 
 _TYPES = "https://iana.org/assignments/http-problem-types#"

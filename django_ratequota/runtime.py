@@ -24,7 +24,7 @@ from .store.factory import check_readable, safe_message, store_from_pool, store_
 from .utils.locks import ForkSafeLock
 
 if TYPE_CHECKING:
-    from .engine.types import Decision
+    from .engine.decision import Decision
     from .policies.cache import PolicyCache
 
 #: Sent when a breaker opens or closes: ``state`` (open | closed), ``server`` (host:port), ``reason`` (of the

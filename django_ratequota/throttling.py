@@ -20,7 +20,8 @@ from rest_framework.throttling import BaseThrottle
 
 from .enforcement.check import check_request
 from .enforcement.costs import check_declared, compute_cost
-from .engine.types import Decision, check_cost
+from .engine.decision import Decision
+from .engine.types import check_cost
 from .headers import add_headers, retry_after_seconds
 from .policies.requests.declarations import (
     CHECKED_ATTRIBUTE,

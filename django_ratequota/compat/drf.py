@@ -18,10 +18,11 @@ from rest_framework import throttling as drf
 from rest_framework.throttling import BaseThrottle
 
 from ..enforcement.on_error import decide_without_store
+from ..engine.decision import Decision
 from ..engine.keys import bucket_key, short
 from ..engine.limiter import Limiter
 from ..engine.rates import Rate
-from ..engine.types import Bucket, Decision
+from ..engine.types import Bucket
 from ..exceptions import InvalidRate, StoreError
 from ..monitoring.health import note_degraded
 from ..throttling import StoreUnavailable

@@ -17,8 +17,9 @@ from django.db import Error as DatabaseError
 from django.dispatch import Signal
 
 from ..conf import settings
+from ..engine.decision import Decision
 from ..engine.limiter import Limiter
-from ..engine.types import Decision, check_cost
+from ..engine.types import check_cost
 from ..exceptions import NewerRevision, StoreError
 from ..monitoring import alerts, collector  # noqa: F401 - set process.observe and process.record
 from ..monitoring.health import keep_reporting, note_degraded

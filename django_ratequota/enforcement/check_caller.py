@@ -12,8 +12,9 @@ from typing import Any
 from django.utils.functional import LazyObject, empty
 
 from ..conf import settings
+from ..engine.decision import Decision
 from ..engine.limiter import Limiter
-from ..engine.types import Decision, check_cost
+from ..engine.types import check_cost
 from ..exceptions import InvalidCaller, StoreError
 from ..policies.requests.caller import DescribedCaller
 from ..utils.addresses import Address

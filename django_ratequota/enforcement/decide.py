@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..conf import settings
+from ..engine.decision import Decision
 from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
-from ..engine.types import Bucket, Decision
+from ..engine.types import Bucket
 from ..exceptions import InvalidRate, StoreError
 from ..monitoring.health import note_degraded
 from ..policies.resolver import Resolution

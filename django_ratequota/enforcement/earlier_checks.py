@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..engine.charges import Charge, Charges, Refund, charges_of, take_all
-from ..engine.types import Bucket, BucketStatus, Decision
+from ..engine.decision import Decision
+from ..engine.types import Bucket, BucketStatus
 from .settlement import StoreSettler
 from .steps import Step
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ..conf import settings
 from ..engine.charges import Charges
-from ..engine.types import Bucket, Decision
+from ..engine.decision import Decision
+from ..engine.types import Bucket
 from ..runtime import process
 
 

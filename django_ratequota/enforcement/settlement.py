@@ -15,8 +15,9 @@ from django.http import Http404
 from django.http.multipartparser import MultiPartParserError
 
 from ..engine.charges import Charge, Refund, Settler, charges_of, take_all
+from ..engine.decision import Decision
 from ..engine.limiter import Limiter
-from ..engine.types import Bucket, Decision
+from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring.health import note_degraded
 from ..policies.snapshot import Snapshot

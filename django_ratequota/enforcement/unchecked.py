@@ -18,9 +18,10 @@ from django.db import Error as DatabaseError
 
 from ..conf import settings
 from ..engine.charges import Charges, charges_of
+from ..engine.decision import Decision
 from ..engine.limiter import Limiter
 from ..engine.rates import BLOCKED
-from ..engine.types import Bucket, Decision
+from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..policies.facts import PolicyFacts
 from ..policies.requests.caller import Unidentified

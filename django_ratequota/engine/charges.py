@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from .rates import BURST_ALGORITHMS
 
 if TYPE_CHECKING:
-    from .types import Bucket, BucketStatus, Decision
+    from .decision import Decision
+    from .types import Bucket, BucketStatus
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..exceptions import StoreError
 from .charges import Charges, charges_of, take_all
-from .types import Bucket, BucketStatus, Decision
+from .decision import Decision
+from .types import Bucket, BucketStatus
 
 #: (mode, buckets of one subject, cost, times in µs) -> the steps of one atomic call.
 AtomicCall = Callable[[str, tuple[Bucket, ...], int, tuple[int, ...]], Generator[Any, Any, Decision]]

@@ -20,12 +20,13 @@ from ..utils.histogram import Histogram
 from .calendar_windows import check_zone
 from .charges import Charges, Settler, charge_each
 from .crossslot import decide_per_subject
+from .decision import Decision, make_decision
 from .deny_cache import DenyCache, monotonic_us
 from .keys import check_prefix
 from .memory import Memory, Unlimited
 from .protocol import DECIDED, NEWER, NO_REVISION, bucket_keys, prepare, read_reply, statuses_of
 from .rates import show
-from .types import Bucket, Decision, check_cost, make_decision
+from .types import Bucket, check_cost
 
 logger = logging.getLogger("django_ratequota")
 

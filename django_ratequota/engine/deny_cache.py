@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from ..utils.locks import ForkSafeLock
 from .charges import Settler
 from .crossslot import AtomicCall
-from .types import Bucket, BucketStatus, Decision, make_decision, make_status
+from .decision import Decision, make_decision
+from .types import Bucket, BucketStatus, make_status
 
 #: The number of changes before a request was sent to Redis, and when it was sent (µs).
 Mark = tuple[int, int]

@@ -19,10 +19,11 @@ from ..store.base import run_script
 from ..store.factory import Client, store_from_client
 from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
+from .decision import Decision
 from .decision_steps import NO_TIMES, LimiterSteps, Steps
 from .keys import revision_key
 from .scripts import PUBLISH
-from .types import Bucket, Decision
+from .types import Bucket
 
 
 def _no_defaults() -> dict[str, Any]:

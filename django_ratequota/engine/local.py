@@ -14,8 +14,9 @@ from math import ceil
 
 from ..utils.locks import ForkSafeLock
 from .charges import Charges, charge_each
+from .decision import Decision
 from .rates import Rate
-from .types import Bucket, BucketStatus, Decision, check_cost
+from .types import Bucket, BucketStatus, check_cost
 
 #: Most counters. When all of them are refusing, new callers share one counter per policy, outside this bound.
 SIZE = 10_000

@@ -15,10 +15,11 @@ from typing import Any
 from ..exceptions import NewerRevision
 from .calendar_windows import calendar_window
 from .charges import Charges, Settler, charge_each
+from .decision import Decision
 from .local import Counter, LocalLimiter
 from .protocol import bucket_keys
 from .rates import Rate
-from .types import Bucket, Decision
+from .types import Bucket
 
 #: Most counters of a process; the least recently used are forgotten, which resets their limits.
 SIZE = 100_000

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from django.dispatch import Signal
 
+from ..engine.decision import Decision
 from ..engine.keys import bucket_key, statistics_key
-from ..engine.types import BucketStatus, Decision
+from ..engine.types import BucketStatus
 from ..exceptions import StoreError
 from ..runtime import default_limiter, process
 from ..utils.locks import ForkSafeLock

@@ -19,10 +19,10 @@ from itertools import islice
 from typing import Any
 
 from ..conf import settings
+from ..engine.decision import Decision
 from ..engine.keys import statistics_key
 from ..engine.limiter import Limiter
 from ..engine.scripts import COLLECT
-from ..engine.types import Decision
 from ..exceptions import StoreError
 from ..policies.resolver import EvaluationContext, Resolution
 from ..runtime import default_limiter, process

@@ -14,7 +14,8 @@ from ipaddress import ip_address
 from itertools import islice
 from typing import Any
 
-from ..engine.types import BucketStatus, Decision
+from ..engine.decision import Decision
+from ..engine.types import BucketStatus
 from ..store.base import reading
 from ..utils.addresses import network_of
 from .packing import read

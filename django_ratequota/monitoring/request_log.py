@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from ..engine.types import Decision
+from ..engine.decision import Decision
 
 
 class RefusalsAreWarnings(logging.Filter):

@@ -10,7 +10,8 @@ from django.utils.translation import gettext as _
 
 from ..enforcement.decide import decide
 from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
-from ..engine.types import Bucket, Decision, check_cost
+from ..engine.decision import Decision
+from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError
 from ..policies import cache  # noqa: F401 - sets process.policies
 from ..policies.exemptions import exempt, exempt_candidate, exemption_of, narrow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..conf import settings
-from ..engine.types import Decision
+from ..engine.decision import Decision
 from ..headers import retry_after_seconds
 from .isolation import current_scene
 

@@ -15,11 +15,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..conf import settings
+from ..engine.decision import Decision
 from ..engine.decision_steps import LimiterSteps
 from ..engine.keys import bucket_key, revision_key
 from ..engine.limiter import Limiter
 from ..engine.local import LocalLimiter
-from ..engine.types import Bucket, Decision
+from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring.alerts import levels_reached, quota_threshold, sent_for_us
 from ..monitoring.collector import Collector

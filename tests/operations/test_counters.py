@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from django_ratequota.admin.reset import _MAX_COUNTERS
 from django_ratequota.engine import decision_steps, protocol
-from django_ratequota.engine.types import Decision
+from django_ratequota.engine.decision import Decision
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.operations.counters import own_counters
 from django_ratequota.policies.cache import policies

@@ -22,10 +22,11 @@ from django.utils.module_loading import import_string
 
 from ...conf import settings
 from ...engine.calendar_windows import window_end_us
+from ...engine.decision import Decision
 from ...engine.keys import short
 from ...engine.limiter import Limiter
 from ...engine.rates import MAX_UNITS, Rate
-from ...engine.types import Bucket, Decision
+from ...engine.types import Bucket
 from ...exceptions import InvalidRate, StoreError
 from ...monitoring.health import note_degraded
 from ..limiters import limiter_of
