@@ -139,16 +139,17 @@ class Decision:
     def settle(self, actual: int) -> Decision:
         """Charge or refund the difference to the ``actual`` units of the request; never refuses.
 
-        The same ``actual`` again changes nothing, as charges and refunds by hand are taken into account. If the store
-        does not answer, the difference is not charged, neither now nor by a later call.
+        The same ``actual`` again changes nothing, as charges and refunds by hand are taken into account, and returns
+        what the last of these did. If the store does not answer, the difference is not charged, neither now nor by a
+        later call.
         """
         more, refunds = self._settlement(actual)
         settler = self.settler
         if more and settler:
             return self._note(settler.charge(self._charged, cost=more))
-        return self._after(
-            [settler.refund(of, cost=units, charged=at) for of, units, at in refunds] if settler else []
-        )
+        if refunds and settler:
+            return self._after([settler.refund(of, cost=units, charged=at) for of, units, at in refunds])
+        return charges_of(self).latest or self
 
     async def acharge(self, cost: int) -> Decision:
         """``charge``, awaited; it reaches the store although the awaiting task is cancelled."""
@@ -170,7 +171,9 @@ class Decision:
         more, refunds = self._settlement(actual)
         if more and self.settler:
             return await shielded(self._acharge(self.settler, more))
-        return await shielded(self._arefund(self.settler, refunds)) if refunds and self.settler else self
+        if refunds and self.settler:
+            return await shielded(self._arefund(self.settler, refunds))
+        return charges_of(self).latest or self
 
     async def _acharge(self, settler: Settler, cost: int) -> Decision:
         return self._note(await settler.acharge(self._charged, cost=cost))
@@ -225,7 +228,10 @@ class Decision:
         """Return the settler's decision over all buckets that were charged, with these statuses of some of them."""
         now = {status.bucket.counter: status for status in statuses}
         found = tuple(now.get(status.bucket.counter, status) for status in self.statuses if status.allowed)
-        return replace(settled, statuses=found if now else (), _charges=charges_of(self), _own=self._own)
+        charges = charges_of(self)
+        latest = replace(settled, statuses=found if now else (), _charges=charges, _own=self._own)
+        charges.latest = latest
+        return latest
 
 
 #: A constructor that takes every field by position.
