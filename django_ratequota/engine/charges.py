@@ -47,6 +47,8 @@ class Charges(list[Charge]):
         """``units`` are the request's: those of its checks, plus and minus those charged and refunded by hand."""
         super().__init__(charges)
         self.units = units
+        #: The decision of the last charge or refund by hand; None = none yet.
+        self.latest: Decision | None = None
 
 
 class Refund(NamedTuple):

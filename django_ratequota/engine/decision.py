@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from ..utils.locks import ForkSafeLock
 from ..utils.shielding import shielded
 from .charges import Charges, Refund, Settler, charges_of, take
 from .types import Bucket, BucketStatus, check_cost, fast_init
 
 _SECOND = 10**6
+#: Held while a decision's units are noted, so that two threads do not settle the same difference.
+_settling = ForkSafeLock()
 #: Retry-After of a request that was denied because the store failed: stores come back within seconds, or much later.
 _STORE_RETRY_US = 1 * _SECOND
 
@@ -117,7 +121,8 @@ class Decision:
         """
         if not self.settler or not self._charged:
             return self
-        charges_of(self).units += check_cost(cost)
+        with _settling:
+            charges_of(self).units += check_cost(cost)
         return self._note(self.settler.charge(self._charged, cost=cost))
 
     def refund(self, cost: int) -> Decision:
@@ -134,17 +139,24 @@ class Decision:
     def settle(self, actual: int) -> Decision:
         """Charge or refund the difference to the ``actual`` units of the request; never refuses.
 
-        The same ``actual`` again changes nothing, as charges and refunds by hand are taken into account. If the store
-        does not answer, the difference is not charged, neither now nor by a later call.
+        The same ``actual`` again changes nothing, as charges and refunds by hand are taken into account, and returns
+        what the last of these did. If the store does not answer, the difference is not charged, neither now nor by a
+        later call.
         """
-        difference = self._difference(actual)
-        return self.charge(difference) if difference > 0 else self.refund(-difference) if difference else self
+        more, refunds = self._settlement(actual)
+        settler = self.settler
+        if more and settler:
+            return self._note(settler.charge(self._charged, cost=more))
+        if refunds and settler:
+            return self._after([settler.refund(of, cost=units, charged=at) for of, units, at in refunds])
+        return charges_of(self).latest or self
 
     async def acharge(self, cost: int) -> Decision:
         """``charge``, awaited; it reaches the store although the awaiting task is cancelled."""
         if not self.settler or not self._charged:
             return self
-        charges_of(self).units += check_cost(cost)
+        with _settling:
+            charges_of(self).units += check_cost(cost)
         return await shielded(self._acharge(self.settler, cost))
 
     async def arefund(self, cost: int) -> Decision:
@@ -156,10 +168,12 @@ class Decision:
 
     async def asettle(self, actual: int) -> Decision:
         """``settle``, awaited; it reaches the store although the awaiting task is cancelled."""
-        difference = self._difference(actual)
-        if difference > 0:
-            return await self.acharge(difference)
-        return await self.arefund(-difference) if difference else self
+        more, refunds = self._settlement(actual)
+        if more and self.settler:
+            return await shielded(self._acharge(self.settler, more))
+        if refunds and self.settler:
+            return await shielded(self._arefund(self.settler, refunds))
+        return charges_of(self).latest or self
 
     async def _acharge(self, settler: Settler, cost: int) -> Decision:
         return self._note(await settler.acharge(self._charged, cost=cost))
@@ -173,23 +187,51 @@ class Decision:
         for charge in later:
             charge.settled = True
         charges += later
-        return replace(charged, _charges=charges)
+        return self._with(charged, charged.statuses)
 
-    def _difference(self, actual: int) -> int:
-        return check_cost(actual) - charges_of(self).units
+    def _settlement(self, actual: int) -> tuple[int, list[Refund]]:
+        """Note the actual units of the request; returns the units to charge, and the refunds."""
+        actual = check_cost(actual)
+        if not self.settler or not self._charged:
+            return 0, []
+        with _settling:
+            charges = charges_of(self)
+            more = actual - charges.units
+            if more < 0:
+                return 0, self._take_units(-more)
+            charges.units = actual
+            return more, []
 
     def _take(self, cost: int) -> list[Refund]:
+        cost = check_cost(cost)
+        with _settling:
+            return self._take_units(cost)
+
+    def _take_units(self, cost: int) -> list[Refund]:
         charges = charges_of(self)
-        charges.units = max(0, charges.units - check_cost(cost))
-        return take([charge for charge in charges if charge.bucket.rate.counts == "units"], cost)
+        own = [charge for charge in charges if charge.bucket.rate.counts == "units"]
+        held: dict[object, int] = {}
+        for charge in own:
+            held[charge.bucket.counter] = held.get(charge.bucket.counter, 0) + charge.units
+        # What an earlier check paid is not given back here, and so stays among the request's units.
+        cost = min(cost, max(held.values(), default=0))
+        charges.units = max(0, charges.units - cost)
+        return take(own, cost)
 
     def _after(self, refunds: list[Decision]) -> Decision:
         """Return the charged buckets' statuses after the last of these refunds."""
         if not refunds:
             return self
-        now = {status.bucket.counter: status for refund in refunds for status in refund.statuses}
-        statuses = tuple(now.get(status.bucket.counter, status) for status in self.statuses if status.allowed)
-        return replace(refunds[-1], statuses=statuses if now else (), _charges=charges_of(self), _own=self._own)
+        return self._with(refunds[-1], [status for refund in refunds for status in refund.statuses])
+
+    def _with(self, settled: Decision, statuses: Iterable[BucketStatus]) -> Decision:
+        """Return the settler's decision over all buckets that were charged, with these statuses of some of them."""
+        now = {status.bucket.counter: status for status in statuses}
+        found = tuple(now.get(status.bucket.counter, status) for status in self.statuses if status.allowed)
+        charges = charges_of(self)
+        latest = replace(settled, statuses=found if now else (), _charges=charges, _own=self._own)
+        charges.latest = latest
+        return latest
 
 
 #: A constructor that takes every field by position.

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.enforcement.on_error import decide_without_store
+from django_ratequota.engine.charges import charges_of
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.local import LocalLimiter
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
-from django_ratequota.engine.types import charges_of
 from tests.conftest import NOON_US, Clock
 from tests.support.properties import examples
 

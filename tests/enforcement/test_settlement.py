@@ -372,6 +372,19 @@ class TestRatesThatCountRequests:
         settle(again, "settle", 349)
         assert left(check(request_from(), "completions", 0)) == [28, 3, 651]
 
+    def test_units_that_earlier_checks_paid_stay_among_the_requests_units(self, check: Check, settle: Settle) -> None:
+        """Each settlement downwards, which gave nothing back, made the next one charge more."""
+        request = request_from()
+        check(request, "completions", 100)
+        again = check(request, "completions", 100)
+        for actual in (10, 50, 100):
+            settle(again, "settle", actual)
+        settle(again, "refund", 40)
+        settle(again, "settle", 100)
+        assert left(check(request_from(), "completions", 0))[-1] == 900
+        settle(again, "settle", 110)
+        assert left(check(request_from(), "completions", 0))[-1] == 890
+
     def test_a_later_refusal_gives_the_request_back(self, check: Check, completions: Endpoint) -> None:
         request = request_from()
         check(request, None, 0)
@@ -397,4 +410,5 @@ class TestRatesThatCountRequests:
         settings.RATEQUOTA = CLOSED
         settle(decision, "settle", 349)
         settings.RATEQUOTA = limits
-        assert settle(decision, "settle", 349) is decision
+        settle(decision, "settle", 349)
+        assert left(check_request(request_from(), "completions", 0))[-1] == 900

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from django_ratequota.operations.redundancy import binds_first
 from django_ratequota.replay import replay
 from django_ratequota.utils.sansio import drive
 from tests.conftest import Clock
+from tests.support.threads import on_threads
 
 TOKENS = Bucket("user:1", Rate.parse("1000/day"))
 CALLS = Bucket("user:1", Rate.parse("10 requests/min"))
@@ -160,7 +162,7 @@ def test_settling_leaves_the_actual_units_and_one_request(
     settle(decision, actual)
     assert limiter.peek([TOKENS]).statuses[0].used == min(actual, 1000)
     again = settle(decision, actual)
-    assert again is decision
+    assert remaining(again) == remaining(limiter.peek(BOTH)) or again is decision
     assert limiter.peek([CALLS]).remaining == 9
     settle(decision, 5)
     assert limiter.peek([TOKENS]).statuses[0].used == 5
@@ -172,7 +174,38 @@ def test_settling_takes_charges_and_refunds_by_hand_into_account(limiter: Limite
     later.refund(10)
     settle(later, 50)
     assert remaining(limiter.peek(BOTH)) == [950, 9]
-    assert settle(decision, 50) is decision
+    assert remaining(settle(decision, 50)) == [950, 9]
+
+
+@pytest.mark.parametrize("actual", [30, 50, 70])
+def test_the_same_settlement_again_returns_the_same_state(limiter: Limiter, settle: Any, actual: int) -> None:
+    decision = limiter.check(BOTH, 50)
+    first = settle(decision, actual)
+    assert remaining(first) == remaining(settle(decision, actual)) == remaining(settle(first, actual))
+    assert settle(decision, actual).remaining == 9
+    assert remaining(first)[0] == 1000 - actual
+
+
+def test_a_settlement_upwards_returns_the_limits_on_requests_as_well(limiter: Limiter, settle: Any) -> None:
+    for _ in range(9):
+        limiter.check([CALLS], 1)
+    decision = limiter.check(BOTH, 100)
+    assert settle(decision, 150).remaining == 0
+    assert settle(decision, 50).remaining == 0
+    assert remaining(decision.charge(10)) == [940, 0]
+
+
+def test_two_threads_settle_the_difference_once(limiter: Limiter) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(200):
+            tokens = replace(TOKENS, subject=f"user:{number}")
+            decision = limiter.check([tokens], 10)
+            on_threads(2, lambda: decision.settle(30))  # noqa: B023 - called before the next round
+            assert remaining(limiter.peek([tokens])) == [970]
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_refusal_settles_nothing(limiter: Limiter, settle: Any) -> None:
