@@ -77,14 +77,18 @@ def check_store(**_: Any) -> list[checks.CheckMessage]:
 
 def _unconfigured(problem: str) -> checks.CheckMessage:
     """Return E002, or W019 where a project that is being developed may have no Redis yet."""
-    hint = "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a Redis URL."
+    ways = (
+        "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a URL that begins with "
+        "redis://, rediss://, unix:// or redis+sentinel://"
+    )
     if conf.settings.redis_url or not _debugging():
+        hint = f"{ways}, or to 'memory://' and nothing more."
         return checks.Error(problem, hint=hint, id="django_ratequota.E002")
     problem = problem.partition("; ")[0]
     text = f"Limits need Redis, and none is configured: {problem}. Until then each policy's on_error decides."
     hint = (
         "To develop without Redis, set RATEQUOTA['REDIS_URL'] = 'memory://' (limits are counted in this process) or "
-        f"RATEQUOTA['ENABLED'] = False (nothing is enforced). {hint}"
+        f"RATEQUOTA['ENABLED'] = False (nothing is enforced). {ways}."
     )
     return checks.Warning(text, hint=hint, id="django_ratequota.W019")
 

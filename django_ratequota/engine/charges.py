@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from .decision import Decision
     from .types import Bucket, BucketStatus
 
+#: Modes that charge or refund units by hand.
+BY_HAND = frozenset({"charge", "refund"})
+
 
 @dataclass(slots=True)
 class Charge:
@@ -68,6 +71,14 @@ class Settler(Protocol):
     def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision: ...
     async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
     async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision: ...
+
+
+def own_costs(mode: str, buckets: tuple[Bucket, ...], cost: int) -> tuple[int, ...]:
+    """Return each bucket's own cost where some count requests; else none, as all have the same."""
+    if all(bucket.rate.counts == "units" for bucket in buckets):
+        return ()
+    request = 0 if mode in BY_HAND else 1
+    return tuple(request if bucket.rate.counts == "requests" else cost for bucket in buckets)
 
 
 def charge_each(

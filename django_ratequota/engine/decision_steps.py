@@ -18,13 +18,13 @@ from ..store.base import Store
 from ..store.commands import Command
 from ..utils.histogram import Histogram
 from .calendar_windows import check_zone
-from .charges import Charges, Settler, charge_each
+from .charges import BY_HAND, Charges, Settler, charge_each, own_costs
 from .crossslot import decide_per_subject
 from .decision import Decision, make_decision
 from .deny_cache import DenyCache, monotonic_us
 from .keys import check_prefix
 from .memory import Memory, Unlimited
-from .protocol import DECIDED, NEWER, NO_REVISION, bucket_keys, prepare, read_reply, statuses_of
+from .protocol import CHARGING, DECIDED, NEWER, NO_REVISION, bucket_keys, prepare, read_reply, statuses_of
 from .rates import show
 from .types import Bucket, check_cost
 
@@ -36,10 +36,6 @@ _MAX_US = 2**53 - 1
 _CLUSTER_REVISION_SECONDS = 1.0
 #: The part of a decision's time that reading the revision may take on a Cluster.
 REVISION_SHARE = 0.5
-#: Modes that charge the cost.
-_CHARGING = frozenset({"check", "charge", "acquire"})
-#: Modes that charge or refund units by hand.
-_BY_HAND = frozenset({"charge", "refund"})
 NO_TIMES = (0,)
 
 
@@ -138,8 +134,8 @@ class LimiterSteps:
         """Return the decision where no command is needed for it, else the steps to it."""
         buckets = tuple(buckets)
         cost = check_cost(cost)
-        if (cost != 1 or mode in _BY_HAND) and len(times) == 1:
-            times = (*times, *_own_costs(mode, buckets, cost))
+        if (cost != 1 or mode in BY_HAND) and len(times) == 1:
+            times = (*times, *own_costs(mode, buckets, cost))
         settles: Settler = settler or self  # type: ignore[assignment]  # by the verbs of ``Limiter``
         if mode == "check" and self._deny_cache.enabled:
             revision_due = self.store.clustered and revision is not None and self._revision_is_due()
@@ -215,9 +211,9 @@ class LimiterSteps:
                 self._compared_us = monotonic_us()
             if outcome == DECIDED:
                 statuses = statuses_of(numbers, buckets, windows_us)
-                units = cost if allowed == 1 and mode in _CHARGING else 0
+                units = cost if allowed == 1 and mode in CHARGING else 0
                 charges = None
-                if len(times) > 1 and mode in _CHARGING:
+                if len(times) > 1 and mode in CHARGING:
                     charges = charge_each(statuses, units, now_us, costs=times[1:]) if allowed == 1 else Charges()
                 return make_decision(
                     allowed == 1, statuses, now_us, (), (), "", revision or 0, "", settler, units, charges, None, None
@@ -273,14 +269,6 @@ class LimiterSteps:
                 f"the clock must return whole µs since the Unix epoch, from 1 to 2^53, not {show(now_us)}"
             )
         return now_us
-
-
-def _own_costs(mode: str, buckets: tuple[Bucket, ...], cost: int) -> tuple[int, ...]:
-    """Return each bucket's own cost where some count requests; else none, as all have the same."""
-    if all(bucket.rate.counts == "units" for bucket in buckets):
-        return ()
-    request = 0 if mode in _BY_HAND else 1
-    return tuple(request if bucket.rate.counts == "requests" else cost for bucket in buckets)
 
 
 def _decided(decision: Decision) -> Steps:

@@ -139,8 +139,8 @@ class Limiter(LimiterSteps):
 
     def stored_revision(self) -> int:
         """The revision that the store holds; 0 when it holds none. Learns the store's clock on the way."""
-        if self._memory is not None:  # a new one, because other processes cannot tell this one of theirs
-            return self._memory.publish()
+        if self._memory is not None:
+            return self._memory.revision
         return drive(self.revision_steps(), self.store.execute)
 
     def _run(self, steps: Steps | Decision) -> Decision:

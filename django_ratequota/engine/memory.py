@@ -15,19 +15,18 @@ from typing import Any
 from ..exceptions import NewerRevision
 from .calendar_windows import calendar_window
 from .charges import Charges, Settler, charge_each
+from .counters import Counter, Counters
 from .decision import Decision
-from .local import Counter, LocalLimiter
-from .protocol import bucket_keys
+from .protocol import CHARGING, bucket_keys
 from .rates import Rate
 from .types import Bucket
 
-#: Most counters of a process; the least recently used are forgotten, which resets their limits.
+#: Most counters of a process. The least recently used are forgotten, which resets their limits, except refusing ones.
 SIZE = 100_000
 _FIXED, _COUNTER, _LOG = "fixed_window", "sliding_window_counter", "sliding_window_log"
-_CHARGING = frozenset({"check", "charge", "acquire"})
 
 
-class Memory(LocalLimiter):
+class Memory(Counters):
     """The counters of this process, each exact by its algorithm's definition: times are whole µs, units fractions."""
 
     _epsilon = 0
@@ -63,9 +62,9 @@ class Memory(LocalLimiter):
         now, statuses = self._apply(mode, buckets, costs, times if known else (), longest)
         at_us = int(now)
         allowed = not any(status.refused for status in statuses)
-        units = cost if allowed and mode in _CHARGING else 0
+        units = cost if allowed and mode in CHARGING else 0
         # A decision of no units does not list its charges itself.
-        charges = charge_each(statuses, units, at_us, costs=costs) if allowed and mode in _CHARGING else Charges()
+        charges = charge_each(statuses, units, at_us, costs=costs) if allowed and mode in CHARGING else Charges()
         return Decision(
             allowed=allowed,
             statuses=statuses,

@@ -18,6 +18,8 @@ from .scripts import DECIDE
 from .types import Bucket, BucketStatus, make_status
 
 NO_REVISION = -1
+#: Modes that charge the cost.
+CHARGING = frozenset({"check", "charge", "acquire"})
 #: First number of a reply; the third possible one means that the store's clock is outside a calendar window.
 DECIDED, NEWER = 1, 2
 #: Most buckets of a check: far above any real request, and few enough for a short script run.

@@ -34,9 +34,14 @@ def add_verbs(verbs: Any) -> None:
 
 def publish(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Publish a new revision and record it in the history."""
-    before = default_limiter().stored_revision()
+    limiter = default_limiter()
+    before = limiter.stored_revision()
     record_publication(options["reason"])
-    revision = default_limiter().stored_revision()
+    if limiter.store.absent:
+        yield f"Recorded, not published: {limiter.store.absent}"
+        yield "Other processes that enforce policies reload all of them within POLL_SECONDS"
+        return
+    revision = limiter.stored_revision()
     if revision <= before:
         raise CommandError("The publication is recorded, but Redis has no new revision; see the log")
     yield f"Published revision {revision}; every process reloads all policies"

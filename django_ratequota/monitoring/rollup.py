@@ -14,6 +14,7 @@ from django.utils import timezone
 from ..conf import settings
 from ..models import UsageCount
 from ..recording.databases import policy_alias
+from ..runtime import default_limiter
 from .packing import HOUR, KEPT_SECONDS, OUTCOMES, QUARTERS
 from .timeline import slot_counts
 
@@ -35,11 +36,13 @@ def roll_up(keep_hours: int = KEEP_HOURS, keep_days: int = KEEP_DAYS) -> RolledU
     """Write the hours that have ended and the days they belong to; delete older rows (limits in days).
 
     Call it at least once in 48 hours, or hours are missing; more often, and from several machines, does no harm:
-    rows are only ever raised, so that counts which Redis has lost since stay. Raises ``StoreError``.
+    rows are only ever raised, so that counts which Redis has lost since stay. Without Redis (``memory://``,
+    ``ENABLED = False``) there are no hours to write. Raises ``StoreError``.
     """
     now = time.time()
     hours: dict[tuple[datetime, str], list[int]] = {}
-    for (second, series, outcome), times in slot_counts(now - KEPT_SECONDS, now, QUARTERS).items():
+    slots = {} if default_limiter().store.absent else slot_counts(now - KEPT_SECONDS, now, QUARTERS)
+    for (second, series, outcome), times in slots.items():
         # The first hour may be incomplete by now; an earlier rollup wrote all of it.
         if second // HOUR * HOUR >= now - KEPT_SECONDS and second // HOUR < now // HOUR:
             starts_at = datetime.fromtimestamp(second // HOUR * HOUR, UTC)

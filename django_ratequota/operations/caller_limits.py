@@ -70,7 +70,7 @@ def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True)
                 pass  # go on with the last known policies, as requests do
     return CallerLimits(
         limits=tuple((bucket, statuses.get(bucket)) for bucket in shown),
-        blocked_by=resolution.blocked_by,
+        blocked_by=() if getattr(limiter, "unlimited", False) else resolution.blocked_by,
         truncated=more or len(buckets) > len(shown),
     )
 

@@ -76,8 +76,9 @@ def explain_caller(
         resolution = exempt(resolution, name, exemption, caller)
         candidates = tuple(exempt_candidate(candidate, name, exemption) for candidate in candidates)
         why_exempt = resolution.exempt and _("the endpoint %(name)s is exempt") % {"name": resolution.exempt}
-        if exemption is not None and exemption.covers(method):
-            why_exempt = _("@exempt decorates the view")
+        unlimited = getattr(limiter, "unlimited", False)
+        if unlimited or (exemption is not None and exemption.covers(method)):
+            why_exempt = _("RATEQUOTA['ENABLED'] is False") if unlimited else _("@exempt decorates the view")
             resolution = narrow(resolution, lambda policy: False)
             candidates = tuple(lost(candidate.policy, why_exempt) for candidate in candidates)
         if cost is not None:
@@ -102,12 +103,14 @@ def newest_policies(caller: Caller) -> tuple[Snapshot, UserEntry]:
 
     Raises ``django.db.Error``.
     """
-    revision = 0
+    policies, revision = process.policies, 0
     try:
-        revision = default_limiter().stored_revision()
+        limiter = default_limiter()
+        revision = limiter.stored_revision()
+        if limiter.store.absent:  # because other processes cannot publish their edits to this one
+            policies.poll()
     except StoreError:
         pass
-    policies = process.policies
     snapshot = policies.reload(revision)
     user_id = caller.user_id
     return snapshot, NOBODY if user_id is None else (policies.user(user_id) or policies.load_user(user_id))

@@ -11,10 +11,10 @@ from .commands import Command
 
 
 class AbsentStore(Store):
-    """Refuses every command, with ``absent`` as the reason; its limiter sends none for decisions."""
+    """Refuses every command, with ``absent`` as the message; its limiter sends none for decisions."""
 
     def __init__(self, reason: str, absent: str) -> None:
-        """``reason`` is the label of its ``StoreError``s, ``absent`` says in words why there is no server."""
+        """``reason`` is the label of its ``StoreError``s; ``absent``, their message, tells why there is no server."""
         self.timeout = 0.0
         self.absent = absent
         self._reason = reason

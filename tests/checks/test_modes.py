@@ -55,10 +55,13 @@ class TestNoRedisConfigured:
         setup_test_environment(debug=False)
         assert found == (False, ["W019"] if debug else ["E002"])
 
-    @pytest.mark.parametrize("raw", [{"REDIS_URL": "redis//localhost"}, {"REDIS_URL": "memory://localhost"}])
-    def test_a_url_that_cannot_be_used_stays_an_error_under_debug(self, settings: Any, raw: Any) -> None:
-        settings.DEBUG, settings.RATEQUOTA = True, raw
-        assert ids(check_store()) == ["E002"]
+    @pytest.mark.parametrize("url", ["redis//localhost", "memory://localhost", "MEMORY://"])
+    def test_a_url_that_cannot_be_used_stays_an_error_under_debug(self, settings: Any, url: str) -> None:
+        settings.DEBUG, settings.RATEQUOTA = True, {"REDIS_URL": url}
+        [error] = check_store()
+        assert ids([error]) == ["E002"]
+        for scheme in ("redis://", "rediss://", "unix://", "redis+sentinel://", "'memory://'"):
+            assert scheme in str(error.hint)
 
 
 def test_a_disabled_project_has_one_warning(settings: Any) -> None:

@@ -55,7 +55,10 @@ def test_settings_without_a_usable_redis_are_an_error(settings: Any, raw: dict[s
     [error] = check_store()
     assert (ids([error]), error.level) == (["E002"], checks.ERROR)
     assert message in error.msg
-    assert error.hint == "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a Redis URL."
+    assert error.hint == (
+        "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a URL that begins with "
+        "redis://, rediss://, unix:// or redis+sentinel://, or to 'memory://' and nothing more."
+    )
 
 
 def test_an_unreachable_server_is_a_warning(settings: Any, capsys: Any) -> None:

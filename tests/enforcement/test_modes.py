@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import socket
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.management import call_command
 from django.test import Client, RequestFactory
+from django.utils import timezone
 from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
 
 from django_ratequota import acheck_caller, check_caller, check_request
-from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, PolicyChange, RatePolicy, UsageCount
 from django_ratequota.monitoring.collector import collector
+from django_ratequota.operations.caller_limits import caller_limits
+from django_ratequota.operations.explain import explain_caller, newest_policies
 from django_ratequota.policies.cache import policies
+from django_ratequota.policies.requests.caller import DescribedCaller
+from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import policies_changed, quota_threshold
 from django_ratequota.testing import Clock, assert_allowed, assert_limited, isolated, override_policies
 from django_ratequota.throttling import QuotaThrottle
@@ -133,6 +139,28 @@ class TestDisabled:
         assert out.count("RATEQUOTA['ENABLED'] is False, so nothing is enforced") == 1
         assert "last change  none" in out
 
+    def test_explain_and_the_usage_api_show_no_block_that_requests_do_not_meet(self, admin_client: Client) -> None:
+        limit("blocked")
+        caller = DescribedCaller(user_id=None, address="127.0.0.1")
+        explained = explain_caller(caller, scope="search")
+        assert explained.exempt == "RATEQUOTA['ENABLED'] is False"
+        assert (explained.resolution.blocked_by, explained.resolution.buckets) == ((), ())
+        assert explained.decision.allowed
+        assert [candidate.policy.text for candidate in explained.candidates] == ["blocked"]
+        assert caller_limits(caller, "search").blocked_by == ()
+        page = admin_client.get("/admin/django_ratequota/ratepolicy/explain/?ip=127.0.0.1&scope=search")
+        assert "would be refused" not in page.content.decode()
+        with override_policies({"search": "blocked"}):
+            assert explain_caller(caller, scope="search").exempt == ""
+            assert caller_limits(caller, "search").blocked_by != ()
+
+    def test_explain_shows_this_processs_own_edit(self) -> None:
+        caller = DescribedCaller(user_id=None, address="127.0.0.1")
+        policy = limit("1/day")
+        assert explain_caller(caller, scope="search").candidates
+        policy.delete()
+        assert explain_caller(caller, scope="search").candidates == ()
+
     def test_pages_of_the_admin_say_so_once(self, admin_client: Client) -> None:
         limit()
         for page in ("ratepolicy/", "ratepolicy/usage/", "ratepolicy/explain/", "endpoint/", "plan/matrix/"):
@@ -194,16 +222,25 @@ class TestMemory:
         assert check(RequestFactory().get("/"), "search").allowed
 
     def test_pages_read_the_newest_policies(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from django_ratequota.operations.explain import newest_policies
-        from django_ratequota.policies.requests.caller import DescribedCaller
-
         caller = DescribedCaller(user_id=None, address="203.0.113.7")
         policy = limit("blocked")
         check_request(RequestFactory().get("/"), "search")
         RatePolicy.objects.filter(pk=policy.pk)._raw_delete("default")
         PolicyChange.objects.create(model="*", action="publish")
+        policies._polled -= 1.0
         snapshot, _entry = newest_policies(caller)
         assert not any(snapshot.groups.values())
+
+    def test_pages_leave_the_revision_as_it_is(self, admin_client: Client, django_assert_num_queries: Any) -> None:
+        limit("5/hour")
+        check_request(RequestFactory().get("/"), "search")
+        revision = default_limiter().stored_revision()
+        assert revision == policies.current().revision  # type: ignore[union-attr]
+        admin_client.get("/admin/django_ratequota/ratepolicy/usage/")
+        explain_caller(DescribedCaller(user_id=None, address="203.0.113.7"), scope="search")
+        assert default_limiter().stored_revision() == revision
+        with django_assert_num_queries(0):
+            check_request(RequestFactory().get("/"), "search")
 
     def test_log_mode_refuses_nothing(self, check: Check) -> None:
         limit("1/hour", mode="log")
@@ -288,3 +325,33 @@ class TestMemory:
             assert "memory://" in response.content.decode(), page
         explained = admin_client.get("/admin/django_ratequota/ratepolicy/explain/?ip=127.0.0.1&scope=search")
         assert "4" in explained.content.decode()
+
+
+@pytest.mark.parametrize("mode", ["disabled", "in_memory"])
+class TestWithoutRedis:
+    @pytest.fixture(autouse=True)
+    def _mode(self, mode: str, request: pytest.FixtureRequest) -> None:
+        request.getfixturevalue(mode)
+
+    def test_a_rollup_deletes_old_rows_and_writes_none(self, capsys: Any) -> None:
+        counts = dict.fromkeys(("admitted", "refused", "would_refuse"), 1)
+        starts_at = timezone.now() - timedelta(days=36)
+        UsageCount.objects.create(length=UsageCount.Length.HOUR, starts_at=starts_at, place="total", **counts)
+        call_command("ratequota", "rollup")
+        assert capsys.readouterr().out == "0 hourly and 0 daily rows written, 1 old rows deleted\n"
+
+    def test_publish_promises_no_more_than_it_can_do(self, capsys: Any) -> None:
+        call_command("ratequota", "publish", "--reason", "raw SQL")
+        out = capsys.readouterr().out
+        assert "every process" not in out
+        assert f"Recorded, not published: {default_limiter().store.absent}" in out
+        assert "within POLL_SECONDS" in out
+        assert PolicyChange.objects.get().action == "publish"
+
+    def test_live_usage_blames_no_server(self, admin_client: Client, mode: str) -> None:
+        limit("5/hour")
+        Client().get("/decorated/")
+        page = admin_client.get("/admin/django_ratequota/ratepolicy/usage/").content.decode()
+        for text in ("Redis did not answer", "unknown", "?</td>", "Busiest callers", "Newest refusals", "as CSV"):
+            assert text not in page, text
+        assert "Decisions in the last minute" in page

@@ -250,6 +250,17 @@ def test_the_local_limiter_counts_a_request_once(algorithm: str) -> None:
     assert statuses[0].remaining == 1000 - 354
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_local_limiter_leaves_requests_alone_when_units_are_charged_later(algorithm: str) -> None:
+    local = LocalLimiter(1, clock=lambda: 0.0)
+    both = (TOKENS, Bucket("user:1", Rate.parse(f"3 requests/min {algorithm}")))
+    local.check(both, 5)
+    charged = local.charge(both, cost=100)
+    assert remaining(charged) == [895, 2]
+    assert remaining(local.refund(both, cost=10)) == [905, 2]
+    assert remaining(charged.refund(50)) == [955, 2]
+
+
 def test_a_replay_counts_requests_once() -> None:
     attempts = [(1_000_000 + number, cost) for number, cost in enumerate((0, 349, 5, 1))]
     assert replay([Rate.parse("3 requests/min"), Rate.parse("1000/day")], attempts) == [True, True, True, False]

@@ -106,6 +106,7 @@ class UsagePage(_SelectionPage):
             "tops_note": _TOP_NOTES[selection.span],
             "refusals": [self._refusal(refusal, users, names) for refusal in refusals or ()],
             "refusals_error": refusals_error,
+            "absent": _absent(),
             **_servers(),
             **_workers(),
             "unreadable": _unreadable(names),
@@ -219,10 +220,15 @@ def _servers() -> dict[str, Any]:
     return {"servers": workers.servers(infos or {}), "store_error": error}
 
 
+def _absent() -> str:
+    """Return why there is no server, so that nothing is recorded; "" = there should be one."""
+    return reply(lambda: default_limiter().store.absent)[0] or ""
+
+
 def _workers() -> dict[str, Any]:
     """Return what the workers reported; without an answer of Redis, the state of this worker alone."""
-    found, error = reply(lambda: (default_limiter().stored_revision(), health.reports()))
     mine = health.health()
+    found, error = reply(lambda: (default_limiter().stored_revision(), [mine] if _absent() else health.reports()))
     revision, reports = found or (None, [mine])
     # This worker's state is known as of now, whereas its last report may be older than its last request.
     reports = [mine if worker.process == mine.process else worker for worker in reports]
