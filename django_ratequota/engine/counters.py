@@ -17,7 +17,7 @@ from .types import Bucket, BucketStatus
 
 #: Refusing counters that are searched for an expired one before new callers share one.
 _MAX_SEARCHED = 16
-_WINDOWS = frozenset({"fixed_window", "sliding_window_log", "sliding_window_counter"})
+WINDOWS = frozenset({"fixed_window", "sliding_window_log", "sliding_window_counter"})
 _NEVER = float("inf")
 _Name = tuple[object, ...]
 
@@ -38,6 +38,8 @@ class Counter:
     booked: bool = False
     #: The charges that are counted, with their times (µs), the oldest first (``Memory``).
     log: deque[tuple[int, int]] | None = None
+    #: The usage that a charge under a slower rate cut off: it keeps counting for faster rates (``Memory``).
+    uncut: Counter | None = None
 
 
 class Counters:
@@ -81,29 +83,29 @@ class Counters:
             now = self._clock()
             taken = [self._take(bucket, now, mode == "peek") for bucket in buckets]
             waits = [
-                0 if mode in ("charge", "refund") else self._wait(counter, bucket.rate, units, now)
-                for bucket, (_, counter), units in zip(buckets, taken, each, strict=True)
+                0 if mode in ("charge", "refund") else self._wait(counter, bucket.rate, units, at)
+                for bucket, (_, counter, at), units in zip(buckets, taken, each, strict=True)
             ]
             passed = [wait <= longest for wait in waits]
             allowed = all(ok or bucket.mode == "log" for bucket, ok in zip(buckets, passed, strict=True))
             statuses = []
-            for bucket, (name, counter), units, wait, ok, of in zip(
+            for bucket, (name, counter, at), units, wait, ok, of in zip(
                 buckets, taken, each, waits, passed, known, strict=True
             ):
                 if allowed and ok and units and mode == "refund":
-                    self._give_back(counter, bucket.rate, units, now, of)
+                    self._give_back(counter, bucket.rate, units, at, of)
                 elif allowed and ok and units and mode != "peek":
-                    self._charge(counter, bucket.rate, units, now)
+                    self._charge(counter, bucket.rate, units, at)
                     counter.booked = counter.booked or mode == "acquire"
                 # A cost that never fits neither adds a counter to the refusing ones nor removes it.
                 if mode == "check" and wait < _NEVER:
-                    counter.refused_until = now + wait if wait else 0
+                    counter.refused_until = at + wait if wait else 0
                 self._put(name, counter)
-                statuses.append(self._status(bucket, counter, ok, wait, now))
+                statuses.append(self._status(bucket, counter, ok, wait, at))
             return now, tuple(statuses)
 
     def _charge(self, counter: Counter, rate: Rate, cost: int, now: float) -> None:
-        if rate.algorithm not in _WINDOWS:
+        if rate.algorithm not in WINDOWS:
             drain, room = self._meter(rate)
             level, drained_by = self._level(counter, rate, now)
             counter.booked = counter.booked and level > room
@@ -116,7 +118,7 @@ class Counters:
     ) -> None:
         """``charged`` is when the units were charged, and how long after that the bucket was full again (seconds)."""
         at, full_after = charged or (0, 0)
-        if rate.algorithm in _WINDOWS:
+        if rate.algorithm in WINDOWS:
             # The window that was charged: 2 = the current one, 1 = the one before.
             window = round((at + full_after - counter.since) / self._scaled(rate)[1]) if charged else 2
             if window == 2:
@@ -139,8 +141,8 @@ class Counters:
             left = 0  # another slot may be booked behind it
         counter.units, counter.since = level - min(cost, level, left), now
 
-    def _take(self, bucket: Bucket, now: float, peek: bool = False) -> tuple[_Name, Counter]:
-        """Remove and return the bucket's counter, advanced to ``now``; ``_put`` stores it again."""
+    def _take(self, bucket: Bucket, now: float, peek: bool = False) -> tuple[_Name, Counter, float]:
+        """Remove and return the bucket's counter, advanced to ``now``, and its time; ``_put`` stores it again."""
         name = bucket.counter
         if name not in self._passing and name not in self._refusing and not self._has_room(now, peek):
             # All counters are refusing: the new callers of a policy share one.
@@ -149,12 +151,16 @@ class Counters:
         counter = next((counters.pop(name) for counters in homes if name in counters), None)
         if counter is None:
             counter = Counter(0, 0, now)
-        self._advance(counter, bucket.rate, now)
-        return name, counter
+        at = self._time_of(counter, now)
+        self._advance(counter, bucket.rate, at)
+        return name, counter, at
+
+    def _time_of(self, counter: Counter, now: float) -> float:
+        return now  # a monotonic clock
 
     def _advance(self, counter: Counter, rate: Rate, now: float) -> None:
         """Bring the counter to ``now``, where what has expired is no longer counted."""
-        if rate.algorithm in _WINDOWS:
+        if rate.algorithm in WINDOWS:
             _limit, period = self._scaled(rate)
             windows = (now - counter.since) // period
             if windows:
@@ -214,7 +220,7 @@ class Counters:
     def _exact_wait(self, counter: Counter, rate: Rate, cost: int, now: float) -> float:
         if cost > rate.capacity:
             return _NEVER
-        if rate.algorithm not in _WINDOWS:
+        if rate.algorithm not in WINDOWS:
             level, drain = self._level(counter, rate, now)
             return max(0, level + cost - max(self._meter(rate)[1], cost)) / drain
         limit, period = self._scaled(rate)
@@ -231,7 +237,7 @@ class Counters:
     def _state(self, counter: Counter, rate: Rate, now: float) -> tuple[float, float, float, float]:
         """Return the most units that the counter takes, those free, and seconds: until all are free, of a window."""
         most, period = self._scaled(rate)
-        if rate.algorithm in _WINDOWS:
+        if rate.algorithm in WINDOWS:
             passed = now - counter.since
             room = most - counter.units - counter.previous * max(0, 1 - passed / period)
             reset = (2 if counter.units else 1) * period - passed if counter.units or counter.previous else 0

@@ -15,7 +15,7 @@ from typing import Any
 from ..exceptions import NewerRevision
 from .calendar_windows import calendar_window
 from .charges import Charges, Settler, charge_each
-from .counters import Counter, Counters
+from .counters import WINDOWS, Counter, Counters
 from .decision import Decision
 from .protocol import CHARGING, bucket_keys
 from .rates import Rate
@@ -34,12 +34,11 @@ class Memory(Counters):
 
     def __init__(self, zone: tzinfo, clock: Callable[[], int] | None = None) -> None:
         """``zone`` aligns calendar windows; ``clock`` returns µs since the Unix epoch (None = this machine's)."""
-        super().__init__(1, SIZE, self._now)
         self.clock = clock or _wall_us
+        super().__init__(1, SIZE, lambda: self.clock())
         #: The newest revision that this process has published; 0 = none.
         self.revision = 0
         self._zone = zone
-        self._latest_us = self.clock()
 
     def steps(
         self,
@@ -91,10 +90,6 @@ class Memory(Counters):
         self.revision = max(self.revision + 1, self.clock())
         return self.revision
 
-    def _now(self) -> int:
-        self._latest_us = max(self._latest_us, self.clock())  # it never goes back
-        return self._latest_us
-
     def _scaled(self, rate: Rate) -> Any:
         return rate.limit, Fraction(rate.period_us)
 
@@ -108,6 +103,10 @@ class Memory(Counters):
         start = now - now % rate.period_us
         return start, start + rate.period_us
 
+    def _time_of(self, counter: Counter, now: Any) -> Any:
+        """Return the counter's own time, which does not go back when the clock is set back."""
+        return max(now, counter.since)
+
     def _advance(self, counter: Counter, rate: Rate, now: float) -> None:
         if rate.algorithm == _LOG:
             while counter.log and counter.log[0][0] + rate.period_us <= now:
@@ -120,29 +119,71 @@ class Memory(Counters):
                 counter.units, counter.since = 0, start
         else:
             super()._advance(counter, rate, now)
+            if counter.uncut is not None and not _level_of(counter.uncut, now):
+                counter.uncut = None
 
-    def _charge(self, counter: Counter, rate: Rate, cost: int, now: float) -> None:
+    def _charge(self, counter: Counter, rate: Rate, cost: int, now: Any) -> None:
         if rate.algorithm == _LOG:
             counter.log = counter.log or deque()
-            counter.log.append((int(now), cost))
+            counter.log.append((now, cost))
+            counter.since = now
+        if rate.algorithm in WINDOWS:
+            super()._charge(counter, rate, cost, now)
+            return
+        uncut = counter.uncut
+        if uncut is not None and self._meter(rate)[0] > counter.drain:  # nothing was cut off for this rate
+            _replace_level(counter, uncut)
+            uncut = None
+        counter.uncut = None
+        before = Counter(self._level(counter, rate, now)[0], 0, now, counter.drain, counter.room)
         super()._charge(counter, rate, cost, now)
+        if uncut is None and counter.units - cost < before.units:
+            uncut = before
+        if uncut is not None:
+            held = _level_of(uncut, now)
+            uncut.units, uncut.since = max(held, min(held + cost, uncut.room)), now
+            counter.uncut = uncut if uncut.units > counter.units else None
 
-    def _give_back(
-        self, counter: Counter, rate: Rate, cost: int, now: float, charged: tuple[float, float] | None
-    ) -> None:
+    def _level(self, counter: Counter, rate: Rate, now: Any) -> tuple[Any, Any]:
+        uncut = counter.uncut
+        faster = uncut is not None and self._meter(rate)[0] > counter.drain
+        return super()._level(uncut if uncut is not None and faster else counter, rate, now)
+
+    def _put(self, name: Any, counter: Counter) -> None:
+        super()._put(name, counter)
+        if counter.uncut is not None and name[0] is not None and name not in self._refusing:
+            self._passing[name] = counter
+
+    def _give_back(self, counter: Counter, rate: Rate, cost: int, now: Any, charged: tuple[Any, Any] | None) -> None:
         if rate.algorithm == _FIXED:
             if charged is None or charged[0] >= counter.since:
                 counter.units = max(0, counter.units - cost)
         elif rate.algorithm == _LOG:
-            kept: deque[tuple[int, int]] = deque()
-            for at_us, units in reversed(counter.log or ()):
+            log: deque[tuple[int, int]] = counter.log or deque()
+            newer: list[tuple[int, int]] = []
+            while cost and log and (charged is None or log[-1][0] >= charged[0]):
+                at_us, units = log.pop()
                 taken = min(units, cost) if charged is None or at_us == charged[0] else 0
-                cost -= taken
+                cost, counter.units = cost - taken, counter.units - taken
                 if units > taken:
-                    kept.appendleft((at_us, units - taken))
-            counter.log, counter.units = kept, sum(units for _at_us, units in kept)
+                    newer.append((at_us, units - taken))
+            log.extend(reversed(newer))
         else:
+            uncut, counter.uncut = counter.uncut, None
             super()._give_back(counter, rate, cost, now, charged)
+            if uncut is not None:
+                self._give_back_uncut(counter, uncut, rate, cost, now, charged)
+
+    def _give_back_uncut(
+        self, counter: Counter, uncut: Counter, rate: Rate, cost: int, now: Any, charged: tuple[Any, Any] | None
+    ) -> None:
+        drain = self._meter(rate)[0]
+        left = charged[1] * drain - (now - charged[0]) * max(drain, counter.drain) if charged else cost
+        uncut.units, uncut.since = _level_of(uncut, now) - max(0, min(cost, left)), now
+        if not counter.units and uncut.units > 0:
+            _replace_level(counter, uncut)
+        elif uncut.units > counter.units:
+            counter.uncut = uncut
 
     def _exact_wait(self, counter: Counter, rate: Rate, cost: int, now: Any) -> Any:
         over = counter.units + cost - rate.limit
@@ -191,6 +232,15 @@ _memories: dict[tuple[str, tzinfo], Memory] = {}
 def process_memory(prefix: str, zone: tzinfo, clock: Callable[[], int] | None) -> Memory:
     """Return the counters that all limiters of the prefix share in this process; an injected clock has its own."""
     return Memory(zone, clock) if clock else _memories.setdefault((prefix, zone), Memory(zone))
+
+
+def _level_of(counter: Counter, now: Any) -> Any:
+    """Return the units that are left of the counter's at its own rate."""
+    return max(0, counter.units - (now - counter.since) * counter.drain)
+
+
+def _replace_level(counter: Counter, other: Counter) -> None:
+    counter.units, counter.since, counter.drain, counter.room = other.units, other.since, other.drain, other.room
 
 
 def _wall_us() -> int:
