@@ -20,6 +20,7 @@ from .server import Server
 
 Client = redis.Redis | redis.asyncio.Redis | redis.cluster.RedisCluster | redis.asyncio.cluster.RedisCluster
 
+_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
 _SENTINEL_URL = "redis+sentinel://[user:password@]host:port[,host:port ...]/service[/db]"
 #: What errors say of a URL that cannot be read, instead of quoting it: any part may belong to the password.
 _UNREADABLE = (
@@ -45,6 +46,10 @@ def store_from_url(
     ``cluster`` reads it as any node of a Redis Cluster; ``max_connections`` bounds the connections to each server.
     Raises ``ConfigurationError``.
     """
+    if not url.startswith(_SCHEMES):
+        raise ConfigurationError(
+            f"REDIS_URL cannot be used: it must begin with {', '.join(_SCHEMES)}; or be memory://, written exactly so"
+        )
     try:
         check_readable(url)
         if url.partition("://")[0] in ("redis+sentinel", "rediss+sentinel"):

@@ -12,6 +12,7 @@ from .isolation import current_scene
 _NOT_CHECKED = (
     "no limit was checked for this request: is the view decorated, does it have QuotaThrottle, or is ENFORCE_ALL set?"
 )
+_NOT_CONFIGURED = "no Redis is configured: set RATEQUOTA['REDIS_URL'] = 'memory://', or to embedded_server()"
 
 
 def assert_limited(response: Any, retry_after: int | None = None, by: str | None = None) -> None:
@@ -81,7 +82,8 @@ def _describe(decision: Decision | None) -> str:
     if decision is None:
         return _NOT_CHECKED
     if decision.degraded:
-        return f"Redis gave no decision ({decision.error}), so the policies' on_error decided; is Redis running?"
+        cause = _NOT_CONFIGURED if decision.error == "configuration" else "is Redis running?"
+        return f"Redis gave no decision ({decision.error}), so the policies' on_error decided; {cause}"
     parts = [f"{name} refuses" for name in decision.blocked_by]
     for status in decision.statuses:
         log = ", in log mode" if status.bucket.mode == "log" else ""

@@ -35,7 +35,7 @@ from tests.support.fake_redis import OtherHandler, fake_redis
         ({"REDIS_URL": "redis+sentinel://127.0.0.1:1/main", "CLUSTER": True}, "Sentinel does not watch a Cluster"),
         ({"REDIS_URL": "redis://127.0.0.1:1/1", "CLUSTER": True}, "a Cluster has database 0 only"),
         ({"CACHE": "schemeless"}, "must specify one of the following schemes"),
-        ({"REDIS_URL": "http://127.0.0.1/"}, "REDIS_URL cannot be used: Redis URL must specify one of"),
+        ({"REDIS_URL": "http://127.0.0.1/"}, "REDIS_URL cannot be used: it must begin with redis://, "),
         ({"REDIS_URL": "redis://127.0.0.1:port/"}, "REDIS_URL cannot be used"),
     ],
 )

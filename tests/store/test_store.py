@@ -528,6 +528,15 @@ def test_bad_urls(url: str) -> None:
     assert isinstance(caught.value, RateQuotaError)
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["memory", "memory:///", "memory://localhost", "Memory://", "redis", "REDIS://localhost", "sentinel://host/main"],
+)
+def test_the_error_for_an_unknown_scheme_lists_all_schemes(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"redis\+sentinel://.*; or be memory://, written exactly so"):
+        store_from_url(url, 1)
+
+
 def test_a_unix_socket(own_server: ValkeyServer, own: redis.Redis) -> None:
     path = Path(own_server.unix_socket_path)
     store = store_from_url(f"unix://{path}?db=2", 5)

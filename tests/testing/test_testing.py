@@ -380,6 +380,21 @@ class TestAssertions:
         with pytest.raises(AssertionError, match="no policy 'search/min' has a number of remaining units"):
             remaining(response, "search/min")
 
+    def test_the_message_without_a_configured_redis_says_what_to_set(self) -> None:
+        hint = r"configuration.*; no Redis is configured: set RATEQUOTA\['REDIS_URL'\] = 'memory://'"
+        with (
+            override_settings(RATEQUOTA={"ENABLED": False}, CACHES={}),
+            override_policies({"search": "1/min"}),
+            pytest.raises(AssertionError, match=hint),
+        ):
+            assert_limited(Client().get("/decorated/"))
+        with (
+            override_settings(RATEQUOTA={"ENABLED": False, "REDIS_URL": "memory://"}),
+            override_policies({"search": "1/min"}),
+        ):
+            assert_allowed(Client().get("/decorated/"), remaining=0)
+            assert_limited(Client().get("/decorated/"))
+
     def test_messages_without_a_limit(self) -> None:
         with override_policies({"serach": "2/min"}):
             other = Client().get("/decorated/")
