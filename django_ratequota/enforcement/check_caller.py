@@ -16,7 +16,7 @@ from ..engine.decision import Decision
 from ..engine.limiter import Limiter
 from ..engine.types import check_cost
 from ..exceptions import InvalidCaller, StoreError
-from ..policies.requests.caller import DescribedCaller
+from ..policies.requests.caller import DescribedCaller, names_caller
 from ..utils.addresses import Address
 from ..utils.sansio import adrive, drive
 from .check import conclude, evaluate
@@ -95,20 +95,29 @@ def _user_id(user: Any) -> str | None:
     authenticated = getattr(user, "is_authenticated", None)
     if authenticated is not None:
         user = user.pk if authenticated else None
-    elif isinstance(user, bool) or user == "" or hasattr(user, "pk") or hasattr(user, "META"):
-        raise InvalidCaller(f"user is a user, its primary key, or None for an anonymous caller, not {user!r}")
+    elif _is_no_key(user):
+        raise InvalidCaller(f"user is a user, its primary key, or None for an anonymous caller, not {user!r:.100}")
     return None if user is None else str(user)
+
+
+def _is_no_key(user: Any) -> bool:
+    if user is None:
+        return False
+    named = names_caller(user) and not isinstance(user, bool | bytes)
+    return not named or user == "" or hasattr(user, "pk") or hasattr(user, "META")
 
 
 def _values(identifiers: Mapping[str, Any]) -> dict[str, str]:
     """Return the identifiers that the caller has, as text. Raises ``InvalidCaller`` for names without a setting."""
     if not isinstance(identifiers, Mapping):
         raise InvalidCaller(f"identifiers is a dict of names and values, not {identifiers!r}")
-    for name in identifiers:
+    for name, value in identifiers.items():
         if name not in settings.identifiers:
             own = {"user": "user=", "ip": "ip=", "plan": "plan="}.get(name)
             known = ", ".join(settings.identifiers) or "none"
             hint = f"write {own}" if own else f"RATEQUOTA['IDENTIFIERS'] has: {known}"
             raise InvalidCaller(f"there is no identifier {name!r}; {hint}")
+        if value is not None and not names_caller(value):
+            raise InvalidCaller(f"the identifier {name!r} is a text or a number, not {value!r:.100}")
     texts = {name: "" if value is None else str(value) for name, value in identifiers.items()}
     return {name: text for name, text in texts.items() if text}

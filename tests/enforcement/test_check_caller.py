@@ -36,6 +36,10 @@ IDENTIFIERS = {"IDENTIFIERS": {"tenant": "tests.project.views.tenant", "api_key"
 CheckCaller = Callable[..., Decision]
 
 
+class NoKey:
+    """An object of the project, without a primary key and without a text of its own."""
+
+
 @pytest.fixture(params=["sync", "async"])
 def ask(request: Any) -> CheckCaller:
     """``check_caller``, or its async twin under an event loop."""
@@ -154,6 +158,28 @@ class TestInvalidCallers:
     def test_a_user_that_is_none(self, ask: CheckCaller, user: Any) -> None:
         with pytest.raises(InvalidCaller, match="user is a user, its primary key, or None"):
             ask(user=user)
+
+    @pytest.mark.parametrize(
+        "user",
+        [
+            {"type": "websocket", "user": object()},
+            SimpleLazyObject(lambda: {"type": "websocket"}),
+            NoKey(),
+            lambda: "42",
+            ["42"],
+            b"42",
+        ],
+    )
+    def test_a_user_whose_text_names_no_one_caller(self, ask: CheckCaller, user: Any) -> None:
+        """The text of most holds a memory address: each check would count at a counter of its own."""
+        with pytest.raises(InvalidCaller, match="user is a user, its primary key, or None"):
+            ask(user=user)
+
+    @pytest.mark.parametrize("value", [NoKey(), lambda: "acme", {"name": "acme"}])
+    def test_an_identifier_whose_text_names_no_one_caller(self, ask: CheckCaller, settings: Any, value: Any) -> None:
+        with_settings(settings, **IDENTIFIERS)
+        with pytest.raises(InvalidCaller, match="the identifier 'tenant' is a text or a number, not "):
+            ask(identifiers={"tenant": value})
 
     @pytest.mark.parametrize("ip", ["nonsense", "203.0.113.0/24", 42, ("203.0.113.7", 4711), b"\x01\x02\x03\x04"])
     def test_an_address_that_is_none(self, ask: CheckCaller, ip: Any) -> None:

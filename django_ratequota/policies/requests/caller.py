@@ -131,9 +131,23 @@ class Caller:
 
 
 def _text(value: Any) -> str:
-    if callable(value):  # because its text holds a memory address, which may differ in each request
-        raise TypeError("it returned a function, not a text")
+    if type(value) is str:
+        return value
+    if not names_caller(value):
+        returned = "a function" if callable(value) else f"an object of {type(value).__name__}"
+        raise TypeError(f"it returned {returned}, not a text")
     return str(value)
+
+
+def names_caller(value: Any) -> bool:
+    """Return whether a value's text can name a caller.
+
+    That of functions, of objects without a text, and of what dicts and lists hold may be a memory address, which
+    differs in each request: each would count at a counter of its own.
+    """
+    cls = value.__class__  # that of the object in a lazy one
+    has_text = cls.__str__ is not object.__str__ or cls.__repr__ is not object.__repr__
+    return has_text and cls.__hash__ is not None and not callable(value)
 
 
 def failed_kind(subject: str) -> str:
