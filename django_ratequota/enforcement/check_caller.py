@@ -9,6 +9,10 @@ from collections.abc import Generator, Mapping
 from functools import partial
 from typing import Any
 
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.db.models import Model
+from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
 from ..conf import settings
@@ -16,7 +20,7 @@ from ..engine.decision import Decision
 from ..engine.limiter import Limiter
 from ..engine.types import check_cost
 from ..exceptions import InvalidCaller, StoreError
-from ..policies.requests.caller import DescribedCaller
+from ..policies.requests.caller import DescribedCaller, identifier_text
 from ..utils.addresses import Address
 from ..utils.sansio import adrive, drive
 from .check import conclude, evaluate
@@ -95,9 +99,20 @@ def _user_id(user: Any) -> str | None:
     authenticated = getattr(user, "is_authenticated", None)
     if authenticated is not None:
         user = user.pk if authenticated else None
-    elif isinstance(user, bool) or user == "" or hasattr(user, "pk") or hasattr(user, "META"):
-        raise InvalidCaller(f"user is a user, its primary key, or None for an anonymous caller, not {user!r}")
+    elif user is not None:
+        user = _primary_key(user)
     return None if user is None else str(user)
+
+
+def _primary_key(user: Any) -> Any:
+    """Return the key; of a text the value that it stands for, as a UUID may be written in several ways."""
+    if user != "" and not isinstance(user, bool | bytes | Mapping | list | tuple | Model | HttpRequest):
+        try:
+            identifier_text(user)
+            return get_user_model()._meta.pk.to_python(user) if isinstance(user, str) else user
+        except (TypeError, ValidationError):
+            pass
+    raise InvalidCaller(f"user is a user, its primary key, or None for an anonymous caller, not {user!r:.100}")
 
 
 def _values(identifiers: Mapping[str, Any]) -> dict[str, str]:
@@ -110,5 +125,8 @@ def _values(identifiers: Mapping[str, Any]) -> dict[str, str]:
             known = ", ".join(settings.identifiers) or "none"
             hint = f"write {own}" if own else f"RATEQUOTA['IDENTIFIERS'] has: {known}"
             raise InvalidCaller(f"there is no identifier {name!r}; {hint}")
-    texts = {name: "" if value is None else str(value) for name, value in identifiers.items()}
+    try:
+        texts = {name: "" if value is None else identifier_text(value) for name, value in identifiers.items()}
+    except TypeError as error:
+        raise InvalidCaller(f"identifiers are texts or numbers: {error}") from None
     return {name: text for name, text in texts.items() if text}

@@ -150,7 +150,11 @@ class TestWhoIsCounted:
 
 
 class TestInvalidCallers:
-    @pytest.mark.parametrize("user", [True, "", request_from(), Endpoint(pk=7)])
+    @pytest.mark.parametrize(
+        "user",
+        [True, "", b"7", request_from(), Endpoint(pk=7), {"type": "websocket"}, object(), lambda: 7, "alice", [7]],
+        ids="boolean empty bytes request model mapping object function name list".split(),
+    )
     def test_a_user_that_is_none(self, ask: CheckCaller, user: Any) -> None:
         with pytest.raises(InvalidCaller, match="user is a user, its primary key, or None"):
             ask(user=user)
@@ -175,6 +179,13 @@ class TestInvalidCallers:
         with_settings(settings, **IDENTIFIERS)
         with pytest.raises(InvalidCaller, match=hint):
             ask(identifiers=identifiers)
+
+    @pytest.mark.parametrize("value", [object(), lambda: "acme"], ids=["object", "function"])
+    def test_an_identifier_without_a_text_of_its_own(self, ask: CheckCaller, settings: Any, value: Any) -> None:
+        """Its text holds a memory address: each check would have a counter of its own."""
+        with_settings(settings, **IDENTIFIERS)
+        with pytest.raises(InvalidCaller, match="identifiers are texts or numbers"):
+            ask(identifiers={"tenant": value})
 
     def test_a_cost_that_is_none(self, ask: CheckCaller) -> None:
         RatePolicy.objects.create(rates="10/hour")

@@ -122,7 +122,7 @@ class Caller:
         """Call a configured function; return ``FAILED`` if it raises, which is logged and never fails the request."""
         try:
             value = import_string(path)(self._request)
-            text = "" if value is None else _text(value)
+            text = "" if value is None else identifier_text(value)
         except Exception as error:
             # Not None, because a client that causes the error would then escape the policies counted per identifier.
             note_problem(path, f"{path} failed: {format_exception_only(error)[-1].strip()}", error)
@@ -130,9 +130,14 @@ class Caller:
         return text or None
 
 
-def _text(value: Any) -> str:
-    if callable(value):  # because its text holds a memory address, which may differ in each request
+def identifier_text(value: Any) -> str:
+    """Return an identifier's value as text; raises ``TypeError`` for a function or another object without a text."""
+    # Because such a text holds a memory address, which may differ in each request.
+    if callable(value):
         raise TypeError("it returned a function, not a text")
+    cls: Any = type(value)
+    if cls.__str__ is object.__str__ and cls.__repr__ is object.__repr__:
+        raise TypeError(f"{cls.__name__} has no text of its own")
     return str(value)
 
 
