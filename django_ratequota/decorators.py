@@ -21,7 +21,13 @@ from .enforcement.settlement import asettle, settle
 from .engine.decision import Decision
 from .headers import add_headers
 from .policies.exemptions import EXEMPT_ATTRIBUTE
-from .policies.requests.declarations import CHECKED_ATTRIBUTE, DECLARED_ATTRIBUTE, Declaration, set_arguments
+from .policies.requests.declarations import (
+    CHECKED_ATTRIBUTE,
+    DECLARED_ATTRIBUTE,
+    Declaration,
+    refuse_operation,
+    set_arguments,
+)
 from .policies.requests.view_declarations import (
     SCOPE_ATTRIBUTE,
     WRAPPER_ATTRIBUTE,
@@ -70,6 +76,7 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
                 "@method_decorator(ratequota(...), name='dispatch'); for REST framework "
                 "@throttle_scope(...) of django_ratequota.throttling"
             )
+        refuse_operation(view, "ratequota")
         awaited = is_awaited(view)
         rest = is_rest(view_class(view))
         if iscoroutinefunction(cost) and (rest or not awaited):
@@ -147,6 +154,7 @@ def exempt(view: View) -> View:
         return view
     if not callable(view):
         raise TypeError(f"@exempt decorates views, which are functions or classes, not {view!r}")
+    refuse_operation(view, "exempt")
     wrapper: Any = functools.wraps(view)(lambda *args, **kwargs: view(*args, **kwargs))
     if is_awaited(view):
         markcoroutinefunction(wrapper)

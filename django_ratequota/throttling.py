@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.utils.encoding import force_str
+from django.utils.functional import Promise
 from rest_framework.exceptions import APIException
 from rest_framework.throttling import BaseThrottle
 
@@ -29,10 +30,12 @@ from .policies.requests.declarations import (
     Declaration,
     declaration_in_class,
     declarations_in_class,
+    refuse_operation,
     set_arguments,
 )
 from .policies.requests.view_declarations import is_rest, view_class
 from .responses import refusal_text, status_code
+from .utils.problems import note_problem
 
 Declared = TypeVar("Declared", bound=Callable[..., Any])
 #: The attribute of REST framework's request with the view, the decision of the view's first QuotaThrottle, and what
@@ -78,7 +81,9 @@ class QuotaThrottle(BaseThrottle):
                 cost = _cost(request, view, declared)
             except Exception as error:
                 cost, answer = None, answer_of(error, _cost_name(request, view, declared))
-            decision = check_request(request, force_str(scope) if scope else None, cost)
+            if type(scope) is not str:
+                scope = _scope_name(scope, view)
+            decision = check_request(request, scope or None, cost)
             # REST framework calls all throttles of a view: the next of ours repeats the decision of the first.
             made[_DECISION] = view, decision, declared
             if declared and declared.checks:
@@ -142,8 +147,18 @@ def throttle_scope(
     return declare
 
 
+def _scope_name(scope: Any, view: Any) -> str | None:
+    """Return a ``throttle_scope`` that may be an enum or a lazy text; None for what is no name, which is logged."""
+    if scope is None or isinstance(scope, str | Promise):
+        return None if scope is None else force_str(scope)
+    of = f"throttle_scope of {type(view).__name__}"
+    note_problem(of, f"{of} is one name, such as 'search', not {scope!r:.100}; it is ignored")
+    return None
+
+
 def _declare_function(function: Any, declared: Declaration) -> Any:
     """Return the function with the declaration: a copy, because other classes may inherit the same function."""
+    refuse_operation(function, "throttle_scope")
     before = getattr(function, DECLARED_ATTRIBUTE, None)
     if isinstance(before, Declaration):
         declared = before._replace(**{name: value for name, value in declared._asdict().items() if value is not None})

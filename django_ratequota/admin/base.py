@@ -104,6 +104,7 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def changeform_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Show the add or change page, and record what it saves."""
+        show_mode(self, request)
         return self.run_recorded(super().changeform_view, request, *args, **kwargs)
 
     def delete_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:

@@ -131,9 +131,10 @@ def _preview(policy: RatePolicy) -> dict[str, Any]:
 
 def _scale(rates: tuple[Rate, ...], scale: Rate) -> dict[str, Any]:
     rows = []
+    unit = _("requests") if scale.counts == "requests" else _("units")
     for scenario in scenarios(rates, scale):
         refused = Series(_("refused"), "refused", scenario.refused)
         series = [Series(_("admitted"), "admitted", scenario.admitted), refused]
-        chart = plot(title=f"{scenario.title}: {scale}", labels=scenario.labels, series=series, unit=_("units"))
+        chart = plot(title=f"{scenario.title}: {scale}", labels=scenario.labels, series=series, unit=unit)
         rows.append((chart, scenario.sentence))
     return {"rate": str(scale), "scenarios": rows}

@@ -9,6 +9,10 @@ from collections.abc import Generator, Mapping
 from functools import partial
 from typing import Any
 
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.db.models import Model
+from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
 from ..conf import settings
@@ -16,7 +20,7 @@ from ..engine.decision import Decision
 from ..engine.limiter import Limiter
 from ..engine.types import check_cost
 from ..exceptions import InvalidCaller, StoreError
-from ..policies.requests.caller import DescribedCaller, names_caller
+from ..policies.requests.caller import DescribedCaller, identifier_text
 from ..utils.addresses import Address
 from ..utils.sansio import adrive, drive
 from .check import conclude, evaluate
@@ -95,29 +99,34 @@ def _user_id(user: Any) -> str | None:
     authenticated = getattr(user, "is_authenticated", None)
     if authenticated is not None:
         user = user.pk if authenticated else None
-    elif _is_no_key(user):
-        raise InvalidCaller(f"user is a user, its primary key, or None for an anonymous caller, not {user!r:.100}")
+    elif user is not None:
+        user = _primary_key(user)
     return None if user is None else str(user)
 
 
-def _is_no_key(user: Any) -> bool:
-    if user is None:
-        return False
-    named = names_caller(user) and not isinstance(user, bool | bytes)
-    return not named or user == "" or hasattr(user, "pk") or hasattr(user, "META")
+def _primary_key(user: Any) -> Any:
+    """Return the key; of a text the value that it stands for, as a UUID may be written in several ways."""
+    if user != "" and not isinstance(user, bool | bytes | Mapping | list | tuple | Model | HttpRequest):
+        try:
+            identifier_text(user)
+            return get_user_model()._meta.pk.to_python(user) if isinstance(user, str) else user
+        except (TypeError, ValidationError):
+            pass
+    raise InvalidCaller(f"user is a user, its primary key, or None for an anonymous caller, not {user!r:.100}")
 
 
 def _values(identifiers: Mapping[str, Any]) -> dict[str, str]:
     """Return the identifiers that the caller has, as text. Raises ``InvalidCaller`` for names without a setting."""
     if not isinstance(identifiers, Mapping):
         raise InvalidCaller(f"identifiers is a dict of names and values, not {identifiers!r}")
-    for name, value in identifiers.items():
+    for name in identifiers:
         if name not in settings.identifiers:
             own = {"user": "user=", "ip": "ip=", "plan": "plan="}.get(name)
             known = ", ".join(settings.identifiers) or "none"
             hint = f"write {own}" if own else f"RATEQUOTA['IDENTIFIERS'] has: {known}"
             raise InvalidCaller(f"there is no identifier {name!r}; {hint}")
-        if value is not None and not names_caller(value):
-            raise InvalidCaller(f"the identifier {name!r} is a text or a number, not {value!r:.100}")
-    texts = {name: "" if value is None else str(value) for name, value in identifiers.items()}
+    try:
+        texts = {name: "" if value is None else identifier_text(value) for name, value in identifiers.items()}
+    except TypeError as error:
+        raise InvalidCaller(f"identifiers are texts or numbers: {error}") from None
     return {name: text for name, text in texts.items() if text}

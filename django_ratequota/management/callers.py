@@ -126,6 +126,8 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
     plan = explanation.plan
     yield f"plan         {plan.name if plan else 'none'} ({explanation.plan_source})"
     if not explanation.candidates and not explanation.built_in:
+        if explanation.exempt:
+            yield f"exempt       nothing limits it: {explanation.exempt}"
         yield "There is no policy for this endpoint: nothing is limited"
         return
     yield "policies"

@@ -166,6 +166,12 @@ def test_the_unsaved_form_is_drawn_and_nothing_is_saved(root: Client, redis_clie
     assert redis_client.keys("rqtest:*") == keys
 
 
+def test_a_rate_that_counts_requests_is_drawn_in_requests(root: Client) -> None:
+    text = root.post(PREVIEW, form(rates="2 requests/min, 90/hour")).content.decode()
+    assert "(requests)" in text
+    assert "(units)" in text
+
+
 def test_ids_of_the_drawings_are_unique(root: Client) -> None:
     page = root.post(PREVIEW, form(rates="100/min, 9/s gcra, 8/h, 7/day")).content.decode()
     ids = re.findall(r' id="([^"]*)"', page)

@@ -214,8 +214,9 @@ class TestDisabled:
         assert explain_caller(caller, scope="search").candidates == ()
 
     def test_pages_of_the_admin_say_so_once(self, admin_client: Client) -> None:
-        limit()
-        for page in ("ratepolicy/", "ratepolicy/usage/", "ratepolicy/explain/", "endpoint/", "plan/matrix/"):
+        policy = limit()
+        pages = ["ratepolicy/", "ratepolicy/usage/", "ratepolicy/explain/", "endpoint/", "plan/matrix/"]
+        for page in [*pages, "ratepolicy/add/", f"ratepolicy/{policy.pk}/change/"]:
             response = admin_client.get(f"/admin/django_ratequota/{page}")
             assert response.status_code == 200, page
             assert response.content.decode().count("ENABLED") == 1, page

@@ -18,11 +18,13 @@ from ninja.security import HttpBearer
 from ninja.throttling import BaseThrottle
 
 from django_ratequota import ninja
+from django_ratequota.decorators import exempt, ratequota
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.ninja import QuotaThrottle
 from django_ratequota.policies.requests.routes import find_route, known_scopes
 from django_ratequota.policies.requests.view_declarations import scope_of
+from django_ratequota.throttling import throttle_scope
 from tests.conftest import Get
 from tests.project.views import Units, request_from
 
@@ -328,3 +330,15 @@ def test_a_throttle_without_a_request_has_no_wait() -> None:
     thread.start()
     thread.join()
     assert waits == [None]
+
+
+@pytest.mark.parametrize("decorator", [ratequota("search"), exempt, throttle_scope("search")])
+def test_a_decorator_above_an_operation_is_an_error(decorator: Any) -> None:
+    """Ninja calls the function that it was given, so the decorator did nothing."""
+    api = NinjaAPI(urls_namespace="above")
+    with pytest.raises(TypeError, match="below the operation's decorator"):
+
+        @decorator
+        @api.get("/above")
+        def above(request: Any) -> str:
+            return ""

@@ -465,3 +465,31 @@ def test_a_declaration_leaves_the_function_that_others_share_alone() -> None:
     declared = throttle_scope("search")(ListModelMixin.list)
     assert (declared.__name__, declared.__doc__) == ("list", ListModelMixin.list.__doc__)
     assert not hasattr(ListModelMixin.list, "ratequota_declared")
+
+
+# --- Mistakes. ---
+
+
+def test_one_view_cannot_have_two_scopes() -> None:
+    """The last one counted for all its routes."""
+    view = Files.as_view({"get": "list"})
+    throttle_scope("reports")(view)
+    throttle_scope("reports", cost=2)(view)
+    with pytest.raises(TypeError, match=r"declares the scope 'reports' already, for all its routes: .*as_view"):
+        throttle_scope("search")(view)
+
+
+@pytest.mark.parametrize("scope", [("search",), ["search"], 7, b"search"], ids=str)
+def test_a_scope_that_is_no_name_is_logged(scope: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A stray comma behind it made the scope a tuple, and nothing said so."""
+
+    class Comma(APIView):
+        authentication_classes = [NameAuthentication]
+        throttle_classes = [QuotaThrottle]
+        throttle_scope = scope
+
+        def get(self, request: Any) -> Response:
+            return Response({})
+
+    assert Comma.as_view()(APIRequestFactory().get("/")).status_code == 200
+    assert f"throttle_scope of Comma is one name, such as 'search', not {scope!r}" in caplog.text

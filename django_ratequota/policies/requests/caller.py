@@ -122,7 +122,7 @@ class Caller:
         """Call a configured function; return ``FAILED`` if it raises, which is logged and never fails the request."""
         try:
             value = import_string(path)(self._request)
-            text = "" if value is None else _text(value)
+            text = "" if value is None else identifier_text(value)
         except Exception as error:
             # Not None, because a client that causes the error would then escape the policies counted per identifier.
             note_problem(path, f"{path} failed: {format_exception_only(error)[-1].strip()}", error)
@@ -130,24 +130,15 @@ class Caller:
         return text or None
 
 
-def _text(value: Any) -> str:
-    if type(value) is str:
-        return value
-    if not names_caller(value):
-        returned = "a function" if callable(value) else f"an object of {type(value).__name__}"
-        raise TypeError(f"it returned {returned}, not a text")
+def identifier_text(value: Any) -> str:
+    """Return an identifier's value as text; raises ``TypeError`` for a function or another object without a text."""
+    # Because such a text holds a memory address, which may differ in each request.
+    if callable(value):
+        raise TypeError("it returned a function, not a text")
+    cls: Any = type(value)
+    if cls.__str__ is object.__str__ and cls.__repr__ is object.__repr__:
+        raise TypeError(f"{cls.__name__} has no text of its own")
     return str(value)
-
-
-def names_caller(value: Any) -> bool:
-    """Return whether a value's text can name a caller.
-
-    That of functions, of objects without a text, and of what dicts and lists hold may be a memory address, which
-    differs in each request: each would count at a counter of its own.
-    """
-    cls = value.__class__  # that of the object in a lazy one
-    has_text = cls.__str__ is not object.__str__ or cls.__repr__ is not object.__repr__
-    return has_text and cls.__hash__ is not None and not callable(value)
 
 
 def failed_kind(subject: str) -> str:

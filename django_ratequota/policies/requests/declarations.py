@@ -68,8 +68,23 @@ def _declaration_on(function: Any) -> Declaration | None:
 
 
 def set_arguments(view: Any, **arguments: Any) -> None:
-    """Set attributes of a view's instances, as arguments of ``as_view`` do; those that are None stay as they are."""
+    """Set attributes of a view's instances, as arguments of ``as_view`` do; those that are None stay as they are.
+
+    Raises ``TypeError`` where the view has another scope already: all routes of a view share its attributes.
+    """
     given = {name: value for name, value in arguments.items() if value is not None}
     for initkwargs in (getattr(view, "initkwargs", None), getattr(view, "view_initkwargs", None)):
         if initkwargs is not None:
+            before = initkwargs.get("throttle_scope")
+            if before is not None and before != given.get("throttle_scope", before):
+                raise TypeError(
+                    f"this view declares the scope {before!r} already, for all its routes: to declare "
+                    f"{given['throttle_scope']!r} for another route, write View.as_view() there once more"
+                )
             initkwargs.update(given)
+
+
+def refuse_operation(function: Any, decorator: str) -> None:
+    """Raise ``TypeError`` for a function that is an operation of Django Ninja: Ninja never calls a copy of it."""
+    if hasattr(function, "_ninja_operation"):
+        raise TypeError(f"write @{decorator} below the operation's decorator, such as @api.get(...)")

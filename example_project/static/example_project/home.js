@@ -48,7 +48,7 @@ function described(response) {
   if (headers.has("Retry-After")) {
     parts.push(`retry after ${duration(Number(headers.get("Retry-After")))}`);
   }
-  return parts.join(", ") || "No limit applies.";
+  return parts.join(", ") || "The response names no limit.";
 }
 
 async function ask(method, path, how) {
