@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -16,10 +16,9 @@ from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
 from .enforcement.check import acheck_request, check_request
-from .enforcement.costs import acompute_cost, check_declared, compute_cost
+from .enforcement.costs import Cost, acompute_cost, check_declared, compute_cost
 from .enforcement.settlement import asettle, settle
 from .engine.decision import Decision
-from .engine.types import check_cost
 from .headers import add_headers
 from .policies.exemptions import EXEMPT_ATTRIBUTE
 from .policies.requests.declarations import (
@@ -42,7 +41,6 @@ from .responses import arefusal_response, refusal_response
 from .utils.async_views import is_awaited
 
 View = TypeVar("View", bound=Callable[..., Any])
-Cost = int | Callable[[Any], int | Awaitable[int]] | None
 
 
 @overload
@@ -92,7 +90,7 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
             units, answer = cost, None
             if decision is None:
                 if computed:
-                    units, answer = await acompute_cost(lambda: cost(request), of)
+                    units, answer = await acompute_cost(cost, request, of)
                 decision = await acheck_request(request, scope, units)
             if block and not decision.allowed:
                 return await arefusal_response(request, decision)
@@ -116,7 +114,7 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
             units, answer = cost, None
             if decision is None:
                 if computed:
-                    units, answer = compute_cost(lambda: check_cost(cost(request)), of)
+                    units, answer = compute_cost(cost, request, of)
                 decision = check_request(request, scope, units)
             if block and not decision.allowed:
                 return refusal_response(request, decision)

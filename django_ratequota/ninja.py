@@ -11,7 +11,6 @@ Ninja to await ``QuotaThrottle`` after its own checks. Import it before the API'
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from .enforcement.check import acheck_request, check_request
-from .enforcement.costs import acompute_cost, answers_client, check_declared, compute_cost
+from .enforcement.costs import Cost, acompute_cost, answers_client, check_declared, compute_cost
 from .engine.decision import Decision
-from .engine.types import check_cost
 from .exceptions import ConfigurationError
 from .headers import add_headers, retry_after_seconds
 from .policies.requests.view_declarations import LIMITED_ATTRIBUTE, SCOPE_ATTRIBUTE, LateCheck, least_cost
@@ -34,8 +32,6 @@ else:
     errors, operation, throttling = (
         require(f"ninja.{name}", "ninja") for name in ("errors", "operation", "throttling")
     )
-
-Cost = int | Callable[[Any], int | Awaitable[int]] | None
 
 #: The request of an async operation: its QuotaThrottles are awaited later, and must not block the event loop.
 _awaiting: ContextVar[Any] = ContextVar("ratequota_awaiting", default=None)
@@ -79,7 +75,7 @@ class QuotaThrottle(throttling.BaseThrottle):
         if decision is None or decision.allowed:
             cost = self.cost
             if callable(cost):
-                cost, answer = compute_cost(lambda: check_cost(self.cost(request)), self._of)
+                cost, answer = compute_cost(cost, request, self._of)
             decision = check_request(_with_user(request), self.scope, cost)
         _decided.set(decision)
         if not decision.allowed and status_code(decision) == 503:
@@ -92,7 +88,7 @@ class QuotaThrottle(throttling.BaseThrottle):
         """``allow_request``, awaited: return the exception that refuses the request, None when it is admitted."""
         cost, answer = self.cost, None
         if callable(cost):
-            cost, answer = await acompute_cost(functools.partial(cost, request), self._of)
+            cost, answer = await acompute_cost(cost, request, self._of)
         decision = await acheck_request(_with_user(request), self.scope, cost)
         if decision.allowed and answer is not None:
             raise answer

@@ -20,7 +20,7 @@ from rest_framework.exceptions import APIException
 from rest_framework.throttling import BaseThrottle
 
 from .enforcement.check import check_request
-from .enforcement.costs import check_declared, compute_cost
+from .enforcement.costs import answer_of, check_declared, is_counted
 from .engine.decision import Decision
 from .engine.types import check_cost
 from .headers import add_headers, retry_after_seconds
@@ -77,7 +77,10 @@ class QuotaThrottle(BaseThrottle):
         if of is not view or decision is None:
             declared = _declaration(request, view) if declarations_in_class(view.__class__) else None
             scope = (declared and declared.scope) or getattr(view, "throttle_scope", None)
-            cost, answer = compute_cost(lambda: _cost(request, view, declared), view)
+            try:
+                cost = _cost(request, view, declared)
+            except Exception as error:
+                cost, answer = None, answer_of(error, _cost_name(request, view, declared))
             if type(scope) is not str:
                 scope = _scope_name(scope, view)
             decision = check_request(request, scope or None, cost)
@@ -173,17 +176,30 @@ def _declaration(request: Any, view: Any) -> Declaration | None:
     return declaration_in_class(type(view), getattr(view, "action_map", None), request.method)
 
 
-def _cost(request: Any, view: Any, declared: Declaration | None) -> Any:
-    """Return the cost that the method or the view declares, called where it is a function."""
-    if declared and declared.cost is not None:
-        cost = declared.cost
-        if not callable(cost):
-            return cost
-        if iscoroutinefunction(cost):
-            cost = async_to_sync(cost)
-        return check_cost(cost(request) if declared.checks else cost(request, view))
-    cost = getattr(view, "throttle_cost", None)
-    return check_cost(_computed(cost, request, view)) if callable(cost) else cost
+def _cost(request: Any, view: Any, declared: Declaration | None) -> int | None:
+    """Return the cost that the method or the view declares; None = the endpoint's own.
+
+    A function is not called for a request that is not counted.
+    """
+    own = declared.cost if declared else None
+    cost = getattr(view, "throttle_cost", None) if own is None else own
+    if cost is None or (callable(cost) and not is_counted(request)):
+        return None
+    if own is None:
+        return check_cost(_computed(cost, request, view) if callable(cost) else cost)
+    if not callable(cost):
+        return check_cost(cost)
+    if iscoroutinefunction(cost):
+        cost = async_to_sync(cost)
+    return check_cost(cost(request) if declared and declared.checks else cost(request, view))
+
+
+def _cost_name(request: Any, view: Any, declared: Declaration | None) -> str:
+    """Return the name under which a failed cost is logged: that of the decorated method, or of the class."""
+    name = type(view).__name__
+    if declared is None or declared.cost is None:
+        return f"throttle_cost of {name}"
+    return f"cost of {name}.{getattr(view, 'action', None) or request.method.lower()}"
 
 
 def _computed(cost: Any, request: Any, view: Any) -> Any:

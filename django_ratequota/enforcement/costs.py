@@ -2,39 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from inspect import isawaitable, signature
 from traceback import walk_tb
 from typing import Any
 
 from django.http import UnreadablePostError
 
+from ..conf import settings
 from ..engine.types import check_cost
 from ..exceptions import InvalidCost
+from ..policies.exemptions import exemption_of, exemption_of_instance
 from ..utils.problems import note_problem
 from .settlement import status_of
+from .steps import limiter_or_error
+
+#: A declared cost: units, or a function of the request; None = the endpoint's own.
+Cost = int | Callable[[Any], int | Awaitable[int]] | None
 
 
-def compute_cost(compute: Callable[[], object], of: Any) -> tuple[int | None, Exception | None]:
+def compute_cost(cost: Callable[[Any], Any], request: Any, of: str) -> tuple[int | None, Exception | None]:
     """Return the cost, None = the endpoint's own, and the exception to raise after counting the request.
 
     An exception that answers the client (invalid JSON, a ``ValidationError`` of REST framework) is returned. Others
-    are logged once a minute under the name ``of``, or that of a view's ``throttle_cost``, and the request goes on.
+    are logged once a minute under the name ``of``, and the request goes on. The function is not called for a request
+    that is not counted.
     """
     try:
-        cost = compute()
-        return None if cost is None else check_cost(cost), None
+        return check_cost(cost(request)) if is_counted(request) else None, None
     except Exception as error:
-        return None, _answer(error, of)
+        return None, answer_of(error, of)
 
 
-async def acompute_cost(compute: Callable[[], object], of: str) -> tuple[int | None, Exception | None]:
-    """``compute_cost`` of a function that may be async; it must not return None."""
+async def acompute_cost(cost: Callable[[Any], Any], request: Any, of: str) -> tuple[int | None, Exception | None]:
+    """``compute_cost`` of a function that may be async."""
     try:
-        cost = compute()
-        return check_cost(await cost if isawaitable(cost) else cost), None
+        if not is_counted(request):
+            return None, None
+        units = cost(request)
+        return check_cost(await units if isawaitable(units) else units), None
     except Exception as error:
-        return None, _answer(error, of)
+        return None, answer_of(error, of)
+
+
+def is_counted(request: Any) -> bool:
+    """Return whether checks of the request may count it: ENABLED is on, and ``@exempt`` does not cover its view."""
+    if not settings.enabled and getattr(limiter_or_error(), "unlimited", False):
+        return False
+    http = getattr(request, "_request", request)
+    match = getattr(http, "resolver_match", None)
+    if match is None:  # as in tests of REST framework's views
+        view = (getattr(request, "parser_context", None) or {}).get("view")
+        exemption = None if view is None else exemption_of_instance(view)
+    else:
+        exemption = exemption_of(getattr(match, "func", None))
+    return exemption is None or not exemption.covers(http.method or "GET")
 
 
 def check_declared(cost: Any, *arguments: str) -> Any:
@@ -51,9 +73,8 @@ def check_declared(cost: Any, *arguments: str) -> Any:
     return cost
 
 
-def _answer(error: Exception, of: Any) -> Exception | None:
-    """Return the exception if it answers the client; log any other."""
-    of = of if isinstance(of, str) else f"throttle_cost of {type(of).__name__}"
+def answer_of(error: Exception, of: str) -> Exception | None:
+    """Return the exception of a cost if it answers the client; log any other under the name ``of``."""
     if isinstance(error, InvalidCost):
         note_problem(of, f"{of}: {error}; the endpoint's cost counts")
     elif answers_client(error) or _reads_body(error):

@@ -49,13 +49,17 @@ async def afunction(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"ran": True})
 
 
+def cost_of_a_counted_request(request: HttpRequest) -> int:
+    raise AssertionError("it may query the database, or answer 400")
+
+
 @exempt
-@ratequota(scope="search")
+@ratequota(scope="search", cost=cost_of_a_counted_request)
 def above_ratequota(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"ran": True})
 
 
-@ratequota(scope="search")
+@ratequota(scope="search", cost=cost_of_a_counted_request)
 @exempt
 async def below_ratequota(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"ran": True})
@@ -228,6 +232,11 @@ def test_an_exempt_view_is_limited_by_nothing(blocked: None, get: Get, url: str)
     assert (response.status_code, response.json()) == (200, {"ran": True})
     assert [name for name in response.headers if "ratelimit" in name.lower()] == []
     assert (commands, len(collector._pending)) == ([], 0)
+
+
+def test_the_cost_of_an_exempt_view_is_not_computed(get: Get, caplog: pytest.LogCaptureFixture) -> None:
+    assert get("/above-ratequota/").status_code == get("/below-ratequota/").status_code == 200
+    assert [record for record in caplog.records if "cost" in record.message] == []
 
 
 @pytest.mark.parametrize("url", [*(f"/{name}/" for name in LIMITED), "/api/reports/"])

@@ -16,6 +16,7 @@ from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
 
 from django_ratequota import acheck_caller, check_caller, check_request
+from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, PolicyChange, RatePolicy, UsageCount
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations.caller_limits import caller_limits
@@ -25,7 +26,7 @@ from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import policies_changed, quota_threshold
 from django_ratequota.testing import Clock, assert_allowed, assert_limited, isolated, override_policies
-from django_ratequota.throttling import QuotaThrottle
+from django_ratequota.throttling import QuotaThrottle, throttle_scope
 from tests.conftest import Check, Get
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "no_redis")]
@@ -74,6 +75,45 @@ class Throttled(APIView):
         return Response()
 
 
+def run_priced(mode: str) -> list[Any]:
+    """Send a request to a view with a function of its cost; return that function's calls."""
+    from django.http import HttpResponse
+
+    from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
+
+    calls: list[Any] = []
+
+    def cost(*given: Any) -> int:
+        calls.append(given)
+        return 2
+
+    def of_request(request: Any) -> int:
+        return cost(request)
+
+    def of_request_and_view(request: Any, view: Any) -> int:
+        return cost(request, view)
+
+    async def answer_async(request: Any) -> HttpResponse:
+        return HttpResponse()
+
+    request = RequestFactory().get("/")
+    if mode == "throttle":
+        view = type("Priced", (Throttled,), {"throttle_cost": staticmethod(of_request_and_view)})
+        view.as_view()(request)
+    elif mode == "action":
+        declared = throttle_scope("search", of_request_and_view)(Throttled.get)
+        type("Priced", (Throttled,), {"get": declared}).as_view()(request)
+    elif mode == "sync":
+        ratequota("search", cost=of_request)(lambda request: HttpResponse())(request)
+    elif mode == "async":
+        async_to_sync(ratequota("search", cost=of_request)(answer_async))(request)
+    elif mode == "ninja":
+        NinjaThrottle(scope="search", cost=of_request).allow_request(request)
+    else:
+        async_to_sync(NinjaThrottle(scope="search", cost=of_request).arefuse)(request)
+    return calls
+
+
 @pytest.mark.usefixtures("disabled")
 class TestDisabled:
     @pytest.mark.parametrize("rates", ["1/day", "blocked"])
@@ -106,6 +146,18 @@ class TestDisabled:
         limit()
         throttle = NinjaThrottle(scope="search")
         assert [throttle.allow_request(RequestFactory().get("/")) for _ in range(3)] == [True] * 3
+
+    @pytest.mark.parametrize("mode", ["throttle", "action", "sync", "async", "ninja", "ninja async"])
+    def test_functions_of_costs_are_not_called(self, mode: str, caplog: pytest.LogCaptureFixture) -> None:
+        """They may query the database, or answer 400."""
+        assert run_priced(mode) == []
+        assert caplog.records == []
+
+    @pytest.mark.parametrize("mode", ["throttle", "action", "sync", "async", "ninja", "ninja async"])
+    def test_functions_of_costs_are_called_where_a_test_sets_policies(self, settings: Any, mode: str) -> None:
+        settings.RATEQUOTA = {"ENABLED": False, "REDIS_URL": "memory://"}
+        with override_policies({"search": "9/day"}):
+            assert len(run_priced(mode)) == 1
 
     def test_callers_without_a_request_are_admitted(self) -> None:
         limit("blocked")
