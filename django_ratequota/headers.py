@@ -15,7 +15,6 @@ import http_sf
 
 from .conf import settings
 from .engine.decision import Decision
-from .engine.rates import Rate
 from .engine.types import BucketStatus
 
 #: The attribute of Django's request with the headers that its responses got.
@@ -102,7 +101,10 @@ def _ietf_11(decision: Decision, enforced: list[BucketStatus], wait: int | None)
     """
     # Lists are joined by ", " and integers need no escaping, so only the names need the library.
     titles = [status.bucket.title for status in enforced]
-    policies = [_policy(title, s.bucket.rate, s.window_us) for title, s in zip(titles, enforced, strict=True)]
+    policies = [
+        _policy(title, (rate := status.bucket.rate).limit, rate.counts, status.window_us)
+        for title, status in zip(titles, enforced, strict=True)
+    ]
     limits = [_name(title) + _limit(status, wait) for title, status in zip(titles, enforced, strict=True)]
     return {"RateLimit-Policy": ", ".join(policies), "RateLimit": ", ".join(limits)}
 
@@ -135,12 +137,12 @@ def _name(title: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _policy(title: str, rate: Rate, window_us: int) -> str:
+def _policy(title: str, limit: int, counts: str, window_us: int) -> str:
     """Return a member of RateLimit-Policy."""
     # The draft has no windows below a second: these are left out.
     window = f";w={window_us // _SECOND}" if window_us >= _SECOND else ""
-    unit = ';qu="requests"' if rate.counts == "requests" else ""
-    return f"{_name(title)};q={rate.limit}{unit}{window}"
+    unit = ';qu="requests"' if counts == "requests" else ""
+    return f"{_name(title)};q={limit}{unit}{window}"
 
 
 def _limit(status: BucketStatus, wait: int | None) -> str:

@@ -55,6 +55,8 @@ def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     else:
         query = _query(options)
     yield from _explanation_lines(query.explain())
+    if query.computes_cost():
+        yield "cost         the view computes its own for each request, so it may differ"
 
 
 def reset(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:

@@ -114,11 +114,20 @@ class ExplainQuery:
         """Return what applies now; raises ``ValidationError`` and ``django.db.Error``."""
         request, cost = self.request_arguments(), self.cost
         if cost is None:
-            view, method = request.get("view"), request["method"]
-            declared = cost_of(view, method) if request["scope"] == scope_of(view, method) else None
+            declared = _declared_cost(request)
             # A function needs a request.
             cost = None if callable(declared) else least_cost(declared)
         return explain_caller(self.caller(), **request, cost=cost)
+
+    def computes_cost(self) -> bool:
+        """Return whether the view computes the cost that is explained; raises ``ValidationError``."""
+        return self.cost is None and callable(_declared_cost(self.request_arguments()))
+
+
+def _declared_cost(request: Mapping[str, Any]) -> Any:
+    """Return the cost that the view of a request declares for its scope, units or a function; None without one."""
+    view, method = request.get("view"), request["method"]
+    return cost_of(view, method) if request["scope"] == scope_of(view, method) else None
 
 
 def _address(text: str) -> str | None:

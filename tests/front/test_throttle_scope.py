@@ -35,6 +35,7 @@ from django_ratequota.policies.requests.view_declarations import scope_of
 from django_ratequota.throttling import QuotaThrottle, throttle_scope
 from tests.conftest import Get
 from tests.project.views import NameAuthentication
+from tests.support.commands import run
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -345,6 +346,14 @@ def test_explain_knows_scope_and_cost_of_a_path(scopes: Any) -> None:
         named = {bucket.scope for bucket in explanation.resolution.buckets if bucket.scope}
         found[path_, method] = (next(iter(named), None), explanation.resolution.cost)
     assert found == LEAST
+
+
+def test_explain_says_that_the_view_computes_its_cost(scopes: Any) -> None:
+    def explained(path: str) -> bool:
+        return "the view computes its own" in run("explain", "--ip", "203.0.113.7", "--path", path)
+
+    assert explained("/api/files/below/")
+    assert not explained("/api/files/above/")
 
 
 def test_explain_of_a_scope_finds_the_view_of_a_method(scopes: Any) -> None:
