@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import tzinfo
 from fractions import Fraction
 from typing import Any
@@ -19,7 +19,7 @@ from .counters import WINDOWS, Counter, Counters
 from .decision import Decision
 from .protocol import CHARGING, bucket_keys
 from .rates import Rate
-from .types import Bucket
+from .types import Bucket, BucketStatus
 
 #: Most counters of a process. The least recently used are forgotten, which resets their limits, except refusing ones.
 SIZE = 100_000
@@ -212,18 +212,8 @@ class Memory(Counters):
 class Unlimited(Memory):
     """Admits everything and counts nothing, for ``ENABLED = False``."""
 
-    def steps(
-        self,
-        mode: str,
-        buckets: tuple[Bucket, ...],
-        cost: int,
-        times: tuple[int, ...] = (0,),
-        revision: int | None = None,
-        settler: Settler | None = None,
-        share: float = 1.0,
-    ) -> Generator[Any, Any, Decision]:
-        """Return the steps to a decision that admits, whose buckets are all unused."""
-        return super().steps("peek", buckets, 0, (0,), None, settler)
+    def _apply(self, mode: str, buckets: Sequence[Bucket], *_: Any) -> tuple[Any, tuple[BucketStatus, ...]]:
+        return super()._apply("peek", buckets, [0] * len(buckets))
 
 
 _memories: dict[tuple[str, tzinfo], Memory] = {}

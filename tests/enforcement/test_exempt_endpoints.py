@@ -41,12 +41,6 @@ def health() -> Endpoint:
 
 
 @pytest.fixture
-def everything_checks(settings: Any) -> None:
-    more = {"ENFORCE_ALL": True, "COUNT_UNCHECKED": True, "STATISTICS_SECONDS": 3600}
-    settings.RATEQUOTA = {**settings.RATEQUOTA, **more}
-
-
-@pytest.fixture
 def blocked() -> None:
     """Every kind of policy refuses everybody."""
     everything = Endpoint.objects.create(name="everything", routes="/*")

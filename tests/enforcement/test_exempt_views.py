@@ -210,13 +210,6 @@ PATHS = [*(f"/{name}/" for name in EXEMPT), "/api/reports/above/", "/api/reports
 
 
 @pytest.fixture
-def everything_checks(settings: Any) -> None:
-    """The middleware checks every view, and before the view runs; policies block everybody, per address as well."""
-    more = {"ENFORCE_ALL": True, "COUNT_UNCHECKED": True, "STATISTICS_SECONDS": 3600}
-    settings.RATEQUOTA = {**settings.RATEQUOTA, **more}
-
-
-@pytest.fixture
 def blocked() -> None:
     search = Endpoint.objects.create(name="search", routes="/*")
     for endpoint in (None, search):

@@ -405,7 +405,7 @@ def test_many_callers_at_once_are_decided_as_well(
             poll(lambda: decided[0] > 100, 20, "under load")
             dead.freeze()
             before = decided[0]
-            time.sleep(scaled(5))  # what is measured: so many seconds of it
+            time.sleep(scaled(5))  # the load is measured for this long
             poll(lambda: decided[0] - before > 500, 60, "enough decisions to judge by")
         finally:
             over.set()

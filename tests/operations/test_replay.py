@@ -137,7 +137,7 @@ def test_each_subject_has_its_own_counters(
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_replay_and_limiter_agree_on_hundreds_of_attempts(limiter: Limiter, clock: Clock, algorithm: str) -> None:
-    """So many that lists are trimmed and passed to the next slice, and that slices both admit and refuse."""
+    """Enough attempts that lists are trimmed and passed to the next slice, and that slices both admit and refuse."""
     rates = [Rate.parse(f"30/s {algorithm}"), Rate.parse("200/min sliding_window_log")]
     rates = rates[:1] if algorithm == "sliding_window_log" else rates
     attempts = [(NOON_US + number * 20_011, 1) for number in range(600)]

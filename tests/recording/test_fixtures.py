@@ -39,7 +39,7 @@ def rates_by_endpoint(process: PolicyCache) -> dict[int | None, list[str]]:
 
 @pytest.fixture
 def dumped(tmp_path: Path) -> Path:
-    """A dump of the app and its users, after so many edits that most of it is history."""
+    """A dump of the app and its users, mostly history, as there were many edits."""
     call_command("flush", interactive=False, verbosity=0)  # ids begin at 1, as they do when the dump is loaded
     alice = User.objects.create(username="alice")
     for number in range(3):

@@ -37,7 +37,7 @@ USAGE_BUCKET = Bucket("ip:127.0.0.1", Rate.parse("60/min"), scope="usage")
 
 
 def limited_endpoints(count: int, **policy: Any) -> list[Endpoint]:
-    """So many endpoints with a limit each, by name."""
+    """Create this number of endpoints, each with a limit, and return them by name."""
     endpoints = Endpoint.objects.bulk_create(Endpoint(name=f"e{number:05}") for number in range(count))
     RatePolicy.objects.bulk_create(RatePolicy(endpoint=one, rates="9/hour", **policy) for one in endpoints)
     return endpoints
