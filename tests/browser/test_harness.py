@@ -67,3 +67,13 @@ def test_a_missing_browser_fails(tmp_path: Path) -> None:
     assert "apt-get install chromium" in run.stderr
     assert "passed" not in run.stdout
     assert "skipped" not in run.stdout
+
+
+def test_clicks_and_pages_of_a_task_are_counted(desk: Callable[..., Desk]) -> None:
+    own = desk()
+    own.open("/admin/")
+    with own.task(clicks=1, pages=1):
+        own.page.get_by_role("link", name="Rate policies").first.click()
+        own.page.wait_for_url("**/ratepolicy/")
+    with pytest.raises(AssertionError, match="1 clicks, 0 asked"), own.task(clicks=0, pages=1):
+        own.page.locator("#searchbar").click()
