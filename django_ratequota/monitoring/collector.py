@@ -30,6 +30,7 @@ from ..store.base import run_script
 from ..utils.locks import ForkSafeLock
 from ..utils.sansio import drive
 from .background import Background
+from .near import MIN_WINDOW_US, Noted
 from .packing import HOUR, KEPT_SECONDS, MINUTE, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
 from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, digest, is_sampled, stored_name
 from .refusals import describe, shared_network
@@ -79,6 +80,7 @@ class Collector:
         self._attempts_sent = time.monotonic()
         #: The last hour that attempts were sent for, and the sampling level that Redis returned for it.
         self._level = (0, 0)
+        self._near = Noted()
         # One for refusals, one for a single flush at a time.
         self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
 
@@ -102,6 +104,10 @@ class Collector:
         for status in decision.statuses:
             if not status.allowed and (allowed or status.refused):
                 against = (*against, status.bucket.policy_id)
+            if status.window_us >= MIN_WINDOW_US:
+                rate = status.bucket.rate  # not ``status.limit``, which takes two calls
+                if status.remaining * 2 <= (rate.burst or rate.limit):
+                    self._near.note(status, decision.at_us)
         record = (
             (decision.at_us or time.time_ns() // 1000) // 10**6,
             name if len(name) <= MAX_NAME and name.isascii() else stored_name(name),
@@ -150,7 +156,11 @@ class Collector:
     def flush(self) -> None:
         """Send what is recorded so far. Raises ``StoreError``; then that is lost."""
         with self._flushing:
-            self._flush(default_limiter())
+            limiter = default_limiter()
+            try:
+                self._flush(limiter)
+            finally:
+                self._near.send(limiter)
 
     def _flush(self, limiter: Limiter) -> None:
         plain = Counter(self._pending.popleft() for _ in range(len(self._pending)))
@@ -246,6 +256,7 @@ class Collector:
         self._would_be = 0
         self._attempts.clear()
         self._level = (0, 0)
+        self._near.clear()
 
 
 def _plan_id(context: EvaluationContext, resolution: Resolution) -> int | None:
