@@ -14,7 +14,7 @@ from django.utils.translation import gettext, ngettext
 
 from ..models import PolicyChange
 from ..recording.validators import visible
-from .formatting import moment
+from .formatting import isolated, moment
 from .names import deleted, object_name, object_names
 
 #: Fields that a cell of the list shows, and characters of each value; the change's own page shows all.
@@ -122,7 +122,7 @@ class RelatedNames:
             text = text or deleted(value)
         else:
             text = in_words(field, value) or gettext("empty")
-        return Truncator(visible(text)).chars(_CHARACTERS)
+        return isolated(Truncator(visible(text)).chars(_CHARACTERS))
 
 
 def _related(changes: Iterable[PolicyChange]) -> Iterator[tuple[Any, Any]]:

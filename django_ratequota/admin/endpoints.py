@@ -62,7 +62,7 @@ class EndpointForm(forms.ModelForm):  # type: ignore[type-arg]
         widgets = {
             "name": ScopeSuggestions,
             "description": AdminTextareaWidget(attrs={"rows": 2}),
-            "routes": RoutePicker(attrs={"rows": 4}),
+            "routes": RoutePicker(attrs={"rows": 4, "dir": "ltr"}),
         }
 
 

@@ -9,10 +9,12 @@ from typing import Any
 from django.contrib import admin
 from django.utils import timezone
 from django.utils.formats import date_format, number_format, time_format
+from django.utils.html import format_html
 from django.utils.text import Truncator
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import get_language_bidi, gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..monitoring.health import published_at
 from ..policies.requests.caller import failed_kind
 from ..recording.validators import visible
 
@@ -37,27 +39,52 @@ def about(row: Any) -> str:
     return shown(row.description)
 
 
+def ltr(text: Any) -> str:
+    """Return the text as HTML that right-to-left pages do not reverse: a rate, key, address, path or scope."""
+    return format_html('<bdi dir="ltr">{}</bdi>', text)
+
+
+def isolated(text: str) -> str:
+    """Return the text for a sentence. In right-to-left languages, marks keep a rate in it from being reversed."""
+    return f"\u2066{text}\u2069" if get_language_bidi() else text
+
+
 def moment(at: datetime | None, *, seconds: bool = False) -> str:
-    """Date and time, to the minute or to the second; "" for None."""
+    """Date, time and zone, to the minute or to the second; "" for None."""
     if at is None:
         return ""
+    local = _local(at)
+    return f"{_date_and_time(local, seconds=seconds)} {_zone(local)}"
+
+
+def _local(at: datetime) -> datetime:
     # Without time zones (USE_TZ = False) it is local time already.
-    local = timezone.localtime(at) if timezone.is_aware(at) else at
-    if seconds:
-        return f"{date_format(local, 'SHORT_DATE_FORMAT')} {time_format(local, 'H:i:s')}"
-    return date_format(local, "SHORT_DATETIME_FORMAT")
+    return timezone.localtime(at) if timezone.is_aware(at) else at
+
+
+def _date_and_time(local: datetime, *, seconds: bool = False) -> str:
+    return f"{date_format(local, 'SHORT_DATE_FORMAT')} {time_format(local, 'H:i:s' if seconds else 'H:i')}"
+
+
+def _zone(local: datetime) -> str:
+    return date_format(local, "T")
 
 
 def clock(at: float) -> str:
-    """Local time to the second of a Unix time in seconds, with the date unless it is today's."""
+    """Local time to the second and zone of a Unix time in seconds, with the date unless it is today's."""
     local = timezone.localtime(datetime.fromtimestamp(at, tz=UTC))
     if local.date() == timezone.localtime(datetime.now(UTC)).date():
-        return time_format(local, "H:i:s")
+        return f"{time_format(local, 'H:i:s')} {_zone(local)}"
     return moment(local, seconds=True)
 
 
+def revision_text(revision: int) -> str:
+    """A revision as the time of its publication; the number itself where that is no time."""
+    return moment(published_at(revision), seconds=True) or str(revision)
+
+
 def clock_and_wait(at_us: int, wait_us: int) -> str:
-    """``14:05:12 (in 42 s)``: the time ``wait_us`` after the Unix time ``at_us``, both in microseconds."""
+    """``14:05:12 UTC (in 42 s)``: the time ``wait_us`` after the Unix time ``at_us``, both in microseconds."""
     words = {"time": clock((at_us + wait_us) / 10**6), "span": duration(wait_us / 10**6)}
     return gettext("%(time)s (in %(span)s)") % words
 
@@ -67,10 +94,24 @@ def when(row: Any) -> str:
     """A row's ``starts_at`` and ``ends_at`` in a few words; "always" without any. Also a column of lists."""
     words = {"start": moment(row.starts_at), "end": moment(row.ends_at)}
     if row.starts_at and row.ends_at:
+        start, end = _local(row.starts_at), _local(row.ends_at)
+        if _zone(start) == _zone(end):  # not where summer time begins or ends in between
+            words["start"] = _date_and_time(start)
         return gettext("%(start)s to %(end)s") % words
     if row.starts_at:
         return gettext("from %(start)s") % words
     return gettext("until %(end)s") % words if row.ends_at else gettext("always")
+
+
+def time_column(name: str, text: Any, *, seconds: bool = False) -> Any:
+    """Return a list column or read-only field that shows the date field ``name`` as ``moment`` does."""
+
+    @admin.display(description=text, ordering=name)
+    def column(row: Any) -> str | None:
+        return moment(getattr(row, name), seconds=seconds) or None
+
+    column.__name__ = name
+    return column
 
 
 def duration(seconds: float) -> str:

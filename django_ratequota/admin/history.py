@@ -15,12 +15,13 @@ from ..models import PolicyChange, RecordedModel
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .diff import RelatedNames, as_table, differences
 from .filters import RelatedFilter
-from .formatting import shown
+from .formatting import shown, time_column
 from .names import object_name
 from .restore import RestorePage
 
+_AT = time_column("at", _("at"), seconds=True)
 #: Fields on the page of a change.
-_FIELDS = ["at", "actor", "action", "kind", "object_id", "object_text", "user_touched", "reason_text", "difference"]
+_FIELDS = [_AT, "actor", "action", "kind", "object_id", "object_text", "user_touched", "reason_text", "difference"]
 
 
 class KindFilter(admin.SimpleListFilter):
@@ -68,7 +69,7 @@ class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
     """Who changed what, when and why. Nobody can edit it."""
 
     pages = (RestorePage,)
-    list_display = ["at", "actor", "action", "kind", "object_text", "what_changed", "reason_text"]
+    list_display = [_AT, "actor", "action", "kind", "object_text", "what_changed", "reason_text"]
     list_filter = ["action", KindFilter, "at", ("actor", RelatedFilter), AffectedUserFilter]
     list_select_related = ["actor"]
     list_per_page = 50

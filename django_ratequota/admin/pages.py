@@ -108,18 +108,21 @@ class AdminPage:
         return TemplateResponse(request, f"{folder}/{template}", {**common, **context})
 
 
-def show_mode(model_admin: Any, request: Any) -> None:
-    """Show a message where limits are not enforced, or not counted in Redis."""
+def mode_text() -> str:
+    """Return a sentence where limits are not enforced, or not counted in Redis; else ""."""
     if not settings.enabled:
-        text = _("Nothing is enforced, because RATEQUOTA['ENABLED'] is False.")
-    elif settings.in_memory:
-        text = _(
+        return _("Nothing is enforced, because RATEQUOTA['ENABLED'] is False.")
+    if settings.in_memory:
+        return _(
             "REDIS_URL is memory://, so each worker counts on its own. Counters shown here are those of one worker. "
             "Statistics, previews and reports need Redis."
         )
-    else:
-        return
-    if request.method == "GET":
+    return ""
+
+
+def show_mode(model_admin: Any, request: Any) -> None:
+    """Show ``mode_text`` as a message."""
+    if request.method == "GET" and (text := mode_text()):
         model_admin.message_user(request, text, messages.WARNING, fail_silently=True)
 
 

@@ -33,6 +33,8 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
                 field.widget.selected = getattr(self.instance, name)
         if "rates" in self.fields:
             self.fields["rates"].widget.attrs.update({"spellcheck": "false", "class": "vTextField ratequota-rates"})
+        for name in {"rates", "subject"} & self.fields.keys():
+            self.fields[name].widget.attrs["dir"] = "ltr"
         stored = self.instance.pk is not None
         if self.operator and stored and not may(self.operator, "change", override=is_override(self.instance)):
             # A row of the list that this operator may not edit is shown as text, as Django 6.1 does by itself.

@@ -20,14 +20,22 @@ def ratequota_explain_url(context: Any, user: Any) -> str:
     from ..models import RatePolicy
 
     request = context.get("request")
-    name = getattr(request, "current_app", None)
-    site = next((site for site in all_sites if site.name == name), None)
+    site = _site(request)
     if site is None or not site.is_registered(RatePolicy) or not isinstance(user, get_user_model()):
         return ""
     if user.pk is None or not site.get_model_admin(RatePolicy).has_view_permission(request):
         return ""
-    page = reverse("admin:django_ratequota_ratepolicy_explain", current_app=name)
+    page = reverse("admin:django_ratequota_ratepolicy_explain", current_app=site.name)
     return f"{page}?{urlencode({'user': user.pk})}"
+
+
+@register.inclusion_tag("admin/django_ratequota/home.html", takes_context=True)
+def ratequota_home(context: Any) -> dict[str, Any]:
+    """Show the operators' home: status, refusals of the last hour, changes of the last day."""
+    from ..admin.home import home
+
+    site = _site(context["request"])
+    return {} if site is None else home(site, context["request"])
 
 
 @register.simple_tag
@@ -35,3 +43,9 @@ def column_heads(*texts: Any) -> str:
     """Return the head of a table: one row with these texts."""
     heads = format_html_join("", '<th scope="col">{}</th>', ([text] for text in texts))
     return format_html("<thead><tr>{}</tr></thead>", heads)
+
+
+def _site(request: Any) -> Any:
+    """Return the admin site of the page; None outside the admin."""
+    name = getattr(request, "current_app", None)
+    return next((site for site in all_sites if site.name == name), None)

@@ -510,7 +510,7 @@ def test_history_names_the_changed_fields(operator: Client, root: User, free: Pl
     assert difference(operator, changed) == [
         ("plan", f"Free (id {free.pk})", f"Pro (id {pro.pk})"),
         ("mode", "enforce", "log only"),
-        ("ends at", "-", "05/06/2031 7:08 a.m."),
+        ("ends at", "-", "05/06/2031 07:08 UTC"),
     ]
     free_id = free.pk
     free.delete()

@@ -153,9 +153,13 @@ def test_the_page_shows_winners_losers_and_live_counters(operator: Client, alice
     ]
     assert f'<a href="{LIST}{override.pk}/change/">{override.pk}</a>' in text
     cards = counters(text)
-    assert cards[0].startswith(f"all/day user:{alice.pk} (alice) 3 of 1000 used, 997 left. Fully available at ")
-    assert cards[1].startswith(f"search/min user:{alice.pk} (alice) 3 of 10 used, 7 left. Fully available at ")
-    assert re.search(r"\d\d:\d\d:\d\d \(in 1[5-8] s\)\.", cards[1])
+    assert cards[0].startswith(
+        f"all/day user:{alice.pk} (alice) 3 of 1000 used, 997 left. All units are available again at "
+    )
+    assert cards[1].startswith(
+        f"search/min user:{alice.pk} (alice) 3 of 10 used, 7 left. All units are available again at "
+    )
+    assert re.search(r"\d\d:\d\d:\d\d UTC \(in 1[5-8] s\)\.", cards[1])
     assert cards[2].startswith("search/month per everyone everyone 3 of 10000 used, 9997 left.")
     assert 'width="30" height="8"' in text
     assert "The next request, of 1 unit, would be admitted." in text
@@ -180,7 +184,8 @@ def test_the_verdict_on_the_next_request(operator: Client, alice: User) -> None:
         check_from(alice, scope="search")
     text = explain(operator, user=alice.pk, endpoint="search")
     assert re.search(
-        r"The next request, of 1 unit, would be refused by search/min, until \d\d:\d\d:\d\d \(in [1-6] s\)\.", text
+        r"The next request, of 1 unit, would be refused by search/min, until \d\d:\d\d:\d\d UTC \(in [1-6] s\)\.",
+        text,
     )
     assert "ratequota-over" in text
     text = explain(operator, user=alice.pk, endpoint="search", cost=11)
@@ -198,7 +203,7 @@ def test_log_only_and_unlimited_policies_are_marked(operator: Client, alice: Use
     RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(mode="log")
     cards = counters(explain(operator, user=alice.pk, endpoint="search"))
     assert cards[0].startswith("all endpoints Unlimited: nothing is counted.")
-    assert cards[1].startswith(f"search/min user:{alice.pk} (alice) log only 0 of 10 used, 10 left. Fully available.")
+    assert cards[1].startswith(f"search/min user:{alice.pk} (alice) log only 0 of 10 used, 10 left. 10/min")
 
 
 @pytest.mark.parametrize(
@@ -507,7 +512,7 @@ def test_the_id_of_a_refusal_shows_the_decision_and_what_applies_now(
     recorded.refusals = [refused(alice)]
     text = explain(operator, id="abcde12345")
     assert "Refusal ABCDE12345" in text
-    assert re.search(r"Refused by search/min, 11/20/2026 10:30:15\. It happened 17 times in that minute\.", text)
+    assert re.search(r"Refused by search/min, 11/20/2026 10:30:15 UTC\. It happened 17 times in that minute\.", text)
     for part in (
         f"<dd>user:{alice.pk} (alice)</dd>",
         "<dd>ip:203.0.113.7</dd>",

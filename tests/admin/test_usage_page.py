@@ -358,7 +358,7 @@ def test_refusals_name_caller_request_and_policy(operator: Client, scene: Scene,
     ]
     found = section(operator.get(PAGE), "refusals")
     first, second = rows(found)
-    assert first[:5] == ["refused001", "11/21/2026 12:00:00", "3", "user alice", "GET search"]
+    assert first[:5] == ["refused001", "11/21/2026 12:00:00 UTC", "3", "user alice", "GET search"]
     assert first[5] == "search/mineveryone × search: 5/mindeleted (id 12345)"
     assert second[4:] == ["GET /search/", "on_error, because Redis gave no decision (timeout)"]
     assert 'explain/?id=refused001"' in found
@@ -442,7 +442,7 @@ def test_the_page_shows_how_many_workers_have_the_revision(
     page = operator.get(PAGE)
     at = datetime.fromtimestamp(published / 10**6, UTC)
     text = section(page, "proof")
-    assert f"Revision {published} (published {at:%m/%d/%Y %H:%M:%S}) {proof}" in text
+    assert f"Revision {published} (published {at:%m/%d/%Y %H:%M:%S} UTC) {proof}" in text
     shown = re.findall('<p class="ratequota-usage-complaint">(.*?)</p>', text)
     assert len(shown) == len(complaints)
     assert all(one.startswith(expected) for one, expected in zip(shown, complaints, strict=True))
@@ -484,11 +484,11 @@ def test_the_revision_is_live_since_the_last_worker_loaded_it(
     later = [worker("a:1", published, loaded=-100), worker("b:2", published, loaded=-500)]
     monkeypatch.setattr(health, "reports", lambda: later)
     since = datetime.fromtimestamp(later[1].at - later[1].policies_age, UTC)
-    assert f"since {since:%m/%d/%Y %H:%M:%S}." in section(operator.get(PAGE), "proof")
+    assert f"since {since:%m/%d/%Y %H:%M:%S} UTC." in section(operator.get(PAGE), "proof")
     # A worker's clock that lags cannot make a revision live before it was published.
     monkeypatch.setattr(health, "reports", lambda: [worker("a:1", published, loaded=5000)])
     at = datetime.fromtimestamp(published / 10**6, UTC)
-    assert f"since {at:%m/%d/%Y %H:%M:%S}." in section(operator.get(PAGE), "proof")
+    assert f"since {at:%m/%d/%Y %H:%M:%S} UTC." in section(operator.get(PAGE), "proof")
 
 
 def test_a_worker_that_stops_reporting_is_a_warning(
@@ -571,7 +571,7 @@ def test_a_revision_is_shown_as_a_time_only_if_it_is_one() -> None:
 
 def test_the_last_change_is_shown(operator: Client, scene: Scene, search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="5/min")
-    assert re.search(r"Last change, [\d/: ]+: .*everyone × search: 5/min", section(operator.get(PAGE), "proof"))
+    assert re.search(r"Last change, [\d/: ]+ UTC: .*everyone × search: 5/min", section(operator.get(PAGE), "proof"))
 
 
 # --- CSV. ---

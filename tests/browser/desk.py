@@ -32,7 +32,8 @@ _WIDER = """
   const root = document.scrollingElement;
   if (root.scrollWidth <= root.clientWidth) return [];
   const out = [...document.body.querySelectorAll("*")].filter(
-    (element) => element.getBoundingClientRect().right > root.clientWidth + 1);
+    (element) => element.getBoundingClientRect().right > root.clientWidth + 1
+      || element.getBoundingClientRect().left < -1);
   return [`${root.scrollWidth} > ${root.clientWidth}`, ...out.map((element) => element.outerHTML.slice(0, 120))];
 }
 """
@@ -98,6 +99,14 @@ class Desk:
                 found += [f"{width} px, {scheme}: {one}" for one in findings(self.page, self._axe)]
             if scheme == "light":
                 found += [f"{width} px, too wide: {one}" for one in self.page.evaluate(_WIDER)]
+        assert not found, "\n".join([self.page.url, *found])
+
+    def fit(self) -> None:
+        """The page as it is now is no wider than a laptop's or a telephone's window."""
+        found: list[str] = []
+        for width in (1280, 390):
+            self._turn(width, "light")
+            found += [f"{width} px, too wide: {one}" for one in self.page.evaluate(_WIDER)]
         assert not found, "\n".join([self.page.url, *found])
 
     def look_at(self, part: str) -> None:

@@ -14,13 +14,15 @@ _POLICIES = f"{_APP}/ratepolicy"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Where it is, and the status that who may only look gets there; staff without permission always gets a 403."""
+    """Where it is, and the status that who may only look gets there, and staff without permission."""
 
     path: Callable[[Scene], str]
     viewer: int = 200
+    nobody: int = 403
 
 
 PAGES = {
+    "home": Page(lambda s: f"{_APP}/", nobody=404),
     "policies": Page(lambda s: f"{_POLICIES}/"),
     "add policy": Page(lambda s: f"{_POLICIES}/add/", viewer=403),
     "policy": Page(lambda s: f"{_POLICIES}/{s.free_search.pk}/change/"),

@@ -24,4 +24,4 @@ def test_others_see_what_they_may(desk: Callable[..., Desk], scene: Scene, name:
     viewers.open(PAGES[name].path(scene), PAGES[name].viewer)
     if PAGES[name].viewer == 200:
         viewers.look(once=True)
-    desk("nobody").open(PAGES[name].path(scene), 403)
+    desk("nobody").open(PAGES[name].path(scene), PAGES[name].nobody)

@@ -180,7 +180,7 @@ def test_an_invalid_boost_is_reported_and_not_granted(
 def test_a_boost_ends_at_a_chosen_date(operator: Client, alice: User) -> None:
     sent = {"rates": "20/hour", "until": "date", "ends_at_0": "2100-02-03", "ends_at_1": "04:05:06", "reason": "R"}
     page = text_of(operator.post(boost_url(alice), sent))
-    assert confirmation_table(page)["Until"] == "02/03/2100 4:05 a.m."
+    assert confirmation_table(page)["Until"] == "02/03/2100 04:05 UTC"
     assert operator.post(boost_url(alice), {**hidden_fields(page), "post": "yes"}).status_code == 302
     assert RatePolicy.objects.get(user=alice).ends_at == datetime(2100, 2, 3, 4, 5, 6, tzinfo=UTC)
 

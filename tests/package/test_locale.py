@@ -151,7 +151,7 @@ HEADINGS = {
     "live usage": ["Live-Nutzung: letzter Tag", "Welche Regeln aktiv sind", "Redis-Server", "Aktivste Aufrufer"],
     "matrix": ["Geltende Raten nach Tarif", "Endpunkt", "alle"],
     "history": ["Regeländerung zum Ansehen auswählen"],
-    "restore": ["Die Version vor 02.11.2026 09:30 wiederherstellen"],
+    "restore": ["Die Version vor 02.11.2026 09:30 UTC wiederherstellen"],
     "copy": ["Tarif Free kopieren", "alle Endpunkte"],
 }
 

@@ -13,7 +13,7 @@ from ...models import Plan, RatePolicy
 from ...monitoring import refusals
 from ...monitoring.collector import collector
 from ...monitoring.refusals import Refusal
-from ..formatting import clock, shown
+from ..formatting import clock, revision_text, shown
 from ..names import described_callers
 from ..pages import reply
 
@@ -69,7 +69,7 @@ def refusal_details(model_admin: Any, request: Any, refusal: Refusal) -> dict[st
         "method": shown(refusal.method),
         "cost": refusal.cost,
         "violated": shown(", ".join(refusal.violated)),
-        "revision": refusal.revision,
+        "revision": revision_text(refusal.revision),
         "error": shown(refusal.error),
         "buckets": [
             {

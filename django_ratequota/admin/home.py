@@ -1,0 +1,125 @@
+"""The home of operators on the app's index: status, refusals of the hour, changes of the day."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ..models import Endpoint, PolicyChange, RatePolicy
+from ..monitoring import health, timeline
+from ..runtime import default_limiter
+from .diff import RelatedNames
+from .formatting import moment, number_text, percent, shown
+from .names import caller_text, deleted, object_names, usernames
+from .pages import may_view, mode_text, model_url, reply
+from .usage import workers
+from .usage.counts import sum_counts, sums_by_id
+from .usage.labels import explain_url
+
+#: Endpoints, callers and changes that are listed.
+_LISTED = 3
+#: Changes are counted up to here, because an import may have made any number of them.
+_COUNTED = 1000
+
+
+def home(site: Any, request: Any) -> dict[str, Any]:
+    """Return the parts of the home that the operator may see; each part says so where it cannot be read."""
+    context: dict[str, Any] = {}
+    if may_view(site, RatePolicy, request):
+        context["status"] = status = _status()
+        if status["redis"]:
+            context["refusals"] = _refusals(site)
+    if may_view(site, PolicyChange, request):
+        context["changes"] = _changes(site, request)
+    return context
+
+
+def _status() -> dict[str, Any]:
+    """Return whether limits are enforced, whether Redis replies, and which revision the workers apply."""
+    status: dict[str, Any] = {"mode": mode_text(), "redis": False, "complete": False, "complaints": []}
+    absent, error = reply(lambda: default_limiter().store.absent)
+    found = None
+    if not absent and not error:
+        found, error = reply(lambda: (default_limiter().stored_revision(), health.reports()))
+    if error:
+        text = _("Redis did not answer (%(reason)s). Until it does, the “on error” of each policy decides.")
+        status["error"] = text % {"reason": error}
+    if found:
+        revision, reports = found
+        mine = health.health()
+        # This worker's state is known as of now; its last report may be older.
+        reports = [mine if worker.process == mine.process else worker for worker in reports]
+        live = workers.propagation(revision, reports)
+        errors = workers.errors(reports)
+        status |= {
+            "redis": True,
+            "proof": live["proof"],
+            "idle": live["idle"],
+            "complete": live["complete"] and not errors and not status["mode"],
+            "complaints": [*live["complaints"], *errors],
+        }
+    return status
+
+
+def _refusals(site: Any) -> dict[str, Any]:
+    """Return how many requests of the last hour were refused, and where and whom it concerned most."""
+    found, error = reply(lambda: (timeline.timeline("hour"), timeline.top_callers("hour", most=_LISTED)["refused"]))
+    if found is None:
+        return {"error": error}
+    hour, tops = found
+    total = sum_counts(hour.total)
+    refused = [(pk, counts) for pk, counts in sums_by_id(hour.endpoints)[:_LISTED] if counts.refused]
+    names = object_names(Endpoint, [pk for pk, _counts in refused if pk], lambda endpoint: endpoint.name)
+    users = usernames([top.caller for top in tops])
+    return {
+        "number": number_text(total.refused),
+        "share": percent(total.refused, total.admitted + total.refused),
+        "requests": number_text(total.admitted + total.refused),
+        "endpoints": [
+            {
+                "name": shown(names.get(str(pk)) or deleted(pk)) if pk else _("no endpoint"),
+                "url": model_url(site, RatePolicy, "usage", query={"endpoint": pk}),
+                "number": number_text(counts.refused),
+            }
+            for pk, counts in refused
+        ],
+        "callers": [
+            {
+                "name": caller_text(top.caller, users),
+                "url": explain_url(site, top.caller),
+                "number": number_text(top.counts.refused),
+            }
+            for top in tops
+        ],
+    }
+
+
+def _changes(site: Any, request: Any) -> dict[str, Any]:
+    """Return how many changes the last day had, and the newest of them."""
+    since = timezone.now() - timedelta(days=1)
+    # In the order of the times, which have an index: without any change of the day, no others are read.
+    recent = PolicyChange.objects.filter(at__gte=since).order_by("-at", "-pk")
+    count = recent[: _COUNTED + 1].count()
+    newest = list(recent.select_related("actor")[:_LISTED])
+    names = RelatedNames(newest)
+    most = _("more than %(count)s changes") % {"count": number_text(_COUNTED)}
+    some = ngettext("%(count)s change", "%(count)s changes", count) % {"count": number_text(count)}
+    return {
+        "count": most if count > _COUNTED else some,
+        "url": model_url(site, PolicyChange, "changelist", query={"at__gte": since.isoformat(timespec="seconds")}),
+        "rows": [
+            {
+                "at": moment(change.at, seconds=True),
+                "url": model_url(site, PolicyChange, "change", change.pk),
+                "text": shown(change),
+                "what": names.summary(change),
+                "actor": shown(change.actor.get_username()) if change.actor else "",
+                "reason": shown(change.reason),
+            }
+            for change in newest
+        ],
+    }

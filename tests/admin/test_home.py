@@ -1,0 +1,190 @@
+"""The operators' home on the app's index: what each operator sees there, also while Redis is down."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from html import unescape
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_ratequota import check_request
+from django_ratequota.admin import home
+from django_ratequota.engine.keys import statistics_key
+from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
+from django_ratequota.monitoring import health
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.runtime import default_limiter
+from tests.admin.test_permissions import client_of
+from tests.support import operators
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+HOME = "/admin/django_ratequota/"
+PARTS = {"status", "refusals", "changes"}
+
+
+def parts(client: Client, path: str = HOME) -> dict[str, str]:
+    """Return the texts of the home's parts by name."""
+    page = client.get(path)
+    assert page.status_code == 200
+    sections = re.findall(
+        r'<section aria-labelledby="ratequota-home-(\w+)">(.*?)</section>', page.content.decode(), re.DOTALL
+    )
+    return {name: " ".join(unescape(re.sub(r"<[^>]*>", " ", text)).split()) for name, text in sections}
+
+
+def ask(user: User | None, scope: str, times: int = 1) -> None:
+    for _ in range(times):
+        request = RequestFactory().get("/")
+        if user is not None:
+            request.user = user
+        check_request(request, scope=scope)
+
+
+@pytest.mark.usefixtures("recording")
+def test_refusals_of_the_hour_lead_to_their_endpoints_and_callers() -> None:
+    search, reports = Endpoint.objects.create(name="search"), Endpoint.objects.create(name="reports")
+    alice, bob = User.objects.create(username="alice"), User.objects.create(username="bob")
+    for endpoint in (search, reports):
+        RatePolicy.objects.create(endpoint=endpoint, rates="1/hour")
+    ask(alice, "search", 4)
+    ask(bob, "reports", 2)
+    ask(bob, "elsewhere", 4)
+    collector.flush()
+    health.report()
+    client = client_of("superuser")
+    found = parts(client)
+    assert found["refusals"].startswith("Refusals of the last hour Refused: 4 of 10 requests (40.0 %) ")
+    assert "Endpoint Refused search 3 reports 1 Caller" in found["refusals"]
+    assert found["refusals"].endswith("user alice 3 user bob 1")
+    assert re.search(r"Revision .* is live on 1 of 1 worker since .*\. Redis answers\.$", found["status"])
+    text = client.get(HOME).content.decode()
+    assert "ratequota-home-complete" in text
+    links = re.findall(r'href="(/admin/django_ratequota/ratepolicy/(?:usage|explain)/\?[^"]*)"', text)
+    assert len(links) == 4
+    assert {client.get(unescape(link)).status_code for link in links} == {200}
+    assert f"usage/?endpoint={search.pk}" in links[0]
+    assert f"explain/?user={alice.pk}" in links[2]
+
+
+def test_changes_of_the_day_name_who_changed_what_and_why() -> None:
+    client = client_of("superuser")
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    policy = RatePolicy.objects.create(plan=pro, rates="10/min")
+    PolicyChange.objects.update(at=timezone.now() - timedelta(days=1, minutes=1))
+    assert parts(client)["changes"] == "Changes of the last day None."
+    form = {
+        "plan": pro.pk,
+        "rates": "20/min",
+        "counted_per": "caller",
+        "algorithm": "token_bucket",
+        "mode": "enforce",
+    }
+    page = f"{HOME}ratepolicy/{policy.pk}/change/"
+    assert client.post(page, {**form, "change_reason": "Ticket 4711"}).status_code == 302
+    found = parts(client)["changes"]
+    assert found.startswith("Changes of the last day 1 change changed: plan Pro × all endpoints: 20/min")
+    assert "10/min → 20/min" in found
+    assert found.endswith("UTC · superuser · Ticket 4711")
+    text = client.get(HOME).content.decode()
+    every, one = (unescape(link) for link in re.findall(r'href="(/admin/django_ratequota/policychange/[^"]+)"', text))
+    assert list(client.get(every).context["cl"].queryset) == [PolicyChange.objects.latest("pk")]
+    assert client.get(one).status_code == 200
+
+
+def test_more_changes_than_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "_COUNTED", 3)
+    for number in range(4):
+        Plan.objects.create(name=f"p{number}", slug=f"p{number}")
+    assert "more than 3 changes" in parts(client_of("superuser"))["changes"]
+
+
+@pytest.mark.parametrize(
+    ("permissions", "expected"),
+    [
+        (("view_ratepolicy",), {"status", "refusals"}),
+        (("grant_override",), {"status", "refusals"}),
+        (("reset_usage",), {"status", "refusals"}),
+        (("view_policychange",), {"changes"}),
+        (("view_ratepolicy", "view_policychange"), PARTS),
+        (("view_plan",), set()),
+    ],
+)
+def test_each_part_needs_the_permission_of_its_page(permissions: tuple[str, ...], expected: set[str]) -> None:
+    client = operators.client_of(*permissions)
+    assert set(parts(client)) == expected
+    history = 'href="/admin/django_ratequota/policychange/"' in client.get(HOME).content.decode()
+    assert history is ("view_policychange" in permissions)
+
+
+def test_other_pages_of_the_admin_stay_as_they_are() -> None:
+    client = client_of("superuser")
+    for path in ("/admin/", "/admin/auth/"):
+        assert parts(client, path) == {}
+        assert "django_ratequota/admin.css" not in client.get(path).content.decode()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"ENABLED": False}, "Nothing is enforced, because RATEQUOTA['ENABLED'] is False."),
+        ({"REDIS_URL": "memory://"}, "REDIS_URL is memory://, so each worker counts on its own."),
+        ({"REDIS_URL": "redis://127.0.0.1:1/0"}, "Redis did not answer (connection)."),
+    ],
+)
+def test_the_status_says_when_limits_are_not_enforced_in_redis(
+    settings: Any, change: dict[str, Any], text: str
+) -> None:
+    client = client_of("superuser")
+    settings.RATEQUOTA = {**settings.RATEQUOTA, **change}
+    found = parts(client)
+    assert found.keys() == {"status", "changes"}
+    assert text in found["status"]
+    assert "ratequota-home-complete" not in client.get(HOME).content.decode()
+
+
+def test_redis_that_is_down_is_asked_once(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of("superuser")
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
+    store, commands = default_limiter().store, []
+    execute = type(store).execute
+    monkeypatch.setattr(type(store), "execute", lambda self, c: (commands.append(c), execute(self, c))[1])
+    parts(client)
+    assert len(commands) == 1
+
+
+def test_counts_that_another_client_wrote_leave_out_the_refusals_alone() -> None:
+    limiter, hour = default_limiter(), int(timezone.now().timestamp() // 3600)
+    limiter.store.execute(("SET", statistics_key(limiter.prefix, f"minutes:{hour}"), "what?"))
+    found = parts(client_of("superuser"))
+    assert found.keys() == PARTS
+    assert "The counts cannot be shown." in found["refusals"]
+
+
+@pytest.mark.usefixtures("recording")
+def test_queries_do_not_grow_with_the_rows() -> None:
+    client = client_of("superuser")
+
+    def count() -> int:
+        collector.flush()
+        with CaptureQueriesContext(connection) as captured:
+            parts(client)
+        return len(captured)
+
+    def fill(first: int, last: int) -> None:
+        for number in range(first, last):
+            endpoint = Endpoint.objects.create(name=f"e{number}")
+            RatePolicy.objects.create(endpoint=endpoint, rates="blocked")
+            ask(User.objects.create(username=f"u{number}"), endpoint.name)
+
+    fill(0, 4)
+    few = count()
+    fill(4, 30)
+    assert count() == few

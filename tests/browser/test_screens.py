@@ -1,0 +1,125 @@
+"""Every page in other languages: nothing reversed from right to left, nothing too wide, the main columns in sight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from .desk import Desk
+from .pages import PAGES
+from .scene import Scene
+
+Desks = Callable[..., Desk]
+
+#: Rates, subjects, addresses and routes with a character that is drawn left of the one before, in the same line.
+_REVERSED = r"""
+() => {
+  const wanted = [
+    /\d[\d,.]*\/\d*(?:s|min|hour|day|week|month)\b/g,
+    /\b(?:ip|user|tenant):[\w.:\/]*\w/g,
+    /\d+\.\d+\.\d+\.\d+(?:\/\d+)?/g,
+    /(?<![\w.:\/*])\/[\w*-]+(?:\/[\w*-]*)*/g,
+  ];
+  const at = (node, index) => {
+    const range = document.createRange();
+    range.setStart(node, index);
+    range.setEnd(node, index + 1);
+    return range.getBoundingClientRect();
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.querySelector("#content"), NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    if (node.parentElement.closest("option, datalist, script, textarea")) continue;
+    for (const pattern of wanted) {
+      for (const match of node.data.matchAll(pattern)) {
+        for (let index = match.index; index < match.index + match[0].length - 1; index += 1) {
+          const [here, next] = [at(node, index), at(node, index + 1)];
+          if (here.width && next.width && Math.abs(here.top - next.top) < 2 && next.left < here.left) {
+            found.push(`${match[0]} in: ${node.data.trim().slice(0, 80)}`);
+            break;
+          }
+        }
+      }
+    }
+  }
+  for (const field of document.querySelectorAll("#content :is(input[type=text], textarea)")) {
+    const style = getComputedStyle(field);
+    if (style.direction !== "ltr" && style.unicodeBidi !== "plaintext") found.push(`field ${field.name}`);
+  }
+  return found;
+}
+"""
+#: Places that scroll sideways although the page does not.
+_SCROLLING = """
+() => [...document.querySelectorAll("#content :is(.results, #policies-group, #policies-group .tabular)")]
+  .filter((place) => place.scrollWidth > place.clientWidth + 1)
+  .map((place) => `${place.className || place.id}: ${place.scrollWidth} > ${place.clientWidth}`)
+"""
+
+
+@pytest.fixture
+def language(request: pytest.FixtureRequest, settings: Any) -> str:
+    """The language of the project."""
+    settings.LANGUAGE_CODE = request.param
+    return str(request.param)
+
+
+@pytest.mark.parametrize("language", ["ar"], indirect=True)
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_reversed_from_right_to_left(desk: Desks, scene: Scene, language: str, name: str) -> None:
+    own = desk()
+    page = own.open(PAGES[name].path(scene))
+    assert page.locator("html").get_attribute("dir") == "rtl"
+    assert page.evaluate(_REVERSED) == []
+    own.fit()
+
+
+@pytest.mark.parametrize("language", ["de"], indirect=True)
+@pytest.mark.parametrize("name", PAGES)
+def test_german_fits(desk: Desks, scene: Scene, language: str, name: str) -> None:
+    own = desk()
+    page = own.open(PAGES[name].path(scene))
+    assert page.locator("html").get_attribute("lang") == "de"
+    own.fit()
+    page.set_viewport_size({"width": 1280, "height": 800})
+    assert page.evaluate(_SCROLLING) == []
+
+
+def visible_columns(page: Page) -> list[str]:
+    """Return the names of the columns of the list that need no scrolling."""
+    return page.locator("#result_list thead th").evaluate_all(
+        """(heads) => heads.filter((head) => {
+          const box = head.getBoundingClientRect();
+          return box.width && box.left >= 0 && box.right <= innerWidth;
+        }).map((head) => (head.className.match(/column-([\\w]+)/) || [])[1])"""
+    )
+
+
+@pytest.mark.parametrize("language", ["en-us", "de", "ar"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("policies", {"audience", "endpoint_name", "rates", "mode"}),
+        ("history", {"at", "object_text", "what_changed"}),
+    ],
+)
+def test_the_main_columns_are_in_sight_on_a_telephone(
+    desk: Desks, scene: Scene, language: str, name: str, columns: set[str]
+) -> None:
+    page = desk().open(PAGES[name].path(scene))
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert columns <= set(visible_columns(page))
+
+
+@pytest.mark.parametrize("language", ["en-us", "de", "ar"], indirect=True)
+def test_a_plans_rates_and_modes_are_in_sight_on_a_telephone(desk: Desks, scene: Scene, language: str) -> None:
+    page = desk().open(PAGES["plan"].path(scene))
+    page.set_viewport_size({"width": 390, "height": 800})
+    for name in ("rates", "mode"):
+        box = page.locator(f"#policies-group tr.has_original .field-{name} :is(input, select)").first.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0, name
+        assert box["x"] + box["width"] <= 390, name
