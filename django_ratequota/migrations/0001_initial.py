@@ -5,6 +5,7 @@ import django.db.models.deletion
 import django.db.models.functions.comparison
 import django.utils.timezone
 import django_ratequota.models.fields
+import uuid
 from django.conf import settings
 from django.db import migrations, models
 
@@ -98,10 +99,13 @@ class Migration(migrations.Migration):
             name='PolicyChange',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('change_id', models.UUIDField(default=uuid.uuid4, editable=False, help_text='Shared by all rows of one save.', verbose_name='change id')),
+                ('first', models.BooleanField(default=True, editable=False, help_text='Whether the row is the first of its save.', verbose_name='first')),
                 ('model', models.CharField(help_text='Kind of object that changed; * = any.', max_length=50, verbose_name='model')),
                 ('object_id', models.CharField(blank=True, help_text='Primary key of the object.', max_length=64, verbose_name='object id')),
                 ('object_text', models.CharField(blank=True, help_text='The object in words.', max_length=300, verbose_name='object')),
                 ('touched_user', models.CharField(blank=True, help_text='Primary key of the user, when the change touches one user only.', max_length=255, verbose_name='affected user')),
+                ('touched_plan', models.CharField(blank=True, help_text='Primary key of the plan that changed, or whose policy or assignment did.', max_length=64, verbose_name='affected plan')),
                 ('action', models.CharField(choices=[('create', 'created'), ('update', 'changed'), ('delete', 'deleted'), ('publish', 'published'), ('reset', 'reset'), ('grant', 'granted')], help_text='What happened to it.', max_length=10, verbose_name='action')),
                 ('reason', models.CharField(blank=True, help_text='The reason, if one was entered.', max_length=200, verbose_name='reason')),
                 ('before', models.JSONField(help_text='The fields before the change.', null=True, verbose_name='before')),
@@ -114,7 +118,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'policy changes',
                 'ordering': ['-pk'],
                 'required_db_features': ['supports_json_field'],
-                'indexes': [models.Index(fields=['model', 'object_id'], name='ratequota_change_object')],
+                'indexes': [models.Index(fields=['model', 'object_id'], name='ratequota_change_object'), models.Index(fields=['change_id', 'model', 'action'], name='ratequota_change_save'), models.Index(fields=['first', 'id'], name='ratequota_change_first'), models.Index(fields=['touched_plan', 'model'], name='ratequota_change_plan')],
             },
         ),
         migrations.CreateModel(
