@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RatePolicy
@@ -20,6 +21,7 @@ from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
 from .preview import ImpactPage, PreviewPage
 from .reset import ResetPage, reset_usage
+from .rollout import RolloutPage, link_text
 from .usage.page import UsageExport, UsagePage
 from .warnings import WarnsOnSave
 
@@ -34,6 +36,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         GrantPage,
         ResetCountersPage,
         ResetPage,
+        RolloutPage,
         PreviewPage,
         ImpactPage,
         UsagePage,
@@ -41,7 +44,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     )
     form = PolicyForm
     actions = [reset_usage]
-    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", when, "active"]
+    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "roll_out", when, "active"]
     list_editable = ["mode"]
     list_filter = [
         "mode",
@@ -109,6 +112,13 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     def endpoint_name(self, policy: RatePolicy) -> str:
         """Return the endpoint's name."""
         return policy.endpoint.name if policy.endpoint else str(WITHOUT["endpoint"])
+
+    @admin.display(description=_("log mode"))
+    def roll_out(self, policy: RatePolicy) -> str:
+        """Return a link to what a policy in log mode would have refused."""
+        if policy.mode != RatePolicy.Mode.LOG:
+            return ""
+        return format_html('<a href="{}">{}</a>', self.page_url("rollout", policy.pk), link_text(policy))
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, policy: RatePolicy) -> bool:
