@@ -19,7 +19,7 @@ from .formatting import shown, when
 from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
-from .preview import ImpactPage, PreviewPage
+from .preview import ImpactPage, PreviewPage, SuggestPage
 from .reset import ResetPage, reset_usage
 from .rollout import RolloutPage, link_text
 from .usage.page import UsageExport, UsagePage
@@ -39,12 +39,13 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         RolloutPage,
         PreviewPage,
         ImpactPage,
+        SuggestPage,
         UsagePage,
         UsageExport,
     )
     form = PolicyForm
     actions = [reset_usage]
-    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "roll_out", when, "active"]
+    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "when", "active"]
     list_editable = ["mode"]
     list_filter = [
         "mode",
@@ -113,12 +114,13 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         """Return the endpoint's name."""
         return policy.endpoint.name if policy.endpoint else str(WITHOUT["endpoint"])
 
-    @admin.display(description=_("log mode"))
-    def roll_out(self, policy: RatePolicy) -> str:
-        """Return a link to what a policy in log mode would have refused."""
+    @admin.display(description=_("when"), ordering="ends_at")
+    def when(self, policy: RatePolicy) -> str:
+        """Return its dates, and in log mode a link to what it would have refused."""
         if policy.mode != RatePolicy.Mode.LOG:
-            return ""
-        return format_html('<a href="{}">{}</a>', self.page_url("rollout", policy.pk), link_text(policy))
+            return when(policy)
+        link = self.page_url("rollout", policy.pk)
+        return format_html('{}<br><a href="{}">{}</a>', when(policy), link, link_text(policy))
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, policy: RatePolicy) -> bool:
