@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RatePolicy
@@ -18,9 +19,10 @@ from .formatting import shown, when
 from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
-from .preview import ImpactPage, PreviewPage
+from .preview import ImpactPage, PreviewPage, SuggestPage
 from .quotas import QuotasExport, QuotasPage
 from .reset import ResetPage, reset_usage
+from .rollout import RolloutPage, link_text
 from .usage.page import UsageExport, UsagePage
 from .warnings import WarnsOnSave
 
@@ -35,8 +37,10 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         GrantPage,
         ResetCountersPage,
         ResetPage,
+        RolloutPage,
         PreviewPage,
         ImpactPage,
+        SuggestPage,
         UsagePage,
         UsageExport,
         QuotasPage,
@@ -44,7 +48,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     )
     form = PolicyForm
     actions = [reset_usage]
-    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", when, "active"]
+    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "when", "active"]
     list_editable = ["mode"]
     list_filter = [
         "mode",
@@ -112,6 +116,14 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     def endpoint_name(self, policy: RatePolicy) -> str:
         """Return the endpoint's name."""
         return policy.endpoint.name if policy.endpoint else str(WITHOUT["endpoint"])
+
+    @admin.display(description=_("when"), ordering="ends_at")
+    def when(self, policy: RatePolicy) -> str:
+        """Return its dates, and in log mode a link to what it would have refused."""
+        if policy.mode != RatePolicy.Mode.LOG:
+            return when(policy)
+        link = self.page_url("rollout", policy.pk)
+        return format_html('{}<br><a href="{}">{}</a>', when(policy), link, link_text(policy))
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, policy: RatePolicy) -> bool:

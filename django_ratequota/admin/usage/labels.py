@@ -82,6 +82,10 @@ class VisibleNames:
         """Return the policy's page; "" where the operator has none."""
         return model_url(self._site, RatePolicy, "change", pk) if self.policies.get(pk) else ""
 
+    def rollout_url(self, pk: int) -> str:
+        """Return the page that shows what the policy would have refused; "" where the operator has none."""
+        return model_url(self._site, RatePolicy, "rollout", pk) if self.policies.get(pk) else ""
+
     def title(self, selection: Selection) -> str:
         """Return the selection in words."""
         words = [str(SPANS[selection.span])]
