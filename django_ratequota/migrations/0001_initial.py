@@ -46,12 +46,13 @@ class Migration(migrations.Migration):
                 ('name', models.CharField(help_text='What operators call this tier, such as Free or Pro.', max_length=100, unique=True, verbose_name='name')),
                 ('slug', models.SlugField(help_text='What code calls it; PLAN_RESOLVER returns this.', max_length=100, unique=True, verbose_name='slug')),
                 ('description', models.TextField(blank=True, help_text='For operators; clients never see it.', verbose_name='description')),
+                ('position', models.PositiveIntegerField(default=0, help_text='Where the plan stands among the others: lower numbers first, equal ones by name.', validators=[django.core.validators.MaxValueValidator(1000000000)], verbose_name='position')),
                 ('default_for', models.CharField(blank=True, choices=[('', 'nobody'), ('authenticated', 'logged-in users without an assignment'), ('anonymous', 'anonymous callers')], default='', help_text='Callers who are on this plan without an assignment. Each kind has at most one default plan.', max_length=20, verbose_name='default for')),
             ],
             options={
                 'verbose_name': 'plan',
                 'verbose_name_plural': 'plans',
-                'ordering': ['name'],
+                'ordering': ['position', 'name'],
                 'abstract': False,
                 'base_manager_name': 'objects',
                 'constraints': [models.UniqueConstraint(condition=models.Q(('default_for', ''), _negated=True), fields=('default_for',), name='ratequota_plan_one_default', violation_error_message='Another plan is the default for these callers; change that one first.')],
@@ -141,7 +142,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'rate policy',
                 'verbose_name_plural': 'rate policies',
-                'ordering': ['endpoint__name', 'plan__name', 'pk'],
+                'ordering': ['endpoint__name', 'plan__position', 'plan__name', 'pk'],
                 'permissions': [('reset_usage', 'Can reset what was counted'), ('grant_override', 'Can grant overrides to users and subjects')],
                 'abstract': False,
                 'base_manager_name': 'objects',

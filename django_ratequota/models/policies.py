@@ -125,7 +125,7 @@ class RatePolicy(RecordedModel):
     class Meta(RecordedModel.Meta):
         verbose_name = _("rate policy")
         verbose_name_plural = _("rate policies")
-        ordering = ["endpoint__name", "plan__name", "pk"]
+        ordering = ["endpoint__name", "plan__position", "plan__name", "pk"]
         # Enforced by admin/permissions.py.
         permissions = [
             ("reset_usage", "Can reset what was counted"),

@@ -37,7 +37,7 @@ BATCH = 500
 _deletions: ContextVar[tuple[str, list[tuple[Any, Any]]] | None] = ContextVar("ratequota_deletions", default=None)
 #: Model -> fields that no request depends on.
 _FOR_OPERATORS = {
-    "plan": ("description",),
+    "plan": ("description", "position"),
     "endpoint": ("description",),
     "ratepolicy": ("reason",),
     "planassignment": ("reason", "created_by", "created_at"),
