@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Container images often set it: each process of the tests would then compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test quick matrix browser soak bench lint format messages docs pages wheel clean
+.PHONY: help demo test quick matrix browser soak bench scale lint format messages docs pages wheel clean
 
 help: ## List the recipes
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,6 +52,9 @@ $(VENV)-bench/.bench: pyproject.toml
 
 bench: $(VENV)-bench/.bench ## Measure it beside other packages, into benchmarks/RESULTS.md (ARGS="one_decision --quick")
 	@$(VENV)-bench/bin/python -m benchmarks $(ARGS)
+
+scale: $(VENV)/.test ## Time the admin's pages with 100,000 policies and a million users, into benchmarks/SCALE.md (DATABASE=postgresql, ARGS="--serve 8000")
+	@$(if $(DATABASE),tests/$(DATABASE).sh) $(BIN)/python -m benchmarks.scale $(ARGS)
 
 lint: $(VENV)/.lint ## Check style, types, imports, migrations and the example project
 	@$(BIN)/ruff check .

@@ -11,7 +11,7 @@ from benchmarks.peers import Candidate, Hit, Told
 from benchmarks.scene import CLIENTS, Each, Rates, Requests, buckets_of
 from django_ratequota import Decision, Limiter, check_request
 from django_ratequota.engine.rates import ALGORITHMS, DEFAULT_ALGORITHM
-from django_ratequota.throttling import QuotaThrottle
+from django_ratequota.throttling import _DECISION, QuotaThrottle
 
 OURS = "django-ratequota"
 
@@ -56,6 +56,7 @@ def throttling(requests: Requests, headers: bool = True) -> Callable[[int], Quot
 
     def throttle(n: int) -> QuotaThrottle:
         vars(plain[n]).pop("ratequota", None)
+        vars(rest[n]).pop(_DECISION, None)
         asked = QuotaThrottle()
         asked.allow_request(rest[n], view)
         return asked

@@ -32,11 +32,16 @@ def describe(url: str) -> str:
     packages = ", ".join(f"{name} {_installed(name)}" for name in (*_OURS, "hiredis"))
     peers = ", ".join(f"{name} {_installed(name)}" for name in PEERS)
     lines = (
-        f"{datetime.now(UTC):%Y-%m-%d}, {_processor()}, {os.cpu_count()} cores; client and server share them",
+        f"{datetime.now(UTC):%Y-%m-%d}, {machine()}; client and server share them",
         f"Python {platform.python_version()}, {packages}; server: {server.version(url)}, loopback, no persistence",
         f"Beside: {peers}",
     )
     return "\n".join(f"- {line}" for line in lines) + f"\n\n{_HOW}"
+
+
+def machine() -> str:
+    """The processor and its cores."""
+    return f"{_processor()}, {os.cpu_count()} cores"
 
 
 def _installed(name: str) -> str:

@@ -2,64 +2,70 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from django import forms
-from django.core.paginator import Paginator
-from django.db.models import Count, Q
+from django.core.paginator import Page, Paginator
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..engine.rates import BLOCKED, UNLIMITED
 from ..models import Endpoint, Plan, RatePolicy
-from ..policies.facts import UNREADABLE, PolicyFacts
-from ..policies.precedence import strongest
-from ..policies.snapshot import Group
-from ..policies.unreadable import readable_facts
-from .filters import not_ended, started
-from .formatting import moment, shown, when
-from .pages import AdminPage, model_url
+from .filters import not_ended
+from .formatting import shown
+from .matrix_cells import Cells, count_overrides
+from .pages import AdminPage
 from .permissions import OVERRIDES, may
 
-#: Endpoints on one page; 50 plans make 5,000 cells of them.
-_PAGE = 100
-_PLACEHOLDER = "primary-key"
-_WORDS = {UNLIMITED: _("unlimited"), BLOCKED: _("blocked")}
+#: Most plans on a page. Endpoints are as many as make about ``_CELLS`` cells with them, within the two bounds: some
+#: 250 bytes each, and more where several policies apply in one.
+_MOST_PLANS, _CELLS, _FEWEST_ENDPOINTS, _MOST_ENDPOINTS = 20, 450, 20, 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InForce:
-    """A policy that applies in a cell."""
+class Search:
+    """What the operator looks for: the parameters of the page's form, by their names."""
 
-    rates: str
-    #: Shown unless it is the cell's only policy and counted per caller; else "".
-    counted_per: str
-    #: Log mode and dates, in words.
-    remarks: tuple[str, ...]
-    inherited: bool
-    blocked: bool
-    #: Its page; of an inherited policy the page that adds one for this plan. "" where neither is allowed.
-    link: str
+    #: Parts of the names of endpoints, and of plans; "" = all.
+    q: str
+    plan: str
+    #: Whether to leave out endpoints without policies for a plan or everyone, and plans that inherit everything.
+    own_endpoints: bool
+    own_plans: bool
 
+    @classmethod
+    def of(cls, params: Any) -> Search:
+        """Read the query string."""
+        texts = {name: params.get(name, "").replace("\x00", "").strip() for name in ("q", "plan")}
+        flags = {name: params.get(name) == "1" for name in ("own_endpoints", "own_plans")}
+        return cls(**texts, **flags)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """The limits of a plan's callers at an endpoint."""
+    def query(self, **pages: int) -> str:
+        """Return the query string of a link to these pages of the same search."""
+        flags = {"own_endpoints": self.own_endpoints and "1", "own_plans": self.own_plans and "1"}
+        others = {name: number for name, number in pages.items() if number > 1}
+        params = {"q": self.q, "plan": self.plan, **flags, **others}
+        return "?" + urlencode({name: value for name, value in params.items() if value})
 
-    #: Plan and endpoint, for screen readers.
-    label: str
-    in_force: tuple[InForce, ...]
-    #: Number of the cell's policies that have not ended but do not apply now; ``others_link`` lists them.
-    others: int
-    others_link: str
-    #: The page that adds a policy counted per caller; "" where there is one, or adding is not allowed.
-    add: str
+    def endpoints(self) -> QuerySet[Endpoint]:
+        """Return the endpoints found."""
+        found = Endpoint.objects.filter(name__icontains=self.q) if self.q else Endpoint.objects.all()
+        if not self.own_endpoints:
+            return found
+        of_plans = Q(plan__isnull=True) | Q(plan__name__icontains=self.plan) if self.plan else Q()
+        return found.filter(Exists(_own_policies().filter(of_plans, endpoint=OuterRef("pk"))))
+
+    def plans(self) -> QuerySet[Plan]:
+        """Return the plans found; of several policies of their own, one at the endpoints found will do."""
+        found = Plan.objects.filter(name__icontains=self.plan) if self.plan else Plan.objects.all()
+        if not self.own_plans:
+            return found
+        at_endpoints = Q(endpoint__name__icontains=self.q) if self.q else Q()
+        return found.filter(Exists(_own_policies().filter(at_endpoints, plan=OuterRef("pk"))))
 
 
 class MatrixPage(AdminPage):
@@ -74,178 +80,66 @@ class MatrixPage(AdminPage):
         return any(may(request.user, verb, override=False) for verb in ("view", "change"))
 
     def view(self, request: Any) -> Any:
-        """Show the plans as columns, and a page of endpoints as rows."""
-        query = request.GET.get("q", "").replace("\x00", "").strip()
-        endpoints = Endpoint.objects.filter(name__icontains=query) if query else Endpoint.objects.all()
-        page = Paginator(endpoints, _PAGE).get_page(request.GET.get("p"))
-        rows: list[Endpoint | None] = [None, *page.object_list]
-        plans = list(Plan.objects.all())
-        columns = [(None, gettext("everyone")), *((plan, shown(plan.name)) for plan in plans)]
-        cells = _Cells(self.site, request.user, rows)
-        overrides = _overrides(rows)
+        """Show a page of plans as columns, and a page of endpoints as rows."""
+        search = Search.of(request.GET)
+        plans = Paginator(search.plans(), _MOST_PLANS).get_page(request.GET.get("pp"))
+        # The same on each page of plans, also where the last one has fewer.
+        columns = 1 + min(plans.paginator.count, _MOST_PLANS)
+        most = min(_MOST_ENDPOINTS, max(_FEWEST_ENDPOINTS, _CELLS // columns))
+        endpoints = Paginator(search.endpoints(), most).get_page(request.GET.get("p"))
+        cells = Cells(self.site, request.user, [None, *endpoints], list(plans))
+        overrides = count_overrides([None, *endpoints])
         context = {
             "title": _("Rates in force by plan"),
             "original": gettext("Matrix"),
-            "query": query,
-            "page": page,
-            "pages": page.paginator.get_elided_page_range(page.number),
-            "ellipsis": page.paginator.ELLIPSIS,
-            # Translated once for thousands of cells.
-            "inherited": gettext("inherited from everyone"),
+            "search": search,
+            "searched": search.query() != "?",
+            "plan_count": plans.paginator.count,
+            "endpoint_count": endpoints.paginator.count,
+            "pages": [
+                (gettext("Plans"), _pages(plans, lambda number: search.query(pp=number, p=endpoints.number))),
+                (gettext("Endpoints"), _pages(endpoints, lambda number: search.query(pp=plans.number, p=number))),
+            ],
+            # Translated once for hundreds of cells.
             "add_here": gettext("Add"),
             "may_edit": cells.changes or cells.adds,
             "plans": [
                 {
-                    "name": name,
+                    "name": shown(plan.name),
                     "default_for": plan.get_default_for_display() if plan.default_for else "",
                     "link": self.object_url(request, Plan, plan.pk, plan),
                 }
-                for plan, name in columns
-                if plan
+                for plan in plans
             ],
-            "rows": [self._row(request, endpoint, columns, cells, overrides) for endpoint in rows],
+            "rows": [self._row(request, endpoint, cells, overrides) for endpoint in (None, *endpoints)],
         }
         return self.render(request, "matrix.html", context)
 
     def _row(
-        self,
-        request: Any,
-        endpoint: Endpoint | None,
-        columns: list[tuple[Plan | None, str]],
-        cells: _Cells,
-        overrides: dict[int | None, tuple[int, int]],
+        self, request: Any, endpoint: Endpoint | None, cells: Cells, overrides: dict[int | None, tuple[int, int]]
     ) -> dict[str, Any]:
-        name = gettext("all endpoints") if endpoint is None else shown(endpoint.name)
+        count, blocks = overrides.get(None if endpoint is None else endpoint.pk, (0, 0))
         return {
-            "endpoint": name,
+            "endpoint": gettext("all endpoints") if endpoint is None else shown(endpoint.name),
             "statuses": endpoint.charged_statuses if endpoint else "",
             "exempt": endpoint is not None and endpoint.exempt,
             "link": self.object_url(request, Endpoint, endpoint.pk) if endpoint else "",
-            "overrides": overrides.get(_key(endpoint), (0, 0))[0],
-            "blocks": overrides.get(_key(endpoint), (0, 0))[1],
+            "overrides": count,
+            "blocks": blocks,
             "overrides_link": cells.list_url({"audience": "override", "time": "active"}, endpoint),
-            "cells": [
-                cells.cell(endpoint, plan, cells.label % {"plan": plan_name, "endpoint": name})
-                for plan, plan_name in columns
-            ],
+            "cells": cells.row(endpoint),
         }
 
 
-class _Cells:
-    """Makes the cells of the page's rows, from one query."""
-
-    def __init__(self, site: Any, user: Any, rows: list[Endpoint | None]) -> None:
-        self.site = site
-        self.now_us = time.time_ns() // 1000
-        registered = site.is_registered(RatePolicy)
-        self.sees = registered
-        self.changes = registered and may(user, "change", override=False)
-        self.adds = registered and may(user, "add", override=False)
-        # Translated once for thousands of cells.
-        self.label = gettext("%(plan)s at %(endpoint)s")
-        self._bases: dict[str, str] = {}
-        #: endpoint id -> counted_per -> the policies that compete there.
-        self.groups: dict[int | None, dict[str, Group]] = {}
-        #: (endpoint id, plan id) -> number of policies that have not ended.
-        self.own: Counter[tuple[int | None, int | None]] = Counter()
-        self.remarks: dict[int, tuple[str, ...]] = {}
-        own = _of(rows) & ~OVERRIDES & not_ended(timezone.now())
-        found: dict[int | None, dict[str, list[PolicyFacts]]] = {}
-        for policy in RatePolicy.objects.filter(own).order_by("pk"):
-            facts = readable_facts(policy)
-            found.setdefault(facts.endpoint_id, {}).setdefault(facts.counted_per, []).append(facts)
-            self.own[facts.endpoint_id, facts.plan_id] += 1
-            self.remarks[facts.id] = tuple(_remarks(policy, facts))
-        for endpoint_id, groups in found.items():
-            self.groups[endpoint_id] = {per: Group(policies) for per, policies in groups.items()}
-
-    def cell(self, endpoint: Endpoint | None, plan: Plan | None, label: str) -> Cell:
-        """Return the cell of the plan (None = everyone) at the endpoint (None = all endpoints)."""
-        winners: list[PolicyFacts] = []
-        exempt = endpoint is not None and endpoint.exempt
-        for _per, group in () if exempt else sorted(self.groups.get(_key(endpoint), {}).items()):
-            winner = strongest([*(group.by_plan.get(plan.pk, ()) if plan else ()), *group.everyone], self.now_us)
-            if winner is not None:
-                winners.append(winner)
-        own = self.own[_key(endpoint), plan.pk if plan else None]
-        several = len(winners) > 1
-        in_force = tuple(self._in_force(winner, endpoint, plan, several) for winner in winners)
-        others = own - sum(not policy.inherited for policy in in_force)
-        audience = {"plan__id__exact": plan.pk} if plan else {"audience": "everyone"}
-        return Cell(
-            label=label,
-            in_force=in_force,
-            others=others,
-            others_link=self.list_url(audience, endpoint) if others else "",
-            add=""
-            if exempt or "caller" in (winner.counted_per for winner in winners)
-            else self._add(endpoint, plan, "caller"),
-        )
-
-    def list_url(self, query: dict[str, Any], endpoint: Endpoint | None) -> str:
-        """Return the address of the list of policies at the endpoint; "" where the site has none."""
-        if not self.sees:
-            return ""
-        filters = {"endpoint__id__exact": endpoint.pk} if endpoint else {"endpoint__isnull": "True"}
-        return f"{self._url('changelist')}?{urlencode({**query, **filters})}"
-
-    def _url(self, page: str, *args: Any) -> str:
-        """Return the address of a page of the policies' admin."""
-        # reverse() takes 20 µs, and there are thousands of cells.
-        base = self._bases.get(page)
-        if base is None:
-            base = self._bases[page] = model_url(self.site, RatePolicy, page, *[_PLACEHOLDER for _arg in args])
-        return base.replace(_PLACEHOLDER, str(args[0])) if args else base
-
-    def _in_force(self, policy: PolicyFacts, endpoint: Endpoint | None, plan: Plan | None, several: bool) -> InForce:
-        inherited = plan is not None and policy.plan_id is None
-        if inherited:
-            link = self._add(endpoint, plan, policy.counted_per)
-        else:
-            link = self._url("change", policy.id) if self.changes else ""
-        return InForce(
-            rates=str(_WORDS.get(policy.text, policy.text)),
-            counted_per=policy.counted_per if several or policy.counted_per != "caller" else "",
-            remarks=self.remarks[policy.id],
-            inherited=inherited,
-            blocked=policy.rates == BLOCKED,
-            link=link,
-        )
-
-    def _add(self, endpoint: Endpoint | None, plan: Plan | None, counted_per: str) -> str:
-        if not self.adds:
-            return ""
-        query: dict[str, Any] = {"plan": plan.pk} if plan else {}
-        if endpoint:
-            query["endpoint"] = endpoint.pk
-        return f"{self._url('add')}?{urlencode({**query, 'counted_per': counted_per})}"
+def _own_policies() -> QuerySet[RatePolicy]:
+    """Return the policies for plans and for everyone that have not ended."""
+    return RatePolicy.objects.filter(~OVERRIDES & not_ended(timezone.now())).order_by()
 
 
-def _key(endpoint: Endpoint | None) -> int | None:
-    return None if endpoint is None else endpoint.pk
-
-
-def _of(rows: Iterable[Endpoint | None]) -> Q:
-    return Q(endpoint__isnull=True) | Q(endpoint__in=[endpoint.pk for endpoint in rows if endpoint])
-
-
-def _overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, tuple[int, int]]:
-    """Return endpoint id -> (number of overrides in their dates, number of these that block)."""
-    now = timezone.now()
-    overrides = RatePolicy.objects.filter(_of(rows) & OVERRIDES & started(now) & not_ended(now)).order_by()
-    blocks = Count("pk", filter=Q(rates=BLOCKED, mode=RatePolicy.Mode.ENFORCE))
-    counts = overrides.values("endpoint").annotate(count=Count("pk"), blocks=blocks)
-    return {row["endpoint"]: (row["count"], row["blocks"]) for row in counts}
-
-
-def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:
-    if facts.rates == UNREADABLE:
-        yield gettext("cannot be read, “on error” applies")
-    elif facts.unread is not None:
-        yield gettext("in place of %(text)s, which cannot be read") % {"text": shown(facts.unread)}
-    if policy.mode == RatePolicy.Mode.LOG:
-        yield gettext("log only")
-    if policy.starts_at and not policy.ends_at:
-        yield gettext("since %(start)s") % {"start": moment(policy.starts_at)}
-    elif policy.ends_at:
-        yield when(policy)
+def _pages(page: Page[Any], url: Callable[[int], str]) -> list[dict[str, Any]]:
+    """Return the numbers of the pages, each with its address; none where there is one page only."""
+    numbers = page.paginator.get_elided_page_range(page.number) if page.has_other_pages() else ()
+    return [
+        {"text": number, "current": number == page.number, "url": url(number) if isinstance(number, int) else ""}
+        for number in numbers
+    ]

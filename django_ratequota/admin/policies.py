@@ -19,6 +19,7 @@ from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
 from .preview import ImpactPage, PreviewPage
+from .quotas import QuotasExport, QuotasPage
 from .reset import ResetPage, reset_usage
 from .usage.page import UsageExport, UsagePage
 from .warnings import WarnsOnSave
@@ -38,6 +39,8 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         ImpactPage,
         UsagePage,
         UsageExport,
+        QuotasPage,
+        QuotasExport,
     )
     form = PolicyForm
     actions = [reset_usage]

@@ -42,12 +42,17 @@ PUBLISH = _compose("publish")
 REPORT = _compose("report")
 #: Adds a process's counts to the statistics.
 COLLECT = _compose("collect")
+#: Keeps the subjects that have used half of a rate or more.
+NEAR = _compose("near")
 #: Returns the commands that the caller's ACL forbids.
 FORBIDDEN = _compose("forbidden_commands")
 #: The commands that the scripts call, and those that are sent without a script.
 COMMANDS = sorted(
     {
-        *re.findall(r"\bp?call\('([A-Z]+)'", DECIDE.source + PUBLISH.source + REPORT.source + COLLECT.source),
+        *re.findall(
+            r"\bp?call\('([A-Z]+)'",
+            DECIDE.source + PUBLISH.source + REPORT.source + COLLECT.source + NEAR.source,
+        ),
         *("DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"),
     }
 )

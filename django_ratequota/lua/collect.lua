@@ -4,11 +4,13 @@
 -- KEYS    [1] counts by the minute   [2] counts by the quarter of an hour   [3] [4] [5] callers admitted, refused, and
 --         refused in log mode   [6] recorded usage   [7] its level and size   [8] refusals   [9] refusals by time
 --         [10] refusals of a network that had others in the same minute before, by time
+--         [11] would-be refusals   [12] would-be refusals by time
 -- ARGV    [1] JSON: minutes, quarters {field, n ...}; callers {{member, n ...} x 3}; refusals {{id, time, n, text,
---         1 = others of its network came before} ...}
+--         0; 1 = others of its network came before; 2 = a would-be refusal} ...}
 --         [2] a chunk of usage ("" = none)           [3] the level at which to begin the hour
 --         [4] most fields of counts   [5] most callers   [6] most bytes of usage   [7] most refusals
 --         [8] [9] TTL of minutes, of all else (s)    [10] the time of the oldest refusals to keep (s)
+--         [11] most would-be refusals
 -- Stores  hashes, sorted sets by count, a list of chunks, and for refusals a hash and a sorted set by time.
 -- Returns the hour's level: usage is kept for one caller in 2^level. It rises by one each time the room left is
 --         halved, so that some always is.
@@ -69,35 +71,42 @@ if chunk ~= '' then
   redis.call('EXPIRE', KEYS[7], long_ttl)
 end
 
-for _, refusal in ipairs(payload.refusals) do
-  local id, at, count, text, more = unpack(refusal)
-  redis.call('HSETNX', KEYS[8], id, text)
-  redis.call('HINCRBY', KEYS[8], id .. ':count', count)
-  redis.call('ZADD', KEYS[9], 'NX', at, id)
-  if more == 1 then
-    redis.call('ZADD', KEYS[10], 'NX', at, id)
+-- A family of refusals: what is kept of them, their times, and the times of those that are dropped first.
+local function keep_refusals(kept, times, first, most, is_member)
+  for _, refusal in ipairs(payload.refusals) do
+    local id, at, count, text, kind = unpack(refusal)
+    if is_member(kind) then
+      redis.call('HSETNX', kept, id, text)
+      redis.call('HINCRBY', kept, id .. ':count', count)
+      redis.call('ZADD', times, 'NX', at, id)
+      if kind == 1 then
+        redis.call('ZADD', first, 'NX', at, id)
+      end
+    end
   end
-end
-if #payload.refusals > 0 then
-  for key = 8, 10 do
-    redis.call('EXPIRE', KEYS[key], long_ttl)
+  if #payload.refusals > 0 then
+    for _, key in ipairs({ kept, times, first }) do
+      redis.call('EXPIRE', key, long_ttl)
+    end
+  end
+  local function drop(ids)
+    for _, id in ipairs(ids) do
+      redis.call('ZREM', times, id)
+      redis.call('ZREM', first, id)
+      redis.call('HDEL', kept, id, id .. ':count')
+    end
+  end
+  drop(redis.call('ZRANGEBYSCORE', times, '-inf', oldest))
+  for _, key in ipairs({ first, times }) do
+    local excess = redis.call('ZCARD', times) - most
+    if excess > 0 then
+      drop(redis.call('ZRANGE', key, 0, excess - 1))
+    end
   end
 end
 
-local function drop(ids)
-  for _, id in ipairs(ids) do
-    redis.call('ZREM', KEYS[9], id)
-    redis.call('ZREM', KEYS[10], id)
-    redis.call('HDEL', KEYS[8], id, id .. ':count')
-  end
-end
-
-drop(redis.call('ZRANGEBYSCORE', KEYS[9], '-inf', oldest))
 -- Drop first the refusals of a network that had others in the same minute, so that no network takes all the room.
-for _, key in ipairs({ KEYS[10], KEYS[9] }) do
-  local excess = redis.call('ZCARD', KEYS[9]) - most_refusals
-  if excess > 0 then
-    drop(redis.call('ZRANGE', key, 0, excess - 1))
-  end
-end
+keep_refusals(KEYS[8], KEYS[9], KEYS[10], most_refusals, function(kind) return kind ~= 2 end)
+-- Kept apart, so that they never displace refusals.
+keep_refusals(KEYS[11], KEYS[12], KEYS[12], tonumber(ARGV[11]), function(kind) return kind == 2 end)
 return level

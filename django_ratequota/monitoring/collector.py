@@ -30,6 +30,7 @@ from ..store.base import run_script
 from ..utils.locks import ForkSafeLock
 from ..utils.sansio import drive
 from .background import Background
+from .near import MIN_WINDOW_US, Noted
 from .packing import HOUR, KEPT_SECONDS, MINUTE, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
 from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, digest, is_sampled, stored_name
 from .refusals import describe, shared_network
@@ -38,11 +39,13 @@ from .refusals import describe, shared_network
 MAX_PENDING = 20_000
 #: Most refusals with an id per minute: of all clients, and of one network (/24, IPv6 /48).
 MAX_REFUSALS, MAX_OF_NETWORK = 300, 30
+#: The same for would-be refusals, by policies in log mode: of all policies, and of one.
+MAX_WOULD_BE, MAX_OF_POLICY = 100, 10
 #: A network's first refusals of a minute, which stay in Redis when there are too many and its others go.
 _FIRST_OF_NETWORK = 3
 #: Bounds of what Redis keeps: fields of each hash of counts, callers of an hour and outcome, bytes of an hour's
-#: attempts, refusals.
-MAX_FIELDS, MAX_CALLERS, MAX_USAGE_BYTES, MAX_KEPT_REFUSALS = 20_000, 1_000, 2**19, 10_000
+#: attempts, refusals, would-be refusals.
+MAX_FIELDS, MAX_CALLERS, MAX_USAGE_BYTES, MAX_KEPT_REFUSALS, MAX_KEPT_WOULD_BE = 20_000, 1_000, 2**19, 10_000, 2_000
 #: Seconds from the last count of a key, which holds an hour or a day, until it goes.
 _MINUTES_TTL, _TTL = 3 * HOUR, KEPT_SECONDS
 #: Most distinct records sent by one call: Redis serves nobody else meanwhile.
@@ -55,8 +58,9 @@ _CHUNK_SECONDS = 10.0
 class _PendingRefusal:
     minute: int
     text: str  # as ``describe`` returns it
-    network: str
-    after_first: bool  # whether the network had ``_FIRST_OF_NETWORK`` before
+    share: object  # key in ``_shares``
+    #: 0; 1 = the network had ``_FIRST_OF_NETWORK`` before; 2 = a would-be refusal.
+    kind: int
     count: int = 1  # since the last flush
 
 
@@ -67,13 +71,16 @@ class Collector:
         #: ``DecisionRecord``s as plain tuples: these cost less to make, and the garbage collector passes them over.
         self._pending: deque[tuple[Any, ...]] = deque()
         self._refusals: dict[str, _PendingRefusal] = {}
-        #: Network -> its refusals among these.
-        self._networks: Counter[str] = Counter()
+        #: Network -> its refusals among these; policies in log mode -> their would-be refusals.
+        self._shares: Counter[Any] = Counter()
+        #: How many of them are would-be refusals.
+        self._would_be = 0
         #: ``DecisionRecord.attempt`` -> [how many were admitted, and refused]
         self._attempts: dict[tuple[Any, ...], list[int]] = {}
         self._attempts_sent = time.monotonic()
         #: The last hour that attempts were sent for, and the sampling level that Redis returned for it.
         self._level = (0, 0)
+        self._near = Noted()
         # One for refusals, one for a single flush at a time.
         self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
 
@@ -86,7 +93,10 @@ class Collector:
         decision: Decision,
         cost: int,
     ) -> str:
-        """Record a decision; returns the id of a refusal, "" where there is none."""
+        """Record a decision; returns the id of a refusal, "" where there is none.
+
+        Requests that a policy in log mode would have refused are recorded as refusals are, without an id.
+        """
         name, ip = context.caller.name, context.caller.client_address.text
         allowed = decision.allowed
         # A plain loop, because every request pays for this.
@@ -94,6 +104,10 @@ class Collector:
         for status in decision.statuses:
             if not status.allowed and (allowed or status.refused):
                 against = (*against, status.bucket.policy_id)
+            if status.window_us >= MIN_WINDOW_US:
+                rate = status.bucket.rate  # not ``status.limit``, which takes two calls
+                if status.remaining * 2 <= (rate.burst or rate.limit):
+                    self._near.note(status, decision.at_us)
         record = (
             (decision.at_us or time.time_ns() // 1000) // 10**6,
             name if len(name) <= MAX_NAME and name.isascii() else stored_name(name),
@@ -107,32 +121,46 @@ class Collector:
         )
         if len(self._pending) < MAX_PENDING:
             self._pending.append(record)
-        # Nobody could look up a refusal in memory. Not ``in_memory``, which is slower to read.
-        if allowed or settings.redis_url == "memory://":
+        if allowed and not against:
             return ""
-        return self._record_refusal(DecisionRecord._make(record), context.scope or "", route, method, decision)
+        # Nobody could look up a refusal in memory. Not ``in_memory``, which is slower to read.
+        if settings.redis_url == "memory://":
+            return ""
+        refusal_id = self._record_refusal(DecisionRecord._make(record), context.scope or "", route, method, decision)
+        return "" if allowed else refusal_id
 
     def _record_refusal(self, record: DecisionRecord, scope: str, route: str, method: str, decision: Decision) -> str:
-        minute = record.second // MINUTE
-        refusal_id = digest(repr((record.caller, record.ip, scope, record.endpoint_ids, decision.violated, minute)))
+        minute, would_be = record.second // MINUTE, decision.allowed
+        by = record.against if would_be else decision.violated
+        refusal_id = digest(repr((record.caller, record.ip, scope, record.endpoint_ids, by, minute)))
         with self._lock:
             known = self._refusals.get(refusal_id)
             if known is not None:
                 known.count += 1
                 return refusal_id
-            network = shared_network(record.ip)
-            earlier = self._networks[network]
-            if len(self._refusals) >= MAX_REFUSALS or earlier >= MAX_OF_NETWORK:
+            share = by if would_be else shared_network(record.ip)
+            earlier = self._shares[share]
+            if would_be:
+                full = self._would_be >= MAX_WOULD_BE or earlier >= MAX_OF_POLICY
+            else:
+                full = len(self._refusals) - self._would_be >= MAX_REFUSALS or earlier >= MAX_OF_NETWORK
+            if full:
                 return ""
             text = describe(record, scope, route, method, decision)
-            self._refusals[refusal_id] = _PendingRefusal(minute, text, network, earlier >= _FIRST_OF_NETWORK)
-            self._networks[network] += 1
+            kind = 2 if would_be else int(earlier >= _FIRST_OF_NETWORK)
+            self._refusals[refusal_id] = _PendingRefusal(minute, text, share, kind)
+            self._shares[share] += 1
+            self._would_be += would_be
         return refusal_id
 
     def flush(self) -> None:
         """Send what is recorded so far. Raises ``StoreError``; then that is lost."""
         with self._flushing:
-            self._flush(default_limiter())
+            limiter = default_limiter()
+            try:
+                self._flush(limiter)
+            finally:
+                self._near.send(limiter)
 
     def _flush(self, limiter: Limiter) -> None:
         plain = Counter(self._pending.popleft() for _ in range(len(self._pending)))
@@ -159,9 +187,10 @@ class Collector:
         names = [f"minutes:{start // MINUTES[1]}", f"quarters:{start // QUARTERS[1]}"]
         names += [f"{outcome}:{hour}" for outcome in OUTCOMES]
         names += [f"usage:{hour}", f"level:{hour}", "refusals", "refused_at", "refused_more"]
+        names += ["would_be", "would_be_at"]
         args = [json.dumps(payload), chunk, self._level_for(hour)]
         args += [MAX_FIELDS, MAX_CALLERS, MAX_USAGE_BYTES, MAX_KEPT_REFUSALS]
-        args += [_MINUTES_TTL, _TTL, start - KEPT_SECONDS]
+        args += [_MINUTES_TTL, _TTL, start - KEPT_SECONDS, MAX_KEPT_WOULD_BE]
         steps = run_script(COLLECT, [statistics_key(limiter.prefix, name) for name in names], args)
         return int(drive(steps, limiter.store.call().do))
 
@@ -192,21 +221,22 @@ class Collector:
         return {hour: pack_attempts(rows) for hour, rows in hours.items()}
 
     def _take_refusals(self) -> list[list[Any]]:
-        """Return the refusals to send: [id, Unix time, count, description, 1 = may be dropped first].
+        """Return the refusals to send: [id, Unix time, count, description, kind].
 
         Refusals of past minutes are forgotten.
         """
         with self._lock:
             current = max((refusal.minute for refusal in self._refusals.values()), default=0)
             taken = [
-                [refusal_id, refusal.minute * MINUTE, refusal.count, refusal.text, int(refusal.after_first)]
+                [refusal_id, refusal.minute * MINUTE, refusal.count, refusal.text, refusal.kind]
                 for refusal_id, refusal in self._refusals.items()
                 if refusal.count
             ]
             self._refusals = {name: refusal for name, refusal in self._refusals.items() if refusal.minute == current}
             for refusal in self._refusals.values():
                 refusal.count = 0
-            self._networks = Counter(refusal.network for refusal in self._refusals.values())
+            self._shares = Counter(refusal.share for refusal in self._refusals.values())
+            self._would_be = sum(refusal.kind == 2 for refusal in self._refusals.values())
         return taken
 
     def close(self) -> None:
@@ -222,9 +252,11 @@ class Collector:
         """Drop everything that is not sent yet."""
         self._pending.clear()
         self._refusals.clear()
-        self._networks.clear()
+        self._shares.clear()
+        self._would_be = 0
         self._attempts.clear()
         self._level = (0, 0)
+        self._near.clear()
 
 
 def _plan_id(context: EvaluationContext, resolution: Resolution) -> int | None:

@@ -73,6 +73,8 @@ class Refusal:
     revision: int
     #: Why ``on_error`` decided instead of Redis; "" when Redis decided.
     error: str = ""
+    #: Ids of the policies that refused it or, in log mode, would have.
+    against: tuple[int | None, ...] = ()
 
 
 @reading()
@@ -92,6 +94,17 @@ def refusals(most: int = 50, caller: str = "") -> tuple[Refusal, ...]:
     return tuple(islice(found, most))
 
 
+@reading()
+def would_be_refusals(policy_id: int, most: int = 20) -> tuple[Refusal, ...]:
+    """Return the newest admitted requests that a policy in log mode would have refused, newest first.
+
+    Of all policies the newest 2,000 are kept, and of one policy ten per minute and process.
+    """
+    newest = [refusal_id.decode() for refusal_id in read("ZRANGE", "would_be_at", 0, -1, "REV")]
+    found = (refusal for refusal in _read_refusals(newest, "would_be") if policy_id in refusal.against)
+    return tuple(islice(found, most))
+
+
 def describe(record: DecisionRecord, scope: str, route: str, method: str, decision: Decision) -> str:
     """Return the JSON of a refusal that ``_refusal`` reads."""
     return json.dumps(
@@ -107,6 +120,7 @@ def describe(record: DecisionRecord, scope: str, route: str, method: str, decisi
             "violated": [title[:MAX_NAME] for title in decision.violated],
             "error": decision.error,
             "revision": decision.revision,
+            "against": record.against,
             "buckets": [asdict(_bucket(status)) for status in decision.statuses],
         }
     )
@@ -133,11 +147,11 @@ def _bucket(status: BucketStatus) -> RefusedBucket:
     )
 
 
-def _read_refusals(ids: list[str]) -> Iterator[Refusal]:
+def _read_refusals(ids: list[str], key: str = "refusals") -> Iterator[Refusal]:
     for start in range(0, len(ids), _BATCH):
         batch = ids[start : start + _BATCH]
         fields = [field for refusal_id in batch for field in (refusal_id, f"{refusal_id}:count")]
-        values = iter(read("HMGET", "refusals", *fields))
+        values = iter(read("HMGET", key, *fields))
         for refusal_id, described, count in zip(batch, values, values, strict=True):
             if described is not None:
                 yield _refusal(refusal_id, json.loads(described), int(count or 0))
@@ -147,6 +161,7 @@ def _refusal(refusal_id: str, described: dict[str, Any], count: int) -> Refusal:
     described |= {
         "at": datetime.fromtimestamp(described["at"], UTC),
         "violated": tuple(described["violated"]),
+        "against": tuple(described.get("against", ())),
         "buckets": tuple(RefusedBucket(**bucket) for bucket in described["buckets"]),
     }
     return Refusal(**described, id=refusal_id, count=count)

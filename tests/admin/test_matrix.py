@@ -77,8 +77,13 @@ def test_a_cell_shows_the_rates_in_force_and_links_to_their_policy(
         ("all endpoints", "Pro"): "+",
         ("search", "everyone"): "5/s",
         ("search", "Free"): "10/s, 1000/hour burst 50",
-        ("search", "Pro"): "5/s inherited from everyone",
+        ("search", "Pro"): "5/s",
     }
+    inherited = re.search(r'<div class="ratequota-matrix-policy inherited">(.*?)</div>', found["search", "Pro"])
+    assert inherited is not None, "a colour of its own"
+    hidden = '<span class="ratequota-matrix-hidden">, Pro at search, inherited from everyone</span>'
+    assert hidden in inherited[1], "and a name"
+    assert "inherited" not in found["search", "Free"] + found["search", "everyone"]
     add = f"{BASE}/ratepolicy/add/?"
     assert {place: links(cell) for place, cell in found.items()} == {
         ("all endpoints", "everyone"): [f"{add}counted_per=caller"],
@@ -124,7 +129,7 @@ def test_dates_are_shown_and_policies_not_in_force_are_linked(operator: Client, 
     found = cells(operator.get(MATRIX))
     assert re.fullmatch(r"2/s until \d\d/\d\d/\d{4} \S+ [ap]\.m\. 2 not in force", words(found["search", "Free"]))
     assert re.fullmatch(r"6/s since \S+ \S+ [ap]\.m\.", words(found["all endpoints", "everyone"]))
-    assert re.fullmatch(r"6/s inherited from everyone since .* 1 not in force", words(found["all endpoints", "Free"]))
+    assert re.fullmatch(r"6/s since .* 1 not in force", words(found["all endpoints", "Free"]))
     for place, rates in {
         ("search", "Free"): {"1/s", "2/s", "3/s", "4/s"},
         ("all endpoints", "Free"): {"5/s"},
@@ -229,6 +234,65 @@ def test_endpoints_are_filtered_by_name_and_paged(operator: Client) -> None:
     assert '<a href="?q=e&amp;p=2">2</a>' in text_of(operator.get(f"{MATRIX}?q=e"))
 
 
+def test_plans_are_filtered_by_name_and_paged(operator: Client) -> None:
+    Plan.objects.bulk_create([Plan(name=f"p{number:02}", slug=f"p{number:02}") for number in range(45)])
+    Endpoint.objects.bulk_create([Endpoint(name=f"e{number:02}") for number in range(25)])
+    RatePolicy.objects.create(plan=Plan.objects.get(name="p30"), rates="7/s")
+
+    def axes(query: str) -> tuple[list[str], list[str]]:
+        found = cells(operator.get(f"{MATRIX}?{query}"))
+        return list(dict.fromkeys(plan for _, plan in found)), list(dict.fromkeys(endpoint for endpoint, _ in found))
+
+    plans, endpoints = axes("")
+    assert plans == ["everyone", *(f"p{number:02}" for number in range(20))]
+    assert endpoints == ["all endpoints", *(f"e{number:02}" for number in range(21))], "450 cells in 21 columns"
+    last = axes("pp=3&p=2")
+    assert last == (
+        ["everyone", *(f"p{number}" for number in range(40, 45))],
+        ["all endpoints", *(f"e{number}" for number in range(21, 25))],
+    ), "as many endpoints to a page although it has fewer plans"
+    assert axes("pp=99&p=99") == last
+    assert axes("pp=x") == (plans, endpoints)
+    assert axes("plan=P1")[0] == ["everyone", *(f"p{number}" for number in range(10, 20))]
+    assert len(axes("plan=p1")[1]) == 26, "fewer plans leave room for all endpoints"
+    assert axes("plan=nothing%00") == (["everyone"], axes("plan=p1")[1])
+    assert "7/s" in words(cells(operator.get(f"{MATRIX}?pp=2"))["all endpoints", "p30"])
+    page = text_of(operator.get(f"{MATRIX}?plan=p&own_endpoints=&pp=2&p=2"))
+    assert 'name="plan" id="ratequota-matrix-plan" value="p"' in page
+    assert "45 plans, 25 endpoints" in page
+    links = [html.unescape(link) for link in re.findall(r'<a href="(\?[^"]*)">\d', page)]
+    assert links == ["?plan=p&p=2", "?plan=p&pp=3&p=2", "?plan=p&pp=2"]
+    assert page.count('aria-current="page">2<') == 2
+    assert "No plan matches this search." in text_of(operator.get(f"{MATRIX}?plan=nothing"))
+
+
+def test_only_plans_and_endpoints_with_policies_of_their_own(operator: Client, free: Plan, search: Endpoint) -> None:
+    pro, idle = (Plan.objects.create(name=name, slug=name.lower()) for name in ("Pro", "Idle"))
+    shared, overridden, _bare, ended = (Endpoint.objects.create(name=n) for n in ("a", "b", "c", "d"))
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="1/s")
+    RatePolicy.objects.create(plan=pro, rates="2/s")
+    RatePolicy.objects.create(endpoint=shared, rates="3/s", mode="off")
+    RatePolicy.objects.create(endpoint=overridden, subject="ip:::1", rates="4/s")
+    RatePolicy.objects.create(endpoint=ended, plan=idle, rates="5/s", ends_at=timezone.now() - DAY)
+
+    def plans(query: str) -> list[str]:
+        return sorted({plan for _, plan in cells(operator.get(f"{MATRIX}?{query}"))} - {"everyone"})
+
+    def endpoints(query: str) -> list[str]:
+        return sorted({endpoint for endpoint, _ in cells(operator.get(f"{MATRIX}?{query}"))} - {"all endpoints"})
+
+    assert endpoints("own_endpoints=1") == ["a", "search"]
+    assert endpoints("own_endpoints=1&plan=Pro") == ["a"], "none of Pro's own"
+    assert endpoints("own_endpoints=1&plan=Free") == ["a", "search"]
+    assert len(endpoints("own_endpoints=0")) == 5
+    assert plans("own_plans=1") == ["Free", "Pro"]
+    assert plans("own_plans=1&q=search") == ["Free"]
+    assert plans("own_plans=1&q=a") == ["Free"], "search has an a"
+    assert plans("own_plans=1&q=b") == []
+    page = text_of(operator.get(f"{MATRIX}?own_plans=1&own_endpoints=1"))
+    assert len(re.findall('type="checkbox"[^>]* value="1" checked', page)) == 2
+
+
 def test_hostile_names_are_shown_harmlessly(operator: Client, search: Endpoint) -> None:
     Plan.objects.create(name=HOSTILE[:100], slug="evil", description=HOSTILE)
     RatePolicy.objects.create(endpoint=search, rates="1/s", reason=HOSTILE[:200])
@@ -259,15 +323,16 @@ def test_queries_do_not_grow(operator: Client) -> None:
             for other in Endpoint.objects.all():
                 RatePolicy.objects.create(plan=plan, endpoint=other, rates="1/s")
 
-    def count() -> int:
+    def count(query: str = "") -> int:
         with CaptureQueriesContext(connection) as captured:
-            text_of(operator.get(MATRIX))
+            text_of(operator.get(MATRIX + query))
         return len(captured)
 
     fill(0, 2)
     few = count()
-    fill(2, 12)
-    assert count() == few <= 8
+    fill(2, 32)
+    assert count() == few <= 9
+    assert count("?own_plans=1&own_endpoints=1&q=e&plan=p&p=2&pp=2") <= 9
 
 
 EDITOR = ("view_ratepolicy", "add_ratepolicy", "change_ratepolicy", "view_plan", "view_endpoint")

@@ -201,6 +201,22 @@ def test_selects_of_many_objects_become_text_fields(free: Plan) -> None:
     assert RatePolicy.objects.get(endpoint=other).rates == "10/min"
 
 
+def test_a_page_of_the_matrix_is_bounded(operator: Client) -> None:
+    """Regression: 200 plans and 500 endpoints were a page of 10 MB."""
+    columns, lines = plans(200), endpoints(500)
+    rates = {"caller": "10/s, 1000/hour burst 50", "ip": "100/min"}
+    cells = ((plan, one) for one in lines[:30] for plan in columns[:30])
+    rows([RatePolicy(plan=p, endpoint=one, counted_per=per, rates=rates[per]) for p, one in cells for per in rates])
+    page, _ = listed(operator, "plan/matrix/")
+    assert page.content.decode().count("<td>") > 400
+    assert len(page.content) < 300_000
+    # The other form of a cell: inherited, with a link that adds.
+    rows([RatePolicy(endpoint=one, counted_per=per, rates=rates[per]) for one in lines for per in rates])
+    page, _ = listed(operator, "plan/matrix/?pp=10&p=24")
+    assert page.content.decode().count("inherited from everyone</span>") == 2 * 20 * 17
+    assert len(page.content) < 300_000
+
+
 # --- Filters. ---
 
 

@@ -13,12 +13,13 @@ from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
 from django_ratequota import check_request
+from django_ratequota.engine.decision import Decision
 from django_ratequota.engine.keys import statistics_key
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import records
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.packing import HOUR
-from django_ratequota.monitoring.refusals import find_refusal, refusals
+from django_ratequota.monitoring.refusals import find_refusal, refusals, would_be_refusals
 from tests.monitoring.support import record
 from tests.project.views import request_from
 
@@ -133,3 +134,48 @@ def test_refusals_expire_after_48_hours(search: Endpoint, redis_client: redis.Re
     check_request(request_from())
     collector.flush()
     assert find_refusal(young) is None
+
+
+def test_would_be_refusals_are_kept_apart_and_without_an_id(search: Endpoint, redis_client: redis.Redis) -> None:
+    trial = RatePolicy.objects.create(endpoint=search, rates="2/day", mode="log")
+    other = RatePolicy.objects.create(rates="blocked", mode="log", counted_per="everyone")
+    decisions = [check_request(request_from(address="203.0.113.7"), scope="search") for _ in range(5)]
+    assert {(decision.allowed, decision.refusal_id) for decision in decisions} == {(True, "")}
+    check_request(request_from(address="203.0.113.8"), scope="search")
+    collector.flush()
+    assert refusals() == ()
+    assert redis_client.zcard(statistics_key("rqtest", "refused_at")) == 0
+    found = would_be_refusals(trial.pk)
+    assert sum(one.count for one in found) == 3
+    assert {(one.caller, one.scope, one.violated) for one in found} == {("ip:203.0.113.7", "search", ())}
+    assert all(set(one.against) == {trial.pk, other.pk} for one in found)
+    assert sum(one.count for one in would_be_refusals(other.pk)) == 6
+    assert len(would_be_refusals(other.pk, most=1)) == 1
+    assert would_be_refusals(0) == ()
+
+
+def test_would_be_refusals_never_displace_refusals(monkeypatch: Any, redis_client: redis.Redis) -> None:
+    monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_WOULD_BE", 4)
+    monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_OF_POLICY", 3)
+    monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_REFUSALS", 2)
+    monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_KEPT_WOULD_BE", 5)
+    now = int(time.time()) // 60 * 60
+
+    def note(last: int, policy: int, allowed: bool = True, ago: int = 0) -> str:
+        noted = record(now - ago, f"ip:203.0.113.{last}", allowed=allowed, against=(policy,))
+        return collector._record_refusal(noted, "", "", "GET", Decision(allowed=allowed))
+
+    assert [bool(note(last, 1)) for last in range(4)] == [True, True, True, False]
+    assert [bool(note(last, 2)) for last in range(2)] == [True, False]
+    refused = [note(last, 3, allowed=False) for last in range(3)]
+    assert [bool(one) for one in refused] == [True, True, False]
+    collector.flush()
+    for ago in (60, 120, 180):
+        collector.clear()
+        note(ago, 1, ago=ago)
+        collector.flush()
+    assert len(refusals()) == 2
+    assert [len(would_be_refusals(policy)) for policy in (1, 2, 3)] == [4, 1, 0]
+    assert redis_client.hlen(statistics_key("rqtest", "would_be")) == 10
+    collector.clear()
+    assert note(0, 1)

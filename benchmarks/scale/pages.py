@@ -1,0 +1,118 @@
+"""The pages that are opened, by name, on the rows that ``seed`` made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db.models import Count
+from django.utils.http import urlencode
+
+from benchmarks.scale.seed import ADMIN, FULL_PLAN, PLANNER
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.monitoring.refusals import refusals
+
+#: Django's own list of a million rows, which the others are compared with.
+BASE = "users (Django's own list)"
+_APP = "/admin/django_ratequota"
+_POLICIES = f"{_APP}/ratepolicy"
+_CSV = ("timeline", "endpoints", "policies", "callers", "refusals")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The address of a page, who opens it, and what is posted to it; None = nothing, it is only opened."""
+
+    path: str
+    operator: str = ADMIN
+    data: dict[str, Any] | None = field(default=None)
+
+
+def pages() -> dict[str, Page]:
+    """Return name -> page, in the order of the table."""
+    pro = Plan.objects.get(slug=FULL_PLAN)
+    busy = Endpoint.objects.annotate(number=Count("policies")).order_by("-number", "pk")[0]
+    policy = RatePolicy.objects.filter(plan=pro, endpoint=busy).order_by("pk")[0]
+    override = RatePolicy.objects.filter(user__isnull=False).order_by("pk")[0]
+    user = User.objects.filter(is_staff=False).order_by("pk")[0]
+    subject = RatePolicy.objects.exclude(subject="").order_by("-pk")[0].subject
+    change = PolicyChange.objects.order_by("-pk")[0]
+    assignment = PlanAssignment.objects.order_by("-pk")[0]
+    rows = list(RatePolicy.objects.order_by("pk").values_list("pk", flat=True)[:50])
+    found = {
+        BASE: Page("/admin/auth/user/"),
+        "a user": Page(f"/admin/auth/user/{user.pk}/change/"),
+        "start of the app": Page(f"{_APP}/"),
+        **_policy_pages(policy, override, subject, user, busy, pro),
+        "policies, asking to delete 50": Page(
+            f"{_POLICIES}/", data={"action": "delete_selected", "_selected_action": rows}
+        ),
+        "plans": Page(f"{_APP}/plan/"),
+        "plans, search": Page(f"{_APP}/plan/?q=partner"),
+        "plan of 500 policies": Page(f"{_APP}/plan/{pro.pk}/change/"),
+        "plan of 500 policies, endpoints hidden": Page(f"{_APP}/plan/{pro.pk}/change/", PLANNER),
+        "plan, copy": Page(f"{_APP}/plan/{pro.pk}/copy/"),
+        "plan, asking to delete": Page(f"{_APP}/plan/{pro.pk}/delete/"),
+        "matrix": Page(f"{_APP}/plan/matrix/"),
+        "matrix, search": Page(f"{_APP}/plan/matrix/?q=billing"),
+        "endpoints": Page(f"{_APP}/endpoint/"),
+        "endpoint": Page(f"{_APP}/endpoint/{busy.pk}/change/"),
+        "endpoint, asking to delete": Page(f"{_APP}/endpoint/{busy.pk}/delete/"),
+        "assignments": Page(f"{_APP}/planassignment/"),
+        "assignments, active": Page(f"{_APP}/planassignment/?time=active"),
+        "assignments, of a plan": Page(f"{_APP}/planassignment/?plan__id__exact={pro.pk}"),
+        "assignments, search a user": Page(f"{_APP}/planassignment/?q={user.username}"),
+        "assignments, search a plan": Page(f"{_APP}/planassignment/?q=partner"),
+        "assignment": Page(f"{_APP}/planassignment/{assignment.pk}/change/"),
+        "history": Page(f"{_APP}/policychange/"),
+        "history, search": Page(f"{_APP}/policychange/?q=4711"),
+        "history, of policies": Page(f"{_APP}/policychange/?model=ratepolicy"),
+        "change": Page(f"{_APP}/policychange/{change.pk}/change/"),
+        "change, restore": Page(f"{_APP}/policychange/{change.pk}/restore/before/"),
+        **{f"find {model}": _autocomplete(model, term) for model, term in _TERMS.items()},
+    }
+    return found
+
+
+_TERMS = {"plan": "part", "endpoint": "bill", "user": "alice12"}
+
+
+def _autocomplete(name: str, term: str) -> Page:
+    query = {"app_label": "django_ratequota", "model_name": "ratepolicy", "field_name": name, "term": term}
+    return Page(f"/admin/autocomplete/?{urlencode(query)}")
+
+
+def _policy_pages(policy: Any, override: Any, subject: str, user: Any, endpoint: Any, plan: Any) -> dict[str, Page]:
+    caller = f"user={override.user_id}&endpoint={endpoint.name}&method=GET"
+    last = RatePolicy.objects.count() // 50
+    found = {
+        "policies": Page(f"{_POLICIES}/"),
+        "policies, last page": Page(f"{_POLICIES}/?p={last}"),
+        "policies, by audience": Page(f"{_POLICIES}/?o=1"),
+        "policies, log only": Page(f"{_POLICIES}/?mode__exact=log"),
+        "policies, overrides": Page(f"{_POLICIES}/?audience=override"),
+        "policies, of an endpoint": Page(f"{_POLICIES}/?endpoint__id__exact={endpoint.pk}"),
+        "policies, search a user": Page(f"{_POLICIES}/?q={override.user.username}"),
+        "policies, search a subject": Page(f"{_POLICIES}/?q={subject}"),
+        "policies, search a plan": Page(f"{_POLICIES}/?q={plan.name}"),
+        "policies, search two words": Page(f"{_POLICIES}/?q=sales+billing"),
+        "policies, search nothing": Page(f"{_POLICIES}/?q=nothing-like-it"),
+        "policies, search overrides": Page(f"{_POLICIES}/?q=alice&audience=user&mode__exact=enforce"),
+        "policy": Page(f"{_POLICIES}/{policy.pk}/change/"),
+        "override": Page(f"{_POLICIES}/{override.pk}/change/"),
+        "policy, add": Page(f"{_POLICIES}/add/"),
+        "policy, asking to delete": Page(f"{_POLICIES}/{policy.pk}/delete/"),
+        "override, reset": Page(f"{_POLICIES}/{override.pk}/reset/"),
+        "explain, empty": Page(f"{_POLICIES}/explain/"),
+        "explain, a user": Page(f"{_POLICIES}/explain/?{caller}"),
+        "explain, an address": Page(f"{_POLICIES}/explain/?caller=ip:198.18.0.1&endpoint={endpoint.name}"),
+        "live usage, hour": Page(f"{_POLICIES}/usage/"),
+        "live usage, day": Page(f"{_POLICIES}/usage/?span=day"),
+        "live usage, week": Page(f"{_POLICIES}/usage/?span=week"),
+        **{f"CSV of {name}, week": Page(f"{_POLICIES}/usage/csv/?what={name}&span=week") for name in _CSV},
+    }
+    newest = refusals(1)
+    if newest:
+        found["explain, a refusal"] = Page(f"{_POLICIES}/explain/?id={newest[0].id}")
+    return found

@@ -1,0 +1,193 @@
+"""The cells of the matrix page: the rates in force of each plan at each endpoint, read in one query."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Count, Q
+from django.utils import timezone
+from django.utils.http import urlencode
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ..engine.rates import BLOCKED, UNLIMITED
+from ..models import Endpoint, Plan, RatePolicy
+from ..policies.facts import UNREADABLE, PolicyFacts
+from ..policies.precedence import strongest
+from ..policies.snapshot import Group
+from ..policies.unreadable import readable_facts
+from .filters import not_ended, started
+from .formatting import moment, shown, when
+from .pages import model_url
+from .permissions import OVERRIDES, may
+
+_PLACEHOLDER = "primary-key"
+_WORDS = {UNLIMITED: _("unlimited"), BLOCKED: _("blocked")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InForce:
+    """A policy that applies in a cell."""
+
+    rates: str
+    #: Plan and endpoint, and that it is inherited, for screen readers.
+    label: str
+    #: Shown unless it is the cell's only policy and counted per caller; else "".
+    counted_per: str
+    #: Log mode and dates, in words.
+    remarks: tuple[str, ...]
+    inherited: bool
+    blocked: bool
+    #: Its page; of an inherited policy the page that adds one for this plan. "" where neither is allowed.
+    link: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The limits of a plan's callers at an endpoint."""
+
+    #: Plan and endpoint, for screen readers.
+    label: str
+    in_force: tuple[InForce, ...]
+    #: Number of the cell's policies that have not ended but do not apply now; ``others_link`` lists them.
+    others: int
+    others_link: str
+    #: The page that adds a policy counted per caller; "" where there is one, or adding is not allowed.
+    add: str
+
+
+class Cells:
+    """Makes the cells of the page's rows, from one query."""
+
+    def __init__(self, site: Any, user: Any, rows: list[Endpoint | None], plans: list[Plan]) -> None:
+        self.site = site
+        self.now_us = time.time_ns() // 1000
+        registered = site.is_registered(RatePolicy)
+        self.sees = registered
+        self.changes = registered and may(user, "change", override=False)
+        self.adds = registered and may(user, "add", override=False)
+        #: The columns after the one for everyone.
+        self._columns = [(None, gettext("everyone")), *((plan, shown(plan.name)) for plan in plans)]
+        # Translated once for hundreds of cells.
+        self._label = gettext("%(plan)s at %(endpoint)s")
+        self._inherited = gettext("%(place)s, inherited from everyone")
+        self._bases: dict[str, str] = {}
+        #: endpoint id -> counted_per -> the policies that compete there.
+        self.groups: dict[int | None, dict[str, Group]] = {}
+        #: (endpoint id, plan id) -> number of policies that have not ended.
+        self.own: Counter[tuple[int | None, int | None]] = Counter()
+        self.remarks: dict[int, tuple[str, ...]] = {}
+        own = _of(rows) & (Q(plan__isnull=True) | Q(plan__in=plans)) & ~OVERRIDES & not_ended(timezone.now())
+        found: dict[int | None, dict[str, list[PolicyFacts]]] = {}
+        for policy in RatePolicy.objects.filter(own).order_by("pk"):
+            facts = readable_facts(policy)
+            found.setdefault(facts.endpoint_id, {}).setdefault(facts.counted_per, []).append(facts)
+            self.own[facts.endpoint_id, facts.plan_id] += 1
+            self.remarks[facts.id] = tuple(_remarks(policy, facts))
+        for endpoint_id, groups in found.items():
+            self.groups[endpoint_id] = {per: Group(policies) for per, policies in groups.items()}
+
+    def row(self, endpoint: Endpoint | None) -> list[Cell]:
+        """Return the cells of everyone and of each plan at the endpoint; None = all endpoints."""
+        name = gettext("all endpoints") if endpoint is None else shown(endpoint.name)
+        return [
+            self._cell(endpoint, plan, self._label % {"plan": plan_name, "endpoint": name})
+            for plan, plan_name in self._columns
+        ]
+
+    def _cell(self, endpoint: Endpoint | None, plan: Plan | None, label: str) -> Cell:
+        winners: list[PolicyFacts] = []
+        exempt = endpoint is not None and endpoint.exempt
+        for _per, group in () if exempt else sorted(self.groups.get(_key(endpoint), {}).items()):
+            winner = strongest([*(group.by_plan.get(plan.pk, ()) if plan else ()), *group.everyone], self.now_us)
+            if winner is not None:
+                winners.append(winner)
+        own = self.own[_key(endpoint), plan.pk if plan else None]
+        several = len(winners) > 1
+        in_force = tuple(self._in_force(winner, endpoint, plan, label, several) for winner in winners)
+        others = own - sum(not policy.inherited for policy in in_force)
+        audience = {"plan__id__exact": plan.pk} if plan else {"audience": "everyone"}
+        return Cell(
+            label=label,
+            in_force=in_force,
+            others=others,
+            others_link=self.list_url(audience, endpoint) if others else "",
+            add=""
+            if exempt or "caller" in (winner.counted_per for winner in winners)
+            else self._add(endpoint, plan, "caller"),
+        )
+
+    def list_url(self, query: dict[str, Any], endpoint: Endpoint | None) -> str:
+        """Return the address of the list of policies at the endpoint; "" where the site has none."""
+        if not self.sees:
+            return ""
+        filters = {"endpoint__id__exact": endpoint.pk} if endpoint else {"endpoint__isnull": "True"}
+        return f"{self._url('changelist')}?{urlencode({**query, **filters})}"
+
+    def _url(self, page: str, *args: Any) -> str:
+        """Return the address of a page of the policies' admin."""
+        # reverse() takes 20 µs, and there are hundreds of cells.
+        base = self._bases.get(page)
+        if base is None:
+            base = self._bases[page] = model_url(self.site, RatePolicy, page, *[_PLACEHOLDER for _arg in args])
+        return base.replace(_PLACEHOLDER, str(args[0])) if args else base
+
+    def _in_force(
+        self, policy: PolicyFacts, endpoint: Endpoint | None, plan: Plan | None, label: str, several: bool
+    ) -> InForce:
+        inherited = plan is not None and policy.plan_id is None
+        if inherited:
+            link = self._add(endpoint, plan, policy.counted_per)
+        else:
+            link = self._url("change", policy.id) if self.changes else ""
+        return InForce(
+            rates=str(_WORDS.get(policy.text, policy.text)),
+            label=self._inherited % {"place": label} if inherited else label,
+            counted_per=policy.counted_per if several or policy.counted_per != "caller" else "",
+            remarks=self.remarks[policy.id],
+            inherited=inherited,
+            blocked=policy.rates == BLOCKED,
+            link=link,
+        )
+
+    def _add(self, endpoint: Endpoint | None, plan: Plan | None, counted_per: str) -> str:
+        if not self.adds:
+            return ""
+        query: dict[str, Any] = {"plan": plan.pk} if plan else {}
+        if endpoint:
+            query["endpoint"] = endpoint.pk
+        return f"{self._url('add')}?{urlencode({**query, 'counted_per': counted_per})}"
+
+
+def _key(endpoint: Endpoint | None) -> int | None:
+    return None if endpoint is None else endpoint.pk
+
+
+def _of(rows: Iterable[Endpoint | None]) -> Q:
+    return Q(endpoint__isnull=True) | Q(endpoint__in=[endpoint.pk for endpoint in rows if endpoint])
+
+
+def count_overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, tuple[int, int]]:
+    """Return endpoint id -> (number of overrides in their dates, number of these that block)."""
+    now = timezone.now()
+    overrides = RatePolicy.objects.filter(_of(rows) & OVERRIDES & started(now) & not_ended(now)).order_by()
+    blocks = Count("pk", filter=Q(rates=BLOCKED, mode=RatePolicy.Mode.ENFORCE))
+    counts = overrides.values("endpoint").annotate(count=Count("pk"), blocks=blocks)
+    return {row["endpoint"]: (row["count"], row["blocks"]) for row in counts}
+
+
+def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:
+    if facts.rates == UNREADABLE:
+        yield gettext("cannot be read, “on error” applies")
+    elif facts.unread is not None:
+        yield gettext("in place of %(text)s, which cannot be read") % {"text": shown(facts.unread)}
+    if policy.mode == RatePolicy.Mode.LOG:
+        yield gettext("log only")
+    if policy.starts_at and not policy.ends_at:
+        yield gettext("since %(start)s") % {"start": moment(policy.starts_at)}
+    elif policy.ends_at:
+        yield when(policy)
