@@ -69,7 +69,7 @@ class EndpointForm(forms.ModelForm):  # type: ignore[type-arg]
 class EndpointPolicyInline(PolicyInline):
     """The endpoint's policies for plans and for everyone. Overrides can be thousands: they have their own list."""
 
-    fields = ["plan", "counted_per", "rates", "algorithm", "mode", when]  # type: ignore[list-item]
+    fields = ["plan", "rates", "mode", "counted_per", "algorithm", when]  # type: ignore[list-item]
     empty_value_display = _("everyone")
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:

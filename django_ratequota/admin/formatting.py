@@ -63,7 +63,9 @@ def _local(at: datetime) -> datetime:
 
 
 def _date_and_time(local: datetime, *, seconds: bool = False) -> str:
-    return f"{date_format(local, 'SHORT_DATE_FORMAT')} {time_format(local, 'H:i:s' if seconds else 'H:i')}"
+    # Without the Arabic marks of direction, which turn a date in a sentence of another language around.
+    date = date_format(local, "SHORT_DATE_FORMAT").replace("\u200f", "")
+    return f"{date} {time_format(local, 'H:i:s' if seconds else 'H:i')}"
 
 
 def _zone(local: datetime) -> str:

@@ -63,7 +63,7 @@ def test_refusals_of_the_hour_lead_to_their_endpoints_and_callers() -> None:
     found = parts(client)
     assert found["refusals"].startswith("Refusals of the last hour Refused: 4 of 10 requests (40.0 %) ")
     assert "Endpoint Refused search 3 reports 1 Caller" in found["refusals"]
-    assert found["refusals"].endswith("user alice 3 user bob 1")
+    assert "Caller Refused user alice 3 user bob 1 Callers are counted per clock hour." in found["refusals"]
     assert re.search(r"Revision .* is live on 1 of 1 worker since .*\. Redis answers\.$", found["status"])
     text = client.get(HOME).content.decode()
     assert "ratequota-home-complete" in text

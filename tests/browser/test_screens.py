@@ -21,7 +21,7 @@ _REVERSED = r"""
     /\d[\d,.]*\/\d*(?:s|min|hour|day|week|month)\b/g,
     /\b(?:ip|user|tenant):[\w.:\/]*\w/g,
     /\d+\.\d+\.\d+\.\d+(?:\/\d+)?/g,
-    /(?<![\w.:\/*])\/[\w*-]+(?:\/[\w*-]*)*/g,
+    /(?<![\w.:\/*\u200f])\/[a-z*][\w*-]*(?:\/[\w*-]*)*/g,
   ];
   const at = (node, index) => {
     const range = document.createRange();

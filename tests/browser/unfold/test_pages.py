@@ -16,7 +16,7 @@ from tests.browser.scene import Scene
 Desks = Callable[..., Desk]
 
 #: The pages that are all ours but for the frame.
-OWN = "#content-main[class^=ratequota-]"
+OWN = "#content-main[class^=ratequota-], .ratequota-home"
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -25,7 +25,7 @@ def test_every_page_is_there(desk: Desks, scene: Scene, name: str) -> None:
     page = own.open(PAGES[name].path(scene))
     # unfold's frame, and within it what the page is there for
     expect(page.locator("#nav-sidebar")).to_be_attached()
-    expect(page.locator("#content-main, #changelist").first).to_be_visible()
+    expect(page.locator("#content-main, #changelist, .ratequota-home").first).to_be_visible()
     if page.locator(OWN).count():
         own.look_at(OWN)
 
