@@ -25,7 +25,7 @@ from ..policies.unreadable import readable_facts
 from .filters import not_ended, started
 from .formatting import moment, shown, when
 from .pages import AdminPage, model_url
-from .permissions import OVERRIDES, may
+from .permissions import FOR_CHOSEN, may
 
 #: Endpoints on one page; 50 plans make 5,000 cells of them.
 _PAGE = 100
@@ -149,7 +149,7 @@ class _Cells:
         #: (endpoint id, plan id) -> number of policies that have not ended.
         self.own: Counter[tuple[int | None, int | None]] = Counter()
         self.remarks: dict[int, tuple[str, ...]] = {}
-        own = _of(rows) & ~OVERRIDES & not_ended(timezone.now())
+        own = _of(rows) & ~FOR_CHOSEN & not_ended(timezone.now())
         found: dict[int | None, dict[str, list[PolicyFacts]]] = {}
         for policy in RatePolicy.objects.filter(own).order_by("pk"):
             facts = readable_facts(policy)
@@ -232,7 +232,7 @@ def _of(rows: Iterable[Endpoint | None]) -> Q:
 def _overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, tuple[int, int]]:
     """Return endpoint id -> (number of overrides in their dates, number of these that block)."""
     now = timezone.now()
-    overrides = RatePolicy.objects.filter(_of(rows) & OVERRIDES & started(now) & not_ended(now)).order_by()
+    overrides = RatePolicy.objects.filter(_of(rows) & FOR_CHOSEN & started(now) & not_ended(now)).order_by()
     blocks = Count("pk", filter=Q(rates=BLOCKED, mode=RatePolicy.Mode.ENFORCE))
     counts = overrides.values("endpoint").annotate(count=Count("pk"), blocks=blocks)
     return {row["endpoint"]: (row["count"], row["blocks"]) for row in counts}

@@ -1,4 +1,4 @@
-"""Find in the history which policies and assignments were deleted with a plan or an endpoint."""
+"""Find in the history which policies and assignments were deleted with a plan, an endpoint or a list."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import Any
 
 from django.db import models
 
-from ..models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from ..models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from ..recording.recorder import in_batches
 
-KINDS: dict[str, Any] = {str(model._meta.model_name): model for model in (Plan, PlanAssignment, Endpoint, RatePolicy)}
+KINDS: dict[str, Any] = {
+    str(model._meta.model_name): model
+    for model in (Plan, PlanAssignment, Endpoint, SubjectList, ListMember, RatePolicy)
+}
 #: Kind -> the kinds deleted with it, and the field of each that refers to it.
-_DEPENDENTS = {"plan": [("ratepolicy", "plan"), ("planassignment", "plan")], "endpoint": [("ratepolicy", "endpoint")]}
+_DEPENDENTS = {
+    "plan": [("ratepolicy", "plan"), ("planassignment", "plan")],
+    "endpoint": [("ratepolicy", "endpoint")],
+    "subjectlist": [("ratepolicy", "subject_list"), ("listmember", "subject_list")],
+}
 #: The rows of a cascade are recorded one after another. After a longer pause another deletion begins.
 _PAUSE = timedelta(seconds=5)
 _CASCADE = timedelta(minutes=10)
