@@ -56,13 +56,20 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         ActiveFilter,
         "counted_per",
         ("plan", RelatedFilter),
+        ("subject_list", RelatedFilter),
         ("endpoint", RelatedFilter),
     ]
-    list_select_related = ["user", "plan", "endpoint"]
+    list_select_related = ["user", "subject_list", "plan", "endpoint"]
     list_per_page = 50
     show_facets = admin.ShowFacets.ALWAYS
     fieldsets = [
-        (_("Who"), {"fields": ["user", "subject", "plan"], "description": _("Choose at most one; none = everyone.")}),
+        (
+            _("Who"),
+            {
+                "fields": ["user", "subject", "subject_list", "plan"],
+                "description": _("Choose at most one; none = everyone."),
+            },
+        ),
         (_("What"), {"fields": ["endpoint", "counted_per"]}),
         (_("How much"), {"fields": ["rates", "algorithm", "mode", "on_error"]}),
         (_("When and why"), {"fields": ["starts_at", "ends_at", "reason"]}),
@@ -74,7 +81,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
 
     def get_search_fields(self, request: Any) -> list[str]:
         """Return the lookups of the search: users by name, and the policy's own texts."""
-        return [*user_search_fields(), "subject", "reason", "plan__name", "endpoint__name"]
+        return [*user_search_fields(), "subject", "reason", "subject_list__name", "plan__name", "endpoint__name"]
 
     def get_form(self, request: Any, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         """Return the form, which needs the operator's permissions."""

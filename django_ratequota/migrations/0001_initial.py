@@ -59,6 +59,41 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='SubjectList',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(help_text='What operators call this list, such as Bad bots.', max_length=100, unique=True, verbose_name='name')),
+                ('description', models.TextField(blank=True, help_text='For operators; clients never see it.', verbose_name='description')),
+            ],
+            options={
+                'verbose_name': 'subject list',
+                'verbose_name_plural': 'subject lists',
+                'ordering': ['name'],
+                'abstract': False,
+                'base_manager_name': 'objects',
+            },
+        ),
+        migrations.CreateModel(
+            name='ListMember',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('subject', models.CharField(blank=True, help_text='kind:value, such as tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24.', max_length=200, null=True, verbose_name='subject')),
+                ('starts_at', models.DateTimeField(blank=True, help_text='In the list from this moment on; empty = at once.', null=True, verbose_name='starts at')),
+                ('ends_at', models.DateTimeField(blank=True, help_text='In the list until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
+                ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),
+                ('user', models.ForeignKey(blank=True, help_text='The user who is in the list; or write a subject instead.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='ratequota_list_entries', to=settings.AUTH_USER_MODEL, verbose_name='user')),
+                ('subject_list', models.ForeignKey(help_text='The list. Its policies apply to all of its members.', on_delete=django.db.models.deletion.CASCADE, related_name='members', to='django_ratequota.subjectlist', verbose_name='subject list')),
+            ],
+            options={
+                'verbose_name': 'list member',
+                'verbose_name_plural': 'list members',
+                'ordering': ['subject_list__name', 'pk'],
+                'abstract': False,
+                'base_manager_name': 'objects',
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('subject__isnull', False), ('user__isnull', True), models.Q(('subject', ''), _negated=True)), models.Q(('subject__isnull', True), ('user__isnull', False)), _connector='OR'), name='ratequota_member_one_subject', violation_error_message='Choose a user, or write a subject: exactly one of them.'), models.UniqueConstraint(fields=('subject_list', 'user'), name='ratequota_member_unique_user', violation_error_message='This user is in the list already: edit the dates of that entry.'), models.UniqueConstraint(fields=('subject_list', 'subject'), name='ratequota_member_unique_subject', violation_error_message='This subject is in the list already: edit the dates of that entry.')],
+            },
+        ),
+        migrations.CreateModel(
             name='PlanAssignment',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -136,7 +171,8 @@ class Migration(migrations.Migration):
                 ('ends_at', models.DateTimeField(blank=True, help_text='Counts until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
                 ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),
                 ('endpoint', models.ForeignKey(blank=True, help_text='What is limited; empty = all endpoints together.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policies', to='django_ratequota.endpoint', verbose_name='endpoint')),
-                ('plan', models.ForeignKey(blank=True, help_text='Callers on this plan. With neither user, subject nor plan, the policy is for everyone.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policies', to='django_ratequota.plan', verbose_name='plan')),
+                ('plan', models.ForeignKey(blank=True, help_text='Callers on this plan. With neither user, subject, list nor plan, the policy is for everyone.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policies', to='django_ratequota.plan', verbose_name='plan')),
+                ('subject_list', models.ForeignKey(blank=True, help_text='All members of this list: users, subjects and networks.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policies', to='django_ratequota.subjectlist', verbose_name='subject list')),
                 ('user', models.ForeignKey(blank=True, help_text="An override for this user. It replaces the policies for the plan and for everyone here.", null=True, on_delete=django.db.models.deletion.CASCADE, related_name='ratequota_policies', to=settings.AUTH_USER_MODEL, verbose_name='user')),
             ],
             options={
@@ -146,7 +182,7 @@ class Migration(migrations.Migration):
                 'permissions': [('reset_usage', 'Can reset what was counted'), ('grant_override', 'Can grant overrides to users and subjects')],
                 'abstract': False,
                 'base_manager_name': 'objects',
-                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('subject', ''), ('user__isnull', True)), models.Q(('plan__isnull', True), ('user__isnull', True)), models.Q(('plan__isnull', True), ('subject', '')), _connector='OR'), name='ratequota_policy_one_audience', violation_error_message='Choose one audience: user, subject or plan; leave the other two empty.'), models.UniqueConstraint(django.db.models.functions.comparison.Coalesce(models.F('endpoint'), models.Value(0)), django.db.models.functions.comparison.Coalesce(django.db.models.functions.comparison.Cast(models.F('user'), models.CharField()), models.Value('')), models.F('subject'), django.db.models.functions.comparison.Coalesce(models.F('plan'), models.Value(0)), models.F('counted_per'), condition=models.Q(('ends_at__isnull', True), ('starts_at__isnull', True)), name='ratequota_policy_one_undated', violation_error_message='A policy without dates already has the same audience, endpoint and counted per. Edit that policy, or add dates to this one.')],
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('subject', ''), ('subject_list__isnull', True), ('user__isnull', True)), models.Q(('plan__isnull', True), ('subject', ''), ('user__isnull', True)), models.Q(('plan__isnull', True), ('subject_list__isnull', True), ('user__isnull', True)), models.Q(('plan__isnull', True), ('subject', ''), ('subject_list__isnull', True)), _connector='OR'), name='ratequota_policy_one_audience', violation_error_message='Choose one audience: user, subject, list or plan; leave the others empty.'), models.UniqueConstraint(django.db.models.functions.comparison.Coalesce(models.F('endpoint'), models.Value(0)), django.db.models.functions.comparison.Coalesce(django.db.models.functions.comparison.Cast(models.F('user'), models.CharField()), models.Value('')), models.F('subject'), django.db.models.functions.comparison.Coalesce(models.F('subject_list'), models.Value(0)), django.db.models.functions.comparison.Coalesce(models.F('plan'), models.Value(0)), models.F('counted_per'), condition=models.Q(('ends_at__isnull', True), ('starts_at__isnull', True)), name='ratequota_policy_one_undated', violation_error_message='A policy without dates already has the same audience, endpoint and counted per. Edit that policy, or add dates to this one.')],
             },
         ),
     ]

@@ -1,4 +1,4 @@
-"""Find in the history which policies and assignments were deleted with a plan or an endpoint."""
+"""Find in the history which policies and assignments were deleted with a plan, an endpoint or a list."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 from django.db import models
 
-from ..models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from ..models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from ..recording.recorder import in_batches
 
-KINDS: dict[str, Any] = {str(model._meta.model_name): model for model in (Plan, PlanAssignment, Endpoint, RatePolicy)}
+KINDS: dict[str, Any] = {
+    str(model._meta.model_name): model
+    for model in (Plan, PlanAssignment, Endpoint, SubjectList, ListMember, RatePolicy)
+}
 
 
 @dataclass(frozen=True, slots=True)

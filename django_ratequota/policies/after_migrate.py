@@ -20,7 +20,7 @@ from .cache import policies
 logger = logging.getLogger("django_ratequota")
 
 _LABEL = "django_ratequota"
-_HOLD_POLICIES = ("plan", "planassignment", "endpoint", "ratepolicy", "policychange")
+_HOLD_POLICIES = ("plan", "planassignment", "endpoint", "subjectlist", "ratepolicy", "policychange")
 
 
 def publish_after_migrate(using: str, plan: Any = None, apps: Any = current, **_: Any) -> None:

@@ -41,6 +41,8 @@ _FOR_OPERATORS = {
     "endpoint": ("description",),
     "ratepolicy": ("reason",),
     "planassignment": ("reason", "created_by", "created_at"),
+    "subjectlist": ("description",),
+    "listmember": ("reason",),
 }
 
 
