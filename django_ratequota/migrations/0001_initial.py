@@ -138,7 +138,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'rate policy',
                 'verbose_name_plural': 'rate policies',
                 'ordering': ['endpoint__name', 'plan__name', 'pk'],
-                'permissions': [('reset_usage', 'Can reset what was counted'), ('grant_override', 'Can grant overrides to users and subjects')],
+                'permissions': [('reset_usage', 'Can reset what was counted'), ('grant_override', 'Can grant overrides to users and subjects'), ('block_callers', 'Can block callers')],
                 'abstract': False,
                 'base_manager_name': 'objects',
                 'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('subject', ''), ('user__isnull', True)), models.Q(('plan__isnull', True), ('user__isnull', True)), models.Q(('plan__isnull', True), ('subject', '')), _connector='OR'), name='ratequota_policy_one_audience', violation_error_message='Choose one audience: user, subject or plan; leave the other two empty.'), models.UniqueConstraint(django.db.models.functions.comparison.Coalesce(models.F('endpoint'), models.Value(0)), django.db.models.functions.comparison.Coalesce(django.db.models.functions.comparison.Cast(models.F('user'), models.CharField()), models.Value('')), models.F('subject'), django.db.models.functions.comparison.Coalesce(models.F('plan'), models.Value(0)), models.F('counted_per'), condition=models.Q(('ends_at__isnull', True), ('starts_at__isnull', True)), name='ratequota_policy_one_undated', violation_error_message='A policy without dates already has the same audience, endpoint and counted per. Edit that policy, or add dates to this one.')],

@@ -53,6 +53,7 @@ _CHUNK_SECONDS = 10.0
 
 @dataclass(slots=True)
 class _PendingRefusal:
+    second: int  # of the first
     minute: int
     text: str  # as ``describe`` returns it
     network: str
@@ -125,7 +126,9 @@ class Collector:
             if len(self._refusals) >= MAX_REFUSALS or earlier >= MAX_OF_NETWORK:
                 return ""
             text = describe(record, scope, route, method, decision)
-            self._refusals[refusal_id] = _PendingRefusal(minute, text, network, earlier >= _FIRST_OF_NETWORK)
+            self._refusals[refusal_id] = _PendingRefusal(
+                record.second, minute, text, network, earlier >= _FIRST_OF_NETWORK
+            )
             self._networks[network] += 1
         return refusal_id
 
@@ -199,7 +202,7 @@ class Collector:
         with self._lock:
             current = max((refusal.minute for refusal in self._refusals.values()), default=0)
             taken = [
-                [refusal_id, refusal.minute * MINUTE, refusal.count, refusal.text, int(refusal.after_first)]
+                [refusal_id, refusal.second, refusal.count, refusal.text, int(refusal.after_first)]
                 for refusal_id, refusal in self._refusals.items()
                 if refusal.count
             ]
