@@ -25,7 +25,7 @@ from .policies.requests.view_declarations import USAGE_ATTRIBUTE
 from .throttling import QuotaThrottle, StoreUnavailable
 
 #: Staff with one of these permissions may query other users, as they may see policies in the admin.
-LOOKING = ("view_ratepolicy", "change_ratepolicy", "grant_override", "reset_usage")
+LOOKING = ("view_ratepolicy", "change_ratepolicy", "grant_override", "reset_usage", "block_callers")
 _SECOND = 10**6
 
 

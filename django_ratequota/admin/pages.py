@@ -150,3 +150,12 @@ def reply(read: Callable[[], Reply]) -> tuple[Reply | None, str]:
         return read(), ""
     except StoreError as error:
         return None, error.reason
+
+
+def unanswered(reason: str, then: Any = "") -> str:
+    """Return in a sentence why there is no answer of Redis, followed by ``then`` where Redis is in use, but down."""
+    if reason == "memory":
+        return _("This needs Redis, and each worker counts in memory (memory://).")
+    if reason == "disabled":
+        return _("This needs Redis, which is not used while nothing is enforced.")
+    return f"{_('Redis did not answer (%(reason)s).') % {'reason': reason}} {then}".strip()

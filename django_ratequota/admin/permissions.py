@@ -1,7 +1,7 @@
 """Who may see, edit and reset which policies; every page asks here.
 
 Overrides (policies for a user or a subject) are edited with the permission ``grant_override``, other policies with
-Django's own permission to add, change or delete rate policies.
+Django's own permission to add, change or delete rate policies. ``block_callers`` adds and ends blocks, by their page.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ def is_override(policy: RatePolicy) -> bool:
 def may(user: Any, verb: str, *, override: bool) -> bool:
     """Return whether the user may add, change or delete overrides, or (``override=False``) other policies."""
     return bool(user.has_perm(f"{_APP}.{_codename(verb, override)}"))
+
+
+def may_block(user: Any) -> bool:
+    """Return whether the user may block callers, and end such blocks."""
+    return bool(user.has_perm(f"{_APP}.block_callers"))
 
 
 def check_audience(user: Any, verb: str, *, override: bool) -> None:
@@ -71,11 +76,11 @@ class PolicyPermissions(admin.ModelAdmin):  # type: ignore[type-arg]
         return self._may(request, "delete", obj)
 
     def has_view_permission(self, request: Any, obj: Any = None) -> bool:
-        """Return whether the operator may see this policy; ``grant_override`` or ``reset_usage`` shows overrides."""
+        """Return whether the operator may see this policy; the permissions about overrides show these."""
         if super().has_view_permission(request, obj):
             return True
-        sees_overrides = self._may(request, "view", None) or request.user.has_perm(f"{_APP}.reset_usage")
-        return bool(sees_overrides and (obj is None or is_override(obj)))
+        acts = request.user.has_perm(f"{_APP}.reset_usage") or may_block(request.user)
+        return bool((self._may(request, "view", None) or acts) and (obj is None or is_override(obj)))
 
     def has_reset_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator may reset counters, and see this policy."""

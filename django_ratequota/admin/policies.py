@@ -11,9 +11,11 @@ from django.utils.translation import gettext_lazy as _
 from ..models import RatePolicy
 from .base import AutocompleteAdmin, user_search_fields
 from .explain.actions import GrantPage, ResetCountersPage
+from .explain.block import BlockPage
 from .explain.boost import BoostPage
+from .explain.boost_all import BoostAllPage
 from .explain.page import ExplainPage
-from .explain.refusals import offer_refusal
+from .explain.refusals import offer_explain
 from .filters import ActiveFilter, AudienceFilter, RelatedFilter, is_active
 from .formatting import shown, when
 from .permissions import PolicyPermissions
@@ -34,6 +36,8 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     pages = (
         ExplainPage,
         BoostPage,
+        BoostAllPage,
+        BlockPage,
         GrantPage,
         ResetCountersPage,
         ResetPage,
@@ -100,8 +104,8 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         return super().get_changelist_formset(request, **{**kwargs, "formset": StoredRows})
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
-        """Show the list; for the id of a refusal in the search, a link to what was decided, too."""
-        offer_refusal(self, request)
+        """Show the list; for the id of a refusal or a user name in the search, a link to Explain, too."""
+        offer_explain(self, request)
         return super().changelist_view(request, extra_context)
 
     def response_add(self, request: Any, obj: Any, post_url_continue: Any = None) -> Any:

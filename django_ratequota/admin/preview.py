@@ -22,7 +22,7 @@ from ..recording.validators import rate_problem
 from .charts import Series, plot
 from .formatting import moment, shown
 from .names import described_callers
-from .pages import AdminPage
+from .pages import AdminPage, unanswered
 
 #: Rates that get charts of their own; more are counted.
 _MAX_SCALES = 4
@@ -117,7 +117,8 @@ class ImpactPage(_PolicyFormPage):
             except NotEstimable as reason:
                 context["sentences"] = [str(reason)]
             except StoreError as error:
-                context["store_error"] = error.reason
+                then = _("The impact cannot be estimated. Try again later.")
+                context["store_error"] = unanswered(error.reason, then)
         return TemplateResponse(request, f"{_FOLDER}/impact.html", context)
 
 
@@ -179,7 +180,8 @@ def _preview(policy: RatePolicy) -> dict[str, Any]:
     try:
         scales = [_scale(rates, rate) for rate in rates[:_MAX_SCALES]]
     except StoreError as error:
-        return {"store_error": error.reason}
+        then = _("The preview cannot be shown. The policy can still be saved.")
+        return {"store_error": unanswered(error.reason, then)}
     return {"scales": scales, "together": len(rates) > 1, "left_out": max(0, len(rates) - _MAX_SCALES)}
 
 

@@ -21,13 +21,14 @@ from ..operations import counters
 from ..recording.databases import policy_alias
 from .base import ReasonField
 from .formatting import shown
-from .pages import AdminPage, reply
+from .pages import AdminPage, reply, unanswered
 from .permissions import is_override
 
 #: The page names each counter, and one call to Redis reads them all.
 _MAX_COUNTERS = 200
 #: More policies than this are counted, not listed, where the page says which have no counter of their own.
 _SHOWN_WITHOUT = 20
+_NOT_SHOWN = _("The counters cannot be shown, and changing them will probably fail. Try again later.")
 
 
 class ReasonForm(forms.Form):
@@ -77,7 +78,7 @@ class CountersPage(AdminPage):
             "yes": self.yes,
             "heads": self.heads,
             "rows": [(*texts, bucket.rate, (statuses or {}).get(bucket)) for bucket, texts in rows.items()],
-            "store_error": store_error,
+            "store_error": store_error and unanswered(store_error, _NOT_SHOWN),
             "form": form,
             **context,
         }
@@ -141,9 +142,8 @@ class ResetPage(CountersPage):
                     self.admin.log_change(request, policy, entry)
                 done += len(before)
         except StoreError as error:
-            failed = _("Redis did not answer (%(reason)s). %(done)d of %(all)d counters were reset. Try again later.")
-            words = {"reason": error.reason, "done": done, "all": len(owners)}
-            self.admin.message_user(request, failed % words, messages.ERROR)
+            then = _("%(done)d of %(all)d counters were reset. Try again later.") % {"done": done, "all": len(owners)}
+            self.admin.message_user(request, unanswered(error.reason, then), messages.ERROR)
         else:
             self.admin.message_user(request, reset_message(done), messages.SUCCESS)
 

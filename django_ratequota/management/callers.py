@@ -17,6 +17,7 @@ from ..monitoring.refusals import Refusal
 from ..operations.counters import reset_caller
 from ..operations.explain import Explanation
 from ..operations.explain_query import ExplainQuery
+from ..policies.explain import others_in_words
 from ..policies.requests.caller import failed_kind
 
 
@@ -127,7 +128,7 @@ def _subject_name(subject: str) -> str:
 def _explanation_lines(explanation: Explanation) -> Iterator[str]:
     plan = explanation.plan
     yield f"plan         {plan.name if plan else 'none'} ({explanation.plan_source})"
-    if not explanation.candidates and not explanation.built_in:
+    if not explanation.candidates and not explanation.built_in and not explanation.others:
         if explanation.exempt:
             yield f"exempt       nothing limits it: {explanation.exempt}"
         yield "There is no policy for this endpoint: nothing is limited"
@@ -146,6 +147,8 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
         yield f"  {policy.id:>5}  {policy.text}{note}, counted per {policy.counted_per}: {candidate.reason}"
         for bucket in candidate.buckets:
             yield f"         {counter(bucket)}"
+    for sentence in others_in_words(explanation.others):
+        yield f"  {sentence}"
     for bucket in explanation.built_in:
         yield f"  built in: {counter(bucket)}"
     if explanation.exempt:

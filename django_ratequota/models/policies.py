@@ -140,6 +140,7 @@ class RatePolicy(RecordedModel):
         permissions = [
             ("reset_usage", "Can reset what was counted"),
             ("grant_override", "Can grant overrides to users and subjects"),
+            ("block_callers", "Can block callers"),
         ]
         constraints = [
             models.CheckConstraint(

@@ -56,6 +56,7 @@ _CHUNK_SECONDS = 10.0
 
 @dataclass(slots=True)
 class _PendingRefusal:
+    second: int  # of the first
     minute: int
     text: str  # as ``describe`` returns it
     share: object  # key in ``_shares``
@@ -148,7 +149,7 @@ class Collector:
                 return ""
             text = describe(record, scope, route, method, decision)
             kind = 2 if would_be else int(earlier >= _FIRST_OF_NETWORK)
-            self._refusals[refusal_id] = _PendingRefusal(minute, text, share, kind)
+            self._refusals[refusal_id] = _PendingRefusal(record.second, minute, text, share, kind)
             self._shares[share] += 1
             self._would_be += would_be
         return refusal_id
@@ -228,7 +229,7 @@ class Collector:
         with self._lock:
             current = max((refusal.minute for refusal in self._refusals.values()), default=0)
             taken = [
-                [refusal_id, refusal.minute * MINUTE, refusal.count, refusal.text, refusal.kind]
+                [refusal_id, refusal.second, refusal.count, refusal.text, refusal.kind]
                 for refusal_id, refusal in self._refusals.items()
                 if refusal.count
             ]

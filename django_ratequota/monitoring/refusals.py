@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -18,12 +19,12 @@ from ..engine.decision import Decision
 from ..engine.types import BucketStatus
 from ..store.base import reading
 from ..utils.addresses import network_of
-from .packing import read
+from .packing import DAY, pairs, read
 from .records import MAX_NAME, DecisionRecord, stored_name
 
 _REFUSAL_ID = re.compile("[a-z2-7]{10}")
 #: Refusals read by one command, and looked through for those of one caller.
-_BATCH, _SEARCHED = 500, 2_000
+_BATCH, SEARCHED = 500, 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,16 @@ class Refusal:
     against: tuple[int | None, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallerRefusals:
+    """The refusals of one caller in the last day, among the ``SEARCHED`` newest of all callers."""
+
+    #: Newest first.
+    refusals: tuple[Refusal, ...] = ()
+    #: Time of the oldest refusal that was searched (aware); None = the whole day was searched.
+    since: datetime | None = None
+
+
 @reading()
 def find_refusal(refusal_id: str) -> Refusal | None:
     """Return the refusal with this id, in upper or lower case; None when it is not kept (any more)."""
@@ -85,13 +96,22 @@ def find_refusal(refusal_id: str) -> Refusal | None:
 
 
 @reading()
-def refusals(most: int = 50, caller: str = "") -> tuple[Refusal, ...]:
-    """Return the newest refusals, newest first; with ``caller``, those of one caller among the 2,000 newest."""
-    number = _SEARCHED if caller else most
-    newest = [refusal_id.decode() for refusal_id in read("ZRANGE", "refused_at", 0, number - 1, "REV")]
+def refusals(most: int = 50) -> tuple[Refusal, ...]:
+    """Return the newest refusals, newest first."""
+    newest = read("ZRANGE", "refused_at", 0, most - 1, "REV")
+    return tuple(_read_refusals([refusal_id.decode() for refusal_id in newest]))
+
+
+@reading()
+def caller_refusals(caller: str) -> CallerRefusals:
+    """Return the refusals of a caller, such as ``user:42``, in the last day."""
+    day = ("+inf", time.time() - DAY, "BYSCORE", "REV", "LIMIT", 0, SEARCHED, "WITHSCORES")
+    found = [(refusal_id.decode(), float(at)) for refusal_id, at in pairs(read("ZRANGE", "refused_at", *day))]
     name = stored_name(caller)
-    found = (refusal for refusal in _read_refusals(newest) if not caller or refusal.caller == name)
-    return tuple(islice(found, most))
+    return CallerRefusals(
+        refusals=tuple(one for one in _read_refusals([pk for pk, _at in found]) if one.caller == name),
+        since=datetime.fromtimestamp(found[-1][1], UTC) if len(found) == SEARCHED else None,
+    )
 
 
 @reading()

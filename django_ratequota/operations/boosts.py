@@ -16,9 +16,12 @@ from django.utils.translation import gettext as _
 
 from ..conf import settings
 from ..engine.calendar_windows import window_end_us
-from ..engine.rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
+from ..engine.rates import BLOCKED, DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
 from ..engine.types import Bucket, BucketStatus
 from ..models import PolicyChange, RatePolicy
+from ..monitoring.records import digest
+from ..monitoring.refusals import Refusal
+from ..policies.explain import other_audience
 from ..policies.facts import PolicyFacts, policy_facts
 from ..policies.precedence import never_outranked, specificity
 from ..policies.resolver import EvaluationContext, resolve
@@ -29,7 +32,10 @@ from ..recording.validators import canonical_subject
 from ..runtime import default_limiter
 from .counters import by_subject, peek, shared_reason
 from .explain import Explanation
+from .explain_query import ExplainQuery
 
+#: Most different requests that are explained to find the policies that refused them.
+_MAX_REQUESTS = 20
 _SECOND_US = 10**6
 _SUBJECT_LENGTH = RatePolicy._meta.get_field("subject").max_length
 
@@ -44,6 +50,23 @@ class Outlook:
     overtaken: tuple[PolicyFacts, int] | None
     #: The policy in force after the boost's end; None = none.
     after: PolicyFacts | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A boost of a policy that refused one of the caller's requests."""
+
+    #: What applies to that request now.
+    explanation: Explanation
+    #: The policy in force.
+    winner: RatePolicy
+    #: Not saved, and without an end.
+    boost: RatePolicy
+
+    @property
+    def key(self) -> str:
+        """Return letters and digits that name the policy and the boost's audience."""
+        return digest(f"{self.winner.pk} {self.boost.user_id} {self.boost.subject}")
 
 
 def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[BucketStatus, ...]:
@@ -85,15 +108,21 @@ def no_boost_reason(explanation: Explanation, policy: PolicyFacts) -> str:
         )
     if policy.user or subject.startswith("user:"):
         return ""
+    unnameable = unnameable_reason(subject)
+    if not unnameable and policy.network is None and _outranks(policy, subject):
+        names = {"winner": policy.subject, "subject": subject}
+        return _("It is for %(winner)s, which comes before any policy for %(subject)s: edit it instead.") % names
+    return unnameable
+
+
+def unnameable_reason(subject: str) -> str:
+    """Return why no policy can have this subject, as a sentence; "" when one can."""
     try:
         canonical = canonical_subject(subject)
     except ValidationError as error:
         return " ".join(error.messages)
     if canonical != subject or len(subject) > (_SUBJECT_LENGTH or 0):
         return _("No policy can name this subject: it is too long, or begins or ends with a space.")
-    if policy.network is None and _outranks(policy, subject):
-        names = {"winner": policy.subject, "subject": subject}
-        return _("It is for %(winner)s, which comes before any policy for %(subject)s: edit it instead.") % names
     return ""
 
 
@@ -126,6 +155,51 @@ def propose_boost(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
     else:
         boost.subject = subject
     return boost
+
+
+def propose_boosts(refusals: Iterable[Refusal]) -> tuple[list[Proposal], dict[str, str]]:
+    """Return a boost of each policy that refused these requests, and other limits by name, with why they have none.
+
+    Newest refusals first: of more than ``_MAX_REQUESTS`` different requests, the others are left out.
+    """
+    found: dict[tuple[int, str | None], tuple[Explanation, PolicyFacts]] = {}
+    without: dict[str, str] = {}
+    seen: set[Any] = set()
+    for refusal in refusals:
+        refusing = {(bucket.title, bucket.policy_id) for bucket in refusal.buckets if bucket.refused}
+        request = (refusal.scope, refusal.route, refusal.method, refusal.violated, frozenset(refusing), refusal.error)
+        if request in seen or len(seen) >= _MAX_REQUESTS:
+            continue
+        seen.add(request)
+        if refusal.error:
+            text = _("Redis gave no decision (%(reason)s), so “on error” decided: higher rates change nothing.")
+            without |= dict.fromkeys(refusal.violated, text % {"reason": refusal.error})
+            continue
+        try:
+            explanation = ExplainQuery.from_refusal(refusal).explain()
+        except ValidationError as error:
+            without |= dict.fromkeys(refusal.violated, " ".join(error.messages))
+            continue
+        won = {candidate.policy.id: candidate.policy for candidate in explanation.candidates if candidate.won}
+        if any(name.endswith(f"/{BLOCKED}") for name in refusal.violated):  # which has no bucket
+            blocks = [policy for policy in won.values() if policy.rates == BLOCKED and policy.mode == "enforce"]
+            refusing |= {(name, policy.id) for name in refusal.violated for policy in blocks}
+        for title, policy_id in refusing:
+            facts = None if policy_id is None else won.get(policy_id)
+            if facts is None:
+                built_in = _("It is built in, and no policy can raise it.")
+                without[title] = built_in if policy_id is None else _("That policy is not in force there any more.")
+            elif why_not := no_boost_reason(explanation, facts):
+                without[title] = why_not
+            else:
+                found.setdefault((facts.id, subject_of(explanation, facts)), (explanation, facts))
+    rows = RatePolicy.objects.select_related("endpoint").in_bulk({policy_id for policy_id, _subject in found})
+    proposals = [
+        Proposal(explanation=explanation, winner=row, boost=propose_boost(explanation, row))
+        for explanation, facts in found.values()
+        if (row := rows.get(facts.id)) is not None
+    ]
+    return list({proposal.key: proposal for proposal in proposals}.values()), without
 
 
 def _outranks(winner: PolicyFacts, subject: str) -> bool:
@@ -165,7 +239,7 @@ def outlook(context: EvaluationContext, boost: RatePolicy) -> Outlook:
     facts = replace(policy_facts(boost), id=sys.maxsize)  # the newest policy has the highest id
     boosted = _with_policy(context, facts)
     group = context.snapshot.groups.get(facts.endpoint_id, {}).get(facts.counted_per)
-    rivals = (*(group.policies if group else ()), *context.entry.policies)
+    rivals = (*_rivals(context, group), *context.entry.policies)
     end_us = facts.ends_us or sys.maxsize
     overtaken = None
     for at_us in sorted({policy.starts_us or 0 for policy in rivals}):
@@ -191,6 +265,12 @@ def _with_policy(context: EvaluationContext, policy: PolicyFacts) -> EvaluationC
     groups = dict(context.snapshot.groups)
     own = dict(groups.get(policy.endpoint_id, {}))
     old = own.get(policy.counted_per)
-    own[policy.counted_per] = Group((*(old.policies if old else ()), policy))
+    own[policy.counted_per] = Group((*_rivals(context, old), policy))
     groups[policy.endpoint_id] = own
     return replace(context, snapshot=replace(context.snapshot, groups=groups))
+
+
+def _rivals(context: EvaluationContext, group: Group | None) -> list[PolicyFacts]:
+    """Return the group's policies that may apply to the caller, on any plan: the others may be 100,000."""
+    policies = group.policies if group else ()
+    return [policy for policy in policies if other_audience(policy, context.caller, None) in ("", "plan", "list")]

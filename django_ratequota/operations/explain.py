@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -41,6 +42,8 @@ class Explanation:
     context: EvaluationContext
     #: Why nothing limits the request, in words for operators; "" = it is not exempt.
     exempt: str = ""
+    #: Policies at the same endpoints for other callers, by ``other_audience``.
+    others: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def built_in(self) -> list[Bucket]:
@@ -71,7 +74,8 @@ def explain_caller(
         handling = handling_of_view(view, method)
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
         context = EvaluationContext(caller, entry, endpoints, scope, snapshot, now_us(limiter))
-        resolution, candidates = resolve(context), explain(context)
+        others: Counter[str] = Counter()
+        resolution, candidates = resolve(context), explain(context, others)
         exemption = exemption_of(view)
         resolution = exempt(resolution, name, exemption, caller)
         candidates = tuple(exempt_candidate(candidate, name, exemption) for candidate in candidates)
@@ -92,6 +96,7 @@ def explain_caller(
             plan_source=plan_source(context),
             context=context,
             exempt=why_exempt,
+            others=others,
         )
 
     limiter = limiter_or_error()

@@ -37,7 +37,7 @@ class RecordedAudience:
     """Selects the recorded attempts that a policy counts; raises ``NotEstimable`` where records lack the caller."""
 
     def __init__(self, policy: PolicyFacts) -> None:
-        self._is_of_audience = _audience(policy)
+        self._is_of_audience = in_audience(policy)
         #: ``unknown``: policies that take precedence for callers that the records do not identify.
         self._is_outranked, self.unknown, plans = _outranking(policy)
         self._needs_plans = plans or policy.plan_id is not None or policy.counted_per == "plan"
@@ -59,7 +59,7 @@ class RecordedAudience:
         return [record for record in records if known[record.caller, record.ip, record.plan_id]]
 
 
-def _audience(policy: PolicyFacts) -> Callable[[Attempts], bool]:
+def in_audience(policy: PolicyFacts) -> Callable[[Attempts], bool]:
     """Return a function that tells whether a record is in the policy's audience; raises ``NotEstimable``."""
     if policy.user:
         return _is_caller("user", policy.user)

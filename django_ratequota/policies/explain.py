@@ -1,10 +1,13 @@
-"""Explains a resolution: for each policy of the matched endpoints, why it won or lost."""
+"""Explains a resolution: for each policy of the matched endpoints that is for the caller, why it won or lost."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from ..conf import settings
 from ..engine.types import Bucket
@@ -12,6 +15,7 @@ from ..recording.validators import visible
 from .facts import UNREADABLE, EndpointFacts, MemberFacts, PlanFacts, PolicyFacts
 from .matching import match_policies
 from .precedence import precedence, why_beaten, why_first
+from .requests.caller import Caller
 from .resolver import EvaluationContext, make_buckets, plan_of, resolve
 
 
@@ -45,16 +49,27 @@ def plan_source(context: EvaluationContext) -> str:
     return _("the default for logged-in users without an assignment")
 
 
-def explain(context: EvaluationContext) -> tuple[Candidate, ...]:
-    """Return every policy of the matched endpoints, and why it won or lost. The winners are those of ``resolve``."""
+def explain(context: EvaluationContext, others: Counter[str] | None = None) -> tuple[Candidate, ...]:
+    """Return the policies of the matched endpoints for the caller, and why each won or lost, as ``resolve`` decides.
+
+    Policies for other callers are counted in ``others``, by ``other_audience``: there may be 100,000 of them.
+    """
     plan = plan_of(context)
+    counts = Counter() if others is None else others
     won = {policy.id: policy for policy in resolve(context).winners}
     matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
     entries = context.snapshot.members.entries_of(context.caller, matched.list_kinds)
     candidates: list[Candidate] = []
     for endpoint, counted_per, own, group in matched.groups:
-        # By audience alone, because all blocked addresses would otherwise come before the caller's own policies.
-        rivals = sorted((*(group.policies if group else ()), *own), key=lambda one: precedence(one)[1:], reverse=True)
+        rivals = list(own)
+        for policy in group.policies if group else ():
+            kind = other_audience(policy, context.caller, plan, entries)
+            if kind:
+                counts[kind] += 1
+            else:
+                rivals.append(policy)
+        # By audience alone, because blocks would otherwise come before the caller's own policies.
+        rivals.sort(key=lambda one: precedence(one)[1:], reverse=True)
         subject = context.caller.subject(counted_per, plan.id if plan else None)
         winner = next((policy for policy in rivals if policy.id in won), None)
         for policy in rivals:
@@ -65,7 +80,7 @@ def explain(context: EvaluationContext) -> tuple[Candidate, ...]:
             elif matched.exempt:
                 candidates.append(lost(policy, _("the endpoint %(name)s is exempt") % {"name": matched.exempt}))
             else:
-                why = _why_not(policy, context, plan, subject, entries)
+                why = _why_not(policy, context, subject, entries)
                 why = why or (_("no policy applies here") if winner is None else why_beaten(policy, winner))
                 candidates.append(lost(policy, why))
     return tuple(candidates)
@@ -93,36 +108,64 @@ def _why_won(
     return "; ".join(reasons)
 
 
-def _why_not(
-    policy: PolicyFacts,
-    context: EvaluationContext,
-    plan: PlanFacts | None,
-    subject: str | None,
-    entries: list[MemberFacts],
+def other_audience(
+    policy: PolicyFacts, caller: Caller, plan: PlanFacts | None, entries: Sequence[MemberFacts] = ()
 ) -> str:
-    """Return why the policy does not apply to this caller now; "" if it does."""
+    """Return what the caller is not: ``plan``, ``list``, or the kind of the policy's subject; "" = it is for them.
+
+    ``entries`` are the caller's own in lists, those that have ended too; without them, no list is.
+    """
+    if policy.network is not None:
+        return "" if caller.address is not None and caller.address in policy.network else "ip"
+    if policy.subject:
+        kind, _colon, value = policy.subject.partition(":")
+        return "" if caller.value(kind) == value else kind
+    if policy.list_id is not None:
+        return "" if any(entry.list_id == policy.list_id for entry in entries) else "list"
+    return "" if policy.plan_id is None or (plan is not None and plan.id == policy.plan_id) else "plan"
+
+
+def others_in_words(others: Mapping[str, int]) -> list[str]:
+    """Return a sentence for each kind of policies that are for other callers."""
+    sentences = []
+    for kind, count in others.items():
+        if kind == "ip":
+            text = ngettext(
+                "%(count)d more policy is for another address.",
+                "%(count)d more policies are for other addresses.",
+                count,
+            )
+        elif kind == "plan":
+            text = ngettext(
+                "%(count)d more policy is for another plan.", "%(count)d more policies are for other plans.", count
+            )
+        elif kind == "list":
+            text = ngettext(
+                "%(count)d more policy is for a list without the caller.",
+                "%(count)d more policies are for lists without the caller.",
+                count,
+            )
+        else:
+            text = ngettext(
+                "%(count)d more policy is for another %(kind)s.",
+                "%(count)d more policies are for other callers by %(kind)s.",
+                count,
+            )
+        sentences.append(text % {"count": count, "kind": kind})
+    return sentences
+
+
+def _why_not(policy: PolicyFacts, context: EvaluationContext, subject: str | None, entries: list[MemberFacts]) -> str:
+    """Return why the policy, which is for this caller, does not apply now; "" if it does."""
     if policy.mode == "off":
         return _("it is switched off")
     if not policy.active(context.now_us):
         return _("it has not started yet") if (policy.starts_us or 0) > context.now_us else _("it has ended")
-    if policy.network is not None:
-        if context.caller.address is None or context.caller.address not in policy.network:
-            return _("the caller's address is not in %(network)s") % {"network": policy.network}
-    elif policy.subject:
-        kind, _colon, value = policy.subject.partition(":")
-        if context.caller.value(kind) != value:
-            return _("the caller is not %(subject)s") % {"subject": policy.subject}
-    elif policy.list_id is not None:
+    if policy.list_id is not None:
         own = [entry for entry in entries if entry.list_id == policy.list_id]
         if not any(entry.active(context.now_us) for entry in own):
-            text = _("the caller is not in the list %(list)s")
-            if own:
-                text = _("the caller's entry in the list %(list)s has ended, or has not started yet")
+            text = _("the caller's entry in the list %(list)s has ended, or has not started yet")
             return text % {"list": _list_name(policy, context)}
-    elif policy.plan_id is not None and (plan is None or plan.id != policy.plan_id):
-        wanted = context.snapshot.plans.get(policy.plan_id)
-        names = {"plan": wanted.name if wanted else policy.plan_id, "own": plan.name if plan else _("no plan")}
-        return _("it is for plan %(plan)s, the caller is on %(own)s") % names
     if subject is None:
         return _("the caller has no %(name)s to count by") % {"name": policy.counted_per}
     return ""

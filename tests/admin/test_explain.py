@@ -23,7 +23,7 @@ from django.utils import timezone
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import refusals
-from django_ratequota.monitoring.refusals import Refusal, RefusedBucket
+from django_ratequota.monitoring.refusals import CallerRefusals, Refusal, RefusedBucket
 from django_ratequota.operations.explain_query import ExplainQuery
 from tests.support.commands import run
 from tests.support.operators import a_customer, client_of
@@ -35,7 +35,7 @@ LIST = "/admin/django_ratequota/ratepolicy/"
 PAGE = f"{LIST}explain/"
 DOWN = "redis://127.0.0.1:1/0"
 IDENTIFIERS = {"tenant": "tests.project.views.api_key"}
-FIND_REFUSAL, REFUSALS = refusals.find_refusal, refusals.refusals
+READERS = {name: getattr(refusals, name) for name in ("find_refusal", "refusals", "caller_refusals")}
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
 
 
@@ -44,6 +44,7 @@ class RecordedRefusals:
 
     def __init__(self) -> None:
         self.refusals: list[Refusal] = []
+        self.since: datetime | None = None
         self.down = False
         self.searched_ids: list[str] = []
 
@@ -53,10 +54,15 @@ class RecordedRefusals:
             raise StoreError("connection", "no")
         return next((one for one in self.refusals if one.id == refusal_id.upper()), None)
 
-    def latest(self, most: int = 50, caller: str = "") -> tuple[Refusal, ...]:
+    def latest(self, most: int = 50) -> tuple[Refusal, ...]:
         if self.down:
             raise StoreError("connection", "no")
-        return tuple(one for one in self.refusals if caller in ("", one.caller))[:most]
+        return tuple(self.refusals)[:most]
+
+    def of_caller(self, caller: str) -> CallerRefusals:
+        if self.down:
+            raise StoreError("connection", "no")
+        return CallerRefusals(refusals=tuple(one for one in self.refusals if one.caller == caller), since=self.since)
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +70,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> RecordedRefusals:
     recorded = RecordedRefusals()
     monkeypatch.setattr(refusals, "find_refusal", recorded.find)
     monkeypatch.setattr(refusals, "refusals", recorded.latest)
+    monkeypatch.setattr(refusals, "caller_refusals", recorded.of_caller)
     return recorded
 
 
@@ -431,9 +438,26 @@ def test_query_counts_do_not_grow_with_the_policies(operator: Client, alice: Use
     assert count() == few
 
 
-def test_thousands_of_candidates_are_cut_short(operator: Client, alice: User) -> None:
-    rows = [RatePolicy(subject=f"ip:10.0.{n // 250}.{n % 250}", rates="5/s") for n in range(300)]
+def test_policies_for_other_callers_are_one_line_for_each_kind(operator: Client, alice: User) -> None:
+    """Regression: 300 rows of other addresses hid the policy of the caller's own plan."""
+    search = Endpoint.objects.get()
+    rows = [RatePolicy(subject=f"ip:10.0.{n // 250}.{n % 250}", endpoint=search, rates="5/s") for n in range(300)]
     RatePolicy.objects.bulk_create(rows)
+    RatePolicy.objects.create(plan=Plan.objects.create(name="Pro", slug="pro"), endpoint=search, rates="7/s")
+    own = RatePolicy.objects.create(user=alice, endpoint=search, rates="9/s")
+    text = explain(operator, user=alice.pk, endpoint="search")
+    assert [row[1] for row in candidates(text) if row[3] == "search"] == [
+        "wins: the user is the most specific audience here",
+        f"lost: policy {own.pk} for the user is more specific",
+        "wins: everyone is the most specific audience here",
+    ]
+    assert "300 more policies are for other addresses." in text
+    assert "1 more policy is for another plan." in text
+
+
+def test_a_callers_own_ended_policies_are_cut_short(operator: Client, alice: User) -> None:
+    ended = {"starts_at": datetime(2020, 1, 1, tzinfo=UTC), "ends_at": timezone.now() + timedelta(days=1)}
+    RatePolicy.objects.bulk_create([RatePolicy(user=alice, rates="5/s", **ended) for _ in range(300)])
     text = explain(operator, user=alice.pk, endpoint="search")
     assert len(candidates(text)) == 200
     assert sum(row[1].startswith("wins") for row in candidates(text)) == 3
@@ -566,10 +590,8 @@ def test_a_refusal_is_shown_after_its_caller_plan_and_policy_are_deleted(
 
 
 def test_an_unknown_refusal_id_is_reported(operator: Client, recorded: RecordedRefusals) -> None:
-    assert "There is no refusal with the id ABCDE12345. Refusals are kept for 48 hours" in explain(
-        operator, id="ABCDE12345"
-    )
-    assert "There is no refusal with the id nonsense!." in explain(operator, id="nonsense!")
+    for wanted in ("ABCDE12345", "nonsense!", "nobody@example.com", "a\x00b"):
+        assert f"There is no refusal with the id {wanted}, and no user of that name." in explain(operator, id=wanted)
     assert set(recorded.searched_ids) == {"ABCDE12345"}
     page = operator.get(f"{PAGE}?{urlencode({'id': HOSTILE})}").content.decode()
     assert "<script>alert" not in page
@@ -609,13 +631,97 @@ def test_hostile_refusals_are_harmless(operator: Client, alice: User, recorded: 
         assert "x" * 300 not in shown
 
 
-def test_the_callers_latest_refusals_are_listed(operator: Client, alice: User, recorded: RecordedRefusals) -> None:
-    recorded.refusals = [refused(alice), refused(alice, id="ZZZZZ99999", caller="user:4711")]
+def refused_rows(text: str) -> list[list[str]]:
+    """Return the table of a caller's refusals, cell by cell."""
+    (section,) = re.findall(r'<section[^>]*aria-labelledby="ratequota-recent".*?</section>', text)
+    rows = re.findall(r"<tr.*?</tr>", section)[1:]
+    return [
+        [re.sub("<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row)] for row in rows
+    ]
+
+
+def test_a_customers_refusals_come_first_grouped_by_endpoint(
+    operator: Client, alice: User, recorded: RecordedRefusals
+) -> None:
+    day = datetime(2026, 11, 20, tzinfo=UTC)
+    recorded.refusals = [
+        refused(alice, id="NEWEST0001", at=day.replace(hour=12), violated=("search/min", "all/day"), count=2),
+        refused(alice, id="REPORTS001", at=day.replace(hour=11), scope="", route="/reports/", violated=("all/day",)),
+        refused(alice, at=day.replace(hour=10)),
+        refused(alice, id="ZZZZZ99999", caller="user:4711"),
+    ]
     text = explain(operator, user=alice.pk)
-    assert "Latest refusals of this caller" in text
-    assert f'<a href="{PAGE}?id=ABCDE12345">ABCDE12345</a>' in text
-    assert "ZZZZZ99999" not in text
-    assert "ZZZZZ99999" in explain(operator)
+    assert refused_rows(text) == [
+        ["GET search", "19", "search/min, all/day", "11/20/2026 12:00:00"],
+        ["GET /reports/", "17", "all/day", "11/20/2026 11:00:00"],
+    ]
+    assert f'<a href="{PAGE}?id=NEWEST0001">GET search</a>' in text
+    assert text.index("Refused in the last 24 hours") < text.index("Caller and request")
+    assert "were searched" not in text
+    at_endpoint = explain(operator, user=alice.pk, endpoint="search")
+    assert at_endpoint.index("Refused in the last 24 hours") > at_endpoint.index("What applies now")
+    assert f'<a href="{PAGE}?id=ZZZZZ99999">' in explain(operator)
+    recorded.since = day.replace(hour=9)
+    assert "Only the newest 2000 refusals of all callers were searched: those since 11/20/2026 09:00:00." in explain(
+        operator, user=alice.pk
+    ).replace("2,000", "2000")
+
+
+def test_a_customer_without_refusals_and_redis_down_are_told_apart(
+    operator: Client, alice: User, recorded: RecordedRefusals
+) -> None:
+    assert "No refusal of this caller is recorded." in explain(operator, user=alice.pk)
+    recorded.down = True
+    text = explain(operator, user=alice.pk)
+    assert "Redis did not answer (connection). Refusals cannot be looked up." in text
+    assert "No refusal of this caller" not in text
+
+
+def test_without_an_endpoint_nothing_is_said_to_be_admitted(operator: Client, alice: User) -> None:
+    """Regression: the customer was refused at search, and the page said that the next request would be admitted."""
+    text = explain(operator, user=alice.pk)
+    assert "would be admitted" not in text
+    assert "The policies for all endpoints have room for a request of 1 unit. Choose an endpoint" in text
+    assert "would be admitted" in explain(operator, user=alice.pk, path="/search/")
+    RatePolicy.objects.filter(user=alice).update(rates="blocked")
+    assert "would be refused by all/blocked" in explain(operator, user=alice.pk)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "query"),
+    [
+        ("alice", "user={alice}"),
+        ("alice@example.com", "user={alice}"),
+        ("alexanders", "user={other}"),
+        ("203.0.113.7", "ip=203.0.113.7"),
+        ("ip:203.0.113.7", "caller=ip%3A203.0.113.7"),
+        ("tenant:acme", "caller=tenant%3Aacme"),
+    ],
+)
+def test_a_customer_is_found_by_name_mail_or_address(
+    operator: Client, alice: User, settings: Any, wanted: str, query: str
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    User.objects.filter(pk=alice.pk).update(email="alice@example.com")
+    other = User.objects.create(username="alexanders", email="shared@example.com")
+    User.objects.create(username="twin", email="shared@example.com")
+    page = operator.get(PAGE, {"id": wanted})
+    assert page["Location"] == f"{PAGE}?{query.format(alice=alice.pk, other=other.pk)}"
+    assert operator.get(PAGE, {"id": "shared@example.com"}).status_code == 200, "of two, neither is chosen"
+
+
+@pytest.mark.parametrize("computed", [True, False])
+def test_a_cost_that_the_view_computes_is_marked(
+    operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch, computed: bool
+) -> None:
+    monkeypatch.setattr(ExplainQuery, "computes_cost", lambda self: computed)
+    text = explain(operator, user=alice.pk, endpoint="search")
+    assert ("The view computes the cost of each request, so it may differ." in text) is computed
+
+
+def test_searching_a_users_name_links_to_the_page(operator: Client, alice: User) -> None:
+    text = operator.get(f"{LIST}?q=alice").content.decode()
+    assert f'There is a user alice. <a href="{PAGE}?id=alice">See what applies to them' in text
 
 
 @pytest.mark.parametrize(("query", "linked"), [("abcde12345", True), ("abcde1234", False), ("zzzzz99999", False)])
@@ -653,8 +759,8 @@ def test_the_id_of_a_refused_response_finds_its_decision(
     operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch, blocked: bool
 ) -> None:
     """End to end: the id of a real response finds a real refusal, although this worker has not sent it yet."""
-    monkeypatch.setattr(refusals, "find_refusal", FIND_REFUSAL)
-    monkeypatch.setattr(refusals, "refusals", REFUSALS)
+    for name, reader in READERS.items():
+        monkeypatch.setattr(refusals, name, reader)
     RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(rates="2/hour")
     if blocked:
         RatePolicy.objects.filter(user=alice).update(rates="blocked")
@@ -677,7 +783,7 @@ def test_the_id_of_a_refused_response_finds_its_decision(
         )
     assert "errornote" not in text
     assert re.search(rf"of 1 unit, would be refused by {'all/blocked' if blocked else 'search/hour'}, ", text)
-    assert f'<a href="{PAGE}?id={refusal_id}">' in explain(operator, user=alice.pk)
+    assert f'<a href="{PAGE}?id={refusal_id}">GET search</a>' in explain(operator, user=alice.pk)
     assert f'<a href="{PAGE}?id={refusal_id}">' in operator.get(f"{LIST}?q={refusal_id}").content.decode()
     assert "request      GET /decorated/ search, cost 1" in run("explain", "--id", refusal_id)
 

@@ -19,7 +19,7 @@ from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import records
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.packing import HOUR
-from django_ratequota.monitoring.refusals import find_refusal, refusals, would_be_refusals
+from django_ratequota.monitoring.refusals import caller_refusals, find_refusal, refusals, would_be_refusals
 from tests.monitoring.support import record
 from tests.project.views import request_from
 
@@ -75,13 +75,44 @@ def test_the_refusal_id_depends_on_the_secret_key(settings: Any) -> None:
     assert len(ids) == 2
 
 
-def test_refusals_are_filtered_by_caller(search: Endpoint) -> None:
+def test_the_refusals_of_a_caller_are_searched_among_the_newest(search: Endpoint, monkeypatch: Any) -> None:
     RatePolicy.objects.create(rates="blocked")
     for last in range(20):
         check_request(request_from(address=f"203.0.113.{last}"))
     collector.flush()
-    assert [one.caller for one in refusals(caller="ip:203.0.113.3")] == ["ip:203.0.113.3"]
+    found = caller_refusals("ip:203.0.113.3")
+    assert ([one.caller for one in found.refusals], found.since) == (["ip:203.0.113.3"], None)
     assert len(refusals(most=5)) == 5
+    monkeypatch.setattr("django_ratequota.monitoring.refusals.SEARCHED", 20)
+    limited = caller_refusals("ip:203.0.113.3")
+    assert limited.refusals == found.refusals
+    assert limited.since is not None
+    assert limited.since <= found.refusals[0].at
+
+
+def test_the_refusals_of_a_caller_are_those_of_the_last_day(search: Endpoint) -> None:
+    RatePolicy.objects.create(rates="blocked")
+    decision = check_request(request_from())
+    collector.clear()
+    now = int(time.time())
+    ids = []
+    for hours in (25, 23, 1):
+        ids.append(collector._record_refusal(record(now - hours * HOUR, "user:7"), "", "", "GET", decision))
+        collector.flush()
+    assert [one.id for one in caller_refusals("user:7").refusals] == [ids[2], ids[1]]
+
+
+def test_refusals_of_one_minute_are_listed_newest_first(search: Endpoint) -> None:
+    """Regression: within a minute they came in the order of their ids, which looked like no order at all."""
+    RatePolicy.objects.create(rates="blocked")
+    decision = check_request(request_from())
+    collector.clear()
+    minute = int(time.time()) // 60 * 60 - 120
+    for second in range(30):
+        collector._record_refusal(record(minute + second, f"user:{second}"), "", "", "GET", decision)
+    collector.flush()
+    seconds = [int(one.at.timestamp()) - minute for one in refusals()]
+    assert seconds == list(reversed(range(30)))
 
 
 def test_refused_responses_carry_the_refusal_id() -> None:

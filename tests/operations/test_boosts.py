@@ -29,6 +29,7 @@ from django_ratequota.engine.rates import ALGORITHMS, MAX_UNITS, Rate, parse_rat
 from django_ratequota.engine.types import Bucket
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.monitoring import refusals
+from django_ratequota.monitoring.refusals import CallerRefusals
 from django_ratequota.operations import boosts
 from django_ratequota.operations.boosts import doubled, no_boost_reason, outlook, propose_boost, window_end
 from django_ratequota.operations.explain_query import ExplainQuery
@@ -46,7 +47,8 @@ BOOST, GRANT, RESET = f"{LIST}boost/", f"{LIST}grant/", f"{LIST}reset-counters/"
 @pytest.fixture(autouse=True)
 def no_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refusals, "find_refusal", lambda refusal_id: None)
-    monkeypatch.setattr(refusals, "refusals", lambda most=50, caller="": ())
+    monkeypatch.setattr(refusals, "refusals", lambda most=50: ())
+    monkeypatch.setattr(refusals, "caller_refusals", lambda caller: CallerRefusals())
 
 
 @pytest.fixture
@@ -210,7 +212,7 @@ def test_a_boost_may_be_changed_before_it_is_granted(operator: Client, alice: Us
 def test_a_boost_may_end_with_the_calendar_window_of_a_counter(operator: Client, alice: User) -> None:
     RatePolicy.objects.filter(plan__isnull=False).update(rates="10/s fixed_window, 90/hour, 1000/month")
     page = text_of(operator.get(boost_url(alice)))
-    assert re.findall(r'name="until" value="(.*?)"', page) == ["hour", "day", "window:search/month", "date"]
+    assert re.findall(r'name="until" value="(.*?)"', page) == ["hour", "hours", "day", "window:search/month", "date"]
     form = {"rates": "2000/month", "until": "window:search/month", "reason": "R"}
     page = text_of(operator.post(boost_url(alice), form))
     assert operator.post(boost_url(alice), {**hidden_fields(page), "post": "yes"}).status_code == 302

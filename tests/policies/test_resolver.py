@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from django_ratequota import Rate, check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.policies.cache import policies
-from django_ratequota.policies.explain import Candidate, explain, plan_source
+from django_ratequota.policies.explain import Candidate, explain, others_in_words, plan_source
 from django_ratequota.policies.facts import (
     NOBODY,
     Assignment,
@@ -153,8 +154,10 @@ def test_precedence(alice: User, wins: dict[str, Any], loses: dict[str, Any], wi
         RatePolicy.objects.create(rates="7/hour" if fields is wins else "1/hour", **given_by_name)
     asking = context(alice, identifiers=TENANT)
     assert limits(resolve(asking)) == [f"user:{alice.pk} 7/hour"]
+    others: Counter[str] = Counter()
+    lost = [candidate for candidate in explain(asking, others) if not candidate.won]
     # An override of another user is never looked at: it is not even loaded.
-    assert {candidate.won for candidate in explain(asking)} == ({True} if loses == {"user": "bob"} else {True, False})
+    assert len(lost) + others.total() == (loses != {"user": "bob"})
 
 
 @database
@@ -520,9 +523,6 @@ def test_the_endpoint_named_by_the_scope_comes_first_and_sets_the_cost() -> None
         ({"mode": "off", "plan": "free"}, "it is switched off"),
         ({"starts_at": NOW + HOUR}, "it has not started yet"),
         ({"ends_at": NOW}, "it has ended"),
-        ({"subject": "ip:198.51.100.0/24"}, "the caller's address is not in 198.51.100.0/24"),
-        ({"subject": "tenant:globex"}, "the caller is not tenant:globex"),
-        ({"plan": "pro"}, "it is for plan Pro, the caller is on Free"),
         ({"plan": "free"}, "policy {winner} for the user is more specific"),
         ({"user": "alice", "starts_at": NOW - DAY}, "policy {winner} for the same audience is newer"),
         ({"user": "alice"}, "policy {winner} for the same audience is dated"),
@@ -532,7 +532,6 @@ def test_explain_says_why_a_policy_lost(alice: User, fields: dict[str, Any], rea
     named = {
         "alice": alice,
         "free": Plan.objects.create(name="Free", slug="free", default_for="authenticated"),
-        "pro": Plan.objects.create(name="Pro", slug="pro"),
     }
     winner = RatePolicy.objects.create(user=alice, starts_at=NOW - HOUR, rates="7/hour")
     RatePolicy.objects.create(rates="5/hour", **{name: named.get(value, value) for name, value in fields.items()})
@@ -544,11 +543,22 @@ def test_explain_says_why_a_policy_lost(alice: User, fields: dict[str, Any], rea
 
 
 @database
-def test_explain_reports_that_no_policy_applies() -> None:
+def test_explain_counts_the_policies_of_other_callers_by_kind(alice: User) -> None:
+    Plan.objects.create(name="Free", slug="free", default_for="authenticated")
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    own = RatePolicy.objects.create(user=alice, rates="7/hour")
     RatePolicy.objects.create(subject="ip:198.51.100.1", mode="off", rates="5/hour")
-    RatePolicy.objects.create(subject="ip:198.51.100.2", rates="5/hour")
-    reasons = {c.reason for c in explain(context())}
-    assert reasons == {"lost: it is switched off", "lost: the caller's address is not in 198.51.100.2/32"}
+    RatePolicy.objects.create(subject="ip:198.51.100.0/24", rates="5/hour")
+    RatePolicy.objects.create(subject="tenant:globex", rates="5/hour")
+    RatePolicy.objects.create(plan=pro, rates="5/hour")
+    others: Counter[str] = Counter()
+    assert [c.policy.id for c in explain(context(alice, identifiers=TENANT), others)] == [own.pk]
+    assert others == {"ip": 2, "tenant": 1, "plan": 1}
+    assert others_in_words(others) == [
+        "2 more policies are for other addresses.",
+        "1 more policy is for another tenant.",
+        "1 more policy is for another plan.",
+    ]
 
 
 # Random policies, as facts: rows would be slow, and their constraints would keep the odd ones out.
@@ -728,7 +738,8 @@ def agree(random: Random, kinds: list[str]) -> int:
         snapshot=snapshot,
         now_us=now,
     )
-    resolution, candidates = resolve(question), explain(question)
+    others: Counter[str] = Counter()
+    resolution, candidates = resolve(question), explain(question, others)
 
     competing: dict[tuple[int | None, str], list[PolicyFacts]] = {}
     for row in rows:
@@ -743,7 +754,10 @@ def agree(random: Random, kinds: list[str]) -> int:
     assert len(resolution.winners) == len(expected)
     looked_at = [row.id for row in rows if row.endpoint_id in (None, *(e.id for e in question.endpoints))]
     looked_at = [n for n in looked_at if caller.user_id or not next(row for row in rows if row.id == n).user]
-    assert sorted(c.policy.id for c in candidates) == sorted(looked_at)
+    listed = [c.policy.id for c in candidates]
+    assert set(listed) <= set(looked_at)
+    assert len(set(listed)) == len(listed) == len(looked_at) - others.total()
+    assert {row.id for rivals in competing.values() for row in rivals} <= set(listed)
     assert all(c.reason.startswith("wins: " if c.won else "lost: ") for c in candidates)
     assert buckets_of(candidates) == list(resolution.buckets)
     refusing = [c for c in candidates if c.won and c.policy.rates == "blocked" and c.policy.mode == "enforce"]

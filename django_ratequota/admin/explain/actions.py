@@ -19,6 +19,7 @@ from ...models import RatePolicy
 from ...operations import boosts, counters
 from ..formatting import shown
 from ..names import described_callers
+from ..pages import unanswered
 from ..reset import CountersPage, ReasonForm, reset_message
 from .form import read_query
 
@@ -68,11 +69,8 @@ class CallerCountersPage(CountersPage):
         except ValidationError as error:
             form.add_error("units", error)
         except StoreError as error:
-            text = gettext(
-                "Redis did not answer (%(reason)s). Some counters may have been changed already. "
-                "Check them, then try again."
-            )
-            self.admin.message_user(request, text % {"reason": error.reason}, messages.ERROR)
+            then = gettext("Some counters may have been changed already. Check them, then try again.")
+            self.admin.message_user(request, unanswered(error.reason, then), messages.ERROR)
         else:
             self._log(request, before, text)
             self.admin.message_user(request, text, messages.SUCCESS)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from django import forms
 from django.contrib import messages
 from django.db import transaction
-from django.forms.models import modelform_factory
 from django.http import HttpResponseRedirect
 from django.utils import timezone
 from django.utils.html import format_html
@@ -24,7 +22,11 @@ from ...recording.databases import policy_alias
 from ..formatting import clock, moment, shown
 from ..pages import AdminPage
 from ..permissions import may
+from .dated import dated_form
 from .form import read_query
+
+#: The lengths of time that a boost is offered for.
+BOOST_LENGTHS = ("hour", "hours", "day")
 
 #: A window that ends sooner is not offered as the end of a boost.
 _SHORTEST = timedelta(minutes=1)
@@ -87,7 +89,7 @@ class BoostPage(AdminPage):
             end = boosts.window_end(bucket, now_us) if bucket.policy_id == facts.id else None
             if end is not None and end > soon:
                 windows[f"window:{bucket.title}"] = end
-        return boost_form(self.admin.form, windows, partial(self.admin.formfield_for_dbfield, request=request))
+        return dated_form(self.admin, request, {"rates": None}, BOOST_LENGTHS, windows=windows)
 
     def _grant(self, request: Any, form: Any, facts: PolicyFacts) -> None:
         with transaction.atomic(using=policy_alias(RatePolicy)):
@@ -100,49 +102,8 @@ class BoostPage(AdminPage):
         self.admin.message_user(request, message, messages.SUCCESS)
 
 
-def boost_form(base: Any, windows: dict[str, Any], formfield: Any) -> Any:
-    """Return the form class of a boost: rates and reason of the policy form ``base``, and the choice of an end.
-
-    ``windows`` maps a choice's value (``window:`` and the counter's title) to the time when that window ends.
-    """
-    now = timezone.now()
-    ends = {"hour": now + timedelta(hours=1), "day": now + timedelta(days=1), **windows}
-    choices: dict[str, Any] = {"hour": _("for 1 hour"), "day": _("for 1 day")}
-    for name, end in windows.items():
-        words = {"counter": shown(name.partition(":")[2]), "end": clock(end.timestamp())}
-        choices[name] = _("until the window of %(counter)s ends, at %(end)s") % words
-    choices["date"] = _("until the date below")
-
-    class BoostForm(base):  # type: ignore[misc]
-        until = forms.ChoiceField(
-            label=_("Until"), choices=list(choices.items()), initial="hour", widget=forms.RadioSelect
-        )
-        field_order = ["rates", "until", "ends_at", "reason"]
-
-        def clean(self) -> Any:
-            """Set ``ends_at`` by the choice; the policy's own ``clean`` validates it."""
-            values = super().clean() or self.cleaned_data
-            until = values.get("until")
-            if until in ends:
-                values["ends_at"] = ends[until].replace(microsecond=0)
-            elif until == "date" and not values.get("ends_at") and "ends_at" not in self.errors:
-                self.add_error("ends_at", _("Enter an end date, or choose one of the times above."))
-            return values
-
-    fields = ["rates", "ends_at", "reason"]
-    form = modelform_factory(RatePolicy, form=BoostForm, fields=fields, formfield_callback=formfield)
-    form.base_fields["reason"].required = True
-    form.base_fields["ends_at"].label = _("Date")
-    form.base_fields["ends_at"].help_text = ""
-    for part, label in zip(form.base_fields["ends_at"].widget.widgets, (_("Date"), _("Time")), strict=True):
-        part.attrs["aria-label"] = label
-    return form
-
-
-def _outlook(explanation: Explanation, boost: RatePolicy) -> dict[str, Any]:
-    """Return what the boost would change, and the warnings about it."""
-    outlook = boosts.outlook(explanation.context, boost)
-    end: Any = boost.ends_at
+def warnings_about(outlook: boosts.Outlook) -> list[str]:
+    """Return what a boost replaces, and what replaces it, in sentences."""
     warnings = []
     if outlook.now is not None and (outlook.now.user or outlook.now.subject):
         words = {"id": outlook.now.id, "rates": shown(outlook.now.text)}
@@ -152,9 +113,16 @@ def _outlook(explanation: Explanation, boost: RatePolicy) -> dict[str, Any]:
         policy, at_us = outlook.overtaken
         words = {"id": policy.id, "rates": shown(policy.text), "at": clock(at_us / 10**6)}
         warnings.append(gettext("Policy %(id)s (%(rates)s) replaces it at %(at)s.") % words)
+    return warnings
+
+
+def _outlook(explanation: Explanation, boost: RatePolicy) -> dict[str, Any]:
+    """Return what the boost would change, and the warnings about it."""
+    outlook = boosts.outlook(explanation.context, boost)
+    end: Any = boost.ends_at
     return {
         "sure": True,
-        "warnings": warnings,
+        "warnings": warnings_about(outlook),
         "rates_boosted": shown(boost.rates),
         "ends": moment(end),
         "end": timezone.localtime(end) if timezone.is_aware(end) else end,

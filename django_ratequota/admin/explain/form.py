@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Any
 
 from django import forms
 from django.contrib.admin.widgets import AdminIntegerFieldWidget, AdminTextInputWidget
+from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
 
@@ -133,6 +135,32 @@ def explain_form(model_admin: Any, request: Any, data: Any) -> ExplainForm:
     """Return the form for ``data``, unbound where that is empty; it finds the users that the operator may see."""
     user = model_admin.formfield_for_foreignkey(RatePolicy._meta.get_field("user"), request)
     return ExplainForm(data or None, user=user)
+
+
+def find_user(name: str) -> Any:
+    """Return the user of that name, or the only one with that mail address; None = nobody."""
+    model: Any = get_user_model()
+    users = model._default_manager
+    if "\x00" in name:
+        return None
+    user = users.filter(**{model.USERNAME_FIELD: name}).first()
+    mail = getattr(model, "EMAIL_FIELD", "")
+    if user is None and "@" in name and mail:
+        found = users.filter(**{mail: name})[:2]
+        user = found[0] if len(found) == 1 else None
+    return user
+
+
+def find_caller(text: str) -> dict[str, str]:
+    """Return the query string about a caller: an address, ``kind:value``, or a user's name; {} = nobody."""
+    kind, colon, value = text.partition(":")
+    if colon and value and kind in ("user", "ip", *settings.identifiers):
+        return {"caller": text}
+    try:
+        return {"ip": str(ip_address(text))}
+    except ValueError:
+        user = find_user(text)
+    return {} if user is None else {"user": str(user.pk)}
 
 
 def read_query(model_admin: Any, request: Any) -> tuple[dict[str, str], Explanation | None]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django import forms
+from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
@@ -16,15 +17,18 @@ from ...operations.boosts import no_boost_reason
 from ...operations.counters import peek, shared_reason
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
-from ...policies.explain import Candidate
+from ...policies.explain import Candidate, others_in_words
 from ..formatting import clock_and_wait, shown
 from ..names import described_callers
-from ..pages import AdminPage, reply
+from ..pages import AdminPage, reply, unanswered
 from ..permissions import is_override, may
-from .form import ExplainForm, explain_form, form_data
-from .refusals import find_refusal, latest_refusals, refusal_details
+from .block import BlockLinks
+from .boost import BOOST_LENGTHS
+from .dated import LENGTHS
+from .form import ExplainForm, explain_form, find_caller, form_data
+from .refusals import find_refusal, latest_refusals, refusal_details, refused_places
 
-#: All winners are listed, and other candidates up to this many rows: thousands of tenants may have overrides.
+#: All winners are listed, and other candidates up to this many rows: a caller may have as many dated ones.
 _MAX_CANDIDATES = 200
 
 
@@ -45,31 +49,59 @@ class ExplainPage(AdminPage):
         return [(self.url(query=params), _("Explain"))]
 
     def view(self, request: Any) -> Any:
-        """Show the form, what applies now, and refusals."""
-        refusal_id = request.GET.get("id", "").strip()
-        refusal, store_error = find_refusal(refusal_id)
+        """Show the form, what applies now, and refusals; redirect from a caller's name to the caller."""
+        wanted = request.GET.get("id", "").strip()
+        refusal, store_error = find_refusal(wanted)
+        if refusal is None and wanted and (found := find_caller(wanted)):
+            return HttpResponseRedirect(self.url(query=found))
         form = explain_form(self.admin, request, _form_data(request.GET, refusal))
         explanation = form.explain()
         params = form.params()
         if refusal is not None:
             params["id"] = refusal.id
-        caller = "" if explanation is None else explanation.context.caller.subject("caller", None) or ""
         context = {
             "title": _("Explain"),
             "form": form,
-            "wanted": shown(refusal_id),
+            "wanted": shown(wanted),
             "here": self.url(),
-            "lost": bool(refusal_id) and refusal is None and not store_error,
+            "lost": bool(wanted) and refusal is None and not store_error,
             "refusal": refusal and refusal_details(self.admin, request, refusal),
-            "refusals": [] if form.errors else latest_refusals(self.admin, caller, but=params.get("id", "")),
+            "refusals": [] if form.is_bound else latest_refusals(self.admin),
             "given": params,
-            "store_error": store_error,
+            "store_error": store_error
+            and unanswered(store_error, _("The refusal cannot be looked up. Try again later.")),
         }
         if explanation is not None:
-            context |= self._answer(request, explanation, params)
+            context |= self._answer(request, explanation, form, params)
+            context |= self._refused(request, explanation, refusal, params)
         return self.render(request, "explain.html", context, form)
 
-    def _answer(self, request: Any, explanation: Explanation, params: dict[str, str]) -> dict[str, Any]:
+    def _refused(
+        self, request: Any, explanation: Explanation, refusal: Refusal | None, params: dict[str, str]
+    ) -> dict[str, Any]:
+        """Return what refused the caller in the last day, and the links to boosts and blocks."""
+        who = explanation.context.caller
+        caller, ip = who.subject("caller", None) or "", who.subject("ip", None) or ""
+        pairs = [(caller, ip), *([(refusal.caller, refusal.ip)] if refusal else ())]
+        blocks = BlockLinks(self.admin, request, pairs)
+        found = refused_places(self.admin, caller)
+        lengths = [(name, LENGTHS[name][1]) for name in BOOST_LENGTHS]
+        own = {name: text for name, text in params.items() if name not in ("id", "path", "method", "cost")}
+        return {
+            **found,
+            "caller": described_callers([caller])[caller],
+            "boost_all": [
+                (self.admin.page_url("boost_all", query={**own, "until": name}), text)
+                for name, text in (*lengths, ("date", _("until a date")))
+                if found["places"] and may(request.user, "add", override=True)
+            ],
+            "block_caller": blocks.link(caller, ip, params.get("endpoint", "")),
+            "block_refused": refusal and blocks.link(refusal.caller, refusal.ip, params.get("endpoint", "")),
+        }
+
+    def _answer(
+        self, request: Any, explanation: Explanation, form: ExplainForm, params: dict[str, str]
+    ) -> dict[str, Any]:
         """Return the caller's plan, counters and candidates."""
         decision, plan = explanation.decision, explanation.plan
         left_out = len(explanation.candidates) - _MAX_CANDIDATES
@@ -82,15 +114,21 @@ class ExplainPage(AdminPage):
             "answered": True,
             "plan": plan and {"name": shown(plan.name), "link": self.object_url(request, Plan, plan.id)},
             "plan_source": explanation.plan_source,
-            "verdict": _verdict(explanation),
+            "everywhere": not (form.query.endpoint or form.query.path),
+            "verdict": _verdict(explanation, everywhere=not (form.query.endpoint or form.query.path)),
+            "computed": form.query.computes_cost(),
             "admitted": decision.allowed,
-            "degraded": decision.error,
+            "degraded": decision.error
+            and unanswered(
+                decision.error, _("Usage cannot be shown. Until Redis answers, the policies' “on error” decides.")
+            ),
             "counters": counters,
             "acts": resets or boosts,
             "own": resets and any(not row.get("shared_reason") and "id" in row for row in counters),
             "candidates": rows,
             "unseen": len(listed) - len(rows),
             "left_out": max(0, left_out),
+            "others": others_in_words(explanation.others),
             "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
             or [_("%(name)s (built-in limit)") % {"name": shown(bucket.scope)} for bucket in explanation.built_in],
             "grant_url": self.admin.page_url("grant"),
@@ -199,13 +237,22 @@ def _counter(bucket: Bucket, status: BucketStatus | None, at_us: int, names: Map
     return row
 
 
-def _verdict(explanation: Explanation) -> str:
-    """Return in words whether the next request would be admitted, and else when to try again."""
+def _verdict(explanation: Explanation, *, everywhere: bool) -> str:
+    """Return in words whether the next request would be admitted, and else when to try again.
+
+    ``everywhere``: no endpoint was chosen, so that only the policies for all endpoints were checked.
+    """
     decision, cost = explanation.decision, explanation.resolution.cost
     units = ngettext("The next request, of %(count)d unit,", "The next request, of %(count)d units,", cost)
     words = {"request": units % {"count": cost}, "by": shown(", ".join(decision.violated))}
     if explanation.exempt:
         return gettext("Nothing limits this request: %(why)s.") % {"why": shown(explanation.exempt)}
+    if decision.allowed and everywhere:
+        text = gettext(
+            "The policies for all endpoints have room for a request of %(count)d unit. Choose an endpoint to check "
+            "its own policies too."
+        )
+        return text % {"count": cost}
     if decision.allowed:
         return gettext("%(request)s would be admitted.") % words
     if decision.retry_after_us is None:

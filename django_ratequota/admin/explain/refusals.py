@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.contrib import messages
@@ -15,7 +16,8 @@ from ...monitoring.collector import collector
 from ...monitoring.refusals import Refusal
 from ..formatting import clock, revision_text, shown
 from ..names import described_callers
-from ..pages import reply
+from ..pages import reply, unanswered
+from .form import find_user
 
 #: The id of a refusal: ten letters and digits.
 _ID = re.compile(r"[0-9A-Za-z]{10}", re.ASCII)
@@ -35,15 +37,25 @@ def _found(refusal_id: str) -> Refusal | None:
     return found
 
 
-def offer_refusal(model_admin: Any, request: Any) -> None:
-    """Show a link to Explain when the search of a list is the id of a refusal."""
-    if request.method != "GET" or not model_admin.has_view_permission(request):
+def offer_explain(model_admin: Any, request: Any) -> None:
+    """Show a link to Explain when the search of a list is the id of a refusal, or a user's name."""
+    wanted = request.GET.get("q", "").strip()
+    if request.method != "GET" or not wanted or not model_admin.has_view_permission(request):
         return
-    refusal, _reason = find_refusal(request.GET.get("q", "").strip())
+    refusal, _reason = find_refusal(wanted)
     if refusal is not None:
-        text = _('{id} is the id of a refusal. <a href="{link}">See why the request was refused.</a>')
-        link = model_admin.page_url("explain", query={"id": refusal.id})
-        model_admin.message_user(request, format_html(str(text), id=refusal.id, link=link), messages.INFO)
+        text, query = (
+            _('{id} is the id of a refusal. <a href="{link}">See why the request was refused.</a>'),
+            refusal.id,
+        )
+    else:
+        user = find_user(wanted)
+        if user is None:
+            return
+        text = _('There is a user {id}. <a href="{link}">See what applies to them, and what refused them.</a>')
+        query = wanted
+    link = model_admin.page_url("explain", query={"id": query})
+    model_admin.message_user(request, format_html(str(text), id=shown(query), link=link), messages.INFO)
 
 
 def refusal_details(model_admin: Any, request: Any, refusal: Refusal) -> dict[str, Any]:
@@ -90,12 +102,50 @@ def refusal_details(model_admin: Any, request: Any, refusal: Refusal) -> dict[st
     }
 
 
-def latest_refusals(model_admin: Any, caller: str, but: str) -> list[dict[str, Any]]:
-    """Return the latest refusals except the one with the id ``but``; none while Redis gives no answer.
+@dataclass(slots=True)
+class RefusedPlace:
+    """The refusals of one caller at one endpoint, or at one route without an endpoint."""
 
-    ``caller`` is as refusals name callers, such as ``user:42``; "" = of all callers.
-    """
-    found = reply(lambda: refusals.refusals(_MAX_REFUSALS, caller))[0] or ()
+    name: str
+    #: Link to the newest of them.
+    link: str
+    #: When the newest was decided.
+    last: str
+    endpoint: str
+    ip: str
+    count: int = 0
+    violated: list[str] = field(default_factory=list)
+
+
+def refused_places(model_admin: Any, caller: str) -> dict[str, Any]:
+    """Return what refused a caller in the last day, by endpoint, and how far back that was searched."""
+    found, error = reply(lambda: refusals.caller_refusals(caller))
+    places: dict[tuple[str, str], RefusedPlace] = {}
+    for refusal in found.refusals if found else ():
+        key = (refusal.method, refusal.scope or refusal.route)
+        if key not in places:
+            places[key] = RefusedPlace(
+                name=shown(" ".join(key)),
+                link=model_admin.page_url("explain", query={"id": refusal.id}),
+                last=clock(refusal.at.timestamp()),
+                endpoint=refusal.scope,
+                ip=refusal.ip,
+            )
+        place = places[key]
+        place.count += refusal.count
+        place.violated += [name for name in map(shown, refusal.violated) if name not in place.violated]
+    since = found.since if found else None
+    return {
+        "places": list(places.values()),
+        "places_error": error and unanswered(error, _("Refusals cannot be looked up. Try again later.")),
+        "searched": refusals.SEARCHED,
+        "searched_since": since and clock(since.timestamp()),
+    }
+
+
+def latest_refusals(model_admin: Any) -> list[dict[str, Any]]:
+    """Return the latest refusals of all callers; none while Redis gives no answer."""
+    found = reply(lambda: refusals.refusals(_MAX_REFUSALS))[0] or ()
     names = described_callers([refusal.caller for refusal in found])
     return [
         {
@@ -108,5 +158,4 @@ def latest_refusals(model_admin: Any, caller: str, but: str) -> list[dict[str, A
             "violated": shown(", ".join(refusal.violated)),
         }
         for refusal in found
-        if refusal.id != but
     ]

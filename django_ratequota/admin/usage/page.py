@@ -24,6 +24,7 @@ from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Span, Timeline, TopCaller
 from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
+from ..explain.block import BlockLinks
 from ..formatting import moment, number_text, shown
 from ..names import caller_text, usernames
 from ..pages import AdminPage, reply
@@ -92,13 +93,18 @@ class UsagePage(_SelectionPage):
         names.read(selection, timeline, refusals or ())
         callers = [top.caller for rows in (tops or {}).values() for top in rows]
         users = usernames([*callers, *(refusal.caller for refusal in refusals or ())])
+        pairs = [(caller, "") for caller in callers] + [(one.caller, one.ip) for one in refusals or ()]
+        blocks = BlockLinks(self.admin, request, pairs, "usage")
         context = {
             "title": gettext("Live usage: %s") % names.title(selection),
             **self._choices(selection, names),
             **_counted(timeline, selection, names),
             "timeline_error": timeline_error,
             "tops": [
-                {"title": _TOP_TITLES[outcome], "rows": [self._top(top, users, selection, names) for top in rows]}
+                {
+                    "title": _TOP_TITLES[outcome],
+                    "rows": [self._top(top, users, selection, names, blocks) for top in rows],
+                }
                 for outcome, rows in (tops or {}).items()
                 if selection.policy_id is None or outcome != "admitted"
             ],
@@ -106,7 +112,7 @@ class UsagePage(_SelectionPage):
             "tops_partial": selection.policy_id is not None,
             "rollout_url": names.rollout_url(selection.policy_id or 0),
             "tops_note": _TOP_NOTES[selection.span],
-            "refusals": [self._refusal(refusal, users, names) for refusal in refusals or ()],
+            "refusals": [self._refusal(refusal, users, names, blocks) for refusal in refusals or ()],
             "refusals_error": refusals_error,
             "absent": _absent(),
             **_servers(),
@@ -130,15 +136,27 @@ class UsagePage(_SelectionPage):
         }
 
     def _top(
-        self, top: TopCaller, users: Mapping[str, str], selection: Selection, names: VisibleNames
+        self,
+        top: TopCaller,
+        users: Mapping[str, str],
+        selection: Selection,
+        names: VisibleNames,
+        blocks: BlockLinks,
     ) -> dict[str, Any]:
         endpoint = names.endpoints.get(selection.endpoint_id or 0)
         url = explain_url(self.site, top.caller, endpoint.name if endpoint else "")
         # What a policy admitted is not counted by caller, so neither that nor the share refused is known.
         known = slice(None) if selection.policy_id is None else slice(1, 3)
-        return {"name": caller_text(top.caller, users), "query": url, "cells": cells(top.counts)[known]}
+        return {
+            "name": caller_text(top.caller, users),
+            "query": url,
+            "cells": cells(top.counts)[known],
+            "block": blocks.link(top.caller),
+        }
 
-    def _refusal(self, refusal: Refusal, users: Mapping[str, str], names: VisibleNames) -> dict[str, Any]:
+    def _refusal(
+        self, refusal: Refusal, users: Mapping[str, str], names: VisibleNames, blocks: BlockLinks
+    ) -> dict[str, Any]:
         ids = dict.fromkeys(b.policy_id for b in refusal.buckets if b.refused and b.policy_id in names.policies)
         return {
             "id": refusal.id,
@@ -147,6 +165,7 @@ class UsagePage(_SelectionPage):
             "count": number_text(refusal.count),
             "caller": caller_text(refusal.caller, users),
             "caller_url": explain_url(self.site, refusal.caller),
+            "block": blocks.link(refusal.caller, refusal.ip, refusal.scope),
             "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
             "violated": shown(", ".join(refusal.violated)),
             "error": shown(refusal.error),

@@ -1,0 +1,166 @@
+"""Blocks: overrides with the rates ``blocked`` and a start, which refuse all requests of a user, subject or network.
+
+A *name* says who is blocked: ``user:42``, ``tenant:acme``, ``ip:203.0.113.7``, ``ip:203.0.113.0/24``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from ipaddress import ip_network
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.db.models import Q
+from django.utils.translation import gettext as _
+
+from ..conf import settings
+from ..enforcement.steps import limiter_or_error, now_us
+from ..engine.rates import BLOCKED
+from ..models import Endpoint, RatePolicy
+from ..monitoring.attempts import Attempts, recorded_attempts
+from ..policies.explain import other_audience
+from ..policies.facts import policy_facts
+from ..policies.requests.caller import Caller
+from .boosts import to_datetime, unnameable_reason
+from .impact_audience import NotEstimable, in_audience
+
+#: Prefix length of the network that is offered beside an address, by IP version.
+_NETWORK_BITS = {4: 24, 6: 64}
+_SECOND_US = 10**6
+#: Private networks by Python's ``is_private``, and yet no proxy's: they are for documentation and tests.
+_DOCUMENTATION = tuple(map(ip_network, ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hits:
+    """What a block would have refused in the last hour."""
+
+    requests: int
+    callers: int
+    #: Whether only some callers are recorded, so that both are less than the truth.
+    sampled: bool
+
+
+def targets(caller: str, ip: str = "") -> list[str]:
+    """Return the names that a block of this caller at this address may have, the narrowest first.
+
+    Both are as refusals name them; ``ip`` may be "".
+    """
+    kind, _colon, value = caller.partition(":")
+    address = caller if kind == "ip" else ip
+    names = [] if kind == "ip" or not value else [caller]
+    if address:
+        names += [address, *_network_of(address.removeprefix("ip:"))]
+    return [name for name in names if name.startswith("user:") or not unnameable_reason(name)]
+
+
+def _network_of(address: str) -> list[str]:
+    """Return the network of an address that blocks are offered for; none for a wider one, and for what is none."""
+    try:
+        own = ip_network(address)
+    except ValueError:
+        return []
+    bits = _NETWORK_BITS[own.version]
+    return [f"ip:{own.supernet(new_prefix=bits)}"] if own.prefixlen > bits else []
+
+
+def propose_block(name: str, endpoint: Endpoint | None = None) -> RatePolicy:
+    """Return an unsaved block without an end, which starts now."""
+    user_id = name.removeprefix("user:") if name.startswith("user:") else None
+    return RatePolicy(
+        user_id=user_id,
+        subject="" if user_id else name,
+        endpoint=endpoint,
+        rates=BLOCKED,
+        # Rounded down, because processes see Redis' clock some milliseconds apart.
+        starts_at=to_datetime(now_us(limiter_or_error()) // _SECOND_US * _SECOND_US),
+    )
+
+
+def blocks_in_force(names: Iterable[str]) -> dict[str, RatePolicy]:
+    """Return the block of each of these names that has one, in one query; of several, the one that ends last."""
+    subjects = {name for name in names if not name.startswith("user:")}
+    user_ids = {key for name in names if name.startswith("user:") and (key := _user_key(name)) is not None}
+    if not subjects and not user_ids:
+        return {}
+    now = to_datetime(now_us(limiter_or_error()))
+    blocks = RatePolicy.objects.filter(
+        Q(user_id__in=user_ids) | Q(subject__in=subjects),
+        Q(starts_at__isnull=True) | Q(starts_at__lte=now),
+        Q(ends_at__isnull=True) | Q(ends_at__gt=now),
+        rates=BLOCKED,
+        mode=RatePolicy.Mode.ENFORCE,
+    ).select_related("endpoint")
+    found: dict[str, RatePolicy] = {}
+    for block in sorted(blocks.order_by(), key=lambda one: (one.ends_at is None, one.ends_at or now, one.pk)):
+        found[block.subject or f"user:{block.user_id}"] = block
+    return found
+
+
+def _user_key(name: str) -> Any:
+    """Return the name's user id; None for one that no user can have."""
+    field = get_user_model()._meta.pk
+    try:
+        key = field.to_python(name.removeprefix("user:"))
+        field.run_validators(key)
+    except ValidationError:
+        return None
+    return key
+
+
+def end_block(block: RatePolicy) -> None:
+    """End the block now, and keep it for the history."""
+    now = to_datetime(now_us(limiter_or_error()))
+    block.ends_at = now if block.starts_at is None else max(now, block.starts_at + timedelta(microseconds=1))
+    block.save()
+
+
+def recorded_hour() -> tuple[tuple[Attempts, ...], bool]:
+    """Return the recorded requests of the last hour, and whether they are a sample; raises ``StoreError``."""
+    recorded = recorded_attempts(1)
+    return recorded.attempts, recorded.share < 1
+
+
+def hits(block: RatePolicy, attempts: tuple[Attempts, ...], *, sampled: bool) -> Hits | None:
+    """Return what the block would have refused of these requests; None where records do not show the audience."""
+    try:
+        is_hit = in_audience(policy_facts(block))
+    except NotEstimable:
+        return None
+    known: dict[tuple[str, str], bool] = {}
+    requests, callers = 0, set()
+    for attempt in attempts:
+        if block.endpoint_id is not None and block.endpoint_id not in attempt.endpoint_ids:
+            continue
+        who = (attempt.caller, attempt.ip)
+        if who not in known:
+            known[who] = is_hit(attempt)
+        if known[who]:
+            requests += attempt.admitted + attempt.refused
+            callers.add(attempt.caller)
+    return Hits(requests=requests, callers=len(callers), sampled=sampled)
+
+
+def cautions(block: RatePolicy, operator: Caller) -> list[str]:
+    """Return sentences that warn of who else the block may refuse; ``operator`` is who asks for it."""
+    facts = policy_facts(block)
+    sentences = []
+    names = {"audience": block.audience}
+    is_operator = facts.user == operator.user_id if facts.user else not other_audience(facts, operator, None)
+    if is_operator:
+        sentences.append(_("%(audience)s includes you: your own requests would be refused.") % names)
+    network = facts.network
+    documented = network is not None and any(
+        network.version == known.version and network.subnet_of(known)  # type: ignore[arg-type]
+        for known in _DOCUMENTATION
+    )
+    if network is not None and network.is_private and not documented and not settings.trusted_proxies:
+        text = _(
+            "%(audience)s is private, and TRUSTED_PROXIES is empty: if it is a proxy's, everybody behind the proxy "
+            "would be refused."
+        )
+        sentences.append(text % names)
+    return sentences

@@ -1,0 +1,287 @@
+"""Blocks: who can be named, who would be hit, the page that asks, its permission, and how a block is ended."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from html import unescape
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.test import Client, RequestFactory
+from django.utils import timezone
+
+from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.operations import blocks
+from django_ratequota.policies.requests.caller import Caller
+from tests.admin.test_explain import DOWN, IDENTIFIERS, LIST, PAGE, staff
+from tests.support.operators import a_customer, client_of
+from tests.support.requests import check_from
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
+
+URL, USAGE = f"{LIST}block/", f"{LIST}usage/"
+FORM = {"until": "day", "reason": "Ticket 4711", "post": "yes"}
+
+
+@pytest.fixture
+def operator() -> Client:
+    return staff(None)
+
+
+@pytest.fixture
+def alice() -> User:
+    return a_customer()
+
+
+def text_of(page: Any) -> str:
+    assert page.status_code == 200
+    return re.sub(r"\s+", " ", unescape(page.content.decode()))
+
+
+def choices(text: str) -> list[str]:
+    return re.findall(r'name="target" value="(.*?)"', text)
+
+
+@pytest.mark.parametrize(
+    ("caller", "ip", "names"),
+    [
+        ("user:7", "", ["user:7"]),
+        ("user:7", "ip:203.0.113.7", ["user:7", "ip:203.0.113.7", "ip:203.0.113.0/24"]),
+        ("ip:203.0.113.7", "", ["ip:203.0.113.7", "ip:203.0.113.0/24"]),
+        ("ip:2001:db8::/64", "", ["ip:2001:db8::/64"]),
+        ("ip:2001:db8::7", "", ["ip:2001:db8::7", "ip:2001:db8::/64"]),
+        ("tenant:acme", "ip:203.0.113.7", ["tenant:acme", "ip:203.0.113.7", "ip:203.0.113.0/24"]),
+        ("tenant:", "", []),
+        ("tenant:acme ", "", []),
+        ("tenant:" + "x" * 300, "", []),
+        ("planet:mars", "", []),
+        ("ip:unknown", "", []),
+        ("ip:unknown", "ip:unknown", []),
+        ("", "", []),
+    ],
+)
+def test_a_block_names_the_caller_the_address_or_its_network(
+    settings: Any, caller: str, ip: str, names: list[str]
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    assert blocks.targets(caller, ip) == names
+
+
+@pytest.mark.parametrize("until", ["hour", "day", "week", "never", "date"])
+@pytest.mark.parametrize("target", ["user", "ip:203.0.113.7", "ip:203.0.113.0/24"])
+def test_a_block_refuses_at_once_until_it_is_ended(operator: Client, alice: User, target: str, until: str) -> None:
+    url = f"{URL}?{urlencode({'caller': f'user:{alice.pk}', 'ip': 'ip:203.0.113.7'})}"
+    assert check_from(alice).allowed
+    form = {**FORM, "until": until, "target": f"user:{alice.pk}" if target == "user" else target}
+    if until == "date":
+        form |= {"ends_at_0": "2100-01-01", "ends_at_1": "00:00:00"}
+    done = operator.post(url, form)
+    assert (done.status_code, done["Location"]) == (302, f"{PAGE}?user={alice.pk}&method=GET")
+    assert not check_from(alice).allowed
+    [block] = RatePolicy.objects.filter(rates="blocked")
+    assert (block.reason, block.counted_per, block.endpoint) == ("Ticket 4711", "caller", None)
+    assert (block.user or block.subject) == (alice if target == "user" else target)
+    assert block.starts_at is not None
+    assert (block.ends_at is None) is (until == "never")
+    if until in ("hour", "day", "week") and block.ends_at:
+        length = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}[until]
+        assert abs(block.ends_at - timezone.now() - length) < timedelta(minutes=1)
+    assert PolicyChange.objects.get(object_id=str(block.pk)).reason == "Ticket 4711"
+    page = text_of(operator.get(url))
+    assert "Blocked until" in page
+    done = operator.post(url, {"end": str(block.pk), "change_reason": "A mistake"})
+    assert done.status_code == 302
+    assert check_from(alice).allowed
+    block.refresh_from_db()
+    assert block.ends_at is not None
+    assert block.ends_at <= timezone.now() + timedelta(seconds=5)
+    ended = PolicyChange.objects.filter(object_id=str(block.pk)).order_by("-pk")[0]
+    assert (ended.action, ended.reason) == ("update", "A mistake")
+    assert LogEntry.objects.filter(object_id=str(block.pk)).count() == 2
+
+
+def test_a_block_may_be_for_one_endpoint(operator: Client, alice: User) -> None:
+    url = f"{URL}?caller=user:{alice.pk}&endpoint=search"
+    assert operator.post(url, {**FORM, "target": f"user:{alice.pk}", "place": "search"}).status_code == 302
+    assert not check_from(alice, scope="search").allowed
+    assert check_from(alice).allowed
+    assert RatePolicy.objects.get(rates="blocked").endpoint == Endpoint.objects.get(name="search")
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        ({"reason": ""}, "This field is required."),
+        ({"target": "ip:0.0.0.0/0"}, "ip:0.0.0.0/0 is not one of the available choices."),
+        ({"target": ""}, "This field is required."),
+        ({"until": "date"}, "Enter an end date, or choose one of the times above."),
+        ({"until": "date", "ends_at_0": "2020-01-01", "ends_at_1": "00:00"}, "The end must lie after the start."),
+        ({"place": "elsewhere"}, "elsewhere is not one of the available choices."),
+    ],
+)
+def test_an_invalid_block_is_reported(operator: Client, alice: User, sent: dict[str, str], error: str) -> None:
+    url = f"{URL}?caller=user:{alice.pk}&endpoint=search"
+    page = text_of(operator.post(url, {**FORM, "target": f"user:{alice.pk}", **sent}))
+    assert error in page
+    assert not RatePolicy.objects.filter(rates="blocked").exists()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{"caller": "user:4711"}, {"caller": "user:x"}, {"caller": f"user:{'9' * 40}"}, {"caller": "ip:unknown"}, {}],
+)
+def test_nobody_is_blocked_where_the_caller_has_no_name(operator: Client, query: dict[str, str]) -> None:
+    page = operator.get(URL, query)
+    assert page.status_code == 302
+    assert page["Location"].startswith(PAGE)
+    operator.post(f"{URL}?{urlencode(query)}", {**FORM, "target": query.get("caller", "")})
+    assert not RatePolicy.objects.exists()
+
+
+def test_the_page_says_who_would_be_hit(operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_ratequota.monitoring.collector._CHUNK_SECONDS", 0.0)
+    for address, times in (("203.0.113.7", 3), ("203.0.113.8", 2), ("198.51.100.1", 9)):
+        for _ in range(times):
+            check_from(address=address)
+    check_from(alice, address="203.0.113.7")
+    collector.flush()
+    page = text_of(operator.get(URL, {"caller": f"user:{alice.pk}", "ip": "ip:203.0.113.7"}))
+    assert f"user:{alice.pk} (alice): 1 requests in the last hour" in page
+    assert "ip:203.0.113.7: 4 requests of 2 callers in the last hour" in page
+    assert "ip:203.0.113.0/24: 6 requests of 3 callers in the last hour" in page
+
+
+def test_the_operator_is_warned_of_blocking_themselves_or_a_proxy(settings: Any) -> None:
+    support = User.objects.create(username="support")
+    request = RequestFactory().get("/", REMOTE_ADDR="10.0.0.7")
+    request.user = support
+    found = {
+        name: blocks.cautions(blocks.propose_block(name), Caller(request))
+        for name in (f"user:{support.pk}", "ip:10.0.0.0/24", "ip:10.1.0.0/24", "ip:203.0.113.7", "ip:2001:db8::/64")
+    }
+    you, private = "includes you: your own requests would be refused.", "is private, and TRUSTED_PROXIES is empty"
+    assert [[you in text or (private in text and None) for text in texts] for texts in found.values()] == [
+        [True],
+        [True, None],
+        [None],
+        [],
+        [],
+    ]
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": ["10.0.0.1/32"]}
+    assert blocks.cautions(blocks.propose_block("ip:10.1.0.0/24"), Caller(request)) == []
+
+
+def test_the_block_that_lasts_longest_is_shown() -> None:
+    now = timezone.now()
+    for hours in (2, None, 1):
+        ends = hours and now + timedelta(hours=hours)
+        RatePolicy.objects.create(subject="ip:203.0.113.7", rates="blocked", starts_at=now, ends_at=ends or None)
+    RatePolicy.objects.create(subject="ip:203.0.113.8", rates="blocked", starts_at=now + timedelta(hours=1))
+    RatePolicy.objects.create(subject="ip:203.0.113.9", rates="blocked", mode="log")
+    RatePolicy.objects.create(subject="ip:203.0.113.10", rates="1/s")
+    names = [f"ip:203.0.113.{last}" for last in (7, 8, 9, 10)]
+    found = blocks.blocks_in_force([*names, "user:x", f"user:{'9' * 40}"])
+    assert {name: block.ends_at for name, block in found.items()} == {"ip:203.0.113.7": None}
+
+
+# --- Links and permissions. ---
+
+
+def test_explain_and_live_usage_lead_to_the_page_and_to_its_end(operator: Client, alice: User) -> None:
+    RatePolicy.objects.filter(plan__isnull=False, endpoint__isnull=False).update(rates="1/hour")
+    refusal_id = [check_from(alice, scope="search").refusal_id for _ in range(2)][-1]
+    collector.flush()
+    pages = [(PAGE, {"user": alice.pk}), (PAGE, {"id": refusal_id}), (USAGE, {})]
+    for page, query in pages:
+        text = text_of(operator.get(page, query))
+        links = re.findall(rf'href="({URL}[^"]*)"[^>]*>Block…</a>', text)
+        assert links, page
+        assert all(operator.get(link).status_code == 200 for link in links)
+    assert operator.post(links[-1], {**FORM, "target": "ip:203.0.113.0/24"})["Location"] == USAGE
+    for page, query in pages[1:]:
+        assert re.search(
+            rf'href="{URL}[^"]*"[^>]*>Blocked until [^<]*: End it…</a>', text_of(operator.get(page, query))
+        )
+
+
+@pytest.mark.parametrize(
+    ("permissions", "blocks_callers", "looks"),
+    [
+        (("block_callers",), True, True),
+        (("grant_override", "reset_usage", "view_ratepolicy"), False, True),
+        (("add_ratepolicy", "change_ratepolicy", "delete_ratepolicy"), False, True),
+        ((), False, False),
+    ],
+)
+def test_only_the_permission_to_block_blocks(
+    alice: User, permissions: tuple[str, ...], blocks_callers: bool, looks: bool
+) -> None:
+    client = staff(permissions)
+    url = f"{URL}?caller=user:{alice.pk}"
+    assert client.get(url).status_code == (200 if blocks_callers else 403)
+    for page in (PAGE, USAGE):
+        assert client.get(page).status_code == (200 if looks else 403)
+    assert (URL in client.get(PAGE, {"user": alice.pk}).content.decode()) is blocks_callers
+    assert client.post(url, {**FORM, "target": f"user:{alice.pk}"}).status_code == (302 if blocks_callers else 403)
+    assert RatePolicy.objects.filter(rates="blocked").exists() is blocks_callers
+    assert check_from(alice).allowed is not blocks_callers
+    block = RatePolicy.objects.filter(rates="blocked").first() or blocks.propose_block(f"user:{alice.pk}")
+    block.save()
+    client.post(url, {"end": str(block.pk)})
+    block.refresh_from_db()
+    assert (block.ends_at is not None and block.ends_at <= timezone.now()) is blocks_callers
+
+
+def test_who_may_only_block_can_neither_add_nor_change_nor_end_other_policies(alice: User) -> None:
+    client = client_of("block_callers")
+    override = RatePolicy.objects.get(user=alice)
+    form = {"user": alice.pk, "counted_per": "caller", "rates": "9/s", "algorithm": "gcra", "mode": "enforce"}
+    for path in ("add/", f"{override.pk}/change/", f"{override.pk}/delete/", f"{override.pk}/reset/"):
+        assert client.post(f"{LIST}{path}", {**form, "post": "yes"}).status_code == 403
+    assert client.post(f"{URL}?caller=user:{alice.pk}", {"end": str(override.pk)}).status_code == 302
+    override.refresh_from_db()
+    assert (override.rates, override.ends_at) == ("1000/day", None)
+
+
+def test_a_block_needs_the_csrf_token(alice: User) -> None:
+    staff(None)
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(User.objects.get(username="support"))
+    url = f"{URL}?caller=user:{alice.pk}"
+    assert client.post(url, {**FORM, "target": f"user:{alice.pk}"}).status_code == 403
+
+
+def test_a_block_is_saved_while_redis_is_down(operator: Client, alice: User, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
+    url = f"{URL}?caller=user:{alice.pk}"
+    assert "recent requests unknown" in text_of(operator.get(url))
+    assert operator.post(url, {**FORM, "target": f"user:{alice.pk}"}).status_code == 302
+    assert RatePolicy.objects.filter(rates="blocked").exists()
+
+
+def test_hostile_names_are_harmless(operator: Client, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    name = "tenant:<script>alert(1)</script>\u202e"
+    for page in (operator.get(URL, {"caller": name}), operator.get(URL, {"caller": "a\x00b", "endpoint": "a\x00b"})):
+        text = page.content.decode()
+        assert "<script>alert" not in text
+    page = operator.post(f"{URL}?{urlencode({'caller': name})}", {**FORM, "target": name}, follow=True)
+    assert RatePolicy.objects.get().subject == name
+    shown = re.sub(r'<input[^>]*>|<option[^>]*>|href="[^"]*"', "", page.content.decode())
+    assert "\u202e" not in shown
+
+
+def test_blocks_work_without_time_zones(operator: Client, alice: User, settings: Any) -> None:
+    settings.USE_TZ = False
+    url = f"{URL}?caller=user:{alice.pk}"
+    assert operator.post(url, {**FORM, "target": f"user:{alice.pk}"}).status_code == 302
+    block = RatePolicy.objects.get(rates="blocked")
+    assert block.ends_at is not None
+    assert timezone.is_naive(block.ends_at)
+    assert operator.post(url, {"end": str(block.pk)}).status_code == 302
+    assert blocks.blocks_in_force([f"user:{alice.pk}"]) == {}
