@@ -42,6 +42,8 @@ PUBLISH = _compose("publish")
 REPORT = _compose("report")
 #: Adds a process's counts to the statistics.
 COLLECT = _compose("collect")
+#: Returns parts of the statistics as one text.
+READ_PAIRS = _compose("read_pairs", flags=" flags=no-writes")
 #: Returns the commands that the caller's ACL forbids.
 FORBIDDEN = _compose("forbidden_commands")
 #: The commands that the scripts call, and those that are sent without a script.

@@ -108,26 +108,42 @@ def _remembered(snapshot: Snapshot | None) -> FindPolicy:
 
 
 def load_user(user_id: str) -> UserEntry:
+    return load_users([user_id]).get(user_id, NOBODY)
+
+
+def load_users(user_ids: Iterable[str]) -> dict[str, UserEntry]:
+    """Read the entries of users (two queries); ids that the user model cannot have are left out."""
     from ..models import PlanAssignment, RatePolicy
 
+    known = [user_id for user_id in user_ids if _may_exist(user_id)]
+    if not known:
+        return {}
+    policies: dict[str, list[PolicyFacts]] = {user_id: [] for user_id in known}
+    for policy in _active_facts(RatePolicy.objects.filter(user_id__in=known)):
+        policies[policy.user].append(policy)
+    assignments: dict[str, list[Assignment]] = {user_id: [] for user_id in known}
+    rows = PlanAssignment.objects.filter(user_id__in=known).order_by()
+    for user_id, pk, plan_id, starts_at, ends_at in rows.values_list(
+        "user_id", "pk", "plan_id", "starts_at", "ends_at"
+    ):
+        assignments[str(user_id)].append(
+            Assignment(id=pk, plan_id=plan_id, starts_us=to_us(starts_at), ends_us=ends_at and to_us(ends_at))
+        )
+    return {
+        user_id: UserEntry(policies=tuple(policies[user_id]), assignments=tuple(assignments[user_id]))
+        for user_id in known
+    }
+
+
+def _may_exist(user_id: str) -> bool:
     # The id may belong to no row of the user model, as a token's service account.
     key = get_user_model()._meta.pk
     try:
         value = key.to_python(user_id)
         key.run_validators(value)  # because a number beyond the column's range overflows in SQLite's driver
     except ValidationError:
-        return NOBODY
-    if str(value) != user_id:  # "010" parses as 10, and is not that user
-        return NOBODY
-    assignments = PlanAssignment.objects.filter(user_id=user_id).order_by()
-    rows = assignments.values_list("pk", "plan_id", "starts_at", "ends_at")
-    return UserEntry(
-        policies=tuple(_active_facts(RatePolicy.objects.filter(user_id=user_id))),
-        assignments=tuple(
-            Assignment(id=pk, plan_id=plan_id, starts_us=to_us(starts_at), ends_us=ends_at and to_us(ends_at))
-            for pk, plan_id, starts_at, ends_at in rows
-        ),
-    )
+        return False
+    return str(value) == user_id  # "010" parses as 10, and is not that user
 
 
 def _active_facts(
