@@ -44,6 +44,8 @@ REPORT = _compose("report")
 COLLECT = _compose("collect")
 #: Keeps the subjects that have used half of a rate or more.
 NEAR = _compose("near")
+#: Returns parts of the statistics as one text.
+READ_PAIRS = _compose("read_pairs", flags=" flags=no-writes")
 #: Returns the commands that the caller's ACL forbids.
 FORBIDDEN = _compose("forbidden_commands")
 #: The commands that the scripts call, and those that are sent without a script.

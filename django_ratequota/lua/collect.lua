@@ -25,8 +25,9 @@ local function add_counts(key, counts, ttl)
   local size = redis.call('HLEN', key)
   for i = 1, #counts, 2 do
     local field = counts[i]
-    -- Beyond the bound, only the fields that are there keep counting.
-    if size < most_fields or redis.call('HEXISTS', key, field) == 1 then
+    -- Beyond the bound, only the fields that are there keep counting, and all requests together: else an hour's
+    -- chart would end where its key is full.
+    if size < most_fields or string.find(field, ':t:', 1, true) or redis.call('HEXISTS', key, field) == 1 then
       if redis.call('HINCRBY', key, field, counts[i + 1]) == counts[i + 1] then
         size = size + 1
       end

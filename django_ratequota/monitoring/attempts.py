@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..store.base import reading
-from .packing import HOUR, kept_hours, pairs, read, unpack_attempts
+from .packing import HOUR, kept_hours, read, read_pairs, unpack_attempts
 from .records import is_sampled
 
 
@@ -50,8 +50,8 @@ def recorded_attempts(hours: int = 24) -> RecordedAttempts:
     level = 0
     counts: dict[tuple[Any, ...], list[int]] = {}
     for hour in kept_hours(hours + 1):
-        kept = dict(pairs(read("HGETALL", f"level:{hour}")))
-        level = max(level, int(kept.get(b"level", 0)))
+        kept = dict(read_pairs("hash", f"level:{hour}")[0])
+        level = max(level, int(kept.get("level", 0)))
         for chunk in read("LRANGE", f"usage:{hour}", 0, -1):
             for second, caller, ip, plan_id, endpoint_ids, cost, admitted, refused in unpack_attempts(chunk):
                 if second >= since:

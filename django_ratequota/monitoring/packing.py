@@ -10,11 +10,14 @@ import json
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from ..engine.keys import statistics_key
+from ..engine.scripts import READ_PAIRS
 from ..runtime import default_limiter
+from ..store.base import run_script
+from ..utils.sansio import drive
 from .records import DecisionRecord
 
 KEPT_SECONDS = 48 * 3600
@@ -75,10 +78,15 @@ def read(command: str, name: str, *args: object) -> Any:
     return limiter.store.execute((command, statistics_key(limiter.prefix, name), *args))
 
 
-def pairs(flat: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Return (field, value) for each two items of a reply."""
-    items = iter(flat)
-    return zip(items, items, strict=True)
+def read_pairs(kind: Literal["hash", "zset"], *names: str, prefix: str = "") -> list[list[tuple[str, str]]]:
+    """Return for each hash its (field, value), or for each sorted set its (member, score), in one call.
+
+    With ``prefix`` only those that begin with it. Raises ``StoreError``.
+    """
+    limiter = default_limiter()
+    keys = [statistics_key(limiter.prefix, name) for name in names]
+    reply = drive(run_script(READ_PAIRS, keys, (kind, prefix)), limiter.store.execute)
+    return [list(zip(*[iter(flat)] * 2, strict=True)) for flat in json.loads(reply)]
 
 
 def kept_hours(number: int) -> range:

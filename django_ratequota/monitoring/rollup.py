@@ -41,8 +41,8 @@ def roll_up(keep_hours: int = KEEP_HOURS, keep_days: int = KEEP_DAYS) -> RolledU
     """
     now = time.time()
     hours: dict[tuple[datetime, str], list[int]] = {}
-    slots = {} if default_limiter().store.absent else slot_counts(now - KEPT_SECONDS, now, QUARTERS)
-    for (second, series, outcome), times in slots.items():
+    slots = [] if default_limiter().store.absent else slot_counts(now - KEPT_SECONDS, now, QUARTERS)[0]
+    for second, series, outcome, times in slots:
         # The first hour may be incomplete by now; an earlier rollup wrote all of it.
         if second // HOUR * HOUR >= now - KEPT_SECONDS and second // HOUR < now // HOUR:
             starts_at = datetime.fromtimestamp(second // HOUR * HOUR, UTC)

@@ -6,19 +6,25 @@ The functions raise ``StoreError``.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import Literal
 
+from django.db.models import Sum
+
 from ..models import UsageCount
 from ..store.base import reading
-from .packing import HOUR, MINUTE, MINUTES, OUTCOMES, QUARTER, QUARTERS, kept_hours, pairs, read
+from .collector import MAX_FIELDS
+from .packing import HOUR, MINUTE, MINUTES, OUTCOMES, QUARTER, QUARTERS, kept_hours, read_pairs
 
 Span = Literal["hour", "day", "week"]
 
 #: Seconds of a slot, and how many there are.
 _SPANS = {"hour": (MINUTE, 60), "day": (QUARTER, 96), "week": (HOUR, 168)}
+#: Requests that were admitted, and are counted there too.
+_WOULD_REFUSE = OUTCOMES.index("would_refuse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +39,19 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Counts over time, in slots of equal length; every tuple of ``Counts`` has the length of ``starts``."""
+    """Counts over time, in slots of equal length, and their sums by endpoint and by policy."""
 
     #: When each slot begins (aware), oldest first; the last one is still being counted.
     starts: tuple[datetime, ...]
     step: timedelta
-    #: Of all requests.
+    #: Of all requests, or of the endpoint or policy asked for; one per slot.
     total: tuple[Counts, ...]
     #: By endpoint id; 0 = requests that belong to no endpoint.
-    endpoints: dict[int, tuple[Counts, ...]]
+    endpoints: dict[int, Counts]
     #: By policy id: requests that the policy applied to, and those that it refused.
-    policies: dict[int, tuple[Counts, ...]]
+    policies: dict[int, Counts]
+    #: False where more endpoints and policies were active than Redis counts apart: their sums lack requests.
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,25 +64,33 @@ class TopCaller:
 
 
 @reading()
-def timeline(span: Span) -> Timeline:
-    """Return requests over time: an hour by the minute, a day by the quarter of an hour, a week by the hour."""
+def timeline(span: Span, *, endpoint_id: int | None = None, policy_id: int | None = None) -> Timeline:
+    """Return requests over time: an hour by the minute, a day by the quarter of an hour, a week by the hour.
+
+    ``total`` is of all requests, or of one endpoint or policy. Of the others only sums are made, because a week of
+    10,000 policies by the hour would take seconds.
+    """
     now = time.time()
     step, number = _SPANS[span]
     starts = [int(now // step - behind) * step for behind in reversed(range(number))]
-    kind = MINUTES if span == "hour" else QUARTERS
-    slots: dict[str, dict[int, list[int]]] = {}
-    for (second, series, outcome), times in slot_counts(starts[0], now, kind).items():
-        slots.setdefault(series, {}).setdefault(second // step * step, [0, 0, 0])[outcome] += times
-    if span == "week":
-        _add_rolled_up(slots, starts[0])
-    zero = [0, 0, 0]
-    rows = {series: tuple(Counts(*own.get(start, zero)) for start in starts) for series, own in slots.items()}
+    chosen = _series(endpoint_id, policy_id)
+    counted, complete = slot_counts(starts[0], now, MINUTES if span == "hour" else QUARTERS)
+    sums: dict[str, list[int]] = {}
+    slots = {start: [0, 0, 0] for start in starts}
+    older = _rolled_up(counted, starts, chosen, slots, sums) if span == "week" else frozenset()
+    for second, series, outcome, times in counted:
+        start = second // step * step
+        if start not in older:
+            sums.setdefault(series, [0, 0, 0])[outcome] += times
+            if series == chosen:
+                slots[start][outcome] += times
     return Timeline(
         starts=tuple(datetime.fromtimestamp(start, UTC) for start in starts),
         step=timedelta(seconds=step),
-        total=rows.get("t") or (Counts(),) * number,
-        endpoints={int(series[1:]): counts for series, counts in rows.items() if series[0] == "e"},
-        policies={int(series[1:]): counts for series, counts in rows.items() if series[0] == "p"},
+        total=tuple(Counts(*counts) for counts in slots.values()),
+        endpoints={int(series[1:]): Counts(*counts) for series, counts in sums.items() if series[0] == "e"},
+        policies={int(series[1:]): Counts(*counts) for series, counts in sums.items() if series[0] == "p"},
+        complete=complete,
     )
 
 
@@ -88,19 +104,13 @@ def top_callers(
     exact unless callers come and go by the thousand. With ``policy_id``, only refusals and would-be refusals by the
     policy are counted by caller: ``admitted`` is 0, which means unknown.
     """
-    series = "t"
-    if policy_id is not None:
-        series = f"p{policy_id}"
-    elif endpoint_id is not None:
-        series = f"e{endpoint_id}"
-    prefix = f"{series}|".encode()
+    prefix = f"{_series(endpoint_id, policy_id)}|"
     counts: dict[str, list[int]] = {}
     for hour in kept_hours({"hour": 2, "day": 25, "week": 49}[span]):
-        for number, outcome in enumerate(OUTCOMES):
-            for member, score in pairs(read("ZRANGE", f"{outcome}:{hour}", 0, -1, "WITHSCORES")):
-                if member.startswith(prefix):
-                    caller = member[len(prefix) :].decode()
-                    counts.setdefault(caller, [0, 0, 0])[number] += int(float(score))
+        members = read_pairs("zset", *(f"{outcome}:{hour}" for outcome in OUTCOMES), prefix=prefix)
+        for number, scored in enumerate(members):
+            for member, score in scored:
+                counts.setdefault(member[len(prefix) :], [0, 0, 0])[number] += int(float(score))
     tops = [TopCaller(caller=caller, counts=Counts(*numbers)) for caller, numbers in sorted(counts.items())]
     return {
         outcome: tuple(sorted((top for top in tops if getattr(top.counts, outcome)), key=order, reverse=True)[:most])
@@ -109,23 +119,63 @@ def top_callers(
 
 
 @reading()
-def slot_counts(since: float, until: float, kind: tuple[int, int]) -> dict[tuple[int, str, int], int]:
-    """Return {(second, series, number in ``OUTCOMES``): requests} between two Unix times, by MINUTES or QUARTERS."""
+def slot_counts(since: float, until: float, kind: tuple[int, int]) -> tuple[list[tuple[int, str, int, int]], bool]:
+    """Return (second, series, number in ``OUTCOMES``, requests) between two Unix times, by MINUTES or QUARTERS.
+
+    Then whether that is all: Redis holds at most ``MAX_FIELDS`` counts of an hour's minutes or a day's quarters.
+    """
     slot, length = kind
     name = "minutes" if kind == MINUTES else "quarters"
-    counts: dict[tuple[int, str, int], int] = {}
+    counts: list[tuple[int, str, int, int]] = []
+    complete = True
     for number in range(int(since // length), int(until // length) + 1):
-        for field, times in pairs(read("HGETALL", f"{name}:{number}")):
-            position, series, outcome = field.decode().split(":")
+        [fields] = read_pairs("hash", f"{name}:{number}")
+        complete = complete and len(fields) < MAX_FIELDS
+        for field, times in fields:
+            position, series, outcome = field.split(":")
             second = number * length + int(position) * slot
-            if second >= since:
-                counts[second, series, int(outcome)] = int(times)
-    return counts
+            if since <= second <= until:  # another machine's clock may be ahead
+                counts.append((second, series, int(outcome), int(times)))
+    return counts, complete
 
 
-def _add_rolled_up(slots: dict[str, dict[int, list[int]]], since: int) -> None:
-    """Add the hours that Redis does not hold any more, from the database."""
-    rows = UsageCount.objects.filter(length=UsageCount.Length.HOUR, starts_at__gte=datetime.fromtimestamp(since, UTC))
-    for starts_at, series, *counts in rows.values_list("starts_at", "place", *OUTCOMES).order_by():
-        kept = slots.setdefault(series, {}).setdefault(int(starts_at.timestamp()), [0, 0, 0])
-        kept[:] = map(max, kept, counts)
+def _series(endpoint_id: int | None, policy_id: int | None) -> str:
+    if policy_id is not None:
+        return f"p{policy_id}"
+    return "t" if endpoint_id is None else f"e{endpoint_id}"
+
+
+def _rolled_up(
+    counted: Iterable[tuple[int, str, int, int]],
+    starts: Sequence[int],
+    chosen: str,
+    slots: dict[int, list[int]],
+    sums: dict[str, list[int]],
+) -> frozenset[int]:
+    """Add the hours of which the database holds more requests than Redis ``counted``, and return them.
+
+    Redis has forgotten those hours, or has lost its data since they were rolled up.
+    """
+    kept = dict.fromkeys(starts, 0)
+    for second, series, outcome, times in counted:
+        if series == "t" and outcome != _WOULD_REFUSE:
+            kept[second // HOUR * HOUR] += times
+    times_of = {datetime.fromtimestamp(start, UTC): start for start in starts}
+    hours = UsageCount.objects.filter(length=UsageCount.Length.HOUR).order_by()
+    rows = hours.filter(starts_at__in=list(times_of), place__in={"t", chosen})
+    older = set()
+    own: dict[int, list[int]] = {}
+    for starts_at, series, *counts in rows.values_list("starts_at", "place", *OUTCOMES):
+        start = times_of[starts_at.astimezone(UTC)]
+        if series == "t" and counts[0] + counts[1] > kept[start]:
+            older.add(start)
+        if series == chosen:
+            own[start] = counts
+    for start in older & own.keys():
+        slots[start][:] = own[start]
+    # Added up in the database, because a week may have 100,000 rows.
+    rows = hours.filter(starts_at__in=[datetime.fromtimestamp(start, UTC) for start in older])
+    found = rows.values("place").annotate(*map(Sum, OUTCOMES))
+    for series, *counts in found.values_list("place", *(f"{outcome}__sum" for outcome in OUTCOMES)):
+        sums[series] = counts
+    return frozenset(older)

@@ -124,37 +124,35 @@ def _remembered(snapshot: Snapshot | None) -> FindPolicy:
 
 
 def load_user(user_id: str) -> UserEntry:
-    from ..models import PlanAssignment, RatePolicy
-
-    if not _is_user_key(user_id):
-        return NOBODY
-    rows = PlanAssignment.objects.filter(user_id=user_id).order_by().values_list(*_ASSIGNMENT_COLUMNS)
-    return UserEntry(
-        policies=tuple(_active_facts(RatePolicy.objects.filter(user_id=user_id))),
-        assignments=tuple(_assignment(*row) for row in rows),
-    )
+    return load_users([user_id]).get(user_id, NOBODY)
 
 
 def load_users(user_ids: Iterable[str]) -> dict[str, UserEntry]:
-    """Read the entries of many users at once (two queries); users without rows are left out."""
+    """Read the entries of users (two queries); ids that the user model cannot have are left out."""
     from ..models import PlanAssignment, RatePolicy
 
-    ids = [user_id for user_id in user_ids if _is_user_key(user_id)]
-    policies: dict[str, list[PolicyFacts]] = {}
-    assignments: dict[str, list[Assignment]] = {}
-    for policy in _active_facts(RatePolicy.objects.filter(user_id__in=ids)) if ids else ():
-        policies.setdefault(policy.user, []).append(policy)
-    rows = PlanAssignment.objects.filter(user_id__in=ids).order_by().values_list("user_id", *_ASSIGNMENT_COLUMNS)
-    for user_id, *row in rows if ids else ():
-        assignments.setdefault(str(user_id), []).append(_assignment(*row))
+    known = [user_id for user_id in user_ids if _may_exist(user_id)]
+    if not known:
+        return {}
+    policies: dict[str, list[PolicyFacts]] = {user_id: [] for user_id in known}
+    for policy in _active_facts(RatePolicy.objects.filter(user_id__in=known)):
+        policies[policy.user].append(policy)
+    assignments: dict[str, list[Assignment]] = {user_id: [] for user_id in known}
+    rows = PlanAssignment.objects.filter(user_id__in=known).order_by()
+    for user_id, pk, plan_id, starts_at, ends_at in rows.values_list(
+        "user_id", "pk", "plan_id", "starts_at", "ends_at"
+    ):
+        assignments[str(user_id)].append(
+            Assignment(id=pk, plan_id=plan_id, starts_us=to_us(starts_at), ends_us=ends_at and to_us(ends_at))
+        )
     return {
-        user_id: UserEntry(policies=tuple(policies.get(user_id, ())), assignments=tuple(assignments.get(user_id, ())))
-        for user_id in {**policies, **assignments}
+        user_id: UserEntry(policies=tuple(policies[user_id]), assignments=tuple(assignments[user_id]))
+        for user_id in known
     }
 
 
-def _is_user_key(user_id: str) -> bool:
-    """Whether a user can have this id: it may belong to no row of the user model, as a token's service account."""
+def _may_exist(user_id: str) -> bool:
+    # The id may belong to no row of the user model, as a token's service account.
     key = get_user_model()._meta.pk
     try:
         value = key.to_python(user_id)
@@ -162,13 +160,6 @@ def _is_user_key(user_id: str) -> bool:
     except ValidationError:
         return False
     return str(value) == user_id  # "010" parses as 10, and is not that user
-
-
-_ASSIGNMENT_COLUMNS = ("pk", "plan_id", "starts_at", "ends_at")
-
-
-def _assignment(pk: int, plan_id: int, starts_at: Any, ends_at: Any) -> Assignment:
-    return Assignment(id=pk, plan_id=plan_id, starts_us=to_us(starts_at), ends_us=ends_at and to_us(ends_at))
 
 
 def _active_facts(

@@ -19,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_ratequota import check_request
+from django_ratequota.admin.formatting import moment
 from django_ratequota.admin.usage.counts import Selection
 from django_ratequota.admin.usage.export import cell
 from django_ratequota.admin.usage.workers import published_at, servers, state_of
@@ -43,6 +44,8 @@ HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 #: A minute, in revisions.
 BEHIND = 60 * 10**6
+#: The last column of the tables of callers.
+LIMIT = "Tightest limit now"
 
 
 class Scene:
@@ -50,6 +53,7 @@ class Scene:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.total: list[Counts] = [Counts(8, 2, 1), Counts(0, 0, 0)]
+        self.complete = True
         self.endpoints: dict[int, Counts] = {}
         self.policies: dict[int, Counts] = {}
         self.tops: list[TopCaller] = []
@@ -59,15 +63,20 @@ class Scene:
         monkeypatch.setattr(timeline, "top_callers", self.top_callers)
         monkeypatch.setattr(refusals, "refusals", lambda most=50, caller="": tuple(self.refused[:most]))
 
-    def timeline(self, span: Any) -> Timeline:
+    def timeline(self, span: Any, *, endpoint_id: int | None, policy_id: int | None) -> Timeline:
         self.queried.append(span)
-        zero = Counts()
+        total = self.total
+        if policy_id is not None:
+            total = [self.policies.get(policy_id, Counts()), Counts()]
+        elif endpoint_id is not None:
+            total = [self.endpoints.get(endpoint_id, Counts()), Counts()]
         return Timeline(
             starts=(START, START + timedelta(minutes=1)),
             step=timedelta(minutes=1),
-            total=tuple(self.total),
-            endpoints={pk: (counts, zero) for pk, counts in self.endpoints.items()},
-            policies={pk: (counts, zero) for pk, counts in self.policies.items()},
+            total=tuple(total),
+            endpoints=self.endpoints,
+            policies=self.policies,
+            complete=self.complete,
         )
 
     def top_callers(self, span: Any, **kwargs: Any) -> dict[str, tuple[TopCaller, ...]]:
@@ -231,8 +240,8 @@ def test_callers_of_a_policy_have_no_admitted_count_and_no_share(operator: Clien
         "Most requests refused",
         "Most requests that log mode would have refused",
     ]
-    assert re.findall('<th scope="col">(.*?)</th>', callers) == ["Caller", "Would be refused", "Refused"] * 2
-    assert rows(callers) == [["ip:203.0.113.7", "1", "2"]] * 2
+    assert re.findall('<th scope="col">(.*?)</th>', callers) == ["Caller", "Would be refused", "Refused", LIMIT] * 2
+    assert rows(callers) == [["ip:203.0.113.7", "1", "2", "0 of 5 used all/min"]] * 2
     assert exported(operator, "callers", policy=policy.pk) == [
         ["caller", "name", "would be refused", "refused"],
         ["ip:203.0.113.7", "ip:203.0.113.7", "1", "2"],
@@ -340,7 +349,10 @@ def test_callers_have_names_and_link_to_explain(operator: Client, scene: Scene) 
     ]
     found = section(operator.get(PAGE), "callers")
     most, refused, would = re.split("<h3>", found)[1:]
-    assert rows(most)[:2] == [["user alice", "90", "0", "10", "10.0 %"], ["ip:2001:db8::/64", "5", "5", "0", "0.0 %"]]
+    assert rows(most)[:2] == [
+        ["user alice", "90", "0", "10", "10.0 %", "–"],
+        ["ip:2001:db8::/64", "5", "5", "0", "0.0 %", "–"],
+    ]
     assert [row[0] for row in rows(most)[2:]] == ["tenant:a&b", "user:10000000000000000000000", "unknown"]
     assert [row[0] for row in rows(refused)] == ["user alice", "tenant:a&b"]
     assert [row[0] for row in rows(would)] == ["ip:2001:db8::/64"]
@@ -443,7 +455,8 @@ def test_the_page_shows_how_many_workers_have_the_revision(
     page = operator.get(PAGE)
     at = datetime.fromtimestamp(published / 10**6, UTC)
     text = section(page, "proof")
-    assert f"Revision {published} (published {at:%m/%d/%Y %H:%M:%S} UTC) {proof}" in text
+    assert f"Revision {moment(at, seconds=True)} {proof}" in text
+    assert f"<code>{published}</code></p>" in text, "to be copied"
     shown = re.findall('<p class="ratequota-usage-complaint">(.*?)</p>', text)
     assert len(shown) == len(complaints)
     assert all(one.startswith(expected) for one, expected in zip(shown, complaints, strict=True))
@@ -640,6 +653,29 @@ def test_all_policies_are_exported(operator: Client, scene: Scene) -> None:
     assert [row[1][:8] for row in exported(operator, "policies")[1:]] == ["ip:10.0."] * 60
 
 
+def test_policies_are_exported_in_batches_in_one_order(
+    operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_ratequota.admin.usage.labels._BATCH", 4)
+    made = [RatePolicy.objects.create(rates="5/min", subject=f"ip:10.0.0.{n}") for n in range(10)]
+    scene.policies = {policy.pk: Counts(1, at, 0) for at, policy in enumerate(made)} | {9999: Counts(1, 20, 0)}
+    for client in (operator, client_of("granter")):
+        with CaptureQueriesContext(connection) as captured:
+            found = exported(client, "policies")[1:]
+        newest_first = [str(policy.pk) for policy in reversed(made)]
+        assert [row[0] for row in found] == ["9999"] * (client is operator) + newest_first
+        assert found[-1][1].startswith("ip:10.0.0.0 ")
+        named = [query for query in captured if "username" in query["sql"] and "IN (" in query["sql"]]
+        assert len(named) == 3, "one for each batch"
+
+
+def test_tables_that_lack_counts_say_so(operator: Client, scene: Scene) -> None:
+    sentence = "More endpoints and policies were active than Redis counts apart."
+    assert sentence not in text_of(operator.get(PAGE))
+    scene.complete = False
+    assert sentence in text_of(operator.get(PAGE))
+
+
 def test_the_export_file_name(operator: Client, scene: Scene, search: Endpoint) -> None:
     response = operator.get(CSV, {"what": "timeline", "span": "week", "endpoint": search.pk})
     name = f"ratequota-timeline-last-week-endpoint-{search.pk}.csv"
@@ -790,9 +826,11 @@ def test_queries_and_commands_do_not_grow_with_the_rows(
     count(operator)  # the server learns the script
     few = [count(client) for client in (operator, granter)]
     fill(2, 60)
+    count(operator)  # this process reads the new policies
     assert [count(client) for client in (operator, granter)] == few
-    assert few[0] == (8, 3), (
-        "session, user, endpoints, policies, texts, users, blocks, last change; revision, workers and INFO"
+    assert few[0] == (10, 4), (
+        "session, user, endpoints, policies, the callers' own policies and plans, texts, users, blocks, last change; "
+        "revision twice, workers and INFO"
     )
 
 
@@ -848,7 +886,7 @@ def test_decisions_appear_on_the_page(operator: Client, search: Endpoint) -> Non
     assert rows(section(page, "endpoints")) == [["search open", "3", "2", "2", "40.0 %"]]
     assert rows(section(page, "policies"))[0] == ["everyone × search: 3/hour open", "3", "0", "2", "40.0 %"]
     callers = [rows(part) for part in section(page, "callers").split("<h3>")[1:]]
-    assert callers == [[["user alice", "3", "2", "2", "40.0 %"]]] * 3
+    assert callers == [[["user alice", "3", "2", "2", "40.0 %", "3 of 3 used search/hour"]]] * 3
     ((_, _, count, caller, what, by),) = rows(section(page, "refusals"))
     assert (count, caller, what) == ("2", "user alice", "GET search")
     assert by == "search/houreveryone × search: 3/hour"

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import redis
+import time_machine
 from asgiref.sync import async_to_sync
 
 from django_ratequota import acheck_request, check_request
 from django_ratequota.models import Endpoint, RatePolicy, UsageCount
 from django_ratequota.monitoring.collector import _SLICE, collector
+from django_ratequota.monitoring.packing import DAY, HOUR
 from django_ratequota.monitoring.timeline import Counts, timeline, top_callers
+from django_ratequota.runtime import default_limiter
 from tests.monitoring.support import record, total
 from tests.project.views import request_from
 
@@ -34,12 +37,12 @@ def test_requests_are_counted_by_endpoint_and_policy(check: Callable[..., Any], 
         assert len(line.starts) == len(line.total) > 1
         assert line.starts[1] - line.starts[0] == line.step
         assert total(line.total) == Counts(3, 3, 0)
-        assert {key: total(counts) for key, counts in line.endpoints.items()} == {
+        assert line.endpoints == {
             search.pk: Counts(2, 3, 0),
             0: Counts(1, 0, 0),
         }
         # The wide policy admitted these requests; only the other one refused them.
-        assert {key: total(counts) for key, counts in line.policies.items()} == {
+        assert line.policies == {
             tight.pk: Counts(2, 3, 0),
             wide.pk: Counts(3, 0, 0),
         }
@@ -53,8 +56,8 @@ def test_log_mode_counts_would_be_refusals(search: Endpoint) -> None:
     assert {decision.refusal_id for decision in decisions} == {""}
     collector.flush()
     line = timeline("hour")
-    assert total(line.policies[shadow.pk]) == Counts(5, 0, 2)
-    assert total(line.policies[closed.pk]) == Counts(5, 0, 5)
+    assert line.policies[shadow.pk] == Counts(5, 0, 2)
+    assert line.policies[closed.pk] == Counts(5, 0, 5)
     assert total(line.total) == Counts(5, 0, 5)
     found = top_callers("hour", policy_id=shadow.pk)["would_refuse"]
     assert [(top.caller, top.counts) for top in found] == [("ip:203.0.113.7", Counts(0, 0, 2))]
@@ -64,7 +67,7 @@ def test_blocked_requests_count_as_refused_by_the_policy(search: Endpoint) -> No
     block = RatePolicy.objects.create(endpoint=search, rates="blocked")
     assert check_request(request_from(), scope="search").refusal_id
     collector.flush()
-    assert total(timeline("hour").policies[block.pk]) == Counts(0, 1, 0)
+    assert timeline("hour").policies[block.pk] == Counts(0, 1, 0)
 
 
 def test_a_request_at_two_endpoints_counts_once_in_all(search: Endpoint) -> None:
@@ -75,7 +78,7 @@ def test_a_request_at_two_endpoints_counts_once_in_all(search: Endpoint) -> None
     collector.flush()
     line = timeline("hour")
     assert total(line.total) == Counts(1, 0, 0)
-    assert {key: total(counts).admitted for key, counts in line.endpoints.items()} == {search.pk: 1, other.pk: 1}
+    assert {key: counts.admitted for key, counts in line.endpoints.items()} == {search.pk: 1, other.pk: 1}
 
 
 def test_the_busiest_callers_are_listed(search: Endpoint) -> None:
@@ -123,6 +126,28 @@ def test_counts_are_bounded_and_totals_stay_exact(monkeypatch: Any, redis_client
         assert redis_client.hlen(key) <= 50
 
 
+def test_the_chart_goes_on_where_a_key_is_full(monkeypatch: Any) -> None:
+    """Regression: with 500 busy endpoints the day ended at ten o'clock, and the hour after forty minutes."""
+    monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_FIELDS", 50)
+    monkeypatch.setattr("django_ratequota.monitoring.timeline.MAX_FIELDS", 50)
+    noon = int(time.time()) // DAY * DAY + 12 * HOUR
+    with time_machine.travel(noon + 1800, tick=False):
+        collector.clear()
+        collector._pending.append(record(noon))
+        collector.flush()
+        assert timeline("hour").complete
+        for minute in range(1, 30):
+            collector._pending.extend(record(noon + 60 * minute, policy_ids=(number,)) for number in range(10))
+            collector.flush()
+        for span in ("hour", "day", "week"):
+            line = timeline(span)
+            assert total(line.total) == Counts(291, 0, 0)
+        line = timeline("hour")
+        assert not line.complete, "the policies' counts are not whole"
+        assert sum(counts.admitted for counts in line.policies.values()) < 290
+        assert [slot.admitted for slot in line.total[-30:]] == [*([10] * 29), 0]
+
+
 def test_the_week_includes_rolled_up_hours_from_the_database(search: Endpoint) -> None:
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     UsageCount.objects.create(
@@ -135,3 +160,56 @@ def test_the_week_includes_rolled_up_hours_from_the_database(search: Endpoint) -
     collector.flush()
     assert total(timeline("week").total) == Counts(8, 2, 1)
     assert total(timeline("day").total) == Counts(1, 0, 0)
+
+
+def test_of_each_hour_the_week_has_what_redis_or_the_database_counted_more_of() -> None:
+    noon = int(time.time()) // DAY * DAY + 12 * HOUR
+
+    def rolled_up(hours_ago: int, **counts: tuple[int, int, int]) -> None:
+        starts_at = datetime.fromtimestamp(noon - hours_ago * HOUR, UTC)
+        for place, numbers in counts.items():
+            values = dict(zip(("admitted", "refused", "would_refuse"), numbers, strict=True))
+            UsageCount.objects.create(length="hour", starts_at=starts_at, place=place, **values)
+
+    with time_machine.travel(noon + 1800, tick=False):
+        collector.clear()
+        for hours_ago, times in ((1, 5), (2, 3), (0, 1)):
+            one = record(noon - hours_ago * HOUR, endpoint_ids=(4,), policy_ids=(7,))
+            collector._pending.extend([one] * times)
+        collector.flush()
+        rolled_up(1, t=(4, 0, 0), e4=(4, 0, 0), p7=(4, 0, 0))  # late counts came after the rollup
+        rolled_up(2, t=(6, 3, 1), e4=(6, 3, 1), p7=(6, 3, 1), p8=(1, 0, 0))  # Redis has lost its data since
+        rolled_up(100, t=(20, 9, 2), e5=(20, 9, 2), p7=(20, 9, 2))
+        rolled_up(200, t=(1000, 0, 0), e5=(1000, 0, 0))
+        week = timeline("week")
+        assert total(week.total) == Counts(5 + 6 + 20 + 1, 3 + 9, 1 + 2)
+        assert week.endpoints == {4: Counts(12, 3, 1), 5: Counts(20, 9, 2)}
+        assert week.policies == {7: Counts(32, 12, 3), 8: Counts(1, 0, 0)}
+        assert total(timeline("week", endpoint_id=4).total) == Counts(12, 3, 1)
+        assert total(timeline("week", policy_id=7).total) == Counts(32, 12, 3)
+        assert timeline("week", policy_id=8).total[-3] == Counts(1, 0, 0)
+        assert total(timeline("week", endpoint_id=99).total) == Counts()
+
+
+def test_a_week_takes_two_queries_and_a_command_per_day(monkeypatch: Any, django_assert_num_queries: Any) -> None:
+    older = {"length": "hour", "starts_at": datetime.now(UTC).replace(minute=0, second=0, microsecond=0)}
+    older["starts_at"] -= timedelta(days=5)
+    for place in ("t", "e1", "e2", "p1"):
+        UsageCount.objects.create(place=place, admitted=1, refused=0, would_refuse=0, **older)
+    commands: list[Any] = []
+    store = type(default_limiter().store)
+    execute = store.execute
+    monkeypatch.setattr(store, "execute", lambda self, command: (commands.append(command), execute(self, command))[1])
+    with django_assert_num_queries(2):
+        assert len(timeline("week").endpoints) == 2
+    assert len(commands) in (7, 8)
+
+
+def test_a_machine_whose_clock_is_ahead_is_no_error() -> None:
+    noon = int(time.time()) // DAY * DAY + 12 * HOUR
+    with time_machine.travel(noon, tick=False):
+        collector.clear()
+        collector._pending.extend([record(noon + 3 * HOUR), record(noon)])
+        collector.flush()
+        for span in ("hour", "day", "week"):
+            assert total(timeline(span).total) == Counts(1, 0, 0)

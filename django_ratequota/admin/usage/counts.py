@@ -62,15 +62,6 @@ class Selection:
         ids = {"endpoint": self.endpoint_id, "policy": self.policy_id}
         return "-".join([f"last-{self.span}", *(f"{name}-{pk}" for name, pk in ids.items() if pk is not None)])
 
-    def counts(self, timeline: Timeline) -> tuple[Counts, ...]:
-        """Return the selection's counts, one per slot of the timeline."""
-        counts: tuple[Counts, ...] | None = timeline.total
-        if self.policy_id is not None:
-            counts = timeline.policies.get(self.policy_id)
-        elif self.endpoint_id is not None:
-            counts = timeline.endpoints.get(self.endpoint_id)
-        return counts or (Counts(),) * len(timeline.starts)
-
 
 def sum_counts(counts: Iterable[Counts]) -> Counts:
     """Return the sum of the slots."""
@@ -78,9 +69,8 @@ def sum_counts(counts: Iterable[Counts]) -> Counts:
     return Counts(*map(sum, columns))
 
 
-def sums_by_id(rows: Mapping[int, tuple[Counts, ...]]) -> list[tuple[int, Counts]]:
-    """Return (id, sum of its slots), the most refused first, then the most admitted."""
-    sums = {pk: sum_counts(counts) for pk, counts in rows.items()}
+def most_refused(sums: Mapping[int, Counts]) -> list[tuple[int, Counts]]:
+    """Return (id, sum), the most refused first, then the most admitted."""
     return sorted(sums.items(), key=lambda row: (-row[1].refused, -row[1].would_refuse, -row[1].admitted, row[0]))
 
 
@@ -102,9 +92,14 @@ def totals(counts: Counts) -> list[dict[str, str]]:
     return [{"name": name, "number": number_text(number), "share": share} for name, number, share in rows]
 
 
+def read_timeline(selection: Selection) -> Timeline:
+    """Return the selection's counts over time; raises ``StoreError``."""
+    return timelines.timeline(selection.span, endpoint_id=selection.endpoint_id, policy_id=selection.policy_id)
+
+
 def chart(timeline: Timeline, selection: Selection) -> Plot:
     """Return the chart of the selection's counts."""
-    counts = selection.counts(timeline)
+    counts = timeline.total
     label_format = "D H:i" if selection.span == "week" else "H:i"
     return plot(
         title=str(_TITLES[selection.span]),
@@ -114,6 +109,7 @@ def chart(timeline: Timeline, selection: Selection) -> Plot:
             Series(gettext("admitted, would be refused"), "would", [slot.would_refuse for slot in counts]),
             Series(gettext("refused"), "refused", [slot.refused for slot in counts]),
         ],
+        unit=timezone.get_current_timezone_name(),
         empty=gettext("No requests were counted in this time."),
     )
 

@@ -10,10 +10,9 @@ from typing import Any
 from django.http import StreamingHttpResponse
 from django.utils.translation import gettext_lazy as _
 
-from ...monitoring import timeline as timelines
 from ...monitoring.timeline import Counts
 from ..names import caller_text, usernames
-from .counts import Selection, newest_refusals, sums_by_id, top_callers
+from .counts import Selection, most_refused, newest_refusals, read_timeline, top_callers
 from .labels import VisibleNames
 
 #: Most callers of each outcome, and most refusals in a file.
@@ -64,19 +63,20 @@ def _numbers(counts: Counts) -> tuple[int, int, int]:
 
 
 def _timeline(selection: Selection, names: VisibleNames) -> Table:
-    timeline = timelines.timeline(selection.span)
-    slots = zip(timeline.starts, selection.counts(timeline), strict=True)
+    timeline = read_timeline(selection)
+    slots = zip(timeline.starts, timeline.total, strict=True)
     return [_("from"), *_COUNTS], ([start.isoformat(), *_numbers(counts)] for start, counts in slots)
 
 
 def _endpoints(selection: Selection, names: VisibleNames) -> Table:
-    found = sums_by_id(timelines.timeline(selection.span).endpoints)
+    found = most_refused(read_timeline(selection).endpoints)
     return ["id", _("endpoint"), *_COUNTS], [[pk, names.endpoint(pk), *_numbers(counts)] for pk, counts in found]
 
 
 def _policies(selection: Selection, names: VisibleNames) -> Table:
-    names.read(selection, timelines.timeline(selection.span), most=None)
-    rows = [[pk, names.policy(pk), *_numbers(counts)] for pk, counts in names.policy_sums]
+    found = names.visible_sums(read_timeline(selection))
+    # Read while the file is sent, a batch at a time, because ten thousand policies take 50 MB.
+    rows = ([pk, name, *_numbers(counts)] for pk, name, counts in names.policy_rows(found))
     return ["id", _("policy"), *_COUNTS], rows
 
 

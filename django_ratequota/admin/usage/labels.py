@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from django.utils.functional import cached_property
@@ -14,10 +14,12 @@ from ...monitoring.timeline import Counts, Timeline
 from ..formatting import shown
 from ..names import deleted
 from ..pages import may_view, model_url
-from .counts import SPANS, Selection, sums_by_id
+from .counts import SPANS, Selection, most_refused
 
 #: Rows of a table; the others are counted.
 MOST_LISTED = 50
+#: Policies named by one query; SQLite takes 32,766 parameters.
+_BATCH = 5_000
 
 
 class VisibleNames:
@@ -43,24 +45,37 @@ class VisibleNames:
         """Return whether the operator may see the policy's counts."""
         return self.sees_all or bool(self._visible.filter(pk=policy_id).exists())
 
-    def read(
-        self,
-        selection: Selection,
-        timeline: Timeline | None = None,
-        refusals: Iterable[Refusal] = (),
-        most: int | None = MOST_LISTED,
-    ) -> None:
-        """Read the policies that a page or a file names, ``most`` of the timeline's, in at most two queries."""
-        self.policy_sums = sums_by_id(timeline.policies) if timeline else []
-        if not self.sees_all:
-            counted = [pk for pk, _counts in self.policy_sums]
-            visible = set(self._visible.filter(pk__in=counted).values_list("pk", flat=True))
-            self.policy_sums = [(pk, counts) for pk, counts in self.policy_sums if pk in visible]
-        wanted = [pk for pk, _counts in self.policy_sums[:most]]
+    def read(self, selection: Selection, timeline: Timeline | None = None, refusals: Iterable[Refusal] = ()) -> None:
+        """Read the policies that the page names, in at most two queries."""
+        self.policy_sums = self.visible_sums(timeline) if timeline else []
+        wanted = [pk for pk, _counts in self.policy_sums[:MOST_LISTED]]
         wanted += [] if selection.policy_id is None else [selection.policy_id]
         wanted += [b.policy_id for refusal in refusals for b in refusal.buckets if b.policy_id is not None]
         found = self._visible.in_bulk(wanted)
         self.policies = {pk: found.get(pk) for pk in dict.fromkeys(wanted) if pk in found or self.sees_all}
+
+    def visible_sums(self, timeline: Timeline) -> list[tuple[int, Counts]]:
+        """Return the sums of the policies that the operator may see, the most refused first."""
+        sums = most_refused(timeline.policies)
+        if self.sees_all:
+            return sums
+        ids = (self._in(batch).values_list("pk", flat=True) for batch in _batches(sums))
+        visible = {pk for batch in ids for pk in batch}
+        return [(pk, counts) for pk, counts in sums if pk in visible]
+
+    def policy_rows(self, sums: Sequence[tuple[int, Counts]]) -> Iterator[tuple[int, str, Counts]]:
+        """Yield id, name and sum of each of these policies; a query for each ``_BATCH`` of them."""
+        for batch in _batches(sums):
+            names = {policy.pk: shown(policy) for policy in self._in(batch).iterator()}
+            yield from ((pk, names.get(pk) or deleted(pk), counts) for pk, counts in batch)
+
+    def _in(self, sums: Sequence[tuple[int, Counts]]) -> Any:
+        return self._visible.filter(pk__in=[pk for pk, _counts in sums]).order_by()
+
+    def place(self, selection: Selection) -> Endpoint | None:
+        """Return the endpoint selected, or that of the policy selected; None = all."""
+        policy = self.policies.get(selection.policy_id or 0)
+        return policy.endpoint if policy else self.endpoints.get(selection.endpoint_id or 0)
 
     def endpoint(self, pk: int) -> str:
         """Return the endpoint's name; "no endpoint" for 0."""
@@ -95,6 +110,10 @@ class VisibleNames:
         if selection.policy_id is not None:
             words.append(gettext("policy %s") % self.policy(selection.policy_id))
         return ", ".join(words)
+
+
+def _batches(sums: Sequence[tuple[int, Counts]]) -> Iterator[Sequence[tuple[int, Counts]]]:
+    return (sums[start : start + _BATCH] for start in range(0, len(sums), _BATCH))
 
 
 def explain_url(site: Any, caller: str, endpoint: str = "") -> str:

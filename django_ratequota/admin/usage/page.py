@@ -16,12 +16,13 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ...engine.types import BucketStatus
 from ...exceptions import StoreError
-from ...models import PolicyChange
+from ...models import Endpoint, PolicyChange
 from ...monitoring import health
-from ...monitoring import timeline as timelines
 from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Span, Timeline, TopCaller
+from ...operations.tightest import tightest
 from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
 from ..explain.block import BlockLinks
@@ -29,7 +30,18 @@ from ..formatting import moment, number_text, shown
 from ..names import caller_text, usernames
 from ..pages import AdminPage, reply
 from . import workers
-from .counts import SPANS, Selection, cells, chart, newest_refusals, sum_counts, sums_by_id, top_callers, totals
+from .counts import (
+    SPANS,
+    Selection,
+    cells,
+    chart,
+    most_refused,
+    newest_refusals,
+    read_timeline,
+    sum_counts,
+    top_callers,
+    totals,
+)
 from .export import EXPORTS, csv_response
 from .labels import MOST_LISTED, VisibleNames, explain_url
 
@@ -87,11 +99,16 @@ class UsagePage(_SelectionPage):
     def view(self, request: Any) -> Any:
         """Return the page. Each part that Redis does not answer says so; the others are shown."""
         selection, names = self.selection(request)
-        timeline, timeline_error = reply(lambda: timelines.timeline(selection.span))
+        propagation = _workers()  # first, because reading the callers' limits loads the newest policies
+        timeline, timeline_error = reply(lambda: read_timeline(selection))
         tops, tops_error = reply(lambda: top_callers(selection, _MOST_CALLERS))
         refusals, refusals_error = reply(lambda: newest_refusals(selection, names.endpoints, _MOST_REFUSALS))
         names.read(selection, timeline, refusals or ())
         callers = [top.caller for rows in (tops or {}).values() for top in rows]
+        place = names.place(selection)
+        standings = (
+            reply(lambda: tightest(dict.fromkeys(callers), place.name if place else None))[0] if callers else None
+        )
         users = usernames([*callers, *(refusal.caller for refusal in refusals or ())])
         pairs = [(caller, "") for caller in callers] + [(one.caller, one.ip) for one in refusals or ()]
         blocks = BlockLinks(self.admin, request, pairs, "usage")
@@ -103,7 +120,11 @@ class UsagePage(_SelectionPage):
             "tops": [
                 {
                     "title": _TOP_TITLES[outcome],
-                    "rows": [self._top(top, users, selection, names, blocks) for top in rows],
+                    "rows": [
+                        self._top(top, users, selection, place, blocks)
+                        | {"tightest": _standing((standings or {}).get(top.caller))}
+                        for top in rows
+                    ],
                 }
                 for outcome, rows in (tops or {}).items()
                 if selection.policy_id is None or outcome != "admitted"
@@ -116,7 +137,7 @@ class UsagePage(_SelectionPage):
             "refusals_error": refusals_error,
             "absent": _absent(),
             **_servers(),
-            **_workers(),
+            **propagation,
             "unreadable": _unreadable(names),
         }
         return self.render(request, "usage.html", context)
@@ -140,11 +161,10 @@ class UsagePage(_SelectionPage):
         top: TopCaller,
         users: Mapping[str, str],
         selection: Selection,
-        names: VisibleNames,
+        place: Endpoint | None,
         blocks: BlockLinks,
     ) -> dict[str, Any]:
-        endpoint = names.endpoints.get(selection.endpoint_id or 0)
-        url = explain_url(self.site, top.caller, endpoint.name if endpoint else "")
+        url = explain_url(self.site, top.caller, place.name if place else "")
         # What a policy admitted is not counted by caller, so neither that nor the share refused is known.
         known = slice(None) if selection.policy_id is None else slice(1, 3)
         return {
@@ -199,10 +219,11 @@ def _counted(timeline: Timeline | None, selection: Selection, names: VisibleName
     """Return the chart, its totals, and the tables of endpoints and policies."""
     if timeline is None:
         return {}
-    endpoints = sums_by_id(timeline.endpoints)
+    endpoints = most_refused(timeline.endpoints)
     return {
         "plot": chart(timeline, selection),
-        "totals": totals(sum_counts(selection.counts(timeline))),
+        "totals": totals(sum_counts(timeline.total)),
+        "incomplete": not timeline.complete,
         "endpoints": [
             _row(names.endpoint(pk), counts, selection.query(endpoint_id=pk, policy_id=None), names.endpoint_url(pk))
             for pk, counts in endpoints[:MOST_LISTED]
@@ -210,6 +231,19 @@ def _counted(timeline: Timeline | None, selection: Selection, names: VisibleName
         "endpoints_more": max(0, len(endpoints) - MOST_LISTED),
         "policies": [_policy_row(pk, counts, selection, names) for pk, counts in names.policy_sums[:MOST_LISTED]],
         "policies_more": max(0, len(names.policy_sums) - MOST_LISTED),
+    }
+
+
+def _standing(status: BucketStatus | None) -> dict[str, Any] | None:
+    """Return the bar of a counter and its words; None where there is none."""
+    if status is None:
+        return None
+    words = {"used": number_text(status.used), "limit": number_text(status.limit)}
+    return {
+        "status": status,
+        "percent": max(1 if status.used else 0, 100 * status.used // status.limit),
+        "text": gettext("%(used)s of %(limit)s used") % words,
+        "title": shown(status.bucket.title),
     }
 
 

@@ -64,6 +64,7 @@ def propagation(revision: int | None, workers: Sequence[Health]) -> dict[str, An
     rows = [_row(workers[at], states[at]) for at in order[:_MOST_LISTED]]
     return {
         "proof": _proof(revision, workers, states),
+        "revision_number": _revision(revision)[1] if revision and workers else "",
         "idle": _IDLE % {"count": counts["idle"]} if revision and counts["idle"] else "",
         "complaints": [text % {"count": counts[state]} for state, text in _WARNINGS.items() if counts[state]]
         if revision
@@ -82,10 +83,9 @@ def _proof(revision: int | None, workers: Sequence[Health], states: Sequence[str
     if not revision:
         return gettext("No revision has been published yet.")
     at = published_at(revision)
-    published = gettext("%(revision)d (published %(when)s)") if at else "%(revision)d"
     live = [worker for worker, state in zip(workers, states, strict=True) if state == "live"]
     words = {
-        "revision": published % {"revision": revision, "when": moment(at, seconds=True)},
+        "revision": _revision(revision)[0],
         "live": len(live),
         "all": len(workers),
     }
@@ -109,8 +109,15 @@ def _proof(revision: int | None, workers: Sequence[Health], states: Sequence[str
 def _row(worker: Health, state: str) -> dict[str, Any]:
     age = gettext("%(seconds)s s ago") % {"seconds": number_text(round(max(0.0, time.time() - worker.at)))}
     text = format_html('<span class="ratequota-usage-state ratequota-usage-{}">{}</span>', state, _STATES[state])
-    cells = [text, str(worker.revision or "–"), age, number_text(worker.decisions), _breaker(worker)]
+    revision = format_html("{} <code>{}</code>", *_revision(worker.revision)) if worker.revision else "–"
+    cells = [text, revision, age, number_text(worker.decisions), _breaker(worker)]
     return {"name": shown(worker.process), "cells": cells}
+
+
+def _revision(revision: int) -> tuple[str, str]:
+    """Return when the revision was published, and its number to copy; of a number that is no time only that."""
+    at = published_at(revision)
+    return (moment(at, seconds=True), str(revision)) if at else (str(revision), "")
 
 
 def _breaker(worker: Health) -> str:

@@ -1,0 +1,78 @@
+"""How much of its tightest limit each of several callers has used, in one call to Redis. Nothing is consumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ..conf import settings
+from ..enforcement.steps import now_us
+from ..engine.protocol import MAX_BUCKETS
+from ..engine.types import Bucket, BucketStatus
+from ..policies import cache  # noqa: F401 - sets process.policies
+from ..policies.facts import NOBODY
+from ..policies.loading import load_users
+from ..policies.requests.caller import DescribedCaller
+from ..policies.resolver import EvaluationContext, resolve_uncached
+from ..runtime import default_limiter, process
+from .counters import peek, shared_reason
+
+
+def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, BucketStatus]:
+    """Return caller -> its own enforced counter with the smallest share left; callers without one are left out.
+
+    ``callers`` are subjects such as ``user:42``. Their limits at the endpoint ``scope`` and at all endpoints together
+    are compared; without a scope also those at each endpoint, as far as one call to Redis takes them. Where
+    PLAN_RESOLVER chooses plans there are none: only a request shows what plan its caller is on. Raises
+    ``StoreError`` and ``django.db.Error``.
+    """
+    limiter = default_limiter()
+    if settings.plan_resolver or getattr(limiter, "unlimited", False):
+        return {}
+    overview = process.policies.reload(limiter.stored_revision()).overview
+    if scope is None:
+        endpoints = overview.limited
+    else:
+        endpoints = tuple(endpoint for endpoint in (overview.by_name.get(scope),) if endpoint)
+    described = {name: caller for name in callers if (caller := _described(name)) is not None}
+    users = load_users({caller.user_id for caller in described.values() if caller.user_id is not None})
+    contexts = {
+        name: EvaluationContext(
+            caller, users.get(caller.user_id or "", NOBODY), endpoints, None, overview.snapshot, now_us(limiter)
+        )
+        for name, caller in described.items()
+    }
+    buckets: dict[str, list[Bucket]] = {}
+    if len(endpoints) * len(described) <= MAX_BUCKETS:
+        buckets = {name: _own_buckets(context) for name, context in contexts.items()}
+    if not 0 < sum(map(len, buckets.values())) <= MAX_BUCKETS:
+        buckets = {name: _own_buckets(replace(context, endpoints=())) for name, context in contexts.items()}
+    asked = list(dict.fromkeys(bucket for own in buckets.values() for bucket in own))[:MAX_BUCKETS]
+    statuses = peek(asked)
+    found = {caller: [statuses[bucket] for bucket in own if bucket in statuses] for caller, own in buckets.items()}
+    return {caller: min(own, key=_share_left) for caller, own in found.items() if own}
+
+
+def _described(caller: str) -> DescribedCaller | None:
+    """Return the caller that counters name so; None for callers that are counted together."""
+    kind, _colon, value = caller.partition(":")
+    if not value or shared_reason("caller", caller):
+        return None
+    if kind == "user":
+        return DescribedCaller(user_id=value, address=None)
+    if kind == "ip":  # of an IPv6 network any address
+        return DescribedCaller(user_id=None, address=value.partition("/")[0])
+    return DescribedCaller(user_id=None, address=None, identifiers={kind: value})
+
+
+def _own_buckets(context: EvaluationContext) -> list[Bucket]:
+    """Return the enforced buckets that count nobody but the caller."""
+    return [
+        bucket
+        for bucket in resolve_uncached(context).buckets
+        if bucket.mode == "enforce" and not shared_reason(bucket.counted_per, bucket.subject)
+    ]
+
+
+def _share_left(status: BucketStatus) -> tuple[float, int]:
+    return status.remaining / status.limit, status.remaining
