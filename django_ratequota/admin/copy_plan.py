@@ -6,17 +6,20 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
+from django.contrib.admin.helpers import AdminForm
 from django.contrib.admin.utils import quote
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpResponseRedirect
 from django.urls import reverse
+from django.utils.text import slugify
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Plan
 from ..operations.copy_plan import copy_policies
+from ..operations.plan_order import make_room_after
 from ..recording.databases import policy_alias
 from ..recording.recorder import recorded_as
 from .base import ReasonField
@@ -37,10 +40,24 @@ class CopyForm(forms.ModelForm):  # type: ignore[type-arg]
         model = Plan
         fields = ["name", "slug", "description"]
         widgets = {
-            "name": AdminTextInputWidget,
+            "name": AdminTextInputWidget(attrs={"autofocus": True}),
             "slug": AdminTextInputWidget,
             "description": AdminTextareaWidget(attrs={"rows": 2}),
         }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["slug"].required = False
+
+    def clean(self) -> Any:
+        """Make the slug of the name where it is empty, as the page's script does while the name is typed."""
+        values: Any = super().clean()
+        if not values.get("slug") and "slug" not in self.errors:
+            length = Plan._meta.get_field("slug").max_length
+            values["slug"] = slugify(values.get("name", ""))[:length]
+            if values.get("name") and not values["slug"]:
+                self.add_error("slug", _("Enter a slug: the name has no letter from a to z and no digit."))
+        return values
 
 
 class CopyPlanPage(AdminPage):
@@ -67,7 +84,12 @@ class CopyPlanPage(AdminPage):
             reason = form.cleaned_data["reason"] or gettext("copy of %(plan)s") % {"plan": shown(plan.name)}
             try:
                 with recorded_as(request.user, reason), transaction.atomic(using=policy_alias(Plan)):
-                    count = copy_policies(policies, form.save())
+                    copy = form.save(commit=False)
+                    # Later plans may have to make room, which takes the permission to change them.
+                    moves = self.admin.has_change_permission(request)
+                    copy.position = make_room_after(plan) if moves else plan.position
+                    copy.save()
+                    count = copy_policies(policies, copy)
                     self.admin.log_addition(request, form.instance, _log_message(plan, count))
             except ValidationError as error:
                 form.instance.pk = None
@@ -79,6 +101,7 @@ class CopyPlanPage(AdminPage):
             "original": gettext("Copy"),
             "errors": form.errors,
             "form": form,
+            "prepopulated": AdminForm(form, [], {"slug": ["name"]}),
             "policies": [(policy, when(policy)) for policy in policies[:_SHOWN_POLICIES]],
             "more": max(0, len(policies) - _SHOWN_POLICIES),
             "default_for": plan.get_default_for_display() if plan.default_for else "",
@@ -99,9 +122,8 @@ class CopyPlanPage(AdminPage):
 
 def _initial(plan: Plan) -> dict[str, str]:
     name = Plan._meta.get_field("name").max_length
-    slug = Plan._meta.get_field("slug").max_length or 0
     copy = gettext("Copy of %(plan)s") % {"plan": plan.name}
-    return {"name": copy[:name], "slug": f"{plan.slug[: slug - 5]}-copy", "description": plan.description}
+    return {"name": copy[:name], "description": plan.description}
 
 
 def _log_message(plan: Plan, count: int) -> str:

@@ -19,6 +19,7 @@ from ..policies.requests.routes import known_routes, known_scopes
 from .filters import ConditionFilter
 from .formatting import about, shown, when
 from .pages import model_url
+from .permissions import FOR_CHOSEN
 from .policy_table import PolicyInline, PolicyTableAdmin, list_url
 
 #: Matching routes that an endpoint's page lists; the others are counted.
@@ -67,14 +68,14 @@ class EndpointForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 class EndpointPolicyInline(PolicyInline):
-    """The endpoint's policies for plans and for everyone. Overrides can be thousands: they have their own list."""
+    """The endpoint's policies for plans and for everyone. The others can be thousands: they have their own list."""
 
     fields = ["plan", "rates", "mode", "counted_per", "algorithm", when]  # type: ignore[list-item]
     empty_value_display = _("everyone")
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
-        """Return the policies without overrides."""
-        return super().get_queryset(request).filter(user__isnull=True, subject="")
+        """Return the policies without those for users, subjects and lists."""
+        return super().get_queryset(request).exclude(FOR_CHOSEN)
 
 
 class LimitedFilter(ConditionFilter):

@@ -12,13 +12,13 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from .formatting import shown
-from .permissions import OVERRIDES
+from .permissions import FOR_CHOSEN
 from .widgets import SafeAutocomplete
 
 #: Most objects in a select. Operators who may not search for objects cannot choose the others.
 _MOST_CHOICES = 100
 #: Names of an empty value, by field.
-_EMPTY = {"endpoint": _("all endpoints"), "plan": _("no plan")}
+_EMPTY = {"endpoint": _("all endpoints"), "plan": _("no plan"), "subject_list": _("no list")}
 
 
 class RelatedFilter(admin.RelatedFieldListFilter):
@@ -124,9 +124,10 @@ class AudienceFilter(ConditionFilter):
         return {
             "user": (_("a user"), Q(user__isnull=False)),
             "subject": (_("a subject"), ~Q(subject="")),
+            "list": (_("a subject list"), Q(subject_list__isnull=False)),
             "plan": (_("a plan"), Q(plan__isnull=False)),
-            "everyone": (_("everyone"), Q(user__isnull=True, subject="", plan__isnull=True)),
-            "override": (_("a user or a subject"), OVERRIDES),
+            "everyone": (_("everyone"), Q(plan__isnull=True) & ~FOR_CHOSEN),
+            "override": (_("a user, a subject or a list"), FOR_CHOSEN),
         }
 
 

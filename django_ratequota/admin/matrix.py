@@ -19,7 +19,7 @@ from .filters import not_ended
 from .formatting import shown
 from .matrix_cells import Cells, count_overrides
 from .pages import AdminPage
-from .permissions import OVERRIDES, may
+from .permissions import FOR_CHOSEN, may
 
 #: Most plans on a page. Endpoints are as many as make about ``_CELLS`` cells with them, within the two bounds: some
 #: 250 bytes each, and more where several policies apply in one.
@@ -133,7 +133,7 @@ class MatrixPage(AdminPage):
 
 def _own_policies() -> QuerySet[RatePolicy]:
     """Return the policies for plans and for everyone that have not ended."""
-    return RatePolicy.objects.filter(~OVERRIDES & not_ended(timezone.now())).order_by()
+    return RatePolicy.objects.filter(~FOR_CHOSEN & not_ended(timezone.now())).order_by()
 
 
 def _pages(page: Page[Any], url: Callable[[int], str]) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from ..policies.unreadable import readable_facts
 from .filters import not_ended, started
 from .formatting import moment, shown, when
 from .pages import model_url
-from .permissions import OVERRIDES, may
+from .permissions import FOR_CHOSEN, may
 
 _PLACEHOLDER = "primary-key"
 _WORDS = {UNLIMITED: _("unlimited"), BLOCKED: _("blocked")}
@@ -81,7 +81,7 @@ class Cells:
         #: (endpoint id, plan id) -> number of policies that have not ended.
         self.own: Counter[tuple[int | None, int | None]] = Counter()
         self.remarks: dict[int, tuple[str, ...]] = {}
-        own = _of(rows) & (Q(plan__isnull=True) | Q(plan__in=plans)) & ~OVERRIDES & not_ended(timezone.now())
+        own = _of(rows) & (Q(plan__isnull=True) | Q(plan__in=plans)) & ~FOR_CHOSEN & not_ended(timezone.now())
         found: dict[int | None, dict[str, list[PolicyFacts]]] = {}
         for policy in RatePolicy.objects.filter(own).order_by("pk"):
             facts = readable_facts(policy)
@@ -174,7 +174,7 @@ def _of(rows: Iterable[Endpoint | None]) -> Q:
 def count_overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, tuple[int, int]]:
     """Return endpoint id -> (number of overrides in their dates, number of these that block)."""
     now = timezone.now()
-    overrides = RatePolicy.objects.filter(_of(rows) & OVERRIDES & started(now) & not_ended(now)).order_by()
+    overrides = RatePolicy.objects.filter(_of(rows) & FOR_CHOSEN & started(now) & not_ended(now)).order_by()
     blocks = Count("pk", filter=Q(rates=BLOCKED, mode=RatePolicy.Mode.ENFORCE))
     counts = overrides.values("endpoint").annotate(count=Count("pk"), blocks=blocks)
     return {row["endpoint"]: (row["count"], row["blocks"]) for row in counts}

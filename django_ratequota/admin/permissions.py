@@ -17,6 +17,8 @@ from ..models import RatePolicy
 
 _APP = "django_ratequota"
 OVERRIDES = Q(user__isnull=False) | ~Q(subject="")
+#: Policies for chosen callers: overrides, and those for lists, which need Django's own permissions.
+FOR_CHOSEN = OVERRIDES | Q(subject_list__isnull=False)
 
 
 def is_override(policy: RatePolicy) -> bool:

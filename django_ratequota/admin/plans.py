@@ -1,16 +1,28 @@
-"""Plans, each with its policies as a table."""
+"""Plans, each with its policies as a table; their list has an order of its own, and counts subscribers."""
 
 from __future__ import annotations
 
-from django.contrib import admin
-from django.contrib.admin.widgets import AdminTextareaWidget
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.widgets import AdminIntegerFieldWidget, AdminTextareaWidget
 from django.db import models
+from django.db.models import Count
+from django.utils import timezone
+from django.utils.formats import number_format
+from django.utils.html import format_html
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Plan
+from ..conf import settings
+from ..models import Plan, PlanAssignment
+from ..operations.plan_order import last_position
 from .copy_plan import CopyPlanPage
 from .formatting import about, shown, when
 from .matrix import MatrixPage
+from .pages import may_view, model_url
+from .policy_forms import StoredRows
 from .policy_table import PolicyInline, PolicyTableAdmin
 
 
@@ -21,19 +33,95 @@ class PlanPolicyInline(PolicyInline):
     empty_value_display = _("all endpoints")
 
 
+class PositionForm(forms.ModelForm):  # type: ignore[type-arg]
+    """A row of the list: the plan's position."""
+
+    #: Whether the list shows all plans in their order, so that plans.js can move them.
+    movable = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields.get("position")
+        if field is not None:
+            plan = {"plan": shown(self.instance.name)}
+            field.widget = AdminIntegerFieldWidget(
+                attrs={"min": 0, "aria-label": gettext("Position of %(plan)s") % plan}
+            )
+            if self.movable:
+                field.widget.attrs["data-move"] = gettext("Move %(plan)s") % plan
+
+
 @admin.register(Plan)
 class PlanAdmin(PolicyTableAdmin):
     """Plans."""
 
     pages = (MatrixPage, CopyPlanPage)
-    list_display = ["plan_name", "slug", "default_for", "policy_count", about]
+    ordering = ["position", "name"]  # repeated here, because a query that counts drops the model's
+    list_display = ["plan_name", "position", "slug", "default_for", "subscribers", "policy_count", about]
+    list_editable = ["position"]
     list_filter = ["default_for"]
+    list_per_page = 250
     search_fields = ["name", "slug", "description"]
     formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
     prepopulated_fields = {"slug": ["name"]}
     inlines = [PlanPolicyInline]
 
+    class Media:
+        css = {"all": ["django_ratequota/plans.css"]}
+        js = ["django_ratequota/plans.js"]
+
+    def get_changeform_initial_data(self, request: Any) -> dict[str, Any]:
+        """Put a new plan after all others."""
+        return {"position": last_position(), **super().get_changeform_initial_data(request)}
+
+    def get_changelist_instance(self, request: Any) -> Any:
+        """Return the list, its plans with their active assignments, counted in one query."""
+        changelist = super().get_changelist_instance(request)
+        now = timezone.now()
+        active = PlanAssignment.objects.filter(starts_at__lte=now).exclude(ends_at__lte=now)
+        counts = dict(active.order_by().values_list("plan").annotate(Count("pk")))
+        sees = may_view(self.admin_site, PlanAssignment, request)
+        for plan in changelist.result_list:
+            plan.assigned = counts.get(plan.pk, 0)
+            query = {"plan__id__exact": plan.pk, "time": "active"}
+            plan.assigned_url = model_url(self.admin_site, PlanAssignment, "changelist", query=query) if sees else ""
+        return changelist
+
+    def get_changelist_form(self, request: Any, **kwargs: Any) -> Any:
+        """Return the form of a row of the list."""
+        form: Any = super().get_changelist_form(request, **{**kwargs, "form": PositionForm})
+        form.movable = not request.GET  # the class was made for this request
+        return form
+
+    def get_changelist_formset(self, request: Any, **kwargs: Any) -> Any:
+        """Return the formset of the list's rows."""
+        return super().get_changelist_formset(request, **{**kwargs, "formset": StoredRows})
+
+    def save_related(self, request: Any, form: Any, formsets: Any, change: bool) -> None:
+        """Warn about a new slug, which code and files do not know."""
+        super().save_related(request, form, formsets, change)
+        if change and "slug" in form.changed_data:
+            text = _("The slug was %(old)s and is %(new)s now. Change it where policy files name the plan.")
+            if settings.plan_resolver:
+                text = _(
+                    "The slug was %(old)s and is %(new)s now. Callers for whom PLAN_RESOLVER returns %(old)s are on "
+                    "the default plan until it returns %(new)s. Change it where policy files name the plan, too."
+                )
+            words = {"old": shown(form.initial["slug"]), "new": shown(form.instance.slug)}
+            self.message_user(request, text % words, messages.WARNING)
+
     @admin.display(description=_("name"), ordering="name")
     def plan_name(self, plan: Plan) -> str:
         """Return the name, with characters that would reverse the text around it disarmed."""
         return shown(plan.name)
+
+    @admin.display(description=_("subscribers"))
+    def subscribers(self, plan: Any) -> str:
+        """Return the number of active assignments, and who else is on the plan, in words."""
+        if settings.plan_resolver:
+            return gettext("PLAN_RESOLVER decides")
+        count = number_format(plan.assigned, force_grouping=True)
+        text = format_html('<a href="{}">{}</a>', plan.assigned_url, count) if plan.assigned_url else count
+        if not plan.default_for:
+            return text
+        return format_html(gettext("{count} and {others}"), count=text, others=plan.get_default_for_display())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RatePolicy
@@ -18,9 +19,10 @@ from .formatting import shown, when
 from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
-from .preview import ImpactPage, PreviewPage
+from .preview import ImpactPage, PreviewPage, SuggestPage
 from .quotas import QuotasExport, QuotasPage
 from .reset import ResetPage, reset_usage
+from .rollout import RolloutPage, link_text
 from .usage.page import UsageExport, UsagePage
 from .warnings import WarnsOnSave
 
@@ -35,8 +37,10 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         GrantPage,
         ResetCountersPage,
         ResetPage,
+        RolloutPage,
         PreviewPage,
         ImpactPage,
+        SuggestPage,
         UsagePage,
         UsageExport,
         QuotasPage,
@@ -44,7 +48,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     )
     form = PolicyForm
     actions = [reset_usage]
-    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", when, "active"]
+    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "when", "active"]
     list_editable = ["mode"]
     list_filter = [
         "mode",
@@ -52,13 +56,20 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         ActiveFilter,
         "counted_per",
         ("plan", RelatedFilter),
+        ("subject_list", RelatedFilter),
         ("endpoint", RelatedFilter),
     ]
-    list_select_related = ["user", "plan", "endpoint"]
+    list_select_related = ["user", "subject_list", "plan", "endpoint"]
     list_per_page = 50
     show_facets = admin.ShowFacets.ALWAYS
     fieldsets = [
-        (_("Who"), {"fields": ["user", "subject", "plan"], "description": _("Choose at most one; none = everyone.")}),
+        (
+            _("Who"),
+            {
+                "fields": ["user", "subject", "subject_list", "plan"],
+                "description": _("Choose at most one; none = everyone."),
+            },
+        ),
         (_("What"), {"fields": ["endpoint", "counted_per"]}),
         (_("How much"), {"fields": ["rates", "algorithm", "mode", "on_error"]}),
         (_("When and why"), {"fields": ["starts_at", "ends_at", "reason"]}),
@@ -70,7 +81,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
 
     def get_search_fields(self, request: Any) -> list[str]:
         """Return the lookups of the search: users by name, and the policy's own texts."""
-        return [*user_search_fields(), "subject", "reason", "plan__name", "endpoint__name"]
+        return [*user_search_fields(), "subject", "reason", "subject_list__name", "plan__name", "endpoint__name"]
 
     def get_form(self, request: Any, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         """Return the form, which needs the operator's permissions."""
@@ -112,6 +123,14 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     def endpoint_name(self, policy: RatePolicy) -> str:
         """Return the endpoint's name."""
         return policy.endpoint.name if policy.endpoint else str(WITHOUT["endpoint"])
+
+    @admin.display(description=_("when"), ordering="ends_at")
+    def when(self, policy: RatePolicy) -> str:
+        """Return its dates, and in log mode a link to what it would have refused."""
+        if policy.mode != RatePolicy.Mode.LOG:
+            return when(policy)
+        link = self.page_url("rollout", policy.pk)
+        return format_html('{}<br><a href="{}">{}</a>', when(policy), link, link_text(policy))
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, policy: RatePolicy) -> bool:

@@ -22,7 +22,7 @@ from .widgets import RowAutocomplete
 #: What a policy without the related object applies to.
 WITHOUT = {"endpoint": _("all endpoints"), "plan": _("everyone")}
 #: The columns of the constraint that allows one policy without dates.
-_UNIQUE = ("endpoint_id", "user_id", "subject", "plan_id", "counted_per")
+_UNIQUE = ("endpoint_id", "user_id", "subject", "subject_list_id", "plan_id", "counted_per")
 #: Most stored rows of the table, and most rows with the new ones. A row has up to eight fields, and Django accepts
 #: 1,000 in a form (DATA_UPLOAD_MAX_NUMBER_FIELDS).
 _MAX_STORED, _MAX_ROWS = 100, 120
@@ -107,7 +107,7 @@ class PolicyInline(AutocompleteAdmin, admin.TabularInline):  # type: ignore[type
     def get_queryset(self, request: Any) -> QuerySet[Any]:
         """Return the policies; those for all endpoints or for everyone come first, on every database."""
         order = [F(f"{name}__name").asc(nulls_first=True) for name in ("endpoint", "plan")]
-        return super().get_queryset(request).select_related("endpoint", "plan").order_by(*order, "pk")
+        return super().get_queryset(request).select_related("endpoint", "plan", "subject_list").order_by(*order, "pk")
 
     def get_formset(self, request: Any, obj: Any = None, **kwargs: Any) -> Any:
         """Return the formset, with the address of the list of all policies of the object."""

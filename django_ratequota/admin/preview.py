@@ -15,15 +15,20 @@ from ..models import RatePolicy
 from ..operations.advice import about_endpoint, about_saved
 from ..operations.impact import estimate, sentences
 from ..operations.impact_audience import NotEstimable
-from ..operations.scenarios import scenarios
+from ..operations.scenarios import number, scenarios
+from ..operations.suggest import SHARES, suggest
+from ..operations.suggest import sentences as suggestion_sentences
 from ..recording.validators import rate_problem
 from .charts import Series, plot
-from .formatting import moment
+from .formatting import moment, shown
+from .names import described_callers
 from .pages import AdminPage
 
 #: Rates that get charts of their own; more are counted.
 _MAX_SCALES = 4
 _FOLDER = "admin/django_ratequota/ratepolicy"
+#: Fields that a suggestion does not depend on.
+_NOT_SUGGESTED_BY = {"rates", "mode", "on_error", "starts_at", "ends_at", "reason"}
 
 
 class _PolicyFormPage(AdminPage):
@@ -38,6 +43,10 @@ class _PolicyFormPage(AdminPage):
         query = {"object": quote(obj.pk)} if obj is not None and obj.pk else None
         return {f"{self.name}_url": self.url(query=query)}
 
+    def form_data(self, request: Any) -> Any:
+        """Return the form as it was posted."""
+        return request.POST if request.method == "POST" else request.GET
+
     def read_form(self, request: Any) -> tuple[Any, dict[str, list[str]], Any]:
         """Return the policy in the form, the errors by field, and the form.
 
@@ -47,7 +56,7 @@ class _PolicyFormPage(AdminPage):
         stored = self.admin.get_object(request, unquote(object_id)) if object_id else None
         if stored is not None and not self.admin.has_view_permission(request, stored):
             raise PermissionDenied
-        data = request.POST if request.method == "POST" else request.GET
+        data = self.form_data(request)
         if "rates" not in data:
             return stored, {}, None
         # All fields, whatever the operator may edit: nothing is saved.
@@ -100,8 +109,7 @@ class ImpactPage(_PolicyFormPage):
         policy, errors, form = self.read_form(request)
         context: dict[str, Any] = {}
         if policy is None or errors:
-            labels = {} if form is None else {name: field.label for name, field in form.fields.items()}
-            context["errors"] = [(labels.get(name, ""), text) for name, texts in errors.items() for text in texts]
+            context["errors"] = _labelled(errors, form)
         else:
             try:
                 impact = estimate(policy)
@@ -111,6 +119,52 @@ class ImpactPage(_PolicyFormPage):
             except StoreError as error:
                 context["store_error"] = error.reason
         return TemplateResponse(request, f"{_FOLDER}/impact.html", context)
+
+
+class SuggestPage(_PolicyFormPage):
+    """Rates under which most callers would have stayed; a fragment of the form, or a page without scripts."""
+
+    path = "suggest/"
+    name = "suggest"
+
+    def form_data(self, request: Any) -> Any:
+        """Return the form with a rate that is valid: a suggestion does not depend on what is written there."""
+        data = super().form_data(request)
+        if "rates" in data:
+            data = data.copy()
+            data["rates"] = "1/day"
+        return data
+
+    def view(self, request: Any) -> Any:
+        """Return the fragment for the script, or the page."""
+        policy, errors, form = self.read_form(request)
+        errors = {name: texts for name, texts in errors.items() if name not in _NOT_SUGGESTED_BY}
+        context: dict[str, Any] = {"fillable": request.method == "POST" and form is not None}
+        if policy is None or errors:
+            context["errors"] = _labelled(errors, form)
+        else:
+            try:
+                found = suggest(policy)
+                names = described_callers(row.peak_caller for row in found.rows)
+                context |= {
+                    "sentences": suggestion_sentences(found),
+                    "since": moment(found.since),
+                    "rows": [(row, number(row.peak), names[row.peak_caller]) for row in found.rows],
+                    "heads": [f"{number(share / 10)} %" for share in SHARES],
+                }
+            except NotEstimable as reason:
+                context["sentences"] = [str(reason)]
+            except StoreError as error:
+                context["store_error"] = error.reason
+        if request.method == "POST":
+            return TemplateResponse(request, f"{_FOLDER}/suggest.html", context)
+        about = "" if policy is None else shown(policy)
+        return self.render(request, "suggest_page.html", {"title": _("Suggest rates"), "policy": about, **context})
+
+
+def _labelled(errors: dict[str, list[str]], form: Any) -> list[tuple[Any, str]]:
+    labels = {} if form is None else {name: field.label for name, field in form.fields.items()}
+    return [(labels.get(name, ""), text) for name, texts in errors.items() for text in texts]
 
 
 def _preview(policy: RatePolicy) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class QuotasPage(_NearPage):
 
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
         """Return the link from a policy to those who are near its limits."""
-        return [(self.url(query={"policy": str(obj.pk)}), _("Quotas"))]
+        return [(self.url(query={"policy": str(obj.pk), "level": str(LEVELS[0])}), _("Quotas"))]
 
     def view(self, request: Any) -> Any:
         """Return the page; without Redis it says so."""

@@ -151,7 +151,10 @@ class ResetPage(CountersPage):
 @admin.action(permissions=["reset"], description=_("Reset the counters of the selected overrides"))
 def reset_usage(model_admin: Any, request: Any, queryset: Any) -> Any:
     """Ask, then reset; the list is shown again afterwards."""
-    policies, back = queryset.select_related("user", "plan", "endpoint"), model_admin.page_url("changelist")
+    policies, back = (
+        queryset.select_related("user", "subject_list", "plan", "endpoint"),
+        model_admin.page_url("changelist"),
+    )
     return ResetPage(model_admin).ask_or_reset(request, policies, back, action="reset_usage")
 
 

@@ -212,8 +212,9 @@ def check_unlimited(**_: Any) -> Messages:
 
     if not conf.settings.count_unchecked:
         return []
-    for_everyone = RatePolicy.objects.filter(counted_per="ip", user=None, subject="", plan=None).exclude(mode="off")
-    limited = set(for_everyone.exclude(ends_at__lte=timezone.now()).values_list("endpoint", flat=True))
+    for_everyone = RatePolicy.objects.filter(counted_per="ip", user=None, subject="", subject_list=None, plan=None)
+    in_force = for_everyone.exclude(mode="off").exclude(ends_at__lte=timezone.now())
+    limited = set(in_force.values_list("endpoint", flat=True))
     if None in limited:  # for all endpoints
         return []
     try:

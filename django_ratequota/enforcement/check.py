@@ -244,12 +244,14 @@ def _without_database(error: DatabaseError) -> tuple[Decision, None]:
 def _needs_user(
     snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, pending: bool | None
 ) -> Generator[Step, Any, bool]:
-    """Return whether a policy at the endpoints is for users or plans, or some user has an override there."""
+    """Return whether a policy at the endpoints is for users, plans or a list of users, or an override is there."""
     matched = match_policies(snapshot, endpoints, scope, NOBODY)
     if matched.exempt:
         return False
+    if "user" in matched.kinds:
+        return True
     for _endpoint, counted_per, _own, group in matched.groups:
-        if counted_per == "plan" or (group and ("user" in group.kinds or group.has_plans)):
+        if counted_per == "plan" or (group and group.has_plans):
             return True
     own = process.policies.user_endpoints
     if own is None or pending is None:

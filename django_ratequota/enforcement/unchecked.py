@@ -130,7 +130,7 @@ def _per_ip(policy: PolicyFacts) -> bool:
 def _binds_everybody(decision: Decision, evaluation: Evaluation) -> Generator[Step, Any, bool]:
     """Return whether a refusal under policies counted per ip applies to any caller.
 
-    It does unless each policy that refused may lose to one for a plan, a user or an identifier.
+    It does unless each policy that refused may lose to one for a plan, a user, an identifier or a list of these.
     """
     user_endpoints = process.policies.user_endpoints
     if user_endpoints is None:
@@ -146,11 +146,14 @@ def _binds_everybody(decision: Decision, evaluation: Evaluation) -> Generator[St
         denied = decision.denied_by and policy.mode == "enforce" and (policy.on_error or on_error) == "deny"
         if policy.id not in refusing and not denied:
             continue
-        group = evaluation.context.snapshot.groups[policy.endpoint_id]["ip"]
-        if policy.network is not None and policy.rates == BLOCKED:  # which no policy outranks
+        snapshot = evaluation.context.snapshot
+        group = snapshot.groups[policy.endpoint_id]["ip"]
+        by_address = policy.network is not None or policy.list_id is not None
+        if by_address and policy.rates == BLOCKED:  # which no policy outranks
             return True
-        if group.kinds or "ip" in user_endpoints.get(policy.endpoint_id, ()):
+        kinds = group.kinds.keys() | snapshot.members.kinds_of(group.by_list) - {"ip"}
+        if kinds or "ip" in user_endpoints.get(policy.endpoint_id, ()):
             continue
-        if policy.network is not None or not group.has_plans:
+        if by_address or not group.has_plans:
             return True
     return False

@@ -68,18 +68,19 @@ class Tally:
         snapshot = policies.current()
         if snapshot is None:
             return
-        named = (snapshot.plans, snapshot.endpoints, snapshot.groups)
+        named = (snapshot.plans, snapshot.endpoints, snapshot.lists, snapshot.groups)
         if len(self._named) == len(named) and all(map(operator.is_, named, self._named)):
             return
         self._named = named
         self._endpoint_names |= {endpoint.id: endpoint.name for endpoint in snapshot.endpoints.values()}
         for endpoint_id, groups in snapshot.groups.items():
             endpoint = "all" if endpoint_id is None else self._endpoint_names.get(endpoint_id, OTHER)
-            # Only policies of plans and of everyone: one label per subject would show subjects, and be too many.
+            # Only policies of plans, of lists and of everyone: one label per subject would show subjects, and be too many.
             for group in groups.values():
-                for policy in chain.from_iterable(group.by_plan.values()):
+                for policy in chain.from_iterable((*group.by_plan.values(), *group.by_list.values())):
                     plan = None if policy.plan_id is None else snapshot.plans.get(policy.plan_id)
-                    self._policy_names[policy.id] = (endpoint, f"{plan.slug if plan else 'everyone'}-{policy.id}")
+                    name = snapshot.lists.get(policy.list_id or 0) or (plan.slug if plan else "everyone")
+                    self._policy_names[policy.id] = (endpoint, f"{name}-{policy.id}")
 
 
 def _count(counts: Counter[tuple[str, ...]], labels: tuple[str, ...], times: int) -> None:

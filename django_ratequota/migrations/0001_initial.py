@@ -5,6 +5,7 @@ import django.db.models.deletion
 import django.db.models.functions.comparison
 import django.utils.timezone
 import django_ratequota.models.fields
+import uuid
 from django.conf import settings
 from django.db import migrations, models
 
@@ -45,15 +46,51 @@ class Migration(migrations.Migration):
                 ('name', models.CharField(help_text='What operators call this tier, such as Free or Pro.', max_length=100, unique=True, verbose_name='name')),
                 ('slug', models.SlugField(help_text='What code calls it; PLAN_RESOLVER returns this.', max_length=100, unique=True, verbose_name='slug')),
                 ('description', models.TextField(blank=True, help_text='For operators; clients never see it.', verbose_name='description')),
+                ('position', models.PositiveIntegerField(default=0, help_text='Where the plan stands among the others: lower numbers first, equal ones by name.', validators=[django.core.validators.MaxValueValidator(1000000000)], verbose_name='position')),
                 ('default_for', models.CharField(blank=True, choices=[('', 'nobody'), ('authenticated', 'logged-in users without an assignment'), ('anonymous', 'anonymous callers')], default='', help_text='Callers who are on this plan without an assignment. Each kind has at most one default plan.', max_length=20, verbose_name='default for')),
             ],
             options={
                 'verbose_name': 'plan',
                 'verbose_name_plural': 'plans',
-                'ordering': ['name'],
+                'ordering': ['position', 'name'],
                 'abstract': False,
                 'base_manager_name': 'objects',
                 'constraints': [models.UniqueConstraint(condition=models.Q(('default_for', ''), _negated=True), fields=('default_for',), name='ratequota_plan_one_default', violation_error_message='Another plan is the default for these callers; change that one first.')],
+            },
+        ),
+        migrations.CreateModel(
+            name='SubjectList',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(help_text='What operators call this list, such as Bad bots.', max_length=100, unique=True, verbose_name='name')),
+                ('description', models.TextField(blank=True, help_text='For operators; clients never see it.', verbose_name='description')),
+            ],
+            options={
+                'verbose_name': 'subject list',
+                'verbose_name_plural': 'subject lists',
+                'ordering': ['name'],
+                'abstract': False,
+                'base_manager_name': 'objects',
+            },
+        ),
+        migrations.CreateModel(
+            name='ListMember',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('subject', models.CharField(blank=True, help_text='kind:value, such as tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24.', max_length=200, null=True, verbose_name='subject')),
+                ('starts_at', models.DateTimeField(blank=True, help_text='In the list from this moment on; empty = at once.', null=True, verbose_name='starts at')),
+                ('ends_at', models.DateTimeField(blank=True, help_text='In the list until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
+                ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),
+                ('user', models.ForeignKey(blank=True, help_text='The user who is in the list; or write a subject instead.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='ratequota_list_entries', to=settings.AUTH_USER_MODEL, verbose_name='user')),
+                ('subject_list', models.ForeignKey(help_text='The list. Its policies apply to all of its members.', on_delete=django.db.models.deletion.CASCADE, related_name='members', to='django_ratequota.subjectlist', verbose_name='subject list')),
+            ],
+            options={
+                'verbose_name': 'list member',
+                'verbose_name_plural': 'list members',
+                'ordering': ['subject_list__name', 'pk'],
+                'abstract': False,
+                'base_manager_name': 'objects',
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('subject__isnull', False), ('user__isnull', True), models.Q(('subject', ''), _negated=True)), models.Q(('subject__isnull', True), ('user__isnull', False)), _connector='OR'), name='ratequota_member_one_subject', violation_error_message='Choose a user, or write a subject: exactly one of them.'), models.UniqueConstraint(fields=('subject_list', 'user'), name='ratequota_member_unique_user', violation_error_message='This user is in the list already: edit the dates of that entry.'), models.UniqueConstraint(fields=('subject_list', 'subject'), name='ratequota_member_unique_subject', violation_error_message='This subject is in the list already: edit the dates of that entry.')],
             },
         ),
         migrations.CreateModel(
@@ -98,10 +135,13 @@ class Migration(migrations.Migration):
             name='PolicyChange',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('change_id', models.UUIDField(default=uuid.uuid4, editable=False, help_text='Shared by all rows of one save.', verbose_name='change id')),
+                ('first', models.BooleanField(default=True, editable=False, help_text='Whether the row is the first of its save.', verbose_name='first')),
                 ('model', models.CharField(help_text='Kind of object that changed; * = any.', max_length=50, verbose_name='model')),
                 ('object_id', models.CharField(blank=True, help_text='Primary key of the object.', max_length=64, verbose_name='object id')),
                 ('object_text', models.CharField(blank=True, help_text='The object in words.', max_length=300, verbose_name='object')),
                 ('touched_user', models.CharField(blank=True, help_text='Primary key of the user, when the change touches one user only.', max_length=255, verbose_name='affected user')),
+                ('touched_plan', models.CharField(blank=True, help_text='Primary key of the plan that changed, or whose policy or assignment did.', max_length=64, verbose_name='affected plan')),
                 ('action', models.CharField(choices=[('create', 'created'), ('update', 'changed'), ('delete', 'deleted'), ('publish', 'published'), ('reset', 'reset'), ('grant', 'granted')], help_text='What happened to it.', max_length=10, verbose_name='action')),
                 ('reason', models.CharField(blank=True, help_text='The reason, if one was entered.', max_length=200, verbose_name='reason')),
                 ('before', models.JSONField(help_text='The fields before the change.', null=True, verbose_name='before')),
@@ -114,7 +154,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'policy changes',
                 'ordering': ['-pk'],
                 'required_db_features': ['supports_json_field'],
-                'indexes': [models.Index(fields=['model', 'object_id'], name='ratequota_change_object')],
+                'indexes': [models.Index(fields=['model', 'object_id'], name='ratequota_change_object'), models.Index(fields=['change_id', 'model', 'action'], name='ratequota_change_save'), models.Index(fields=['first', 'id'], name='ratequota_change_first'), models.Index(fields=['touched_plan', 'model'], name='ratequota_change_plan')],
             },
         ),
         migrations.CreateModel(
@@ -131,17 +171,18 @@ class Migration(migrations.Migration):
                 ('ends_at', models.DateTimeField(blank=True, help_text='Counts until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
                 ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),
                 ('endpoint', models.ForeignKey(blank=True, help_text='What is limited; empty = all endpoints together.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policies', to='django_ratequota.endpoint', verbose_name='endpoint')),
-                ('plan', models.ForeignKey(blank=True, help_text='Callers on this plan. With neither user, subject nor plan, the policy is for everyone.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policies', to='django_ratequota.plan', verbose_name='plan')),
+                ('plan', models.ForeignKey(blank=True, help_text='Callers on this plan. With neither user, subject, list nor plan, the policy is for everyone.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policies', to='django_ratequota.plan', verbose_name='plan')),
+                ('subject_list', models.ForeignKey(blank=True, help_text='All members of this list: users, subjects and networks.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policies', to='django_ratequota.subjectlist', verbose_name='subject list')),
                 ('user', models.ForeignKey(blank=True, help_text="An override for this user. It replaces the policies for the plan and for everyone here.", null=True, on_delete=django.db.models.deletion.CASCADE, related_name='ratequota_policies', to=settings.AUTH_USER_MODEL, verbose_name='user')),
             ],
             options={
                 'verbose_name': 'rate policy',
                 'verbose_name_plural': 'rate policies',
-                'ordering': ['endpoint__name', 'plan__name', 'pk'],
+                'ordering': ['endpoint__name', 'plan__position', 'plan__name', 'pk'],
                 'permissions': [('reset_usage', 'Can reset what was counted'), ('grant_override', 'Can grant overrides to users and subjects')],
                 'abstract': False,
                 'base_manager_name': 'objects',
-                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('subject', ''), ('user__isnull', True)), models.Q(('plan__isnull', True), ('user__isnull', True)), models.Q(('plan__isnull', True), ('subject', '')), _connector='OR'), name='ratequota_policy_one_audience', violation_error_message='Choose one audience: user, subject or plan; leave the other two empty.'), models.UniqueConstraint(django.db.models.functions.comparison.Coalesce(models.F('endpoint'), models.Value(0)), django.db.models.functions.comparison.Coalesce(django.db.models.functions.comparison.Cast(models.F('user'), models.CharField()), models.Value('')), models.F('subject'), django.db.models.functions.comparison.Coalesce(models.F('plan'), models.Value(0)), models.F('counted_per'), condition=models.Q(('ends_at__isnull', True), ('starts_at__isnull', True)), name='ratequota_policy_one_undated', violation_error_message='A policy without dates already has the same audience, endpoint and counted per. Edit that policy, or add dates to this one.')],
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('subject', ''), ('subject_list__isnull', True), ('user__isnull', True)), models.Q(('plan__isnull', True), ('subject', ''), ('user__isnull', True)), models.Q(('plan__isnull', True), ('subject_list__isnull', True), ('user__isnull', True)), models.Q(('plan__isnull', True), ('subject', ''), ('subject_list__isnull', True)), _connector='OR'), name='ratequota_policy_one_audience', violation_error_message='Choose one audience: user, subject, list or plan; leave the others empty.'), models.UniqueConstraint(django.db.models.functions.comparison.Coalesce(models.F('endpoint'), models.Value(0)), django.db.models.functions.comparison.Coalesce(django.db.models.functions.comparison.Cast(models.F('user'), models.CharField()), models.Value('')), models.F('subject'), django.db.models.functions.comparison.Coalesce(models.F('subject_list'), models.Value(0)), django.db.models.functions.comparison.Coalesce(models.F('plan'), models.Value(0)), models.F('counted_per'), condition=models.Q(('ends_at__isnull', True), ('starts_at__isnull', True)), name='ratequota_policy_one_undated', violation_error_message='A policy without dates already has the same audience, endpoint and counted per. Edit that policy, or add dates to this one.')],
             },
         ),
     ]

@@ -1,10 +1,11 @@
-"""The models: plans, endpoints and policies as operators edit them, their history, and usage counts."""
+"""The models: plans, endpoints, lists and policies as operators edit them, their history, and usage counts."""
 
 from __future__ import annotations
 
 from .base import RecordedModel
 from .endpoints import METHODS, Endpoint
 from .history import PolicyChange
+from .lists import ListMember, SubjectList
 from .plans import Plan, PlanAssignment
 from .policies import RatePolicy
 from .usage import UsageCount
@@ -12,10 +13,12 @@ from .usage import UsageCount
 __all__ = [
     "METHODS",
     "Endpoint",
+    "ListMember",
     "Plan",
     "PlanAssignment",
     "PolicyChange",
     "RatePolicy",
     "RecordedModel",
+    "SubjectList",
     "UsageCount",
 ]

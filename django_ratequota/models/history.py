@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 from django.conf import settings as django_settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -15,6 +17,9 @@ class PolicyChange(models.Model):
 
     Resets of counters and units given back are recorded here as well. Because they change no policy, processes that
     read the changes skip them. Ids are no revisions, because ids are not assigned in the order of commits.
+
+    Rows with the same ``change_id`` were made together, by one *save*: a page of the admin, a command, an import, or
+    else one transaction.
     """
 
     class Action(models.TextChoices):
@@ -25,6 +30,12 @@ class PolicyChange(models.Model):
         RESET = "reset", _("reset")
         GRANT = "grant", _("granted")
 
+    change_id = models.UUIDField(
+        _("change id"), default=uuid4, editable=False, help_text=_("Shared by all rows of one save.")
+    )
+    first = models.BooleanField(
+        _("first"), default=True, editable=False, help_text=_("Whether the row is the first of its save.")
+    )
     model = models.CharField(_("model"), max_length=50, help_text=_("Kind of object that changed; * = any."))
     object_id = models.CharField(_("object id"), max_length=64, blank=True, help_text=_("Primary key of the object."))
     object_text = models.CharField(_("object"), max_length=300, blank=True, help_text=_("The object in words."))
@@ -33,6 +44,12 @@ class PolicyChange(models.Model):
         max_length=255,
         blank=True,
         help_text=_("Primary key of the user, when the change touches one user only."),
+    )
+    touched_plan = models.CharField(
+        _("affected plan"),
+        max_length=64,
+        blank=True,
+        help_text=_("Primary key of the plan that changed, or whose policy or assignment did."),
     )
     action = models.CharField(_("action"), max_length=10, choices=Action.choices, help_text=_("What happened to it."))
     actor = models.ForeignKey(
@@ -55,8 +72,15 @@ class PolicyChange(models.Model):
         verbose_name = _("policy change")
         verbose_name_plural = _("policy changes")
         ordering = ["-pk"]
-        # For one object's history: its page, and restoring it.
-        indexes = [models.Index(fields=["model", "object_id"], name="ratequota_change_object")]
+        indexes = [
+            # For one object's history: its page, and restoring it.
+            models.Index(fields=["model", "object_id"], name="ratequota_change_object"),
+            # For the rows of a save, counted by kind without reading them.
+            models.Index(fields=["change_id", "model", "action"], name="ratequota_change_save"),
+            # For the list of saves, and their number.
+            models.Index(fields=["first", "id"], name="ratequota_change_first"),
+            models.Index(fields=["touched_plan", "model"], name="ratequota_change_plan"),
+        ]
         # Because Django's check of JSONField would otherwise open the database, and SQLite leave an empty file.
         required_db_features = ["supports_json_field"]
 

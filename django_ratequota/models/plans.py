@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.conf import settings as django_settings
+from django.core.validators import MaxValueValidator
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
@@ -27,6 +28,12 @@ class Plan(RecordedModel):
         _("slug"), max_length=100, unique=True, help_text=_("What code calls it; PLAN_RESOLVER returns this.")
     )
     description = models.TextField(_("description"), blank=True, help_text=_("For operators; clients never see it."))
+    position = models.PositiveIntegerField(
+        _("position"),
+        default=0,
+        validators=[MaxValueValidator(10**9)],
+        help_text=_("Where the plan stands among the others: lower numbers first, equal ones by name."),
+    )
     default_for = models.CharField(
         _("default for"),
         max_length=20,
@@ -39,7 +46,7 @@ class Plan(RecordedModel):
     class Meta(RecordedModel.Meta):
         verbose_name = _("plan")
         verbose_name_plural = _("plans")
-        ordering = ["name"]
+        ordering = ["position", "name"]
         constraints = [
             models.UniqueConstraint(
                 fields=["default_for"],

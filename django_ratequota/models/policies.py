@@ -18,6 +18,7 @@ from ..recording.validators import canonical_subject, check_dates, check_rates, 
 from .base import RecordedModel
 from .endpoints import Endpoint
 from .fields import RatesField, SubjectField
+from .lists import SubjectList
 from .plans import Plan
 
 
@@ -63,6 +64,15 @@ class RatePolicy(RecordedModel):
             "ip:203.0.113.0/24 (the longest prefix wins)."
         ),
     )
+    subject_list = models.ForeignKey(
+        SubjectList,
+        on_delete=models.CASCADE,
+        null=True,
+        blank=True,
+        related_name="policies",
+        verbose_name=_("subject list"),
+        help_text=_("All members of this list: users, subjects and networks."),
+    )
     plan = models.ForeignKey(
         Plan,
         on_delete=models.CASCADE,
@@ -70,7 +80,7 @@ class RatePolicy(RecordedModel):
         blank=True,
         related_name="policies",
         verbose_name=_("plan"),
-        help_text=_("Callers on this plan. With neither user, subject nor plan, the policy is for everyone."),
+        help_text=_("Callers on this plan. With neither user, subject, list nor plan, the policy is for everyone."),
     )
     counted_per = models.CharField(
         _("counted per"),
@@ -125,7 +135,7 @@ class RatePolicy(RecordedModel):
     class Meta(RecordedModel.Meta):
         verbose_name = _("rate policy")
         verbose_name_plural = _("rate policies")
-        ordering = ["endpoint__name", "plan__name", "pk"]
+        ordering = ["endpoint__name", "plan__position", "plan__name", "pk"]
         # Enforced by admin/permissions.py.
         permissions = [
             ("reset_usage", "Can reset what was counted"),
@@ -133,17 +143,21 @@ class RatePolicy(RecordedModel):
         ]
         constraints = [
             models.CheckConstraint(
-                condition=Q(user__isnull=True, subject="")
-                | Q(user__isnull=True, plan__isnull=True)
-                | Q(subject="", plan__isnull=True),
+                condition=Q(user__isnull=True, subject="", subject_list__isnull=True)
+                | Q(user__isnull=True, subject="", plan__isnull=True)
+                | Q(user__isnull=True, subject_list__isnull=True, plan__isnull=True)
+                | Q(subject="", subject_list__isnull=True, plan__isnull=True),
                 name="ratequota_policy_one_audience",
-                violation_error_message=_("Choose one audience: user, subject or plan; leave the other two empty."),
+                violation_error_message=_(
+                    "Choose one audience: user, subject, list or plan; leave the others empty."
+                ),
             ),
             # Coalesced, because plain unique constraints treat NULLs as different on SQLite and old PostgreSQL.
             models.UniqueConstraint(
                 Coalesce(F("endpoint"), Value(0)),
                 Coalesce(Cast(F("user"), CharField()), Value("")),
                 F("subject"),
+                Coalesce(F("subject_list"), Value(0)),
                 Coalesce(F("plan"), Value(0)),
                 F("counted_per"),
                 condition=Q(starts_at__isnull=True, ends_at__isnull=True),
@@ -165,6 +179,8 @@ class RatePolicy(RecordedModel):
             return _("user %s") % visible(self.user)
         if self.subject:
             return visible(self.subject)
+        if self.subject_list_id is not None:
+            return _("list %s") % self.subject_list
         if self.plan_id is not None:
             return _("plan %s") % self.plan
         return str(_("everyone"))

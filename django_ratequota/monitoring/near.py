@@ -8,7 +8,7 @@ process holds at most ``MAX_NOTED`` statuses that are not sent yet, and ``lua/ne
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -35,8 +35,8 @@ MAX_NOTED = 10_000
 MAX_KEPT, MAX_OF_POLICY = 100_000, 20_000
 #: Subjects remembered as sent, so that they are sent again when their percentage changes, or a minute later.
 _MAX_SENT = 20_000
-#: Most subjects sent or read by one command: Redis serves nobody else meanwhile.
-_SLICE, _CHUNK = 500, 5_000
+#: Most subjects sent by one command, and best read by one: Redis serves nobody else meanwhile.
+_SLICE, CHUNK = 500, 5_000
 
 
 class Window(NamedTuple):
@@ -173,22 +173,17 @@ def windows() -> list[Window]:
     return sorted((Window.named(name.decode()) for name in names), key=lambda window: window.order)
 
 
-def members(window: Window, level: int) -> Iterator[bytes]:
-    """Yield the members of the window that runs now at ``level`` percent or more, the fullest first.
-
-    Raises ``StoreError``.
-    """
-    key, start = f"near:{window.name}:{window_end(window, default_limiter())}", 0
-    while chunk := read("ZRANGE", key, "+inf", level, "BYSCORE", "REV", "LIMIT", start, _CHUNK):
-        yield from chunk
-        start += _CHUNK
-
-
 @reading()
-def candidate(member: bytes) -> Candidate:
-    """Return what a member holds; raises ``StoreError`` for what another client wrote."""
-    policy_id, endpoint_id, counted_per, counts, subject = json.loads(member.decode(errors="surrogatepass"))
-    return Candidate(int(policy_id), endpoint_id, str(counted_per), str(counts), str(subject))
+def candidates(window: Window, level: int, start: int, most: int) -> list[Candidate]:
+    """Return up to ``most`` candidates of the window that runs now at ``level`` percent or more.
+
+    The fullest come first, without the ``start`` first ones. Raises ``StoreError``.
+    """
+    key = f"near:{window.name}:{window_end(window, default_limiter())}"
+    members = read("ZRANGE", key, "+inf", level, "BYSCORE", "REV", "LIMIT", start, most)
+    # Parsed as one text, in a fifth of the time.
+    text = b",".join(members).decode(errors="surrogatepass")
+    return [Candidate(*row) for row in json.loads(f"[{text}]")]
 
 
 def _ends(status: BucketStatus, at_us: int, limiter: Limiter) -> tuple[int, ...]:

@@ -180,7 +180,7 @@ def _includes(rival: PolicyFacts, policy: PolicyFacts) -> bool:
 
 
 def _audience_key(policy: PolicyFacts) -> tuple[object, ...]:
-    return (policy.endpoint_id, policy.counted_per, policy.user, policy.subject, policy.plan_id)
+    return (policy.endpoint_id, policy.counted_per, policy.user, policy.subject, policy.plan_id, policy.list_id)
 
 
 def _nobody_on_plan(policy: PolicyFacts, around: Surroundings) -> str:
@@ -238,7 +238,7 @@ def _bound_elsewhere(policy: PolicyFacts, rates: Sequence[Rate], around: Surroun
     top = max(group, key=precedence, default=None)
     if top is None or top.dated or top.mode != "enforce" or isinstance(top.rates, str):
         return
-    everyone = not (top.user or top.subject or top.plan_id)
+    everyone = not (top.user or top.subject or top.plan_id or top.list_id)
     if not everyone and _audience_key(top)[2:] != _audience_key(policy)[2:]:
         return
     for rate in rates:

@@ -80,7 +80,9 @@ def no_boost_reason(explanation: Explanation, policy: PolicyFacts) -> str:
     if policy.mode != "enforce":
         return _("It refuses nobody: it only logs.")
     if never_outranked(policy):
-        return _("It blocks a user or a subject, and no other policy outranks that: end it, or set an end date.")
+        return _(
+            "It blocks a user, a subject or a list, and no other policy outranks that: end it, or set an end date."
+        )
     if policy.user or subject.startswith("user:"):
         return ""
     try:

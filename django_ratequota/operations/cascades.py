@@ -1,23 +1,20 @@
-"""Find in the history which policies and assignments were deleted with a plan or an endpoint."""
+"""Find in the history which policies and assignments were deleted with a plan, an endpoint or a list."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import models
 
-from ..models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from ..models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from ..recording.recorder import in_batches
 
-KINDS: dict[str, Any] = {str(model._meta.model_name): model for model in (Plan, PlanAssignment, Endpoint, RatePolicy)}
-#: Kind -> the kinds deleted with it, and the field of each that refers to it.
-_DEPENDENTS = {"plan": [("ratepolicy", "plan"), ("planassignment", "plan")], "endpoint": [("ratepolicy", "endpoint")]}
-#: The rows of a cascade are recorded one after another. After a longer pause another deletion begins.
-_PAUSE = timedelta(seconds=5)
-_CASCADE = timedelta(minutes=10)
+KINDS: dict[str, Any] = {
+    str(model._meta.model_name): model
+    for model in (Plan, PlanAssignment, Endpoint, SubjectList, ListMember, RatePolicy)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +26,6 @@ class Deletion:
     #: Kind of the object, a key of ``KINDS``.
     model: str
     object_id: str
-    at: datetime
     #: Whether the object was a policy for a user or a subject.
     override: bool
 
@@ -40,39 +36,26 @@ def deleted_along(change: PolicyChange) -> tuple[Deletion, ...]:
     own = deletions.filter(model=change.model, object_id=change.object_id).first()
     if own is None:
         return ()
-    near: list[Deletion] = []
-    for kind, pointer in _DEPENDENTS.get(change.model, []):
-        key = KINDS[change.model]._meta.pk.to_python(change.object_id)
-        same_moment = deletions.filter(
-            model=kind, actor=own.actor_id, at__range=(own.at - _CASCADE, own.at + _CASCADE)
-        )
-        near += _read(kind, same_moment.filter(**{f"before__{pointer}": key}))
-    found = _same_cascade(own, near)
+    found: list[Deletion] = []
+    key = KINDS[change.model]._meta.pk.to_python(change.object_id)
+    for kind, model in KINDS.items():
+        for field in relations(model, [KINDS[change.model]]):
+            same_save = deletions.filter(change_id=own.change_id, model=kind)
+            found += _read(kind, same_save.filter(**{f"before__{field.name}": key}))
     present = _present(found)
-    return tuple(deletion for deletion in found if deletion.pk not in present)
+    return tuple(sorted((one for one in found if one.pk not in present), key=lambda one: one.pk))
+
+
+def relations(model: type[models.Model], others: Any) -> list[Any]:
+    """Return the model's fields that refer to one of the other models."""
+    return [field for field in model._meta.concrete_fields if field.is_relation and field.related_model in others]
 
 
 def _read(kind: str, entries: models.QuerySet[PolicyChange]) -> Iterator[Deletion]:
     # Some columns only: 50,000 whole entries would fill the memory.
-    columns = ("pk", "object_id", "at", *(("before__user", "before__subject") if kind == "ratepolicy" else ()))
-    for pk, object_id, at, *audience in entries.values_list(*columns):
-        yield Deletion(pk, kind, object_id, at, any(audience))
-
-
-def _same_cascade(own: PolicyChange, near: list[Deletion]) -> list[Deletion]:
-    """Return the entries of the same cascade: going out from ``own``, none after a pause."""
-    chain = []
-    near.sort(key=lambda deletion: deletion.at)
-    before = [deletion for deletion in reversed(near) if deletion.at <= own.at]
-    after = [deletion for deletion in near if deletion.at > own.at]
-    for direction in (before, after):
-        last = own.at
-        for deletion in direction:
-            if abs(deletion.at - last) > _PAUSE:
-                break
-            chain.append(deletion)
-            last = deletion.at
-    return sorted(chain, key=lambda deletion: deletion.pk)
+    columns = ("pk", "object_id", *(("before__user", "before__subject") if kind == "ratepolicy" else ()))
+    for pk, object_id, *audience in entries.values_list(*columns):
+        yield Deletion(pk, kind, object_id, any(audience))
 
 
 def _present(deletions: list[Deletion]) -> set[int]:

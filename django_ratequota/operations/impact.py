@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import blake2b
 from operator import itemgetter
+from typing import Protocol
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -21,7 +22,7 @@ from django.utils.translation import ngettext
 from ..engine.rates import BLOCKED, Rate
 from ..models import RatePolicy
 from ..monitoring import attempts
-from ..monitoring.attempts import Attempts
+from ..monitoring.attempts import Attempts, RecordedAttempts
 from ..policies.facts import PolicyFacts, policy_facts
 from .impact_audience import NotEstimable, RecordedAudience, subject_for
 from .redundancy import longest_us
@@ -54,6 +55,17 @@ class Impact:
     left_out_clients: int
     #: Policies that take precedence for callers that the records do not identify.
     unknown_policies: int
+
+
+class _Basis(Protocol):
+    """What an estimate is based on, as in ``Impact``."""
+
+    @property
+    def share(self) -> float: ...
+    @property
+    def left_out_clients(self) -> int: ...
+    @property
+    def unknown_policies(self) -> int: ...
 
 
 class _Totals:
@@ -89,16 +101,7 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
     """
     until = time.monotonic() + seconds
     facts = replace(policy_facts(policy), mode="enforce")
-    subject_of, audience = subject_for(facts.counted_per), RecordedAudience(facts)
-    recorded = attempts.recorded_attempts(hours)
-    if recorded.share < 1 and facts.counted_per in ("ip", "plan", "everyone"):
-        raise NotEstimable(_("Cannot be estimated: its counters are shared, and only some callers are recorded."))
-    subjects: dict[str, list[Attempts]] = {}
-    for record in recorded.attempts:
-        if facts.endpoint_id is None or facts.endpoint_id in record.endpoint_ids:
-            subject = subject_of(record)
-            if subject is not None:
-                subjects.setdefault(subject, []).append(record)
+    recorded, subjects, audience = recorded_subjects(facts, hours)
     until = max(until, time.monotonic() + seconds / 4)
     totals, replayed = _replay(facts, subjects, audience, most, until)
     return Impact(
@@ -115,11 +118,31 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
     )
 
 
+def recorded_subjects(
+    facts: PolicyFacts, hours: int
+) -> tuple[RecordedAttempts, dict[str, list[Attempts]], RecordedAudience]:
+    """Return the records of the last ``hours``, those at the policy's endpoint by subject, and its audience.
+
+    Raises ``NotEstimable`` and ``StoreError``.
+    """
+    subject_of, audience = subject_for(facts.counted_per), RecordedAudience(facts)
+    recorded = attempts.recorded_attempts(hours)
+    if recorded.share < 1 and facts.counted_per in ("ip", "plan", "everyone"):
+        raise NotEstimable(_("Cannot be estimated: its counters are shared, and only some callers are recorded."))
+    subjects: dict[str, list[Attempts]] = {}
+    for record in recorded.attempts:
+        if facts.endpoint_id is None or facts.endpoint_id in record.endpoint_ids:
+            subject = subject_of(record)
+            if subject is not None:
+                subjects.setdefault(subject, []).append(record)
+    return recorded, subjects, audience
+
+
 def sentences(impact: Impact, hours: int = 24) -> list[str]:
     """Return the estimate in sentences."""
     if impact.since is None or not impact.requests:
         none = _("In the last %(hours)d h no request was recorded that the policy applies to.")
-        return [none % {"hours": hours}, *_left_out(impact)]
+        return [none % {"hours": hours}, *left_out(impact)]
     totals = [
         _(
             "In the last %(hours)d h this would have refused %(refused)s of %(clients)s clients, "
@@ -142,10 +165,11 @@ def sentences(impact: Impact, hours: int = 24) -> list[str]:
             "refused": number(impact.really_refused_clients),
         },
     ]
-    return [*totals, *_left_out(impact)]
+    return [*totals, *left_out(impact)]
 
 
-def _left_out(impact: Impact) -> list[str]:
+def left_out(impact: _Basis) -> list[str]:
+    """Return the limits of an estimate in sentences."""
     found = []
     if impact.share != 1:
         text = _("This is an estimate from %(percent)s of the callers.")
@@ -178,10 +202,7 @@ def _percent(part: float, whole: float) -> str:
 def _replay(
     policy: PolicyFacts, subjects: dict[str, list[Attempts]], audience: RecordedAudience, most: int, until: float
 ) -> tuple[_Totals, int]:
-    """Return the totals, and how many subjects were replayed: all, or as many as the bounds allow.
-
-    Subjects are replayed in the order of their hashes, so that the next estimate begins with the same ones.
-    """
+    """Return the totals, and how many subjects were replayed: all, or as many as the bounds allow."""
     totals = _Totals()
     rates: tuple[Rate, ...] = () if isinstance(policy.rates, str) else policy.rates
     waiting: deque[list[tuple[int, int, str]]] = deque()
@@ -190,7 +211,7 @@ def _replay(
     def sequences() -> Iterator[list[tuple[int, int]]]:
         nonlocal replayed, full
         left = most
-        for subject in sorted(subjects, key=_hash):
+        for subject in in_hash_order(subjects):
             if time.monotonic() > until:
                 return
             records = audience.select(subjects[subject])
@@ -214,10 +235,15 @@ def _replay(
             if not admitted:
                 totals.refuse(caller)
     if full and not totals.requests:
-        raise NotEstimable(
-            _("Cannot be estimated: more than %(most)s requests share one counter.") % {"most": number(most)}
-        )
+        raise too_many(most)
     return totals, replayed
+
+
+def too_many(most: int) -> NotEstimable:
+    """Return the error for a single counter with more attempts than one estimate replays."""
+    return NotEstimable(
+        _("Cannot be estimated: more than %(most)s requests share one counter.") % {"most": number(most)}
+    )
 
 
 def spread(records: Sequence[Attempts]) -> list[tuple[int, int, str]]:
@@ -265,6 +291,11 @@ def _busiest(units: Sequence[tuple[int, int]], span: int) -> int:
             first += 1
         most = max(most, inside)
     return most
+
+
+def in_hash_order(subjects: Iterable[str]) -> list[str]:
+    """Return the subjects in the order of their hashes, so that the next estimate begins with the same ones."""
+    return sorted(subjects, key=_hash)
 
 
 def _hash(subject: str) -> bytes:

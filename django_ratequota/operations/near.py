@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, count, islice, takewhile
 
 from ..conf import settings
 from ..engine.types import Bucket, BucketStatus
@@ -71,8 +71,8 @@ def near_rows(window: Window, level: int, matches: Matches, start: int, most: in
     end = near.window_end(window, limiter)
     for _ in range(_ROUNDS):
         found = list(islice(_matching(window, level, matches), start, start + size + 1))
-        live = _live(window, [one for _member, one in found[:size]])
-        counts = near.keep(window, end, _corrections(found[:size], live), limiter)
+        live = _live(window, found[:size])
+        counts = near.keep(window, end, _corrections(live), limiter)
         rows = [row for row in live.values() if row and row.percent >= level and matches(_candidate(row))]
         if len(rows) >= most or len(found) <= size:
             break
@@ -85,32 +85,24 @@ def all_near(window: Window, level: int, matches: Matches) -> Iterator[list[Row]
     """Yield every counter at ``level`` percent or more, in batches; raises ``StoreError`` and ``django.db.Error``."""
     # Read to the end first, because the order changes while the batches are sent.
     found = iter(list(_matching(window, level, matches)))
-    while batch := [one for _member, one in islice(found, _BATCH)]:
+    while batch := list(islice(found, _BATCH)):
         live = _live(window, batch).values()
         yield [row for row in live if row and row.percent >= level and matches(_candidate(row))]
 
 
-def _matching(window: Window, level: int, matches: Matches) -> Iterator[tuple[bytes, Candidate]]:
-    for member in near.members(window, level):
-        candidate = near.candidate(member)
-        if matches(candidate):
-            yield member, candidate
+def _matching(window: Window, level: int, matches: Matches | None) -> Iterator[Candidate]:
+    chunks = (near.candidates(window, level, start, near.CHUNK) for start in count(step=near.CHUNK))
+    return filter(matches, chain.from_iterable(takewhile(bool, chunks)))
 
 
 def _candidate(row: Row) -> Candidate:
     return Candidate.of(row.status.bucket)
 
 
-def _corrections(found: Iterable[tuple[bytes, Candidate]], live: dict[Candidate, Row | None]) -> dict[bytes, int]:
-    """Return the members whose counter or policy has changed, with the percentage to store."""
-    percents: dict[bytes, int] = {}
-    for member, candidate in found:
-        row = live.get(candidate)
-        if candidate in live and (row is None or _candidate(row) != candidate):
-            percents[member] = 0
-        if row is not None:
-            percents[_candidate(row).member] = row.percent
-    return percents
+def _corrections(live: dict[Candidate, Row | None]) -> dict[bytes, int]:
+    """Return the members to store again, with their percentages; 0 = to remove."""
+    percents = {candidate.member: 0 for candidate, row in live.items() if not row or _candidate(row) != candidate}
+    return percents | {_candidate(row).member: row.percent for row in live.values() if row}
 
 
 def _live(window: Window, candidates: list[Candidate]) -> dict[Candidate, Row | None]:

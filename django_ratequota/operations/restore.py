@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from django.core.exceptions import ValidationError
@@ -26,7 +27,7 @@ __all__ = ["KINDS", "Restoration", "Version", "plan_restoration", "problems", "r
 
 Version = Literal["before", "after"]
 #: (object, relation) -> whether the related object exists.
-_Exists = Callable[[models.Model, Any], bool]
+Exists = Callable[[models.Model, Any], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +68,9 @@ def plan_restoration(
     model: Any = KINDS[change.model]
     state = getattr(change, version)
     using = policy_alias(model)
-    pk = _read(model._meta.pk, change.object_id)
+    pk = read_value(model._meta.pk, change.object_id)
     current = rows_by_pk(model, [pk], using, lock).get(pk)
-    target, differing = _target(model, pk, state or {}, current)
+    target, differing = target_of(model, pk, state or {}, current)
     took = deleted_along(change) if along and current is None else ()
     return Restoration(
         change=change, version=version, current=current, target=target, differing=differing, along=took
@@ -98,11 +99,16 @@ def restore(
 
 def _restore_along(deletions: Sequence[Deletion], using: str) -> Iterator[list[models.Model]]:
     """Restore deleted objects, in batches of one kind."""
-    for kind, model in KINDS.items():
-        for pks in in_batches([deletion.pk for deletion in deletions if deletion.model == kind]):
-            changes = list(PolicyChange.objects.filter(pk__in=pks).order_by("pk"))
-            # One by one if a batch fails, to name the row that is refused.
-            yield _insert(model, changes, using) or [_restore_one(change, using) for change in changes]
+    for kind in KINDS:
+        yield from restore_deleted(kind, [deletion.pk for deletion in deletions if deletion.model == kind], using)
+
+
+def restore_deleted(kind: str, pks: Sequence[Any], using: str) -> Iterator[list[models.Model]]:
+    """Create deleted objects of one kind as they were before the changes ``pks``; yield them in batches."""
+    for batch in in_batches(pks):
+        changes = list(PolicyChange.objects.filter(pk__in=batch).order_by("pk"))
+        # One by one if a batch fails, to name the row that is refused.
+        yield _insert(KINDS[kind], changes, using) or [_restore_one(change, using) for change in changes]
 
 
 def _insert(model: Any, changes: list[PolicyChange], using: str) -> list[models.Model] | None:
@@ -119,12 +125,12 @@ def _insert(model: Any, changes: list[PolicyChange], using: str) -> list[models.
 def _targets(model: Any, changes: list[PolicyChange]) -> list[models.Model]:
     """Return the deleted objects, valid except for database constraints; raises ``ValidationError``."""
     states = [change.before or {} for change in changes]
-    exists = _related_objects(model, states)
+    exists = related_objects(model, states)
     relations = [field.name for field in model._meta.concrete_fields if field.is_relation]
     targets = []
     for change, state in zip(changes, states, strict=True):
-        target = _target(model, _read(model._meta.pk, change.object_id), state, None, exists)[0]
-        missing = _missing(target, exists)
+        target = target_of(model, read_value(model._meta.pk, change.object_id), state, None, exists)[0]
+        missing = missing_objects(target, exists)
         if missing:
             raise ValidationError(missing)
         target.clean_fields(exclude=relations)
@@ -133,15 +139,24 @@ def _targets(model: Any, changes: list[PolicyChange]) -> list[models.Model]:
     return targets
 
 
-def _related_objects(model: Any, states: list[dict[str, Any]]) -> _Exists:
-    """Return ``_related_exists`` for the objects of these states, with one query per relation."""
+def related_objects(
+    model: Any, states: Sequence[dict[str, Any]], created: Mapping[Any, Collection[Any]] = MappingProxyType({})
+) -> Exists:
+    """Return ``_related_exists`` for the objects of these states, with one query per relation.
+
+    ``created`` are keys that will exist before these objects are written, by model.
+    """
     known: dict[str, set[Any]] = {}
     for relation in model._meta.concrete_fields:
         if relation.is_relation:
-            keys = {_read(relation, state.get(relation.name)) for state in states}
+            keys = {read_value(relation, state.get(relation.name)) for state in states}
             name = relation.target_field.name
             rows = relation.related_model._base_manager.filter(**{f"{name}__in": keys})
-            known[relation.name] = {None, *rows.values_list(name, flat=True)}
+            known[relation.name] = {
+                None,
+                *rows.values_list(name, flat=True),
+                *created.get(relation.related_model, ()),
+            }
     return lambda target, relation: getattr(target, relation.attname) in known[relation.name]
 
 
@@ -156,8 +171,12 @@ def _restore_one(change: PolicyChange, using: str) -> models.Model:
 
 def problems(restoration: Restoration) -> list[str]:
     """Return why the version cannot be written now, in sentences; empty when it can."""
-    target = restoration.target
-    missing = _missing(target, _related_exists)
+    return problems_of(restoration.target)
+
+
+def problems_of(target: models.Model) -> list[str]:
+    """Return why the object cannot be written now, in sentences."""
+    missing = missing_objects(target, _related_exists)
     if missing:
         return missing
     try:
@@ -167,7 +186,7 @@ def problems(restoration: Restoration) -> list[str]:
     return []
 
 
-def _missing(target: models.Model, exists: _Exists) -> list[str]:
+def missing_objects(target: models.Model, exists: Exists) -> list[str]:
     """Return which related objects of the target are deleted, in sentences."""
     text = _("The %(kind)s with the id %(pk)s is deleted; restore or create that first.")
     relations: list[Any] = [field for field in target._meta.concrete_fields if field.is_relation]
@@ -184,12 +203,12 @@ def _related_exists(target: models.Model, relation: Any) -> bool:
     return key is None or relation.related_model._base_manager.filter(**{relation.target_field.name: key}).exists()
 
 
-def _target(
+def target_of(
     model: type[models.Model],
     pk: Any,
     state: dict[str, Any],
     current: models.Model | None,
-    exists: _Exists = _related_exists,
+    exists: Exists = _related_exists,
 ) -> tuple[models.Model, tuple[str, ...]]:
     """Return the object of the state, and the names of the fields that differ from the current one's.
 
@@ -206,7 +225,7 @@ def _target(
     target._state.db = None if current is None else current._state.db
     for name, column in known.items():
         if name in state and not column.primary_key:
-            setattr(target, column.attname, _read(column, state[name]))
+            setattr(target, column.attname, read_value(column, state[name]))
         elif current is not None:
             setattr(target, column.attname, getattr(current, column.attname))
         if column.is_relation and column.remote_field.on_delete is models.SET_NULL and not exists(target, column):
@@ -221,7 +240,7 @@ def _target(
     return target, tuple(name for name in differing if not known[name].primary_key)
 
 
-def _read(field: Any, value: Any) -> Any:
+def read_value(field: Any, value: Any) -> Any:
     """Convert a recorded value to the field's; raises ``ValidationError``."""
     reader = field.target_field if field.is_relation else field
     try:

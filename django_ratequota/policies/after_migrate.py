@@ -13,14 +13,14 @@ from django.db.migrations import RunPython, RunSQL, SeparateDatabaseAndState
 
 from ..exceptions import StoreError
 from ..recording.databases import policy_alias
-from ..recording.publication import publish_on_commit
+from ..recording.publication import current_save, publish_on_commit
 from ..runtime import default_limiter
 from .cache import policies
 
 logger = logging.getLogger("django_ratequota")
 
 _LABEL = "django_ratequota"
-_HOLD_POLICIES = ("plan", "planassignment", "endpoint", "ratepolicy", "policychange")
+_HOLD_POLICIES = ("plan", "planassignment", "endpoint", "subjectlist", "ratepolicy", "policychange")
 
 
 def publish_after_migrate(using: str, plan: Any = None, apps: Any = current, **_: Any) -> None:
@@ -59,7 +59,10 @@ def _record(names: list[str], using: str, apps: Any) -> bool:
             if not any(model._base_manager.using(using).exists() for model in models):
                 return False
             reason = f"migrate: {', '.join(names)}"[:200] if names else "post_migrate"
-            models[-1]._base_manager.using(using).create(model="*", action="publish", reason=reason)
+            save = current_save(using)
+            models[-1]._base_manager.using(using).create(
+                model="*", action="publish", reason=reason, change_id=save.change_id
+            )
             publish_on_commit(using)
     except LookupError:  # this app is not migrated, or was migrated back to zero
         return False

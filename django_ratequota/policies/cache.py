@@ -1,7 +1,7 @@
 """This process's cache of all policies, and the protocol that keeps it current.
 
-Plans, endpoints and shared policies are one immutable ``Snapshot``. Each user's own policies and assignments are a
-``UserEntry``, loaded on demand and kept in a bounded LRU. A reload reads the PolicyChange rows that this process has
+Plans, endpoints, lists and shared policies are one immutable ``Snapshot``. Each user's own policies and assignments
+are a ``UserEntry``, loaded on demand and kept in a bounded LRU. A reload reads the PolicyChange rows that this process has
 not read yet, and the rows that they name.
 """
 
@@ -27,7 +27,7 @@ from .snapshot import Snapshot
 
 logger = logging.getLogger("django_ratequota")
 
-#: Unread changes are applied row by row up to ``FEW`` or a quarter of the policies held, but no more than this many,
+#: Unread changes are applied row by row up to ``FEW`` or a quarter of the rows held, but no more than this many,
 #: because reading everything is faster then.
 _MANY = 10_000
 #: Seconds between two removals of policies that ended long ago.
@@ -167,7 +167,8 @@ class PolicyCache:
             )
             if before is None or any(change.everything for change in changes):
                 snapshot = load_snapshot(revision, before)
-                self._most = min(_MANY, max(FEW, sum(1 for _ in held_policies(snapshot)) // 4))
+                held = sum(1 for _ in held_policies(snapshot)) + len(snapshot.members)
+                self._most = min(_MANY, max(FEW, held // 4))
             else:
                 snapshot = update_snapshot(before, {change.row for change in changes if change.row})
         if snapshot is not before:

@@ -26,8 +26,9 @@ _MAX_GAPS = 100
 _COUNTED = ("reset", "grant")
 #: Number of changes up to which they are always read one by one.
 FEW = 2_000
-#: The models of a snapshot's rows, and the model whose rows belong to one user.
-PLAN, ENDPOINT, POLICY, _ASSIGNMENT = "plan", "endpoint", "ratepolicy", "planassignment"
+#: The models of a snapshot's rows, and the model whose rows belong to one user each.
+PLAN, ENDPOINT, POLICY, LIST, MEMBER = "plan", "endpoint", "ratepolicy", "subjectlist", "listmember"
+_ASSIGNMENT = "planassignment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,14 @@ class Change:
     def read(cls, model: str, object_id: str, touched_user: str, before: Any, after: Any) -> Change:
         if not affects_requests(model, before, after):
             return cls()
-        if touched_user:
+        if touched_user and model != MEMBER:  # the snapshot holds all members, users too
             return cls(frozenset([touched_user]))
         users = frozenset(str(state["user"]) for state in (before, after) if state and state.get("user") is not None)
         if model == _ASSIGNMENT and users:
             return cls(users)
-        if model in (PLAN, ENDPOINT, POLICY) and object_id.isdecimal():
+        if model == MEMBER:
+            users = frozenset()
+        if model in (PLAN, ENDPOINT, POLICY, LIST, MEMBER) and object_id.isdecimal():
             return cls(users, (model, int(object_id)))
         return EVERYTHING
 

@@ -8,7 +8,8 @@ from django.utils.translation import gettext as _
 
 from ..conf import settings
 from ..engine.types import Bucket
-from .facts import UNREADABLE, EndpointFacts, PlanFacts, PolicyFacts
+from ..recording.validators import visible
+from .facts import UNREADABLE, EndpointFacts, MemberFacts, PlanFacts, PolicyFacts
 from .matching import match_policies
 from .precedence import precedence, why_beaten, why_first
 from .resolver import EvaluationContext, make_buckets, plan_of, resolve
@@ -49,6 +50,7 @@ def explain(context: EvaluationContext) -> tuple[Candidate, ...]:
     plan = plan_of(context)
     won = {policy.id: policy for policy in resolve(context).winners}
     matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
+    entries = context.snapshot.members.entries_of(context.caller, matched.list_kinds)
     candidates: list[Candidate] = []
     for endpoint, counted_per, own, group in matched.groups:
         # By audience alone, because all blocked addresses would otherwise come before the caller's own policies.
@@ -57,13 +59,13 @@ def explain(context: EvaluationContext) -> tuple[Candidate, ...]:
         winner = next((policy for policy in rivals if policy.id in won), None)
         for policy in rivals:
             if policy is winner and subject is not None:
-                reason = _("wins: %(why)s") % {"why": _why_won(policy, endpoint)}
+                reason = _("wins: %(why)s") % {"why": _why_won(policy, endpoint, context, entries)}
                 buckets = make_buckets(policy, endpoint, subject)
                 candidates.append(Candidate(policy=policy, won=True, reason=reason, buckets=buckets))
             elif matched.exempt:
                 candidates.append(lost(policy, _("the endpoint %(name)s is exempt") % {"name": matched.exempt}))
             else:
-                why = _why_not(policy, context, plan, subject)
+                why = _why_not(policy, context, plan, subject, entries)
                 why = why or (_("no policy applies here") if winner is None else why_beaten(policy, winner))
                 candidates.append(lost(policy, why))
     return tuple(candidates)
@@ -74,9 +76,15 @@ def lost(policy: PolicyFacts, why: str) -> Candidate:
     return Candidate(policy=policy, won=False, reason=_("lost: %(why)s") % {"why": why})
 
 
-def _why_won(policy: PolicyFacts, endpoint: EndpointFacts | None) -> str:
+def _why_won(
+    policy: PolicyFacts, endpoint: EndpointFacts | None, context: EvaluationContext, entries: list[MemberFacts]
+) -> str:
     """Return why the policy won, and what else its counters depend on."""
     reasons = [why_first(policy)]
+    if policy.list_id is not None:
+        own = (entry for entry in entries if entry.list_id == policy.list_id and entry.active(context.now_us))
+        names = {"list": _list_name(policy, context), "members": ", ".join(map(str, own))}
+        reasons.append(_("the list %(list)s has %(members)s") % names)
     if endpoint and endpoint.charged_statuses:
         statuses = {"statuses": ", ".join(sorted(endpoint.charged_statuses))}
         reasons.append(_("only responses with status %(statuses)s stay charged") % statuses)
@@ -85,7 +93,13 @@ def _why_won(policy: PolicyFacts, endpoint: EndpointFacts | None) -> str:
     return "; ".join(reasons)
 
 
-def _why_not(policy: PolicyFacts, context: EvaluationContext, plan: PlanFacts | None, subject: str | None) -> str:
+def _why_not(
+    policy: PolicyFacts,
+    context: EvaluationContext,
+    plan: PlanFacts | None,
+    subject: str | None,
+    entries: list[MemberFacts],
+) -> str:
     """Return why the policy does not apply to this caller now; "" if it does."""
     if policy.mode == "off":
         return _("it is switched off")
@@ -98,6 +112,13 @@ def _why_not(policy: PolicyFacts, context: EvaluationContext, plan: PlanFacts | 
         kind, _colon, value = policy.subject.partition(":")
         if context.caller.value(kind) != value:
             return _("the caller is not %(subject)s") % {"subject": policy.subject}
+    elif policy.list_id is not None:
+        own = [entry for entry in entries if entry.list_id == policy.list_id]
+        if not any(entry.active(context.now_us) for entry in own):
+            text = _("the caller is not in the list %(list)s")
+            if own:
+                text = _("the caller's entry in the list %(list)s has ended, or has not started yet")
+            return text % {"list": _list_name(policy, context)}
     elif policy.plan_id is not None and (plan is None or plan.id != policy.plan_id):
         wanted = context.snapshot.plans.get(policy.plan_id)
         names = {"plan": wanted.name if wanted else policy.plan_id, "own": plan.name if plan else _("no plan")}
@@ -105,6 +126,10 @@ def _why_not(policy: PolicyFacts, context: EvaluationContext, plan: PlanFacts | 
     if subject is None:
         return _("the caller has no %(name)s to count by") % {"name": policy.counted_per}
     return ""
+
+
+def _list_name(policy: PolicyFacts, context: EvaluationContext) -> str:
+    return visible(context.snapshot.lists.get(policy.list_id or 0, policy.list_id))
 
 
 def _fallback(policy: PolicyFacts) -> str:

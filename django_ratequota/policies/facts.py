@@ -1,11 +1,11 @@
-"""Plans, endpoints and policies as the resolver needs them: immutable, made from database rows."""
+"""Plans, endpoints, policies and list members as the resolver needs them: immutable, made from database rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from ipaddress import ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Any
 
 from ..engine.rates import Rate, parse_rates
@@ -45,8 +45,27 @@ class EndpointFacts:
     exempt: bool = False
 
 
+class _Dated:
+    """Something that starts and ends; times in µs since the Unix epoch, None = open."""
+
+    __slots__ = ()
+    starts_us: int | None
+    ends_us: int | None
+
+    @property
+    def dated(self) -> bool:
+        """Whether it has a start or an end: a dated policy outranks an open one."""
+        return self.starts_us is not None or self.ends_us is not None
+
+    def active(self, now_us: int) -> bool:
+        """Whether it applies at ``now_us``."""
+        return (self.starts_us is None or self.starts_us <= now_us) and (
+            self.ends_us is None or now_us < self.ends_us
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyFacts:
+class PolicyFacts(_Dated):
     """A policy as the resolver needs it; times in µs since the Unix epoch, None = open."""
 
     id: int
@@ -67,17 +86,34 @@ class PolicyFacts:
     network: Network | None = None
     #: The stored text if this version cannot read it, else None.
     unread: str | None = None
+    #: The subject list whose members it is for; None for other audiences.
+    list_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberFacts(_Dated):
+    """An entry of a subject list as the resolver needs it."""
+
+    id: int
+    list_id: int
+    #: ``user:42``, ``tenant:acme``, or (address length in bits, host bits, network number).
+    key: str | tuple[int, int, int]
+    starts_us: int | None
+    ends_us: int | None
 
     @property
-    def dated(self) -> bool:
-        """Whether it has a start or an end: a dated policy outranks an open one."""
-        return self.starts_us is not None or self.ends_us is not None
+    def kind(self) -> str:
+        """Return ``ip``, ``user`` or a name of IDENTIFIERS."""
+        return self.key.partition(":")[0] if isinstance(self.key, str) else "ip"
 
-    def active(self, now_us: int) -> bool:
-        """Whether it applies at ``now_us``."""
-        return (self.starts_us is None or self.starts_us <= now_us) and (
-            self.ends_us is None or now_us < self.ends_us
-        )
+    def __str__(self) -> str:
+        """Return the subject as text."""
+        if isinstance(self.key, str):
+            return self.key
+        bits, hosts, number = self.key
+        kind = IPv4Address if bits == 32 else IPv6Address
+        first = kind(number << hosts)
+        return f"ip:{first}/{bits - hosts}" if hosts else f"ip:{first}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +159,7 @@ def endpoint_facts(endpoint: Any) -> EndpointFacts:
 #: The columns of RatePolicy that ``policy_facts`` reads.
 POLICY_COLUMNS = (
     *("pk", "endpoint_id", "user_id", "subject", "plan_id", "counted_per", "rates", "algorithm", "mode", "on_error"),
-    *("starts_at", "ends_at"),
+    *("starts_at", "ends_at", "subject_list_id"),
 )
 
 
@@ -145,6 +181,30 @@ def policy_facts(policy: Any) -> PolicyFacts:
         ends_us=policy.ends_at and to_us(policy.ends_at),
         network=_network(policy.subject),
         unread=policy.rates if rates is None else None,
+        list_id=policy.subject_list_id,
+    )
+
+
+#: The columns of ListMember that ``member_facts`` reads, in the order of its arguments.
+MEMBER_COLUMNS = ("pk", "subject_list_id", "user_id", "subject", "starts_at", "ends_at")
+
+
+def member_facts(
+    pk: int, list_id: int, user_id: Any, subject: str | None, starts_at: Any, ends_at: Any
+) -> MemberFacts:
+    """Return the facts of a ``ListMember`` from its columns."""
+    key: str | tuple[int, int, int] = subject or f"user:{user_id}"
+    network = _network(subject or "")
+    if network is not None:
+        # Numbers instead of the network, because that takes ten times the memory.
+        hosts = network.max_prefixlen - network.prefixlen
+        key = (network.max_prefixlen, hosts, int(network.network_address) >> hosts)
+    return MemberFacts(
+        id=pk,
+        list_id=list_id,
+        key=key,
+        starts_us=starts_at and to_us(starts_at),
+        ends_us=ends_at and to_us(ends_at),
     )
 
 

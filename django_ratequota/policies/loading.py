@@ -11,18 +11,22 @@ from django.core.exceptions import ValidationError
 from django.utils import timezone
 
 from ..recording.recorder import in_batches
-from .change_feed import ENDPOINT, PLAN, POLICY
+from .change_feed import ENDPOINT, LIST, MEMBER, PLAN, POLICY
 from .facts import (
+    MEMBER_COLUMNS,
     NOBODY,
     POLICY_COLUMNS,
     Assignment,
+    MemberFacts,
     PlanFacts,
     PolicyFacts,
     UserEntry,
     endpoint_facts,
+    member_facts,
     policy_facts,
     to_us,
 )
+from .members import Members
 from .snapshot import Snapshot, group_policies, with_rows
 from .unreadable import FindPolicy, with_readable_rates
 
@@ -31,11 +35,11 @@ _KEPT = timedelta(days=1)
 
 
 def load_snapshot(revision: int, before: Snapshot | None = None) -> Snapshot:
-    """Read all shared policies from the database (three queries). Raises ``django.db.Error``.
+    """Read all shared policies from the database (five queries). Raises ``django.db.Error``.
 
     ``before`` is the snapshot that this one replaces: its rates are kept where the new ones are unreadable.
     """
-    from ..models import Endpoint, Plan
+    from ..models import Endpoint, ListMember, Plan, SubjectList
 
     plans = [_plan_facts(plan) for plan in Plan.objects.order_by()]
     return Snapshot(
@@ -44,14 +48,16 @@ def load_snapshot(revision: int, before: Snapshot | None = None) -> Snapshot:
         defaults={plan.default_for: plan.id for plan in plans if plan.default_for},
         endpoints={endpoint.pk: endpoint_facts(endpoint) for endpoint in Endpoint.objects.order_by()},
         groups=group_policies(_active_facts(_shared(), _remembered(before))),
+        lists=dict(SubjectList.objects.order_by().values_list("pk", "name")),
+        members=Members().changed(_members(ListMember.objects)),
     )
 
 
 def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snapshot:
     """Read the rows, (model, primary key) each, and return the snapshot with them. Raises ``django.db.Error``."""
-    from ..models import Endpoint, Plan
+    from ..models import Endpoint, ListMember, Plan, SubjectList
 
-    ids: dict[str, list[int]] = {PLAN: [], ENDPOINT: [], POLICY: []}
+    ids: dict[str, list[int]] = {PLAN: [], ENDPOINT: [], POLICY: [], LIST: [], MEMBER: []}
     for model, pk in rows:
         ids[model].append(pk)
     plans = [_plan_facts(plan) for plan in _found(Plan.objects.order_by(), ids[PLAN])]
@@ -62,6 +68,8 @@ def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snap
         plans=dict.fromkeys(ids[PLAN]) | {plan.id: plan for plan in plans},
         endpoints=dict.fromkeys(ids[ENDPOINT]) | {endpoint.id: endpoint for endpoint in endpoints},
         policies=dict.fromkeys(ids[POLICY]) | {policy.id: policy for policy in policies},
+        lists=dict.fromkeys(ids[LIST]) | dict(_found(SubjectList.objects.values_list("pk", "name"), ids[LIST])),
+        members=dict.fromkeys(ids[MEMBER]) | _members(ListMember.objects, ids[MEMBER]),
     )
 
 
@@ -70,17 +78,19 @@ def held_policies(snapshot: Snapshot) -> Iterator[PolicyFacts]:
 
 
 def without_ended(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot without policies that ended long ago, because no change records their end."""
+    """Return the snapshot without policies and members that ended long ago, because no change records their end."""
     ended = to_us(timezone.now() - _KEPT)
-    long_ended = [
-        policy.id for policy in held_policies(snapshot) if policy.ends_us is not None and policy.ends_us < ended
-    ]
-    return with_rows(snapshot, plans={}, endpoints={}, policies=dict.fromkeys(long_ended))
+
+    def long_ended(held: Iterable[PolicyFacts | MemberFacts]) -> dict[int, None]:
+        return dict.fromkeys(one.id for one in held if one.ends_us is not None and one.ends_us < ended)
+
+    policies, members = long_ended(held_policies(snapshot)), long_ended(snapshot.members)
+    return with_rows(snapshot, plans={}, endpoints={}, policies=policies, lists={}, members=members)
 
 
-def not_ended(policies: Any) -> Any:
-    """Return the queryset of policies without those that ended long ago."""
-    return policies.exclude(ends_at__lt=timezone.now() - _KEPT)
+def not_ended(rows: Any) -> Any:
+    """Return the queryset of policies or members without those that ended long ago."""
+    return rows.exclude(ends_at__lt=timezone.now() - _KEPT)
 
 
 def _plan_facts(plan: Any) -> PlanFacts:
@@ -91,6 +101,12 @@ def _shared() -> Any:
     from ..models import RatePolicy
 
     return RatePolicy.objects.filter(user__isnull=True)
+
+
+def _members(rows: Any, ids: Sequence[int] | None = None) -> dict[int, MemberFacts]:
+    """Return a queryset's members by id (only ``ids`` if not None), without those that ended long ago."""
+    plain = not_ended(rows).order_by().values_list(*MEMBER_COLUMNS)
+    return {row[0]: member_facts(*row) for row in (plain.iterator() if ids is None else _found(plain, ids))}
 
 
 def _found(rows: Any, ids: Sequence[int]) -> Iterator[Any]:

@@ -5,7 +5,7 @@ Because both are the same for all requests of a route, the snapshot's memo keeps
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +37,8 @@ class MatchedPolicies:
     #: Kinds of subjects that the contests depend on, and whether they depend on the address as well.
     kinds: tuple[str, ...]
     by_address: bool
+    #: Kinds of members of the lists that contests have policies for; () = no contest has one.
+    list_kinds: tuple[str, ...]
     endpoint_ids: tuple[int, ...]
     cost: int
     #: Name of an exempt endpoint among these: then no policy applies. "" = none is exempt.
@@ -87,9 +89,9 @@ def match_policies(
 
 
 def contenders(
-    caller: Caller, own: list[PolicyFacts], group: Group | None, plan_id: int | None
+    caller: Caller, own: list[PolicyFacts], group: Group | None, plan_id: int | None, lists: Collection[int]
 ) -> Iterator[PolicyFacts]:
-    """Yield the policies of a contest whose audience includes the caller."""
+    """Yield the policies of a contest whose audience includes the caller, who is in ``lists`` now."""
     if own:
         yield from (policy for policy in own if policy.mode != "off")
     if group is None:
@@ -100,6 +102,8 @@ def contenders(
             yield from group.by_subject.get(f"{kind}:{value}", ())
     if group.by_network and caller.address is not None:
         yield from group.containing(caller.address)
+    for list_id in lists:
+        yield from group.by_list.get(list_id, ())
     if plan_id is not None:
         yield from group.by_plan.get(plan_id, ())
     yield from group.everyone
@@ -150,10 +154,14 @@ def _find_policies(
         groups = snapshot.groups.get(endpoint_id, {})
         found += [Contest(endpoint, per, own.get(per, []), groups.get(per)) for per in {**groups, **own}]
     kinds = {contest.counted_per for contest in found}.difference(("caller", "plan", "everyone"))
+    lists = {list_id for contest in found if contest.group for list_id in contest.group.by_list}
+    list_kinds = snapshot.members.kinds_of(lists) if lists else frozenset()
+    kinds |= list_kinds - {"ip"}
     return MatchedPolicies(
         groups=tuple(found),
         kinds=tuple(kinds.union(*[contest.group.kinds for contest in found if contest.group])),
-        by_address=any(contest.group and contest.group.by_network for contest in found),
+        by_address="ip" in list_kinds or any(contest.group and contest.group.by_network for contest in found),
+        list_kinds=tuple(list_kinds),
         endpoint_ids=tuple(endpoint.id for endpoint in endpoints),
         cost=(endpoints[0].cost if named else 0) or max((e.cost for e in endpoints), default=1),
         exempt=next((endpoint.name for endpoint in endpoints if endpoint.exempt), ""),

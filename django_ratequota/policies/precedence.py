@@ -1,9 +1,9 @@
 """Which of the policies that compete in one group wins, and the words for it. No other module knows the rule.
 
-From the strongest to the weakest: an enforced ``blocked`` for a user or a subject; the user; identifiers, in the
-order of CALLER, then of IDENTIFIERS; addresses, longest prefix first; the plan; everyone. Among equals a dated policy
-beats an open one, then the latest start, then the highest id. ``blocked`` in log mode refuses nobody and
-ranks by its audience.
+From the strongest to the weakest: an enforced ``blocked`` for a user, a subject or a list; the user; identifiers, in
+the order of CALLER, then of IDENTIFIERS; addresses, longest prefix first; subject lists; the plan; everyone. Among
+equals, such as two lists that the caller is in, a dated policy beats an open one, then the latest start, then the
+highest id. ``blocked`` in log mode refuses nobody and ranks by its audience.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..engine.rates import BLOCKED
 from ..runtime import OncePerSettings
 from .facts import PolicyFacts
 
-_EVERYONE, _PLAN, _ADDRESS, _IDENTIFIER, _USER = range(5)
+_EVERYONE, _PLAN, _LIST, _ADDRESS, _IDENTIFIER, _USER = range(6)
 
 
 def strongest(rivals: Iterable[PolicyFacts], now_us: int) -> PolicyFacts | None:
@@ -32,8 +32,9 @@ def precedence(policy: PolicyFacts) -> tuple[bool, int, int, bool, int, int]:
 
 
 def never_outranked(policy: PolicyFacts) -> bool:
-    """Whether the policy is an enforced block of a user or a subject: only another such block outranks it."""
-    return policy.rates == BLOCKED and policy.mode == "enforce" and bool(policy.user or policy.subject)
+    """Whether the policy is an enforced block of a user, a subject or a list: only another such block outranks it."""
+    chosen = bool(policy.user or policy.subject or policy.list_id is not None)
+    return policy.rates == BLOCKED and policy.mode == "enforce" and chosen
 
 
 def specificity(policy: PolicyFacts) -> tuple[int, int]:
@@ -45,6 +46,8 @@ def specificity(policy: PolicyFacts) -> tuple[int, int]:
         return _ADDRESS, policy.network.prefixlen if policy.network else -1
     if kind:
         return _IDENTIFIER, -_ranks().get(kind, len(_ranks()))
+    if policy.list_id is not None:
+        return _LIST, 0
     return (_EVERYONE if policy.plan_id is None else _PLAN), 0
 
 
@@ -73,6 +76,8 @@ def why_beaten(policy: PolicyFacts, winner: PolicyFacts) -> str:
         return _("policy %(id)s for %(audience)s comes first: identifiers come before addresses") % names
     if (winning_kind, winning_rank) != (kind, rank):
         return _("policy %(id)s for %(audience)s is more specific") % names
+    if winner.list_id != policy.list_id:
+        return _("policy %(id)s for another list of the caller is dated or newer") % names
     if winner.dated and not policy.dated:
         return _("policy %(id)s for the same audience is dated") % names
     return _("policy %(id)s for the same audience is newer") % names
@@ -82,6 +87,8 @@ def audience_words(policy: PolicyFacts) -> str:
     """Return the policy's audience in words."""
     if policy.user:
         return _("the user")
+    if policy.list_id is not None:
+        return _("the list")
     return policy.subject or (_("the plan") if policy.plan_id is not None else _("everyone"))
 
 

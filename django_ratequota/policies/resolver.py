@@ -114,11 +114,15 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
     winners: list[PolicyFacts] = []
     unreadable: list[tuple[str, PolicyFacts]] = []
     boundaries = [boundary for a in context.entry.assignments for boundary in (a.starts_us, a.ends_us)]
+    # The caller's entries in lists that a policy here is for.
+    entries = context.snapshot.members.entries_of(context.caller, matched.list_kinds) if matched.list_kinds else ()
+    boundaries += [boundary for entry in entries if entry.dated for boundary in (entry.starts_us, entry.ends_us)]
+    lists = {entry.list_id for entry in entries if entry.active(context.now_us)}
     for endpoint, counted_per, own, group in () if matched.exempt else matched.groups:
         subject = context.caller.subject(counted_per, plan_id)
         if subject is None:
             continue
-        rivals = list(contenders(context.caller, own, group, plan_id))
+        rivals = list(contenders(context.caller, own, group, plan_id, lists))
         boundaries += [boundary for p in rivals if p.dated for boundary in (p.starts_us, p.ends_us)]
         winner = strongest(rivals, context.now_us)
         if winner is None:

@@ -1,4 +1,4 @@
-"""The immutable snapshot that requests are resolved by: plans, endpoints, and policies indexed by audience.
+"""The immutable snapshot that requests are resolved by: plans, endpoints, lists, and policies indexed by audience.
 
 ``with_rows`` applies changed rows to a snapshot; the result shares with it what the rows do not touch.
 """
@@ -15,14 +15,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..utils.bounded_cache import BoundedCache
 from ..utils.chunked_mapping import ChunkedMapping
-from .facts import EndpointFacts, PlanFacts, PolicyFacts
+from .facts import EndpointFacts, MemberFacts, PlanFacts, PolicyFacts
+from .members import Members
 
 #: Most entries of each kind in a ``Memo``, about 1 kB each.
 _ENDPOINTS, _POLICIES, _RESOLUTIONS = 4096, 4096, 8192
 #: Most ``MatchedPolicies`` in an overview's memo, about 10 kB each.
 _OVERVIEWS = 16
-#: Two of a group's indexes. The others hold the networks of one size each.
-_SUBJECTS, _PLANS = "subjects", "plans"
+#: Three of a group's indexes. The others hold the networks of one size each.
+_SUBJECTS, _PLANS, _LISTS = "subjects", "plans", "lists"
 
 Facts = TypeVar("Facts")
 #: id -> the row as the database holds it now; None = the database has no such row.
@@ -38,7 +39,7 @@ class Group:
     Immutable: ``changed`` returns a new group.
     """
 
-    __slots__ = ("by_id", "by_network", "by_plan", "by_subject", "everyone", "kinds")
+    __slots__ = ("by_id", "by_list", "by_network", "by_plan", "by_subject", "everyone", "kinds")
 
     def __init__(self, policies: Iterable[PolicyFacts]) -> None:
         #: All policies of the group, including those that are off.
@@ -46,6 +47,8 @@ class Group:
         self.by_subject: ChunkedMapping[str, list[PolicyFacts]] = ChunkedMapping({})
         #: (address length in bits, host bits) -> network number -> policies
         self.by_network: dict[tuple[int, int], ChunkedMapping[int, list[PolicyFacts]]] = {}
+        #: List id -> policies.
+        self.by_list: ChunkedMapping[int, list[PolicyFacts]] = ChunkedMapping({})
         #: Plan id -> policies; None -> the policies for everyone.
         self.by_plan: ChunkedMapping[int | None, list[PolicyFacts]] = ChunkedMapping({})
         #: Kind of subject -> number of its subjects in ``by_subject``.
@@ -86,8 +89,8 @@ class Group:
         self.everyone = self.by_plan.get(None, [])
 
     def _replace(self, index: Any, rivals: dict[Any, list[PolicyFacts]], removed: Set[int]) -> None:
-        indexes: dict[Any, Any] = {_SUBJECTS: self.by_subject, _PLANS: self.by_plan, **self.by_network}
-        known = indexes.get(index, ChunkedMapping({}))
+        indexes: dict[Any, Any] = {_SUBJECTS: self.by_subject, _PLANS: self.by_plan, _LISTS: self.by_list}
+        known = {**indexes, **self.by_network}.get(index, ChunkedMapping({}))
         if known:
             for key, own in rivals.items():
                 own[:0] = [policy for policy in known.get(key, ()) if policy.id not in removed]
@@ -100,6 +103,8 @@ class Group:
             self.by_subject, self.kinds = changed, +kinds
         elif index == _PLANS:
             self.by_plan = changed
+        elif index == _LISTS:
+            self.by_list = changed
         else:
             networks = {**self.by_network, index: changed}
             self.by_network = {size: policies for size, policies in networks.items() if policies}
@@ -130,7 +135,7 @@ class Memo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All plans, endpoints and shared policies, as the database held them at ``revision`` or later."""
+    """All plans, endpoints, lists and shared policies, as the database held them at ``revision`` or later."""
 
     revision: int
     plans: Mapping[int, PlanFacts]
@@ -138,6 +143,9 @@ class Snapshot:
     defaults: Mapping[str, int]
     endpoints: Mapping[int, EndpointFacts]
     groups: Groups
+    #: List id -> name
+    lists: Mapping[int, str] = field(default_factory=dict)
+    members: Members = field(default_factory=Members)
     loaded_at: float = field(default_factory=time.time)
     #: The endpoints' names, and all methods that some endpoint names.
     names: frozenset[str] = field(init=False, repr=False)
@@ -205,22 +213,30 @@ def group_policies(policies: Iterable[PolicyFacts]) -> Groups:
 
 
 def with_rows(
-    snapshot: Snapshot, *, plans: Rows[PlanFacts], endpoints: Rows[EndpointFacts], policies: Rows[PolicyFacts]
+    snapshot: Snapshot,
+    *,
+    plans: Rows[PlanFacts],
+    endpoints: Rows[EndpointFacts],
+    policies: Rows[PolicyFacts],
+    lists: Rows[str],
+    members: Rows[MemberFacts],
 ) -> Snapshot:
     """Return the snapshot with these rows; the same object if it holds them already."""
-    groups = _regrouped(snapshot.groups, policies)
-    if plans or endpoints:
+    groups, present = _regrouped(snapshot.groups, policies), snapshot.members.changed(members)
+    if plans or endpoints or lists:
         return replace(
             snapshot,
             plans=_merged(snapshot.plans, plans),
             defaults=_defaults(snapshot.defaults, plans),
             endpoints=_merged(snapshot.endpoints, endpoints),
             groups=groups,
+            lists=_merged(snapshot.lists, lists),
+            members=present,
             loaded_at=time.time(),
         )
-    if groups is snapshot.groups:
+    if groups is snapshot.groups and present is snapshot.members:
         return snapshot
-    return snapshot.copied(groups=groups, memo=Memo(snapshot.memo.endpoints))
+    return snapshot.copied(groups=groups, members=present, memo=Memo(snapshot.memo.endpoints))
 
 
 def _merged(known: Mapping[int, Facts], rows: Rows[Facts]) -> Mapping[int, Facts]:
@@ -267,4 +283,6 @@ def _index_of(policy: PolicyFacts) -> tuple[Any, Any]:
     if network is not None:
         hosts = network.max_prefixlen - network.prefixlen
         return (network.max_prefixlen, hosts), int(network.network_address) >> hosts
+    if policy.list_id is not None:
+        return _LISTS, policy.list_id
     return (_SUBJECTS, policy.subject) if policy.subject else (_PLANS, policy.plan_id)

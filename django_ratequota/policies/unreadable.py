@@ -87,7 +87,9 @@ def find_unreadable() -> list[Unreadable]:
             problem=_problem(policy),
             last_rates=last[policy.pk][0] if policy.pk in last else "",
         )
-        for policy in model.objects.filter(pk__in=list(bad)).select_related("endpoint", "user", "plan").order_by("pk")
+        for policy in model.objects.filter(pk__in=list(bad))
+        .select_related("endpoint", "user", "subject_list", "plan")
+        .order_by("pk")
     ]
 
 

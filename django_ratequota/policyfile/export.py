@@ -88,7 +88,7 @@ def _ordered(section: Section, rows: list[Stored]) -> list[Stored]:
     Equal rows keep the order of their ids, by which the last policy wins: an import creates them in that order.
     """
     for name in reversed(_ORDERS[section.name]):
-        missing: Any = datetime.min.replace(tzinfo=UTC) if name in ("starts_at", "ends_at") else ""
+        missing: Any = _MISSING.get(name, "")
         if name == "dated":
             starts, ends = section.getter("starts_at"), section.getter("ends_at")
             rows.sort(key=lambda row: starts(row.values) is not None or ends(row.values) is not None)
@@ -101,9 +101,11 @@ def _ordered(section: Section, rows: list[Stored]) -> list[Stored]:
     return rows
 
 
+#: What stands for an empty field in the order; "" for the others.
+_MISSING = {**dict.fromkeys(("starts_at", "ends_at"), datetime.min.replace(tzinfo=UTC)), "position": 0}
 #: What the file is ordered by: fields, whether a policy has dates, whether an assignment is open.
 _ORDERS = {
-    "plans": ("slug",),
+    "plans": ("position", "slug"),
     "endpoints": ("name",),
     "policies": ("endpoint", "user", "subject", "plan", "counted_per", "starts_at", "dated"),
     "assignments": ("user", "plan", "starts_at", "open", "ends_at", "reason"),

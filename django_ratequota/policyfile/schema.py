@@ -65,7 +65,7 @@ PLANS = Section(
     name="plans",
     singular="plan",
     model=Plan,
-    fields=("slug", "name", "default_for", "description"),
+    fields=("slug", "name", "position", "default_for", "description"),
     required=("slug", "name"),
     identity=("slug",),
 )

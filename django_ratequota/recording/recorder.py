@@ -25,7 +25,7 @@ from django.utils.translation import gettext as _
 from ..engine.types import BucketStatus
 from .databases import policy_alias
 from .fixtures import record_loaded
-from .publication import publish_on_commit
+from .publication import collecting_save, current_save, publish_on_commit
 from .validators import refuse_duplicates, refuse_unreadable, visible
 
 _Item = TypeVar("_Item")
@@ -37,19 +37,22 @@ BATCH = 500
 _deletions: ContextVar[tuple[str, list[tuple[Any, Any]]] | None] = ContextVar("ratequota_deletions", default=None)
 #: Model -> fields that no request depends on.
 _FOR_OPERATORS = {
-    "plan": ("description",),
+    "plan": ("description", "position"),
     "endpoint": ("description",),
     "ratepolicy": ("reason",),
     "planassignment": ("reason", "created_by", "created_at"),
+    "subjectlist": ("description",),
+    "listmember": ("reason",),
 }
 
 
 @contextmanager
 def recorded_as(actor: Any, reason: str = "") -> Iterator[None]:
-    """Record the changes made inside as made by ``actor`` (a user or None), for ``reason``."""
+    """Record the changes made inside as one save of ``actor`` (a user or None), for ``reason``."""
     token = _author.set((actor, reason))
     try:
-        yield
+        with collecting_save():
+            yield
     finally:
         _author.reset(token)
 
@@ -100,7 +103,9 @@ def record(before: models.Model | None, after: models.Model | None, using: str, 
     change = change_row(before, after)
     if change is not None and raw:
         _refuse_duplicates([change], using)
-        record_loaded(change, using)
+        with transaction.atomic(using=using, savepoint=False):
+            _join_save([change], using)
+            record_loaded(change, using)
     elif change is not None:
         refuse_unreadable(before, after)
         write_changes([change], using)
@@ -174,7 +179,7 @@ def _record_counters(
     users: Any = get_user_model()
     user = users._base_manager.using(policy_alias(users)).filter(pk=user_id).first() if kind == "user" else None
     actor, default_reason = _author.get()
-    _policy_change().objects.create(
+    change = _policy_change()(
         model="counter",
         object_text=visible(subject if user is None else _("user %s") % user)[:300],
         touched_user="" if user is None else _fitting(user_id),
@@ -186,6 +191,10 @@ def _record_counters(
             s.bucket.title: {"used": s.used - returned(s), "remaining": s.remaining + returned(s)} for s in before
         },
     )
+    using = policy_alias(type(change))
+    with transaction.atomic(using=using, savepoint=False):
+        _join_save([change], using)
+        change.save(using=using, force_insert=True)
 
 
 def _policy_change() -> Any:
@@ -205,11 +214,14 @@ def change_row(before: models.Model | None, after: models.Model | None) -> Any:
         action = PolicyChange.Action.DELETE if after is None else PolicyChange.Action.CREATE
     actor, reason = _author.get()
     users = {str(state.get("user") or "") for state in states if state is not None}
+    model = str((instance._meta.concrete_model or type(instance))._meta.model_name)
+    plan = instance.pk if model == "plan" else getattr(instance, "plan_id", None)
     return PolicyChange(
-        model=(instance._meta.concrete_model or type(instance))._meta.model_name,
+        model=model,
         object_id=str(instance.pk),
         object_text=_text(instance)[:300],
         touched_user=_fitting(users.pop()) if len(users) == 1 else "",
+        touched_plan="" if plan is None else str(plan),
         action=action,
         actor=actor,
         reason=(reason or _new_reason(states))[:200],
@@ -248,9 +260,22 @@ def write_changes(changes: list[Any], using: str) -> None:
     # A transaction of its own only outside of any other, or with AUTOCOMMIT False.
     with transaction.atomic(using=using, savepoint=False):
         _refuse_duplicates(changes, using)
+        _join_save(changes, using)
         _policy_change().objects.using(using).bulk_create(changes, batch_size=BATCH)
         if any(affects_requests(change.model, change.before, change.after) for change in changes):
             publish_on_commit(using)
+
+
+def _join_save(changes: list[Any], using: str) -> None:
+    """Give the unsaved rows the id of the current save, and mark its first row."""
+    save = current_save(using)
+    rows = _policy_change().objects.using(using).filter(change_id=save.change_id)
+    # Asked of the database, because a savepoint's rollback may have removed the rows written before.
+    first = not (save.written and rows.exists())
+    save.written = True
+    for change in changes:
+        change.change_id, change.first, first = save.change_id, first, False
+        save.actor, save.reason = save.actor or change.actor, save.reason or change.reason
 
 
 def _refuse_duplicates(changes: list[Any], using: str) -> None:

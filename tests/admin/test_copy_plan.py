@@ -57,7 +57,7 @@ def test_a_copy_has_every_field_of_the_policies(operator: Client, free: Plan) ->
     RatePolicy.objects.create(subject="ip:::1", rates="71/s")
     page = operator.get(f"{BASE}/{free.pk}/copy/").content.decode()
     assert 'value="Copy of Free"' in page
-    assert 'value="free-copy"' in page
+    assert "data-prepopulated-fields" in page
     assert "The copy is nobody’s default" in page
     assert "1000/hour burst 50" in page
     before = policies(free)
@@ -109,6 +109,30 @@ def test_an_invalid_name_is_refused(operator: Client, free: Plan, edit: dict[str
     assert message in page.content.decode()
     assert 'value="Ticket 4711"' in page.content.decode()
     assert Plan.objects.count() == 1
+
+
+def test_an_empty_slug_is_made_of_the_name(operator: Client, free: Plan) -> None:
+    assert operator.post(f"{BASE}/{free.pk}/copy/", {**FORM, "name": "Team & Co", "slug": ""}).status_code == 302
+    assert Plan.objects.get(name="Team & Co").slug == "team-co"
+    page = operator.post(f"{BASE}/{free.pk}/copy/", {**FORM, "name": "→", "slug": ""})
+    assert "Enter a slug" in page.content.decode()
+
+
+def test_a_copy_stands_directly_after_its_plan(operator: Client, free: Plan) -> None:
+    for name in ("Enterprise", "Visitors"):
+        Plan.objects.create(name=name, slug=name.lower(), position=1)
+    assert operator.post(f"{BASE}/{free.pk}/copy/", FORM).status_code == 302
+    assert [plan.name for plan in Plan.objects.all()] == ["Free", "Pro", "Enterprise", "Visitors"]
+    reasons = PolicyChange.objects.filter(model="plan", action="update").values_list("reason", flat=True)
+    assert list(reasons) == ["Ticket 4711"] * 2
+
+
+def test_an_operator_who_may_not_change_plans_moves_none_of_them(free: Plan) -> None:
+    other = Plan.objects.create(name="Other", slug="other")
+    client = client_of("add_plan", "view_plan", "add_ratepolicy")
+    assert client.post(f"{BASE}/{free.pk}/copy/", FORM).status_code == 302
+    other.refresh_from_db()
+    assert (other.position, Plan.objects.get(slug="pro").position) == (0, 0)
 
 
 def test_an_invalid_policy_stops_the_copy(operator: Client, free: Plan) -> None:

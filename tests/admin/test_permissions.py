@@ -324,7 +324,7 @@ def test_links_lead_only_to_pages_that_open(operator: str, links: list[str]) -> 
         assert {client.get(link).status_code for link, _ in found} == {200}
 
 
-@pytest.mark.parametrize("path", ["preview/", "impact/"])
+@pytest.mark.parametrize("path", ["preview/", "impact/", "suggest/"])
 @pytest.mark.parametrize(
     ("permissions", "override", "policy"),
     [
@@ -359,7 +359,7 @@ def test_the_preview_checks_the_permission_of_each_policy(monkeypatch: pytest.Mo
     scene = Scene("viewer")
     policies = admin.site.get_model_admin(RatePolicy)
     monkeypatch.setattr(policies, "has_view_permission", lambda request, obj=None: obj != scene.override)
-    for path in ("preview/", "impact/"):
+    for path in ("preview/", "impact/", "suggest/"):
         assert scene.client.get(f"{LIST}{path}", {"object": scene.override.pk}).status_code == 403
         assert scene.client.get(f"{LIST}{path}", {"object": scene.policy.pk}).status_code == 200
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
+from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.collector import collector
-from tests.support.operators import text_of
+from django_ratequota.operations import near
+from django_ratequota.runtime import process
+from tests.support.operators import client_of, text_of
 from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
@@ -33,3 +40,163 @@ def test_the_page_lists_who_is_near(operator: Client, alice: User, search: Endpo
     assert "user alice" in text
     assert "8 of 10" in text
     assert f"boost/?user={alice.pk}&amp;endpoint=search&amp;policy={policy.pk}" in text
+
+
+def month() -> RatePolicy:
+    return RatePolicy.objects.create(rates="10/month")
+
+
+def table(page: Any) -> list[dict[str, str]]:
+    """The rows of an export."""
+    assert page.status_code == 200
+    return list(csv.DictReader(io.StringIO(page.getvalue().decode("utf-8-sig"))))
+
+
+def test_the_list_is_filtered(operator: Client, alice: User, search: Endpoint) -> None:
+    everywhere = month()
+    there = RatePolicy.objects.create(endpoint=search, rates="10/month, 10/day")
+    bob = User.objects.create(username="bob")
+    spend(alice, 9, scope="search")
+    spend(bob, 6)
+
+    def found(query: str) -> set[tuple[str, int]]:
+        rows = operator.get(f"{PAGE}?{query}").context["rows"]
+        return {(row["name"], int(row["policy_url"].rstrip("/").split("/")[-2])) for row in rows}
+
+    both = {("user alice", everywhere.pk), ("user alice", there.pk)}
+    assert found("") == both
+    assert found("level=50") == both | {("user bob", everywhere.pk)}
+    assert found("level=100") == set()
+    assert found("level=50&q=BO") == found(f"level=50&q=user:{bob.pk}") == {("user bob", everywhere.pk)}
+    assert found(f"level=50&endpoint={search.pk}") == found(f"policy={there.pk}") == {("user alice", there.pk)}
+    assert found("window=token_bucket:86400") == {("user alice", there.pk)}
+    assert found("level=50&start=2") == {("user bob", everywhere.pk)}
+
+
+@pytest.mark.parametrize(
+    "query", ["window=x", "level=81", "endpoint=999", "policy=-1", "start=x", "level=" + "9" * 99]
+)
+def test_unknown_values_are_ignored_with_a_warning(operator: Client, alice: User, query: str) -> None:
+    month()
+    spend(alice, 9)
+    text = text_of(operator.get(f"{PAGE}?{query}"))
+    assert "was ignored: unknown value." in text
+    assert "user alice" in text
+    assert "was ignored" not in text_of(operator.get(f"{PAGE}?q=%00"))
+
+
+def test_hostile_names_are_shown_as_text_and_exported_without_formulas(operator: Client) -> None:
+    month()
+    spend(User.objects.create(username="=cmd|'/c calc'!A0<script>\u202e"), 9)
+    text = text_of(operator.get(PAGE))
+    assert "<script>\u202e" not in text
+    assert "cmd|&#x27;/c calc&#x27;!A0&lt;script&gt;" in text
+    [row] = table(operator.get(CSV))
+    assert not row["name"].startswith("=")
+    assert (row["used"], row["limit"], row["percent"], row["rate"]) == ("9", "10", "90", "10/month")
+    assert row["resets at"].endswith("-01T00:00:00+00:00")
+
+
+def test_the_export_has_all_rows_in_batches(operator: Client, monkeypatch: Any) -> None:
+    monkeypatch.setattr("django_ratequota.operations.near._BATCH", 2)
+    monkeypatch.setattr("django_ratequota.admin.quotas._PAGE", 2)
+    month()
+    for number in range(5):
+        spend(User.objects.create(username=f"user{number}"), 9)
+    page = operator.get(PAGE)
+    assert len(page.context["rows"]) == 2
+    assert 'href="?window=fixed_window%3Amonth&amp;level=80&amp;start=2">Next page</a>' in text_of(page)
+    assert {row["name"] for row in table(operator.get(CSV))} == {f"user user{number}" for number in range(5)}
+    assert table(operator.get(f"{CSV}?level=100")) == []
+
+
+def test_an_export_that_redis_breaks_off_says_so(operator: Client, monkeypatch: Any) -> None:
+    monkeypatch.setattr(near, "_BATCH", 1)
+    month()
+    for number in range(3):
+        spend(User.objects.create(username=f"user{number}"), 9)
+    plain = near._live
+    calls: list[Any] = []
+
+    def live(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 3:
+            raise StoreError("timeout", "too late")
+        return plain(*args)
+
+    monkeypatch.setattr(near, "_live", live)
+    rows = table(operator.get(CSV))
+    assert [row["caller"] for row in rows][2:] == ["Redis did not answer (timeout). Rows are missing here."]
+
+
+@pytest.mark.parametrize(
+    ("permission", "seen"),
+    [
+        ("view_ratepolicy", {"user alice", "user bob"}),
+        ("change_ratepolicy", {"user alice", "user bob"}),
+        ("grant_override", {"user bob"}),
+        ("reset_usage", {"user bob"}),
+    ],
+)
+def test_operators_see_the_rows_of_the_policies_that_they_may_see(
+    alice: User, permission: str, seen: set[str]
+) -> None:
+    month()
+    bob = User.objects.create(username="bob")
+    RatePolicy.objects.create(user=bob, rates="20/month")
+    spend(alice, 9)
+    spend(bob, 18)
+    client = client_of(permission)
+    page = client.get(PAGE)
+    assert {row["name"] for row in page.context["rows"]} == seen
+    assert {row["name"] for row in table(client.get(CSV))} == seen
+    assert ("boost/?" in text_of(page)) is (permission == "grant_override")
+    assert bool(page.context["counts"]) is (len(seen) == 2), "counts are those of all policies"
+
+
+@pytest.mark.parametrize("path", [PAGE, CSV])
+def test_staff_without_permission_get_403(path: str) -> None:
+    assert client_of().get(path).status_code == 403
+    assert Client().get(path).status_code == 302
+
+
+def test_without_redis_the_page_says_so(operator: Client, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
+    assert "Redis did not answer (connection)." in text_of(operator.get(PAGE))
+    page = operator.get(CSV, follow=True)
+    assert "Nothing was exported." in text_of(page)
+    for changes in ({"REDIS_URL": "memory://"}, {"ENABLED": False}):
+        settings.RATEQUOTA = {**settings.RATEQUOTA, **changes}
+        assert "kept in Redis, and there is none." in text_of(operator.get(PAGE))
+
+
+def test_shared_counters_lead_to_their_policy_only(operator: Client, alice: User) -> None:
+    RatePolicy.objects.create(rates="10/month", counted_per="everyone", mode="log")
+    spend(alice, 9)
+    [row] = operator.get(PAGE).context["rows"]
+    assert (row["name"], row["explain"], row["boost"], row["logs"]) == ("everyone", "", "", True)
+
+
+def test_the_page_is_linked_from_the_index_and_from_policies(operator: Client) -> None:
+    policy = month()
+    assert f'href="{PAGE}"' in text_of(operator.get("/admin/django_ratequota/"))
+    change = text_of(operator.get(f"/admin/django_ratequota/ratepolicy/{policy.pk}/change/"))
+    assert f'href="{PAGE}?policy={policy.pk}&amp;level=50"' in change
+
+
+def test_queries_do_not_grow_with_the_rows(alice: User) -> None:
+    month()
+    client = client_of("grant_override", "view_ratepolicy")
+
+    def queries(users: int) -> int:
+        for number in range(users):
+            user = User.objects.create(username=f"user{users}-{number}")
+            RatePolicy.objects.create(user=user, rates="10/month")
+            spend(user, 9)
+        client.get(PAGE)
+        process.policies._users.clear()
+        with CaptureQueriesContext(connection) as captured:
+            assert len(client.get(f"{PAGE}?q=user").context["rows"]) >= users
+        return len(captured)
+
+    assert queries(2) == queries(12) <= 11

@@ -32,6 +32,8 @@ PAGES = {
     "hostile subject": Page(lambda s: f"{_POLICIES}/{s.hostile_subject.pk}/change/"),
     "reset": Page(lambda s: f"{_POLICIES}/{s.override.pk}/reset/", viewer=403),
     "hostile reset": Page(lambda s: f"{_POLICIES}/{s.hostile_override.pk}/reset/", viewer=403),
+    "roll out": Page(lambda s: f"{_POLICIES}/{s.logged.pk}/rollout/?span=hour"),
+    "hostile roll out": Page(lambda s: f"{_POLICIES}/{s.hostile_override.pk}/rollout/"),
     "explain": Page(lambda s: f"{_POLICIES}/explain/"),
     "explained": Page(lambda s: f"{_POLICIES}/explain/?user={s.bob.pk}&endpoint=search&method=GET"),
     "hostile explained": Page(

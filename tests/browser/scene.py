@@ -61,7 +61,9 @@ class Scene:
         _policy(plan=self.pro, rates="600/min burst 100, 50000/day")
         _policy(plan=self.pro, endpoint=self.search, rates="1000/min")
         _policy(endpoint=self.search, rates="10000/min", counted_per="everyone", reason="What the cluster takes.")
-        _policy(rates="30/min", counted_per="ip", mode="log", reason="Would a limit per address hurt anyone?")
+        self.logged = _policy(
+            rates="30/min", counted_per="ip", mode="log", reason="Would a limit per address hurt anyone?"
+        )
         self.override = _policy(user=self.bob, rates="300/min", reason="Migration, ticket 4711", **day)
         PlanAssignment.objects.create(user=self.alice, plan=self.pro, reason="Signed up", **day)
 

@@ -62,3 +62,21 @@ def test_a_version_is_restored(desk: Desks, scene: Scene) -> None:
     expect(page.get_by_text("was restored.")).to_be_visible()
     scene.free_search.refresh_from_db()
     assert scene.free_search.rates == "10/min"
+
+
+def test_a_suggested_rate_is_filled_in(desk: Desks, scene: Scene) -> None:
+    own = desk()
+    page = own.open(PAGES["add policy"].path(scene))
+    with own.task(clicks=2, pages=0):
+        page.get_by_role("button", name="Suggest rates").click()
+        suggested = page.locator(".ratequota-preview-suggest")
+        expect(suggested).to_contain_text("Based on")
+        rate = suggested.get_by_role("button").first
+        text = rate.inner_text()
+        rate.click()
+        expect(page.get_by_label("Rates")).to_have_value(text)
+        expect(page.locator(".ratequota-preview-drawn summary.ratequota-rates")).to_have_text(text)
+    expect(suggested).to_contain_text("Based on")
+    own.look()
+    page.get_by_label("Counted per").select_option("everyone")
+    expect(suggested).to_be_empty()

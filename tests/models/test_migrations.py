@@ -16,10 +16,12 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 TABLES = {
     "django_ratequota_endpoint",
+    "django_ratequota_listmember",
     "django_ratequota_plan",
     "django_ratequota_planassignment",
     "django_ratequota_policychange",
     "django_ratequota_ratepolicy",
+    "django_ratequota_subjectlist",
     "django_ratequota_usagecount",
 }
 

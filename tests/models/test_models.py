@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from django.test import RequestFactory
 from django.utils.functional import Promise
 
 from django_ratequota.engine.rates import MAX_UNITS
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.requests.caller import Caller
 from django_ratequota.policies.requests.routes import known_routes
@@ -318,20 +319,26 @@ def test_invalid_choices_are_refused(field: str) -> None:
     assert "is not a valid choice" in refusals(RatePolicy(**{"rates": "1/s", field: "maybe"}))[field][0]
 
 
-AUDIENCES = ["user", "subject", "plan", "everyone"]
+AUDIENCES = ["user", "subject", "list", "plan", "everyone"]
 
 
 @pytest.fixture
 def audiences(alice: User, free: Plan) -> dict[str, dict[str, Any]]:
     """The fields that select each audience."""
-    return {"user": {"user": alice}, "subject": {"subject": "ip:203.0.113.7"}, "plan": {"plan": free}, "everyone": {}}
+    return {
+        "user": {"user": alice},
+        "subject": {"subject": "ip:203.0.113.7"},
+        "list": {"subject_list": SubjectList.objects.create(name="Bad bots")},
+        "plan": {"plan": free},
+        "everyone": {},
+    }
 
 
-@pytest.mark.parametrize("names", [("user", "subject"), ("user", "plan"), ("subject", "plan"), tuple(AUDIENCES)])
+@pytest.mark.parametrize("names", [*combinations(AUDIENCES[:4], 2), tuple(AUDIENCES)])
 def test_a_policy_has_one_audience(names: tuple[str, ...], audiences: dict[str, dict[str, Any]]) -> None:
     fields = {key: value for name in names for key, value in audiences[name].items()}
     message = refusal(RatePolicy(rates="1/s", **fields), NON_FIELD_ERRORS)
-    assert message == "Choose one audience: user, subject or plan; leave the other two empty."
+    assert message == "Choose one audience: user, subject, list or plan; leave the others empty."
     with pytest.raises(IntegrityError), transaction.atomic():
         RatePolicy.objects.create(rates="1/s", **fields)
     with pytest.raises(IntegrityError), transaction.atomic():

@@ -20,9 +20,19 @@ from django_ratequota import Rate, check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.explain import Candidate, explain, plan_source
-from django_ratequota.policies.facts import NOBODY, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
+from django_ratequota.policies.facts import (
+    NOBODY,
+    Assignment,
+    EndpointFacts,
+    MemberFacts,
+    PlanFacts,
+    PolicyFacts,
+    UserEntry,
+    member_facts,
+)
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.matching import match_endpoints
+from django_ratequota.policies.members import Members
 from django_ratequota.policies.requests.caller import Caller, DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, Resolution, plan_of, resolve, resolve_uncached
 from django_ratequota.policies.snapshot import Group, Snapshot
@@ -579,7 +589,7 @@ def facts_of(random: Random) -> list[PolicyFacts]:
     moments = [None] * 7 + [10, 20, 30]
     rows = []
     for _ in range(random.randint(0, 12)):
-        audience = random.choice(["user", "subject", "subject", "plan", "everyone"])
+        audience = random.choice(["user", "subject", "subject", "list", "plan", "everyone"])
         subject = random.choice(SUBJECTS) if audience == "subject" else ""
         kind, _colon, value = subject.partition(":")
         endpoint_id, counted_per = random.choice(groups)
@@ -598,10 +608,42 @@ def facts_of(random: Random) -> list[PolicyFacts]:
                 starts_us=random.choice(moments),
                 ends_us=random.choice(moments),
                 network=ip_network(value) if kind == "ip" and value != "nonsense" else None,
+                list_id=random.choice([1, 2, 3]) if audience == "list" else None,
             )
         )
     random.shuffle(rows)
     return rows
+
+
+def members_of(random: Random) -> list[MemberFacts]:
+    """Entries of lists 1 and 2, with times in µs."""
+    moments = [None] * 7 + [10, 20, 30]
+    subjects = [
+        *SUBJECTS,
+        "ip:203.0.0.0/11",
+        "ip:0.0.0.0/0",
+        "ip:2001:db8::/33",
+        "ip:2001::/16",
+        "user:42",
+        "user:43",
+    ]
+    chosen = [(random.choice([1, 2]), random.choice(subjects)) for _ in range(random.randint(0, 4))]
+    entries = []
+    for pk, (list_id, subject) in enumerate(chosen):
+        user = subject.removeprefix("user:") if subject.startswith("user:") else None
+        entry = member_facts(pk, list_id, user, None if user else subject, None, None)
+        entries.append(replace(entry, starts_us=random.choice(moments), ends_us=random.choice(moments)))
+    return entries
+
+
+def includes(entry: MemberFacts, caller: Caller, now: int) -> bool:
+    """Whether an entry puts the caller in its list at ``now``."""
+    if not entry.active(now):
+        return False
+    kind, _colon, value = str(entry).partition(":")
+    if kind != "ip":
+        return caller.value(kind) == value
+    return value != "nonsense" and caller.address is not None and caller.address in ip_network(value)
 
 
 def facts() -> st.SearchStrategy[list[PolicyFacts]]:
@@ -611,13 +653,13 @@ def facts() -> st.SearchStrategy[list[PolicyFacts]]:
 
 def first_of(rivals: list[PolicyFacts], kinds: list[str]) -> PolicyFacts:
     """The rule of precedence, word for word and step by step; ``kinds``: identifiers in CALLER's order."""
-    blocks = [one for one in rivals if one.rates == "blocked" and one.mode == "enforce" and (one.user or one.subject)]
-    rivals = blocks or rivals
+    rivals = [one for one in rivals if blocks_somebody(one)] or rivals
     prefixes = sorted({one.network.prefixlen for one in rivals if one.network}, reverse=True)
     most_specific = (
         [one for one in rivals if one.user],
         *([one for one in rivals if one.subject.startswith(f"{kind}:")] for kind in kinds),
         *([one for one in rivals if one.network and one.network.prefixlen == bits] for bits in prefixes),
+        [one for one in rivals if one.list_id is not None],
         [one for one in rivals if one.plan_id is not None],
         rivals,
     )
@@ -627,7 +669,18 @@ def first_of(rivals: list[PolicyFacts], kinds: list[str]) -> PolicyFacts:
     return max((one for one in equals if (one.starts_us or 0) == latest), key=lambda one: one.id)
 
 
-def concerns(policy: PolicyFacts, caller: Caller, plan: int | None, now: int) -> bool:
+def blocks_somebody(policy: PolicyFacts) -> bool:
+    chosen = policy.user or policy.subject or policy.list_id is not None
+    return policy.rates == "blocked" and policy.mode == "enforce" and bool(chosen)
+
+
+def concerns(
+    policy: PolicyFacts,
+    caller: Caller,
+    plan: int | None,
+    now: int,
+    entries: list[MemberFacts] = [],  # noqa: B006
+) -> bool:
     """Whether the policy is in force for the caller at ``now``."""
     if policy.mode == "off" or not policy.rates or not policy.active(now):
         return False
@@ -638,6 +691,8 @@ def concerns(policy: PolicyFacts, caller: Caller, plan: int | None, now: int) ->
     if policy.subject:
         kind, _, value = policy.subject.partition(":")
         return caller.value(kind) == value
+    if policy.list_id is not None:
+        return any(entry.list_id == policy.list_id and includes(entry, caller, now) for entry in entries)
     return policy.plan_id in (None, plan)
 
 
@@ -651,7 +706,7 @@ def test_explain_agrees_with_resolve_and_both_with_the_rules(order: list[str], s
 
 def agree(random: Random, kinds: list[str]) -> int:
     """Compare the resolver with the rules, and return how many groups were contested."""
-    rows, now = facts_of(random), random.choice([5, 10, 25, 30])
+    rows, now, entries = facts_of(random), random.choice([5, 10, 25, 30]), members_of(random)
     caller = DescribedCaller(
         user_id=random.choice([None, "42", "42"]),
         address=random.choice([None, ADDRESS, ADDRESS, "203.0.113.8", "2001:db8::7"]),
@@ -659,7 +714,8 @@ def agree(random: Random, kinds: list[str]) -> int:
     )
     assigned, scope = random.choice([None, 1, 2]), random.choice([None, "e1", "e2", "unknown"])
     plan = assigned if caller.user_id else 1
-    snapshot = picture(ENDPOINTS, rows, plans=PLANS, defaults={"anonymous": 1})
+    members = Members().changed({entry.id: entry for entry in entries})
+    snapshot = picture(ENDPOINTS, rows, plans=PLANS, defaults={"anonymous": 1}, lists={1: "L1"}, members=members)
     own = UserEntry(
         policies=tuple(row for row in rows if row.user),
         assignments=(Assignment(plan_id=assigned, starts_us=0, ends_us=None),) if assigned else (),
@@ -678,7 +734,7 @@ def agree(random: Random, kinds: list[str]) -> int:
     for row in rows:
         at = {None: True, 1: scope == "e1", 2: scope == "e2"}[row.endpoint_id]
         countable = caller.subject(row.counted_per, plan) is not None
-        if at and countable and concerns(row, caller, plan, now):
+        if at and countable and concerns(row, caller, plan, now, entries):
             competing.setdefault((row.endpoint_id, row.counted_per), []).append(row)
     expected = {first_of(rivals, kinds).id for rivals in competing.values()}
 
@@ -694,7 +750,7 @@ def agree(random: Random, kinds: list[str]) -> int:
     assert len(resolution.blocked_by) == len(refusing)
     for rivals in competing.values():
         for one in rivals:
-            if one.rates == "blocked" and one.mode == "enforce" and (one.user or one.subject):
+            if blocks_somebody(one):
                 assert resolution.blocked_by, "a blocked caller gets nowhere"
     return sum(len(rivals) > 1 for rivals in competing.values())
 

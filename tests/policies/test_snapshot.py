@@ -17,7 +17,15 @@ from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models import (
+    Endpoint,
+    ListMember,
+    Plan,
+    PlanAssignment,
+    PolicyChange,
+    RatePolicy,
+    SubjectList,
+)
 from django_ratequota.policies import cache as module
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.change_feed import Change
@@ -61,7 +69,8 @@ def picture(snapshot: Snapshot) -> Any:
     endpoints = {pk: astuple(endpoint) for pk, endpoint in snapshot.endpoints.items()}
     outline = (snapshot.names, snapshot.methods, snapshot.by_outcome)
     assert all(snapshot.groups.values()), "an endpoint without policies has no groups"
-    return snapshot.plans, snapshot.defaults, endpoints, groups, outline
+    lists = snapshot.lists, sorted(map(astuple, snapshot.members)), snapshot.members.kinds_of(snapshot.lists)
+    return snapshot.plans, snapshot.defaults, endpoints, groups, outline, lists
 
 
 def shape(group: Group) -> Any:
@@ -71,7 +80,7 @@ def shape(group: Group) -> Any:
         return {key: sorted(policy.id for policy in rivals) for key, rivals in index.items()}
 
     everyone = sorted(policy.id for policy in group.everyone)
-    indexes = [ids(index) for index in (group.by_subject, group.by_network, group.by_plan)]
+    indexes = [ids(index) for index in (group.by_subject, group.by_network, group.by_list, group.by_plan)]
     return group.by_id, *indexes, everyone, dict(group.kinds)
 
 
@@ -117,7 +126,7 @@ class Editing:
     def step(self) -> None:
         """One edit; what the database refuses is none."""
         edits = [self.create, self.create, self.edit, self.edit, self.move, self.delete, self.in_bulk, self.endpoint]
-        edits += [self.plan, self.assign, self.describe, self.roll_back, self.by_hand]
+        edits += [self.plan, self.assign, self.describe, self.roll_back, self.by_hand, self.list, self.list_members]
         with suppress(IntegrityError), transaction.atomic():
             self.random.choice(edits)()
 
@@ -126,15 +135,17 @@ class Editing:
         return self.random.choice(rows) if rows else None
 
     def audience(self) -> dict[str, Any]:
-        user, subject, plan = None, "", None
-        match self.random.randrange(5):
+        user, subject, plan, subject_list = None, "", None, None
+        match self.random.randrange(6):
             case 0:
                 user = self.random.choice(self.users)
             case 1 | 2:
                 subject = self.random.choice(SUBJECTS)
             case 3:
                 plan = self.one(Plan)
-        return {"user": user, "subject": subject, "plan": plan}
+            case 4:
+                subject_list = self.one(SubjectList)
+        return {"user": user, "subject": subject, "plan": plan, "subject_list": subject_list}
 
     def fields(self) -> dict[str, Any]:
         now = timezone.now()
@@ -157,7 +168,7 @@ class Editing:
         policy = self.one(RatePolicy)
         if policy is not None:
             changed = {name: value for name, value in self.fields().items() if self.random.random() < 0.4}
-            audience = self.audience() if changed.keys() & {"user", "subject", "plan"} else {}
+            audience = self.audience() if changed.keys() & {"user", "subject", "plan", "subject_list"} else {}
             for name, value in {**changed, **audience}.items():
                 setattr(policy, name, value)
             policy.save()
@@ -212,6 +223,29 @@ class Editing:
             assignment.save()
         elif plan is not None:
             PlanAssignment.objects.create(user=user, plan=plan, starts_at=timezone.now() - timedelta(days=1))
+
+    def list(self) -> None:
+        subject_list = self.one(SubjectList)
+        if subject_list is None or self.random.random() < 0.5:
+            SubjectList.objects.create(name=f"list {self.serial}")
+        elif self.random.random() < 0.3:
+            subject_list.delete()
+        else:
+            subject_list.name = f"renamed {self.serial}"
+            subject_list.save()
+
+    def list_members(self) -> None:
+        members = ListMember.objects.order_by("pk")
+        if self.random.random() < 0.2:
+            members.filter(pk__in=[member.pk for member in members[:2]]).delete()
+        elif self.random.random() < 0.4:
+            members.update(subject_list=self.one(SubjectList), starts_at=self.fields()["starts_at"])
+        else:
+            for subject in (*SUBJECTS, None):
+                user = None if subject else self.random.choice(self.users)
+                if self.random.random() < 0.3:
+                    fields = {"user": user, "subject": subject, "ends_at": self.fields()["ends_at"]}
+                    ListMember.objects.create(subject_list=self.one(SubjectList), **fields)
 
     def describe(self) -> None:
         Plan.objects.update(description=str(self.serial))
@@ -290,8 +324,8 @@ def test_more_changes_than_are_worth_it_are_read_at_once(
     subjects(20)
     policies.reload(newest())
     RatePolicy.objects.update(rates="6/s")
-    assert queries(lambda: policies.reload(newest())) == 2 + 3, (
-        "the changes and their ids; plans, endpoints, policies"
+    assert queries(lambda: policies.reload(newest())) == 2 + 5, (
+        "the changes and their ids; plans, endpoints, policies, lists, members"
     )
     assert {policy.text for policy in load_snapshot(1).groups[None]["caller"].policies} == {"6/s"}
 
@@ -341,8 +375,10 @@ def test_a_change_that_leaves_what_the_snapshot_holds_keeps_what_it_remembers(po
         lambda: Endpoint.objects.update(description="x"),
         lambda: RatePolicy.objects.update(reason="x"),
         lambda: PlanAssignment.objects.update(reason="x"),
+        lambda: SubjectList.objects.update(description="x"),
+        lambda: ListMember.objects.update(reason="x"),
     ],
-    ids=["plan", "endpoint", "policy", "assignment"],
+    ids=["plan", "endpoint", "policy", "assignment", "list", "member"],
 )
 def test_what_no_request_can_see_makes_no_process_reload(policies: PolicyCache, edit: Callable[[], Any]) -> None:
     alice = User.objects.create(username="alice")
@@ -351,6 +387,7 @@ def test_what_no_request_can_see_makes_no_process_reload(policies: PolicyCache, 
     RatePolicy.objects.create(rates="1/s")
     RatePolicy.objects.create(user=alice, rates="2/s")
     PlanAssignment.objects.create(user=alice, plan=plan)
+    ListMember.objects.create(subject_list=SubjectList.objects.create(name="Partners"), user=alice)
     before = policies.reload(newest())
     entry = policies.load_user(str(alice.pk))
     changes = PolicyChange.objects.count()

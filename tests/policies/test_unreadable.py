@@ -170,11 +170,11 @@ def test_a_store_that_is_down_decides_no_more_kindly(check: Check, unheard_of: R
 def test_loading_reads_the_history_of_what_cannot_be_read_only(unheard_of: RatePolicy) -> None:
     with CaptureQueriesContext(connection) as captured:
         load_snapshot(1)
-    assert len(captured) == 3
+    assert len(captured) == 5
     write(unheard_of, "thirty")
     with CaptureQueriesContext(connection) as captured:
         load_snapshot(1)
-    assert len(captured) == 4
+    assert len(captured) == 6
 
 
 def test_explain_says_what_counts() -> None:

@@ -77,7 +77,13 @@ def contents(draw: Any) -> dict[type[models.Model], list[dict[str, Any]]]:
     return {
         User: [{"username": name} for name in users],
         Plan: [
-            {"slug": slug, "name": name, "default_for": default, "description": draw(texts)}
+            {
+                "slug": slug,
+                "name": name,
+                "position": draw(st.sampled_from([0, 1, 20, 10**9])),
+                "default_for": default,
+                "description": draw(texts),
+            }
             for (slug, name), default in zip(plans, defaults, strict=False)
         ],
         Endpoint: [
@@ -127,7 +133,7 @@ def fields() -> dict[str, list[tuple[Any, ...]]]:
     policy = [f.name for f in RatePolicy._meta.concrete_fields if f.name not in ("id", "endpoint", "plan", "user")]
     named = ("endpoint__name", "plan__slug", "user__username")
     return {
-        "plans": sorted(models.QuerySet(Plan).values_list("slug", "name", "default_for", "description")),
+        "plans": sorted(models.QuerySet(Plan).values_list("slug", "name", "position", "default_for", "description")),
         "endpoints": sorted(
             models.QuerySet(Endpoint).values_list(
                 "name", "routes", "methods", "cost", "charged_statuses", "exempt", "description"

@@ -123,7 +123,7 @@ class ExplainPage(AdminPage):
     def _candidates(self, request: Any, listed: list[Candidate]) -> list[dict[str, Any]]:
         """Return the rows of the candidates; those that the operator may not see only where they won."""
         ids = [candidate.policy.id for candidate in listed]
-        policies = RatePolicy.objects.select_related("user", "plan", "endpoint").in_bulk(ids)
+        policies = RatePolicy.objects.select_related("user", "subject_list", "plan", "endpoint").in_bulk(ids)
         seen = {pk for pk, policy in policies.items() if self.admin.has_view_permission(request, policy)}
         return [
             self._candidate(candidate, policies.get(candidate.policy.id), candidate.policy.id in seen)

@@ -25,7 +25,7 @@ class VisibleNames:
 
     def __init__(self, model_admin: Any, request: Any) -> None:
         self._site = model_admin.admin_site
-        self._visible = model_admin.get_queryset(request).select_related("user", "plan", "endpoint")
+        self._visible = model_admin.get_queryset(request).select_related("user", "subject_list", "plan", "endpoint")
         #: Whether the operator sees every policy, so that a policy that is not found is a deleted one.
         self.sees_all = model_admin.sees_all_policies(request)
         self._opens_endpoints = may_view(self._site, Endpoint, request)
@@ -81,6 +81,10 @@ class VisibleNames:
     def policy_url(self, pk: int) -> str:
         """Return the policy's page; "" where the operator has none."""
         return model_url(self._site, RatePolicy, "change", pk) if self.policies.get(pk) else ""
+
+    def rollout_url(self, pk: int) -> str:
+        """Return the page that shows what the policy would have refused; "" where the operator has none."""
+        return model_url(self._site, RatePolicy, "rollout", pk) if self.policies.get(pk) else ""
 
     def title(self, selection: Selection) -> str:
         """Return the selection in words."""

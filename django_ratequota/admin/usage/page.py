@@ -12,6 +12,7 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.http import HttpResponseRedirect
+from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -103,6 +104,7 @@ class UsagePage(_SelectionPage):
             ],
             "tops_error": tops_error,
             "tops_partial": selection.policy_id is not None,
+            "rollout_url": names.rollout_url(selection.policy_id or 0),
             "tops_note": _TOP_NOTES[selection.span],
             "refusals": [self._refusal(refusal, users, names) for refusal in refusals or ()],
             "refusals_error": refusals_error,
@@ -187,16 +189,21 @@ def _counted(timeline: Timeline | None, selection: Selection, names: VisibleName
             for pk, counts in endpoints[:MOST_LISTED]
         ],
         "endpoints_more": max(0, len(endpoints) - MOST_LISTED),
-        "policies": [
-            _row(names.policy(pk), counts, selection.query(endpoint_id=None, policy_id=pk), names.policy_url(pk))
-            for pk, counts in names.policy_sums[:MOST_LISTED]
-        ],
+        "policies": [_policy_row(pk, counts, selection, names) for pk, counts in names.policy_sums[:MOST_LISTED]],
         "policies_more": max(0, len(names.policy_sums) - MOST_LISTED),
     }
 
 
 def _row(name: str, counts: Counts, query: str, url: str) -> dict[str, Any]:
     return {"name": name, "cells": cells(counts), "query": query, "url": url}
+
+
+def _policy_row(pk: int, counts: Counts, selection: Selection, names: VisibleNames) -> dict[str, Any]:
+    query = selection.query(endpoint_id=None, policy_id=pk)
+    row, rollout = _row(names.policy(pk), counts, query, names.policy_url(pk)), names.rollout_url(pk)
+    if counts.would_refuse and rollout:
+        row["cells"][1] = format_html('<a href="{}">{}</a>', rollout, row["cells"][1])
+    return row
 
 
 def _unreadable(names: VisibleNames) -> list[str]:

@@ -10,7 +10,8 @@ document.addEventListener("DOMContentLoaded", () => {
     const drawn = panel.querySelector(".ratequota-preview-drawn");
     const impact = panel.querySelector(".ratequota-preview-impact");
     const failed = panel.querySelector(".ratequota-preview-failed");
-    const ask = panel.querySelector(".ratequota-preview-ask");
+    const suggested = panel.querySelector(".ratequota-preview-suggest");
+    const rates = form.elements.namedItem("rates");
     const running = new Map();
     let timer = 0;
 
@@ -49,8 +50,18 @@ document.addEventListener("DOMContentLoaded", () => {
       }
     };
 
-    const filledIn = () => new URLSearchParams(new FormData(form)).toString();
+    const filledIn = (but) => {
+      const data = new FormData(form);
+      data.delete(but);
+      return new URLSearchParams(data).toString();
+    };
+    const drop = (place) => {
+      running.get(place)?.abort();
+      place.replaceChildren();
+      place.removeAttribute("aria-busy");
+    };
     let shown = filledIn();
+    let apartFromRates = filledIn("rates");
     const redraw = () => {
       clearTimeout(timer);
       // Leaving a field announces a change that was seen while it was typed.
@@ -59,9 +70,12 @@ document.addEventListener("DOMContentLoaded", () => {
       }
       shown = filledIn();
       // What was estimated is of another policy now.
-      running.get(impact)?.abort();
-      impact.replaceChildren();
-      impact.removeAttribute("aria-busy");
+      drop(impact);
+      // Suggestions do not depend on the rates that are written.
+      if (filledIn("rates") !== apartFromRates) {
+        apartFromRates = filledIn("rates");
+        drop(suggested);
+      }
       load(drawn, panel.dataset.preview);
     };
     const later = () => {
@@ -74,12 +88,22 @@ document.addEventListener("DOMContentLoaded", () => {
     if (window.django && window.django.jQuery) {
       window.django.jQuery(form).on("change", "select", later);
     }
-    ask.hidden = false;
-    ask.querySelector("button").addEventListener("click", () => {
-      redraw();
-      load(impact, panel.dataset.impact);
+    for (const [what, place] of [["impact", impact], ["suggest", suggested]]) {
+      const button = panel.querySelector(`[data-ask=${what}]`);
+      button.parentElement.hidden = false;
+      button.addEventListener("click", () => {
+        redraw();
+        load(place, panel.dataset[what]);
+      });
+    }
+    suggested.addEventListener("click", (event) => {
+      const button = event.target.closest("[data-rate]");
+      if (button && rates) {
+        rates.value = button.dataset.rate;
+        rates.dispatchEvent(new Event("input", {bubbles: true}));
+        rates.focus();
+      }
     });
-    const rates = form.elements.namedItem("rates");
     if (rates && rates.value.trim() && drawn.querySelector(".ratequota-preview-nothing")) {
       load(drawn, panel.dataset.preview);
     }

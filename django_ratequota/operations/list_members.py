@@ -1,0 +1,235 @@
+"""Add members to a subject list, or remove them, by lines of text: pasted ones, or those of a file.
+
+A line is ``203.0.113.0/24``, ``ip:203.0.113.7``, ``tenant:acme`` or ``user:alice``, then optionally
+``until 2026-12-31`` and ``# reason``. A file in CSV has these as columns: member, end, reason.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.utils import timezone
+from django.utils.dateparse import parse_date, parse_datetime
+from django.utils.translation import gettext as _
+
+from ..conf import settings
+from ..models import ListMember, SubjectList
+from ..recording.databases import policy_alias
+from ..recording.recorder import in_batches
+from ..recording.validators import canonical_subject, visible
+
+#: Most lines at once; a longer file is refused.
+MAX_LINES = 200_000
+_LINE = re.compile(r"(?P<who>.*?)(?:\s+until\s+(?P<until>[^#]*?))?\s*(?:(?:^|\s)#\s*(?P<reason>.*))?", re.DOTALL)
+_MOST_REASON = ListMember._meta.get_field("reason").max_length or 0
+_MOST_SUBJECT = ListMember._meta.get_field("subject").max_length or 0
+_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line: the member as it is written, its end and its reason ("" = none)."""
+
+    number: int
+    who: str
+    until: str = ""
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A line that was understood: a user's primary key, or a subject."""
+
+    line: Line
+    key: tuple[str, Any]
+    ends_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The numbers of members that were added, given other dates, found present, and removed."""
+
+    added: int = 0
+    changed: int = 0
+    #: Already in the list, or written twice.
+    present: int = 0
+    removed: int = 0
+    #: Not in the list, so that nothing was removed.
+    absent: int = 0
+
+
+def lines_of(text: str, columns: bool = False) -> list[Line]:
+    """Return the lines of the text without empty ones and comments; ``columns``: it is CSV."""
+    found = [line for line in (_csv_lines if columns else _plain_lines)(text) if line.who and line.who[0] != "#"]
+    if len(found) > MAX_LINES:
+        raise ValidationError(_("More than %(most)d lines: split them up.") % {"most": MAX_LINES})
+    return found
+
+
+def add_members(subject_list: SubjectList, lines: Iterable[Line], *, may_change: bool = True) -> Outcome:
+    """Add the members; raises ``ValidationError`` with a message per bad line, and then adds nothing.
+
+    A member that is in the list keeps its dates, unless the line has other ones, or its entry has ended: then these
+    change, which ``may_change`` permits.
+    """
+    entries, repeated = _read(lines)
+    problems: list[str] = []
+    added = changed = 0
+    now = timezone.now()
+    with transaction.atomic(using=policy_alias(ListMember)):
+        for batch in in_batches(entries):
+            stored = _stored(subject_list, batch)
+            updates = []
+            for entry in batch:
+                member = stored.get(entry.key)
+                ended = member is not None and member.ends_at is not None and member.ends_at <= now
+                if member is None or not (ended or (entry.ends_at and entry.ends_at != member.ends_at)):
+                    continue
+                if not may_change:
+                    text = _("It is in the list already, and you may not change its dates.")
+                    problems.append(_problem(entry.line, text))
+                member.starts_at = None if ended else member.starts_at
+                member.ends_at = entry.ends_at
+                member.reason = entry.line.reason or member.reason
+                updates.append(member)
+            new = [_member(subject_list, entry) for entry in batch if entry.key not in stored]
+            ListMember.objects.bulk_create(new)
+            ListMember.objects.bulk_update(updates, ["starts_at", "ends_at", "reason"])
+            added, changed = added + len(new), changed + len(updates)
+        if problems:
+            raise ValidationError(problems)
+    return Outcome(added=added, changed=changed, present=len(entries) - added - changed + repeated)
+
+
+def remove_members(subject_list: SubjectList, lines: Iterable[Line]) -> Outcome:
+    """Remove the members; raises ``ValidationError`` with a message per bad line, and then removes nothing."""
+    entries, repeated = _read(lines)
+    removed = 0
+    with transaction.atomic(using=policy_alias(ListMember)):
+        for batch in in_batches(entries):
+            pks = [member.pk for member in _stored(subject_list, batch).values()]
+            ListMember.objects.filter(pk__in=pks).delete()
+            removed += len(pks)
+    return Outcome(removed=removed, absent=len(entries) - removed + repeated)
+
+
+def _plain_lines(text: str) -> Iterator[Line]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        found = _LINE.fullmatch(line.strip())
+        if found is not None:
+            who, until, reason = found["who"] or "", found["until"], found["reason"] or ""
+            # "until" without a date is reported as a bad one.
+            yield Line(number, who.strip(), "?" if until == "" else (until or "").strip(), reason.strip())
+
+
+def _csv_lines(text: str) -> Iterator[Line]:
+    try:
+        dialect: Any = csv.Sniffer().sniff(text[:4096], delimiters=",;\t")
+    except csv.Error:  # one column only
+        dialect = csv.excel
+    rows = csv.reader(text.splitlines(), dialect)
+    for row in rows:
+        who, until, reason = (*(cell.strip() for cell in row[:3]), "", "", "")[:3]
+        if rows.line_num > 1 or who.lower() not in ("member", "subject", "who"):
+            yield Line(rows.line_num, who, until, reason)
+
+
+def _read(lines: Iterable[Line]) -> tuple[list[_Entry], int]:
+    """Return the entries, each member once, and how many lines repeat one; raises ``ValidationError``."""
+    lines = list(lines)
+    users = _user_ids([line.who[5:] for line in lines if line.who.startswith("user:")])
+    entries: dict[tuple[str, Any], _Entry] = {}
+    problems: list[str] = []
+    for line in lines:
+        try:
+            entry = _Entry(line, _key(line, users), _end(line))
+            entries.setdefault(entry.key, entry)
+        except ValidationError as error:
+            problems.append(_problem(line, " ".join(error.messages)))
+    if problems:
+        raise ValidationError(problems)
+    return list(entries.values()), len(lines) - len(entries)
+
+
+def _key(line: Line, users: dict[str, Any]) -> tuple[str, Any]:
+    if len(line.reason) > _MOST_REASON:
+        raise ValidationError(_("The reason has more than %(most)d characters.") % {"most": _MOST_REASON})
+    if line.who.startswith("user:"):
+        if line.who[5:] not in users:
+            raise ValidationError(_("There is no user with this login name."))
+        return "user", users[line.who[5:]]
+    try:
+        subject = canonical_subject(line.who)
+    except ValidationError as error:
+        if not (error.params and "known" in error.params):
+            raise
+        known = ", ".join(("ip", "user", *settings.identifiers))
+        text = _("Write an address, a network, or kind:value, where kind is one of %(known)s.")
+        raise ValidationError(text % {"known": known}) from error
+    if len(subject) > _MOST_SUBJECT:
+        raise ValidationError(_("The subject has more than %(most)d characters.") % {"most": _MOST_SUBJECT})
+    return "subject", subject
+
+
+def _end(line: Line) -> datetime | None:
+    """Return the end of the day, or the time, that the line names; raises ``ValidationError``."""
+    if not line.until:
+        return None
+    try:
+        day = parse_date(line.until)
+        end = parse_datetime(line.until)
+        if day is not None:
+            end = datetime(day.year, day.month, day.day) + timedelta(days=1)
+    except (ValueError, OverflowError):
+        end = None
+    if end is None:
+        text = _("Write the end as a day, such as until 2026-12-31, or a time: until 2026-12-31 18:00.")
+        raise ValidationError(text)
+    if django_settings.USE_TZ and timezone.is_naive(end):
+        end = timezone.make_aware(end)
+    elif not django_settings.USE_TZ and timezone.is_aware(end):
+        end = timezone.make_naive(end, timezone.get_default_timezone())
+    if end <= timezone.now():
+        raise ValidationError(_("This end is over already."))
+    return end
+
+
+def _user_ids(names: Sequence[str]) -> dict[str, Any]:
+    """Return login name -> primary key of the users that exist; one query per batch."""
+    users: Any = get_user_model()
+    found: dict[str, Any] = {}
+    for batch in in_batches(sorted({name for name in names if "\x00" not in name})):
+        rows = users._base_manager.using(policy_alias(users)).filter(**{f"{users.USERNAME_FIELD}__in": batch})
+        found |= {str(name): pk for name, pk in rows.values_list(users.USERNAME_FIELD, "pk")}
+    return found
+
+
+def _stored(subject_list: SubjectList, entries: Iterable[_Entry]) -> dict[tuple[str, Any], ListMember]:
+    """Return the list's entries for these members, in two queries at most."""
+    found: dict[tuple[str, Any], ListMember] = {}
+    for name, column in (("user", "user_id"), ("subject", "subject")):
+        keys = [entry.key[1] for entry in entries if entry.key[0] == name]
+        if keys:
+            rows = ListMember.objects.filter(subject_list=subject_list, **{f"{column}__in": keys})
+            found |= {(name, getattr(row, column)): row for row in rows.order_by()}
+    return found
+
+
+def _member(subject_list: SubjectList, entry: _Entry) -> ListMember:
+    name, value = entry.key
+    who = {"user_id": value} if name == "user" else {"subject": value}
+    return ListMember(subject_list=subject_list, ends_at=entry.ends_at, reason=entry.line.reason, **who)
+
+
+def _problem(line: Line, text: str) -> str:
+    who = visible(line.who)[:_SHOWN]
+    return _("Line %(number)d, “%(who)s”: %(problem)s") % {"number": line.number, "who": who, "problem": text}
