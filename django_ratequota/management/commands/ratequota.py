@@ -14,9 +14,9 @@ from .. import callers, maintenance, policyfile
 
 
 class Command(BaseCommand):
-    """One command with a verb for each task; ``explain``, ``status`` and ``export`` change nothing."""
+    """One command with a verb for each task; ``explain``, ``near``, ``status`` and ``export`` change nothing."""
 
-    help = "Explain, reset, publish, roll up, inspect, export and import rate limits."
+    help = "Explain, list who is near a limit, reset, publish, roll up, inspect, export and import rate limits."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the verbs; the function of each is its option ``run``, and may yield lines to print."""
