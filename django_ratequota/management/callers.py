@@ -1,7 +1,8 @@
-"""The verbs ``explain`` and ``reset`` of ``manage.py ratequota``."""
+"""The verbs ``explain``, ``near`` and ``reset`` of ``manage.py ratequota``."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,17 +13,18 @@ from django.core.management.base import BaseCommand, CommandError
 from ..conf import settings
 from ..engine.types import Bucket, BucketStatus
 from ..models import Plan
-from ..monitoring import refusals
+from ..monitoring import near, refusals
 from ..monitoring.refusals import Refusal
 from ..operations.counters import reset_caller
 from ..operations.explain import Explanation
 from ..operations.explain_query import ExplainQuery
+from ..operations.near import all_near
 from ..policies.explain import others_in_words
 from ..policies.requests.caller import failed_kind
 
 
 def add_verbs(verbs: Any) -> None:
-    """Add both verbs with their options."""
+    """Add the verbs with their options."""
     explaining = verbs.add_parser("explain", help="Show which limits apply to a caller, and why; consumes nothing.")
     explaining.set_defaults(run=explain)
     resetting = verbs.add_parser("reset", help="Reset a caller's own counters to zero.")
@@ -41,6 +43,16 @@ def add_verbs(verbs: Any) -> None:
         verb.add_argument("--endpoint", help="Endpoint name (scope).")
         verb.add_argument("--path", help="Path to resolve, such as /api/reports/7/.")
         verb.add_argument("--method", default="GET", help="HTTP method (default GET).")
+    listing = verbs.add_parser("near", help="List the subjects that have used most of a limit, the fullest first.")
+    listing.set_defaults(run=list_near)
+    listing.add_argument(
+        "--level", default="80", choices=[str(level) for level in near.LEVELS], help="Least percent (default 80)."
+    )
+    text = "Such as fixed_window:month or token_bucket:86400 (default: calendar windows first, then the longest)."
+    listing.add_argument("--window", default="", help=text)
+    listing.add_argument(
+        "--format", choices=("text", "json"), default="text", help="text (default), or a JSON object per line."
+    )
     explaining.add_argument("--id", help="Id from a refused response, instead of all other options.")
     resetting.add_argument("--reason", default="", help="Recorded in the history.")
 
@@ -58,6 +70,35 @@ def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     yield from _explanation_lines(query.explain())
     if query.computes_cost():
         yield "cost         the view computes its own for each request, so it may differ"
+
+
+def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Yield the subjects of one window, a line each; as JSON, each line is an object."""
+    windows = {window.name: window for window in near.windows()}
+    if options["window"] and options["window"] not in windows:
+        known = ", ".join(windows) or "none, as nobody has used half of a limit"
+        raise CommandError(f"There is no window {options['window']!r} with subjects; there are: {known}")
+    name = options["window"] or next(iter(windows), None)
+    for batch in () if name is None else all_near(windows[name], int(options["level"]), lambda _candidate: True):
+        for row in batch:
+            bucket, status = row.status.bucket, row.status
+            found = {
+                "subject": bucket.subject,
+                "policy": row.policy.pk,
+                "endpoint": bucket.scope,
+                "rate": str(bucket.rate),
+                "used": status.used,
+                "limit": status.limit,
+                "percent": row.percent,
+                "reset_after": status.reset_after,
+            }
+            if options["format"] == "json":
+                yield json.dumps(found)
+                continue
+            subject = _subject_name(bucket.subject)
+            who = subject if subject.isprintable() else repr(subject)
+            place = f"{bucket.rate} at {bucket.scope or 'all endpoints'} (policy {row.policy.pk})"
+            yield f"{row.percent:>3} %  {status.used} of {status.limit}  {who}: {place}"
 
 
 def reset(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 from django.contrib.auth.models import User
+from django.core.management import CommandError
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -28,6 +30,7 @@ from django_ratequota.operations.near import all_near, near_counts, near_rows
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter, process
 from tests.conftest import Clock
+from tests.support.commands import run
 from tests.support.requests import check_from
 from tests.support.worker import Process
 
@@ -344,6 +347,23 @@ def test_all_rows_are_read_in_batches(alice: User, monkeypatch: Any) -> None:
         spend(User.objects.create(username=f"user{number}"), 6)
     batches = list(all_near(MONTH, 50, lambda one: one.subject != f"user:{alice.pk}"))
     assert [len(batch) for batch in batches] == [2, 2, 1]
+
+
+def test_the_command_lists_them(alice: User, search: Endpoint, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.operations.test_near.acme"}}
+    assert run("near") == ""
+    policy = RatePolicy.objects.create(endpoint=search, rates="10/month, 10/day")
+    RatePolicy.objects.create(counted_per="tenant", rates="9/month")
+    spend(alice, 8, scope="search")
+    text = run("near")
+    assert f" 80 %  8 of 10  user:{alice.pk}: 10/month at search (policy {policy.pk})" in text
+    assert " 88 %  8 of 9  'tenant:acme\\n“é”': 9/month at all endpoints" in text
+    found = [json.loads(line) for line in run("near", "--level", "50", "--format", "json").splitlines()]
+    assert {row["subject"]: row["used"] for row in found} == {f"user:{alice.pk}": 8, "tenant:acme\n“é”": 8}
+    assert len(run("near", "--window", ROLLING.name).splitlines()) == 1
+    assert run("near", "--level", "100") == ""
+    with pytest.raises(CommandError, match="there are: fixed_window:month, token_bucket:86400"):
+        run("near", "--window", "month")
 
 
 @pytest.fixture

@@ -14,9 +14,11 @@ from .. import callers, maintenance, policyfile, suggest
 
 
 class Command(BaseCommand):
-    """One command with a verb for each task; ``explain``, ``suggest``, ``status`` and ``export`` change nothing."""
+    """One command with a verb for each task; ``explain``, ``near``, ``suggest``, ``status`` and ``export`` only read."""
 
-    help = "Explain, suggest, reset, publish, roll up, inspect, export and import rate limits."
+    help = (
+        "Explain, list who is near a limit, suggest, reset, publish, roll up, inspect, export and import rate limits."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the verbs; the function of each is its option ``run``, and may yield lines to print."""
