@@ -75,7 +75,7 @@ class Tally:
         self._endpoint_names |= {endpoint.id: endpoint.name for endpoint in snapshot.endpoints.values()}
         for endpoint_id, groups in snapshot.groups.items():
             endpoint = "all" if endpoint_id is None else self._endpoint_names.get(endpoint_id, OTHER)
-            # Policies of plans, lists and everyone: a label per subject would show subjects, and be too many.
+            # Only policies of plans, lists and everyone: one label per subject would show subjects, and be too many.
             for group in groups.values():
                 for policy in chain.from_iterable((*group.by_plan.values(), *group.by_list.values())):
                     plan = None if policy.plan_id is None else snapshot.plans.get(policy.plan_id)

@@ -1,8 +1,8 @@
 """This process's cache of all policies, and the protocol that keeps it current.
 
 Plans, endpoints, lists and shared policies are one immutable ``Snapshot``. Each user's own policies and assignments
-are a ``UserEntry``, loaded on demand and kept in a bounded LRU. A reload reads the PolicyChange rows that this process
-has not read yet, and the rows that they name.
+are a ``UserEntry``, loaded on demand and kept in a bounded LRU. A reload reads the PolicyChange rows that this
+process has not read yet, and the rows that they name.
 """
 
 from __future__ import annotations

@@ -14,11 +14,9 @@ from .. import callers, maintenance, policyfile, suggest
 
 
 class Command(BaseCommand):
-    """One command with a verb for each task; ``explain``, ``near``, ``suggest``, ``status`` and ``export`` only read."""
+    """One command with a verb for each task; ``explain``, ``near``, ``suggest``, ``status``, ``export`` only read."""
 
-    help = (
-        "Explain, list who is near a limit, suggest, reset, publish, roll up, inspect, export and import rate limits."
-    )
+    help = "Explain, list who is near a limit, suggest, reset, publish, roll up, inspect, export and import limits."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the verbs; the function of each is its option ``run``, and may yield lines to print."""

@@ -1,0 +1,116 @@
+"""Subject lists, and their members."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.widgets import AdminTextareaWidget
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.db.models import Count, OuterRef, QuerySet, Subquery
+from django.utils.translation import gettext_lazy as _
+
+from ..models import ListMember, SubjectList
+from ..recording.validators import canonical_subject
+from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
+from .filters import ActiveFilter, RelatedFilter, is_active
+from .formatting import about, shown, when
+from .list_members import AddMembersPage, RemoveMembersPage, may_see_members
+from .policy_table import PolicyInline, PolicyTableAdmin
+
+
+class ListPolicyInline(PolicyInline):
+    """The list's policies."""
+
+    fields = ["endpoint", "counted_per", "rates", "algorithm", "mode", when]  # type: ignore[list-item]
+    empty_value_display = _("all endpoints")
+
+
+@admin.register(SubjectList)
+class SubjectListAdmin(PolicyTableAdmin):
+    """Subject lists. Their members have a list of their own, because there may be 100,000."""
+
+    pages = (AddMembersPage, RemoveMembersPage)
+    list_display = ["list_name", "member_count", "policy_count", about]
+    search_fields = ["name", "description"]
+    list_per_page = 50
+    formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
+    inlines = [ListPolicyInline]
+
+    def get_queryset(self, request: Any) -> QuerySet[Any]:
+        """Return the lists with the number of their members."""
+        # A subquery, because a second join would multiply members by policies.
+        own = ListMember.objects.filter(subject_list=OuterRef("pk")).order_by().values("subject_list")
+        counts = Subquery(own.annotate(count=Count("pk")).values("count"))
+        queryset: QuerySet[Any] = super().get_queryset(request).annotate(members_held=counts)
+        return queryset
+
+    def has_view_permission(self, request: Any, obj: Any = None) -> bool:
+        """Return whether the operator may see lists: also those who may edit members, to find their list."""
+        return super().has_view_permission(request, obj) or may_see_members(request.user)
+
+    @admin.display(description=_("name"), ordering="name")
+    def list_name(self, row: SubjectList) -> str:
+        """Return the name, with characters that would reverse the text around it disarmed."""
+        return shown(row.name)
+
+    @admin.display(description=_("members"), ordering="members_held")
+    def member_count(self, row: Any) -> int:
+        """Return the number of members, those that have ended included."""
+        return int(row.members_held or 0)
+
+
+@admin.register(ListMember)
+class ListMemberAdmin(AutocompleteAdmin, RecordedAdmin):
+    """The members of all lists."""
+
+    list_display = ["who", "subject_list", when, "active", "reason_text"]
+    list_filter = [ActiveFilter, ("subject_list", RelatedFilter)]
+    list_select_related = ["user", "subject_list"]
+    list_per_page = 50
+    show_full_result_count = False
+    fields = ["subject_list", "user", "subject", "starts_at", "ends_at", "reason"]
+    search_help_text = _("A login name, a subject, a reason, or an address: that finds the networks around it, too.")
+
+    def get_search_fields(self, request: Any) -> list[str]:
+        """Return the lookups that find a member, or a reason."""
+        return [*user_search_fields(), "subject", "reason"]
+
+    def get_search_results(
+        self, request: Any, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Return what Django's search finds, and for an address or a network also the networks that contain it."""
+        found, duplicates = super().get_search_results(request, queryset, search_term)
+        around = _around(search_term)
+        return (found | queryset.filter(subject__in=around) if around else found), duplicates
+
+    @admin.display(description=_("member"), ordering="subject")
+    def who(self, member: ListMember) -> str:
+        """Return the user or the subject."""
+        return shown(member.who)
+
+    @admin.display(description=_("active"), boolean=True)
+    def active(self, member: ListMember) -> bool:
+        """Whether it is in the list now."""
+        return is_active(member)
+
+    @admin.display(description=_("reason"), ordering="reason")
+    def reason_text(self, member: ListMember) -> str:
+        """Return the reason."""
+        return shown(member.reason)
+
+
+def _around(text: str) -> list[str]:
+    """Return the subjects of the address or network, and of all networks around it; none for other texts."""
+    try:
+        kind, _colon, value = canonical_subject(text).partition(":")
+        network = ip_network(value) if kind == "ip" else None
+    except (ValidationError, ValueError):
+        return []
+    if network is None:
+        return []
+    found = [f"ip:{network.supernet(new_prefix=bits)}" for bits in range(network.prefixlen + 1)]
+    # A single address is stored with or without its prefix length.
+    return [*found, f"ip:{network.network_address}"] if network.num_addresses == 1 else found

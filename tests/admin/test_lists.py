@@ -1,0 +1,239 @@
+"""Subject lists in the admin: pasting and removing members, search, sizes and permissions."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connection
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_ratequota import check_request
+from django_ratequota.models import ListMember, PolicyChange, RatePolicy, SubjectList
+from tests.support.operators import client_of, text_of
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+BASE = "/admin/django_ratequota"
+MEMBERS = f"{BASE}/listmember/"
+
+
+@pytest.fixture(autouse=True)
+def identifiers(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
+
+
+@pytest.fixture
+def operator() -> Client:
+    return client_of(superuser=True)
+
+
+@pytest.fixture
+def bots() -> SubjectList:
+    return SubjectList.objects.create(name="Bad bots")
+
+
+def page(bots: SubjectList, verb: str = "add") -> str:
+    return f"{BASE}/subjectlist/{bots.pk}/{verb}-members/"
+
+
+def held() -> list[tuple[Any, ...]]:
+    return list(ListMember.objects.order_by("pk").values_list("user__username", "subject", "reason"))
+
+
+def blocked(address: str) -> bool:
+    return not check_request(RequestFactory().get("/", REMOTE_ADDR=address)).allowed
+
+
+def test_pasted_members_are_in_the_list_at_the_next_request(operator: Client, bots: SubjectList) -> None:
+    User.objects.create(username="alice")
+    RatePolicy.objects.create(subject_list=bots, rates="blocked")
+    assert not blocked("203.0.113.9")
+    day = (timezone.localdate() + timedelta(days=30)).isoformat()
+    text = f"# seen on Monday\n203.0.113.0/24\n\nip:198.51.100.7 until {day} # OPS-7\nuser:alice\n"
+    text += "tenant:a b\n203.0.113.0/24"
+    reply = operator.post(page(bots), {"text": text, "change_reason": "OPS-1"}, follow=True)
+    assert "Bad bots: 4 members were added. 1 was there already." in text_of(reply)
+    assert held() == [
+        (None, "ip:203.0.113.0/24", ""),
+        (None, "ip:198.51.100.7", "OPS-7"),
+        ("alice", None, ""),
+        (None, "tenant:a b", ""),
+    ]
+    ends_at = ListMember.objects.get(subject="ip:198.51.100.7").ends_at
+    assert timezone.localtime(ends_at) == timezone.make_aware(datetime.fromisoformat(day)) + timedelta(days=1)
+    assert blocked("203.0.113.9")
+    assert blocked("198.51.100.7")
+    assert not blocked("198.51.100.8")
+    changes = PolicyChange.objects.filter(model="listmember")
+    assert {(c.actor.username, c.reason) for c in changes.order_by("pk")[:1]} == {("operator", "OPS-1")}
+    assert changes.count() == 4
+
+
+def test_all_bad_lines_are_listed_and_nothing_is_lost(operator: Client, bots: SubjectList) -> None:
+    text = "203.0.113.7\nalice\nuser:nobody\n203.0.113.7/24\n10.0.0.1 until tomorrow\n10.0.0.2 until 2001-01-01"
+    content = text_of(operator.post(page(bots), {"text": text}))
+    assert not ListMember.objects.exists()
+    assert text in content, "the text is still there"
+    for words in (
+        "Line 2, “alice”: Write an address, a network, or kind:value, where kind is one of ip, user, tenant.",
+        "Line 3, “user:nobody”: There is no user with this login name.",
+        "Line 4, “203.0.113.7/24”: ",
+        "Line 5, “10.0.0.1”: Write the end as a day, such as until 2026-12-31",
+        "Line 6, “10.0.0.2”: This end is over already.",
+    ):
+        assert words in content
+    assert "Line 1" not in content
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("bots.txt", b"203.0.113.7 # OPS-7\r\n198.51.100.0/24\r\n"),
+        ("bots.CSV", b"member;end;reason\n203.0.113.7;;OPS-7\n198.51.100.0/24;;\n"),
+        ("bots.csv", b'"203.0.113.7","","OPS-7"\n"198.51.100.0/24"\n'),
+        ("bots.csv", "203.0.113.7\t\tOPS-7\r\n198.51.100.0/24\t\t".encode("utf-16")),
+    ],
+)
+def test_files_are_read(operator: Client, bots: SubjectList, name: str, content: bytes) -> None:
+    reply = operator.post(page(bots), {"file": SimpleUploadedFile(name, content)}, follow=True)
+    assert "2 members were added." in text_of(reply)
+    assert held() == [(None, "ip:203.0.113.7", "OPS-7"), (None, "ip:198.51.100.0/24", "")]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "Paste at least one line, or choose a file."),
+        ({"text": "# only a comment"}, "Paste at least one line, or choose a file."),
+        ({"text": "10.0.0.1", "file": b"10.0.0.2"}, "Paste lines or choose a file, not both."),
+        ({"file": b"\xff\xfa\x00"}, "this is not"),
+    ],
+)
+def test_a_form_without_lines_says_what_to_do(
+    operator: Client, bots: SubjectList, data: dict[str, Any], message: str
+) -> None:
+    if "file" in data:
+        data = {**data, "file": SimpleUploadedFile("bots.txt", data["file"])}
+    assert message in text_of(operator.post(page(bots), data))
+
+
+def test_members_keep_their_dates_unless_the_line_has_others(operator: Client, bots: SubjectList) -> None:
+    soon, past = timezone.now() + timedelta(days=3), timezone.now() - timedelta(days=3)
+    for subject, ends_at in (("ip:10.0.0.1", soon), ("ip:10.0.0.2", past), ("ip:10.0.0.3", None)):
+        ListMember.objects.create(subject_list=bots, subject=subject, ends_at=ends_at, reason="old")
+    lines = "10.0.0.1\n10.0.0.2\n10.0.0.3 until 2999-12-31 # new"
+    support = client_of("add_listmember", name="support")
+    content = text_of(support.post(page(bots), {"text": lines}))
+    assert content.count("It is in the list already, and you may not change its dates.") == 2
+    reply = operator.post(page(bots), {"text": lines}, follow=True)
+    assert "2 have other dates now. 1 was there already." in text_of(reply)
+    rows = {row.subject: (row.ends_at, row.reason) for row in ListMember.objects.all()}
+    assert rows["ip:10.0.0.1"] == (soon, "old")
+    assert rows["ip:10.0.0.2"] == (None, "old"), "it had ended"
+    assert rows["ip:10.0.0.3"][0].year == 3000 or rows["ip:10.0.0.3"][0].year == 2999
+    assert rows["ip:10.0.0.3"][1] == "new"
+
+
+def test_members_are_removed_by_pasting(operator: Client, bots: SubjectList) -> None:
+    others = SubjectList.objects.create(name="Partners")
+    for subject_list in (bots, others):
+        ListMember.objects.create(subject_list=subject_list, subject="ip:10.0.0.1")
+    ListMember.objects.create(subject_list=bots, user=User.objects.create(username="alice"))
+    reply = operator.post(page(bots, "remove"), {"text": "10.0.0.1\nuser:alice\n10.0.0.2"}, follow=True)
+    assert "2 members were removed. 1 was not in the list." in text_of(reply)
+    assert [member.subject_list for member in ListMember.objects.all()] == [others]
+    assert PolicyChange.objects.filter(model="listmember", action="delete").count() == 2
+
+
+def test_the_search_for_an_address_finds_the_networks_around_it(operator: Client, bots: SubjectList) -> None:
+    for subject in ("ip:203.0.113.0/24", "ip:203.0.113.7", "ip:203.0.113.7/32", "ip:203.0.113.8", "ip:2001:db8::/32"):
+        ListMember.objects.create(subject_list=bots, subject=subject)
+
+    def found(text: str) -> set[str]:
+        listed = operator.get(MEMBERS, {"q": text}).context["cl"].result_list
+        return {member.subject for member in listed}
+
+    assert found("203.0.113.7") == {"ip:203.0.113.0/24", "ip:203.0.113.7", "ip:203.0.113.7/32"}
+    assert found("203.0.113.0/25") == {"ip:203.0.113.0/24"}
+    assert found("2001:db8::1") == {"ip:2001:db8::/32"}
+    assert found("113.8") == {"ip:203.0.113.8"}
+
+
+def test_pages_take_the_same_queries_for_any_number_of_members(operator: Client, bots: SubjectList) -> None:
+    def queries() -> list[int]:
+        counts = []
+        for url in (f"{BASE}/subjectlist/", f"{BASE}/subjectlist/{bots.pk}/change/", MEMBERS, page(bots)):
+            with CaptureQueriesContext(connection) as captured:
+                assert len(text_of(operator.get(url))) < 300_000
+            counts.append(len(captured))
+        return counts
+
+    users = [User.objects.create(username=f"user{n}") for n in range(60)]
+    RatePolicy.objects.create(subject_list=bots, rates="blocked")
+    ListMember.objects.create(subject_list=bots, user=users[0])
+    before = queries()
+    ListMember.objects.bulk_create([ListMember(subject_list=bots, user=user) for user in users[1:]])
+    ListMember.objects.bulk_create([ListMember(subject_list=bots, subject=f"ip:10.0.0.{n}") for n in range(200)])
+    assert queries() == before
+
+
+@pytest.mark.parametrize(
+    ("permission", "verb", "status"),
+    [
+        ("add_listmember", "add", 200),
+        ("add_listmember", "remove", 403),
+        ("delete_listmember", "remove", 200),
+        ("change_subjectlist", "add", 403),
+        ("add_ratepolicy", "add", 403),
+    ],
+)
+def test_members_have_permissions_of_their_own(bots: SubjectList, permission: str, verb: str, status: int) -> None:
+    client = client_of(permission)
+    assert client.get(page(bots, verb)).status_code == status
+    assert client.post(page(bots, verb), {"text": "10.0.0.1"}, follow=True).status_code == status
+    assert ListMember.objects.exists() is (verb == "add" and status == 200)
+
+
+def test_who_may_only_edit_members_finds_the_list_and_no_policy(bots: SubjectList) -> None:
+    RatePolicy.objects.create(subject_list=bots, rates="77/min")
+    client = client_of("add_listmember")
+    assert "Bad bots" in text_of(client.get(f"{BASE}/subjectlist/"))
+    content = text_of(client.get(f"{BASE}/subjectlist/{bots.pk}/change/"))
+    assert page(bots) in content
+    assert "77/min" not in content
+    assert client.get(f"{BASE}/ratepolicy/").status_code == 403
+
+
+def test_a_policy_for_a_list_needs_the_permissions_of_ordinary_policies(bots: SubjectList) -> None:
+    data = {
+        "subject_list": bots.pk,
+        "counted_per": "caller",
+        "rates": "5/min",
+        "algorithm": "gcra",
+        "mode": "enforce",
+    }
+    content = text_of(client_of("grant_override", name="support").post(f"{BASE}/ratepolicy/add/", data))
+    assert "You may only edit overrides." in content
+    assert client_of("add_ratepolicy").post(f"{BASE}/ratepolicy/add/", data).status_code == 302
+    assert RatePolicy.objects.get().audience == "list Bad bots"
+
+
+def test_the_list_of_policies_is_filtered_by_list(operator: Client, bots: SubjectList) -> None:
+    RatePolicy.objects.create(subject_list=bots, rates="77/min")
+    RatePolicy.objects.create(rates="99/min")
+    for query in (
+        {"audience": "list"},
+        {"audience": "override"},
+        {"subject_list__id__exact": bots.pk},
+        {"q": "bots"},
+    ):
+        listed = operator.get(f"{BASE}/ratepolicy/", query).context["cl"].result_list
+        assert [policy.rates for policy in listed] == ["77/min"]
+    listed = operator.get(f"{BASE}/ratepolicy/", {"audience": "everyone"}).context["cl"].result_list
+    assert [policy.rates for policy in listed] == ["99/min"]
