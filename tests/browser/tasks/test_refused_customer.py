@@ -1,0 +1,80 @@
+"""A customer complains of refusals: support finds out why, and raises all that refused them for two hours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from playwright.sync_api import expect
+
+from django_ratequota.models import RatePolicy
+from django_ratequota.monitoring.collector import collector
+from tests.browser.desk import Desk
+from tests.browser.pages import PAGES
+from tests.browser.scene import Scene
+from tests.browser.test_enforcement import ask
+
+Desks = Callable[..., Desk]
+
+
+def refuse_carol(desk: Desks, scene: Scene) -> Desk:
+    """Open a desk, after carol was refused at search."""
+    scene.free_search.rates = "10/hour"  # by the minute, units would come back while the pages are checked
+    scene.free_search.save()
+    own = desk()
+    assert [ask(own.page, "carol").status for _ in range(3)] == [200, 200, 429]
+    collector.flush()
+    return own
+
+
+def test_all_that_refused_a_customer_is_raised_for_two_hours(desk: Desks, scene: Scene) -> None:
+    own = refuse_carol(desk, scene)
+    page = own.open(PAGES["explain"].path(scene))
+    with own.task(clicks=3, pages=3):
+        page.get_by_label("Customer or refusal").fill("carol")
+        page.get_by_label("Customer or refusal").press("Enter")
+        recent = page.locator("section").filter(has_text="Refused in the last 24 hours")
+        expect(recent.get_by_role("row").filter(has_text="GET search")).to_contain_text("search/hour")
+        recent.get_by_role("link", name="for 2 hours").click()
+        expect(page.get_by_role("radio", name="for 2 hours")).to_be_checked()
+        page.get_by_label("Reason").fill("Ticket 4714")
+        page.get_by_role("button", name="Yes, grant them").click()
+        expect(page.locator(".messagelist .success")).to_contain_text("10/hour → 20/hour")
+    assert [ask(page, "carol").status for _ in range(3)] == [200, 200, 429]
+    boost = RatePolicy.objects.get(user=scene.carol)
+    assert (boost.rates, boost.reason, boost.ends_at is None) == ("20/hour", "Ticket 4714", False)
+
+
+def test_from_the_start_page_of_the_app(desk: Desks, scene: Scene) -> None:
+    own = refuse_carol(desk, scene)
+    page = own.open("/admin/django_ratequota/")
+    with own.task(clicks=4, pages=4):
+        page.get_by_role("link", name="Explain", exact=True).first.click()
+        page.get_by_label("Customer or refusal").fill("carol")
+        page.get_by_label("Customer or refusal").press("Enter")
+        page.get_by_role("link", name="for 2 hours").click()
+        page.get_by_label("Reason").fill("Ticket 4714")
+        page.get_by_role("button", name="Yes, grant them").click()
+        expect(page.locator(".messagelist .success")).to_be_visible()
+
+
+def test_from_the_customers_own_page(desk: Desks, scene: Scene) -> None:
+    own = refuse_carol(desk, scene)
+    page = own.open(f"/admin/auth/user/{scene.carol.pk}/change/")
+    with own.task(clicks=3, pages=3):
+        page.get_by_role("link", name="Quota", exact=True).click()
+        page.get_by_role("link", name="for 2 hours").click()
+        page.get_by_label("Reason").fill("Ticket 4714")
+        page.get_by_role("button", name="Yes, grant them").click()
+        expect(page.locator(".messagelist .success")).to_be_visible()
+
+
+def test_the_pages_are_fit_for_everybody(desk: Desks, scene: Scene) -> None:
+    own = refuse_carol(desk, scene)
+    page = own.open(f"/admin/django_ratequota/ratepolicy/explain/?user={scene.carol.pk}")
+    own.look()
+    page.get_by_role("link", name="until a date").click()
+    expect(page.get_by_role("radio", name="until the date below")).to_be_checked()
+    own.look()
+    page.get_by_role("button", name="Yes, grant them").click()
+    expect(page.get_by_text("Nothing was granted.")).to_be_visible()
+    own.look()
