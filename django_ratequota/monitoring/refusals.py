@@ -19,7 +19,7 @@ from ..engine.decision import Decision
 from ..engine.types import BucketStatus
 from ..store.base import reading
 from ..utils.addresses import network_of
-from .packing import DAY, pairs, read
+from .packing import DAY, read
 from .records import MAX_NAME, DecisionRecord, stored_name
 
 _REFUSAL_ID = re.compile("[a-z2-7]{10}")
@@ -106,7 +106,8 @@ def refusals(most: int = 50) -> tuple[Refusal, ...]:
 def caller_refusals(caller: str) -> CallerRefusals:
     """Return the refusals of a caller, such as ``user:42``, in the last day."""
     day = ("+inf", time.time() - DAY, "BYSCORE", "REV", "LIMIT", 0, SEARCHED, "WITHSCORES")
-    found = [(refusal_id.decode(), float(at)) for refusal_id, at in pairs(read("ZRANGE", "refused_at", *day))]
+    flat = iter(read("ZRANGE", "refused_at", *day))
+    found = [(refusal_id.decode(), float(at)) for refusal_id, at in zip(flat, flat, strict=True)]
     name = stored_name(caller)
     return CallerRefusals(
         refusals=tuple(one for one in _read_refusals([pk for pk, _at in found]) if one.caller == name),
