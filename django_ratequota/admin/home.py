@@ -17,7 +17,7 @@ from .formatting import moment, number_text, percent, shown
 from .names import caller_text, deleted, object_names, usernames
 from .pages import may_view, mode_text, model_url, reply
 from .usage import workers
-from .usage.counts import sum_counts, sums_by_id
+from .usage.counts import most_refused, sum_counts
 from .usage.labels import explain_url
 
 #: Endpoints, callers and changes that are listed.
@@ -72,7 +72,7 @@ def _refusals(site: Any) -> dict[str, Any]:
         return {"error": error}
     hour, tops = found
     total = sum_counts(hour.total)
-    refused = [(pk, counts) for pk, counts in sums_by_id(hour.endpoints)[:_LISTED] if counts.refused]
+    refused = [(pk, counts) for pk, counts in most_refused(hour.endpoints)[:_LISTED] if counts.refused]
     names = object_names(Endpoint, [pk for pk, _counts in refused if pk], lambda endpoint: endpoint.name)
     users = usernames([top.caller for top in tops])
     return {
