@@ -161,11 +161,7 @@ def _until(block: RatePolicy) -> str:
 
 def _hits(hits: blocks.Hits) -> str:
     words = {"requests": number_text(hits.requests), "callers": number_text(hits.callers)}
-    text = gettext("%(requests)s requests in the last hour")
+    text = ngettext("%(requests)s request in the last hour", "%(requests)s requests in the last hour", hits.requests)
     if hits.callers > 1:
-        text = ngettext(
-            "%(requests)s requests of %(callers)s caller in the last hour",
-            "%(requests)s requests of %(callers)s callers in the last hour",
-            hits.callers,
-        )
+        text = gettext("%(requests)s requests of %(callers)s callers in the last hour")
     return (gettext("at least %s") % text if hits.sampled else text) % words
