@@ -83,9 +83,8 @@ class BlockPage(AdminPage):
         targets = []
         for name, block in proposed.items():
             hits = recorded and blocks.hits(block, recorded[0], sampled=recorded[1])
-            targets.append(
-                (name, f"{_audience(block)}: {_hits(hits) if hits else gettext('recent requests unknown')}")
-            )
+            recent = _hits(hits) if hits else gettext("recent requests unknown")
+            targets.append((name, f"{_audience(block)}: {recent}"))
         radio = forms.RadioSelect(attrs={"autofocus": True})
         fields: dict[str, Any] = {
             "target": forms.ChoiceField(label=_("Who"), choices=targets, initial=targets[0][0], widget=radio)
