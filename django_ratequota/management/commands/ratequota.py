@@ -10,18 +10,18 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 
 from ...exceptions import StoreError
-from .. import callers, maintenance, policyfile
+from .. import callers, history, maintenance, policyfile
 
 
 class Command(BaseCommand):
     """One command with a verb for each task; ``explain``, ``status`` and ``export`` change nothing."""
 
-    help = "Explain, reset, publish, roll up, inspect, export and import rate limits."
+    help = "Explain, reset, publish, roll up, inspect, export, import and undo rate limits."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the verbs; the function of each is its option ``run``, and may yield lines to print."""
         verbs = parser.add_subparsers(dest="verb", required=True)
-        for module in (callers, maintenance, policyfile):
+        for module in (callers, maintenance, policyfile, history):
             module.add_verbs(verbs)
         verbs.metavar = " | ".join(verbs.choices)
 
