@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from playwright.sync_api import expect
+
+from django_ratequota.monitoring import health
 
 from .desk import Desk
 from .pages import PAGES
@@ -27,6 +30,7 @@ def test_what_was_decided_is_seen_and_leads_to_its_reason(desk: Desks, scene: Sc
 
 
 def test_a_bar_shows_how_full_the_tightest_limit_of_a_busy_caller_is(desk: Desks, scene: Scene) -> None:
+    health.report()
     own = desk()
     page = own.open(PAGES["live usage"].path(scene) + f"&endpoint={scene.search.pk}")
     row = page.get_by_role("region", name="Most requests admitted").get_by_role("row", name="user dave")
@@ -38,6 +42,6 @@ def test_a_bar_shows_how_full_the_tightest_limit_of_a_busy_caller_is(desk: Desks
         for part in (".ratequota-all", ".ratequota-used")
     ]
     assert 0 < shares[1] <= shares[0]
-    # The time of the revision in words, its number as text to copy.
-    expect(page.locator(".ratequota-usage-proof")).to_contain_text("Revision")
+    # The revision is a time, with its number to copy.
+    expect(page.locator(".ratequota-usage-proof code")).to_have_text(re.compile(r"^\d{16}$"))
     own.look()
