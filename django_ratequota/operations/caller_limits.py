@@ -45,8 +45,8 @@ def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True)
     """Return the limits at one endpoint and those for all endpoints together; ``scope`` None = at every endpoint.
 
     Makes one call to Redis, within the deadline of a decision, and none while its breaker is open. Without ``ask``
-    it makes none, and no limit has a status. With ``ENABLED = False`` there are no limits. Raises ``LookupError`` when
-    no endpoint has that name, and ``django.db.Error`` when no policies were ever read.
+    it makes none, and no limit has a status. With ``ENABLED = False`` there are no limits. Raises ``LookupError``
+    when no endpoint has that name, and ``django.db.Error`` when no policies were ever read.
     """
     limiter = limiter_or_error()
     call = limiter.store.call() if ask and not isinstance(limiter, StoreError) else None
