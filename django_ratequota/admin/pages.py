@@ -158,4 +158,5 @@ def unanswered(reason: str, then: Any = "") -> str:
         return _("This needs Redis, and each worker counts in memory (memory://).")
     if reason == "disabled":
         return _("This needs Redis, which is not used while nothing is enforced.")
-    return f"{_('Redis did not answer (%(reason)s).') % {'reason': reason}} {then}".strip()
+    text = _("Redis did not answer (%(reason)s).") % {"reason": reason}
+    return f"{text} {then}".strip()

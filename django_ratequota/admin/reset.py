@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from django import forms
@@ -54,6 +54,10 @@ class CountersPage(AdminPage):
         """Return whether the operator may reset what was counted for the policy."""
         return bool(self.admin.has_reset_permission(request, obj))
 
+    def form_for(self, buckets: Iterable[Bucket]) -> type[forms.Form]:
+        """Return the form that asks about these counters."""
+        return self.form_class
+
     def confirm(
         self,
         request: Any,
@@ -66,7 +70,7 @@ class CountersPage(AdminPage):
         Once confirmed, call ``change`` with the form. Return None then, unless it has added an error to the form.
         """
         confirmed = request.method == "POST" and "post" in request.POST
-        form = self.form_class(request.POST if confirmed else None)
+        form = self.form_for(rows)(request.POST if confirmed else None)
         if confirmed and rows and form.is_valid():
             change(form)
             if not form.errors:

@@ -14,7 +14,6 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange, RatePolicy
-from ..monitoring import timeline as timelines
 from ..monitoring.refusals import Refusal, would_be_refusals
 from ..monitoring.timeline import Counts, Span, TopCaller
 from ..recording.databases import policy_alias
@@ -23,7 +22,17 @@ from .base import ChangeReasonForm
 from .formatting import moment, number_text, percent, shown
 from .names import caller_text, usernames
 from .pages import AdminPage, reply
-from .usage.counts import SPANS, Selection, cells, chart, newest_refusals, sum_counts, top_callers, totals
+from .usage.counts import (
+    SPANS,
+    Selection,
+    cells,
+    chart,
+    newest_refusals,
+    read_timeline,
+    sum_counts,
+    top_callers,
+    totals,
+)
 from .usage.labels import explain_url
 
 _MOST_CALLERS = 20
@@ -93,13 +102,13 @@ class RolloutPage(AdminPage):
 
         def read() -> tuple[Any, Any, Any]:
             newest = would_be_refusals(policy.pk, _MOST_REFUSALS) if logs else newest_refusals(selection, {}, 20)
-            return timelines.timeline(selection.span), top_callers(selection, _MOST_CALLERS), newest
+            return read_timeline(selection), top_callers(selection, _MOST_CALLERS), newest
 
         found, store_error = reply(read)
         if found is None:
             return {"store_error": store_error}
         timeline, tops, newest = found
-        counts = sum_counts(selection.counts(timeline))
+        counts = sum_counts(timeline.total)
         callers = tops["would_refuse" if logs else "refused"]
         names = usernames([*(top.caller for top in callers), *(refusal.caller for refusal in newest)])
         return {

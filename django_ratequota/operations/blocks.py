@@ -149,8 +149,9 @@ def cautions(block: RatePolicy, operator: Caller) -> list[str]:
     facts = policy_facts(block)
     sentences = []
     names = {"audience": block.audience}
-    is_operator = facts.user == operator.user_id if facts.user else not other_audience(facts, operator, None)
-    if is_operator:
+    if facts.user and facts.user == operator.user_id:
+        sentences.append(_("%(audience)s is you: your own requests would be refused.") % names)
+    elif not facts.user and not other_audience(facts, operator, None):
         sentences.append(_("%(audience)s includes you: your own requests would be refused.") % names)
     network = facts.network
     documented = network is not None and any(

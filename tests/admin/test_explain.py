@@ -681,7 +681,7 @@ def test_without_an_endpoint_nothing_is_said_to_be_admitted(operator: Client, al
     """Regression: the customer was refused at search, and the page said that the next request would be admitted."""
     text = explain(operator, user=alice.pk)
     assert "would be admitted" not in text
-    assert "The policies for all endpoints have room for a request of 1 unit. Choose an endpoint" in text
+    assert "The policies for all endpoints have room for 1 unit. Choose an endpoint" in text
     assert "would be admitted" in explain(operator, user=alice.pk, path="/search/")
     RatePolicy.objects.filter(user=alice).update(rates="blocked")
     assert "would be refused by all/blocked" in explain(operator, user=alice.pk)

@@ -151,7 +151,7 @@ def test_the_page_says_who_would_be_hit(operator: Client, alice: User, monkeypat
     check_from(alice, address="203.0.113.7")
     collector.flush()
     page = text_of(operator.get(URL, {"caller": f"user:{alice.pk}", "ip": "ip:203.0.113.7"}))
-    assert f"user:{alice.pk} (alice): 1 requests in the last hour" in page
+    assert f"user:{alice.pk} (alice): 1 request in the last hour" in page
     assert "ip:203.0.113.7: 4 requests of 2 callers in the last hour" in page
     assert "ip:203.0.113.0/24: 6 requests of 3 callers in the last hour" in page
 
@@ -164,7 +164,7 @@ def test_the_operator_is_warned_of_blocking_themselves_or_a_proxy(settings: Any)
         name: blocks.cautions(blocks.propose_block(name), Caller(request))
         for name in (f"user:{support.pk}", "ip:10.0.0.0/24", "ip:10.1.0.0/24", "ip:203.0.113.7", "ip:2001:db8::/64")
     }
-    you, private = "includes you: your own requests would be refused.", "is private, and TRUSTED_PROXIES is empty"
+    you, private = "you: your own requests would be refused.", "is private, and TRUSTED_PROXIES is empty"
     assert [[you in text or (private in text and None) for text in texts] for texts in found.values()] == [
         [True],
         [True, None],

@@ -429,6 +429,34 @@ def test_units_are_given_back_and_recorded(operator: Client, alice: User) -> Non
     assert "granted" in page
 
 
+@pytest.mark.parametrize(
+    ("buckets", "label", "done"),
+    [
+        (["search/min"], "Requests to give back", "2 requests were given back to 1 counter."),
+        (["search/hour"], "Units to give back", "2 units were given back to 1 counter."),
+        (
+            ["search/min", "search/hour"],
+            "Units (or requests, where these are counted)",
+            "2 units were given back to 2",
+        ),
+    ],
+)
+def test_counters_of_requests_are_given_back_requests(
+    operator: Client, alice: User, buckets: list[str], label: str, done: str
+) -> None:
+    """Regression: the page spoke of units where a request counts as one, whatever its cost."""
+    RatePolicy.objects.filter(plan__isnull=False).update(rates="60 requests/min gcra, 900/hour")
+    titles = {
+        bucket: next(title for title in remaining_units(alice) if title.startswith(bucket)) for bucket in buckets
+    }
+    for _ in range(3):
+        check_from(alice, scope="search", cost=5)
+    url = f"{GRANT}?{query(alice, bucket=list(titles.values()))}"
+    assert label in text_of(operator.get(url))
+    assert operator.post(url, {"post": "yes", "units": "2", "reason": "R"}).status_code == 302
+    assert done in explain(operator, user=alice.pk)
+
+
 def test_no_more_units_are_given_back_than_were_used(operator: Client, alice: User) -> None:
     for _ in range(3):
         check_from(alice, scope="search")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django import forms
@@ -31,6 +32,25 @@ class GrantForm(ReasonForm):
         label=_("Units to give back"), min_value=1, max_value=MAX_UNITS, widget=AdminIntegerFieldWidget
     )
     field_order = ["units", "reason"]
+
+
+class RequestsForm(GrantForm):
+    """The requests to give back, to counters that count these, and the reason."""
+
+    units = forms.IntegerField(
+        label=_("Requests to give back"), min_value=1, max_value=MAX_UNITS, widget=AdminIntegerFieldWidget
+    )
+
+
+class EitherForm(GrantForm):
+    """What to give back to counters some of which count requests, and the reason."""
+
+    units = forms.IntegerField(
+        label=_("Units (or requests, where these are counted) to give back"),
+        min_value=1,
+        max_value=MAX_UNITS,
+        widget=AdminIntegerFieldWidget,
+    )
 
 
 class CallerCountersPage(CountersPage):
@@ -95,10 +115,17 @@ class GrantPage(CallerCountersPage):
     form_class = GrantForm
     title = _("Give units back")
     lead = _(
-        "The units entered below are given back to each of these counters. The limits and "
-        "the counters of other callers stay unchanged."
+        "What you enter below is given back to each of these counters. The limits and the counters of other callers "
+        "stay unchanged."
     )
     yes = _("Yes, give them back")
+
+    def form_for(self, buckets: Iterable[Bucket]) -> type[forms.Form]:
+        """Return the form that names what these counters count."""
+        counted = {bucket.rate.counts for bucket in buckets}
+        if "requests" not in counted:
+            return GrantForm
+        return RequestsForm if len(counted) == 1 else EitherForm
 
     def change(self, buckets: list[Bucket], data: dict[str, Any]) -> tuple[tuple[BucketStatus, ...], str]:
         """Give the units to each counter. Raises ``ValidationError`` where one has used fewer."""
@@ -108,6 +135,12 @@ class GrantPage(CallerCountersPage):
             "%(units)d units were given back to %(count)d counters.",
             len(before),
         )
+        if self.form_for(buckets) is RequestsForm:
+            text = ngettext(
+                "%(units)d requests were given back to %(count)d counter.",
+                "%(units)d requests were given back to %(count)d counters.",
+                len(before),
+            )
         return before, text % {"units": data["units"], "count": len(before)}
 
 

@@ -83,9 +83,8 @@ class BlockPage(AdminPage):
         targets = []
         for name, block in proposed.items():
             hits = recorded and blocks.hits(block, recorded[0], sampled=recorded[1])
-            targets.append(
-                (name, f"{_audience(block)}: {_hits(hits) if hits else gettext('recent requests unknown')}")
-            )
+            recent = _hits(hits) if hits else gettext("recent requests unknown")
+            targets.append((name, f"{_audience(block)}: {recent}"))
         radio = forms.RadioSelect(attrs={"autofocus": True})
         fields: dict[str, Any] = {
             "target": forms.ChoiceField(label=_("Who"), choices=targets, initial=targets[0][0], widget=radio)
@@ -161,11 +160,7 @@ def _until(block: RatePolicy) -> str:
 
 def _hits(hits: blocks.Hits) -> str:
     words = {"requests": number_text(hits.requests), "callers": number_text(hits.callers)}
-    text = gettext("%(requests)s requests in the last hour")
+    text = ngettext("%(requests)s request in the last hour", "%(requests)s requests in the last hour", hits.requests)
     if hits.callers > 1:
-        text = ngettext(
-            "%(requests)s requests of %(callers)s caller in the last hour",
-            "%(requests)s requests of %(callers)s callers in the last hour",
-            hits.callers,
-        )
+        text = gettext("%(requests)s requests of %(callers)s callers in the last hour")
     return (gettext("at least %s") % text if hits.sampled else text) % words

@@ -18,6 +18,7 @@ from ...operations import boosts
 from ...operations.boosts import Proposal
 from ...recording.databases import policy_alias
 from ..formatting import moment, shown
+from ..names import described_callers
 from ..pages import reply, unanswered
 from .boost import BOOST_LENGTHS, BoostPage, warnings_about
 from .dated import LENGTHS, dated_form
@@ -40,7 +41,9 @@ class BoostAllPage(BoostPage):
             found, error = reply(lambda: refusals.caller_refusals(caller))
             proposals, without = boosts.propose_boosts(found.refusals if found else ())
             if proposals:
-                page = self._ask(request, proposals, without, {"back": back, "who": shown(caller)})
+                page = self._ask(
+                    request, proposals, without, {"back": back, "who": described_callers([caller])[caller]}
+                )
             else:
                 self._say_why(request, error, without)
         return page or HttpResponseRedirect(back)

@@ -248,9 +248,10 @@ def _verdict(explanation: Explanation, *, everywhere: bool) -> str:
     if explanation.exempt:
         return gettext("Nothing limits this request: %(why)s.") % {"why": shown(explanation.exempt)}
     if decision.allowed and everywhere:
-        text = gettext(
-            "The policies for all endpoints have room for a request of %(count)d unit. Choose an endpoint to check "
-            "its own policies too."
+        text = ngettext(
+            "The policies for all endpoints have room for %(count)d unit. Choose an endpoint to check its own too.",
+            "The policies for all endpoints have room for %(count)d units. Choose an endpoint to check its own too.",
+            cost,
         )
         return text % {"count": cost}
     if decision.allowed:
