@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from django.db.models import Count
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -99,13 +100,15 @@ def _refusals(site: Any) -> dict[str, Any]:
 
 
 def _changes(site: Any, request: Any) -> dict[str, Any]:
-    """Return how many changes the last day had, and the newest of them."""
+    """Return how many saves the last day had, and the newest of them: an import of thousands of rows is one."""
     since = timezone.now() - timedelta(days=1)
     # In the order of the times, which have an index: without any change of the day, no others are read.
-    recent = PolicyChange.objects.filter(at__gte=since).order_by("-at", "-pk")
+    recent = PolicyChange.objects.filter(at__gte=since, first=True).order_by("-at", "-pk")
     count = recent[: _COUNTED + 1].count()
     newest = list(recent.select_related("actor")[:_LISTED])
     names = RelatedNames(newest)
+    rows = PolicyChange.objects.filter(change_id__in=[change.change_id for change in newest]).order_by()
+    sizes = dict(rows.values_list("change_id").annotate(Count("pk")))
     most = _("more than %(count)s changes") % {"count": number_text(_COUNTED)}
     some = ngettext("%(count)s change", "%(count)s changes", count) % {"count": number_text(count)}
     return {
@@ -114,8 +117,10 @@ def _changes(site: Any, request: Any) -> dict[str, Any]:
         "rows": [
             {
                 "at": moment(change.at, seconds=True),
-                "url": model_url(site, PolicyChange, "change", change.pk),
+                "url": model_url(site, PolicyChange, "save", change.change_id)
+                or model_url(site, PolicyChange, "change", change.pk),
                 "text": shown(change),
+                "more": sizes[change.change_id] - 1,
                 "what": names.summary(change),
                 "actor": shown(change.actor.get_username()) if change.actor else "",
                 "reason": shown(change.reason),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection
+from django.db import connection, transaction
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -20,6 +20,7 @@ from django_ratequota.engine.keys import statistics_key
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.monitoring import health
 from django_ratequota.monitoring.collector import collector
+from django_ratequota.recording.recorder import recorded_as
 from django_ratequota.runtime import default_limiter
 from tests.admin.test_permissions import client_of
 from tests.support import operators
@@ -97,6 +98,14 @@ def test_changes_of_the_day_name_who_changed_what_and_why() -> None:
     every, one = (unescape(link) for link in re.findall(r'href="(/admin/django_ratequota/policychange/[^"]+)"', text))
     assert list(client.get(every).context["cl"].queryset) == [PolicyChange.objects.latest("pk")]
     assert client.get(one).status_code == 200
+
+
+def test_a_save_of_several_rows_is_one_change() -> None:
+    with recorded_as(None, "Imported"), transaction.atomic():
+        for number in range(4):
+            Plan.objects.create(name=f"p{number}", slug=f"p{number}")
+    found = parts(client_of("superuser"))["changes"]
+    assert re.fullmatch(r"Changes of the last day 1 change created: p0 and 3 more .* UTC · Imported", found)
 
 
 def test_more_changes_than_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
