@@ -1,0 +1,63 @@
+"""Undo yesterday's edit: all objects of a save by three clicks from the history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from playwright.sync_api import expect
+
+from django_ratequota.models import RatePolicy
+from django_ratequota.recording.recorder import recorded_as
+from tests.browser.desk import Desk
+from tests.browser.scene import Scene
+
+Desks = Callable[..., Desk]
+
+
+def edit(scene: Scene) -> None:
+    """One save that edits the policies of the plan Free, creates a policy and deletes another."""
+    with recorded_as(scene.operators["superuser"], "Ticket 4711 of the fair"):
+        RatePolicy.objects.filter(plan=scene.free).update(rates="1/min", mode="log")
+        RatePolicy.objects.create(plan=scene.pro, endpoint=scene.reports, rates="3/min")
+        scene.override.delete()
+
+
+def test_a_save_of_several_objects_is_undone(desk: Desks, scene: Scene) -> None:
+    before = sorted(RatePolicy.objects.values_list("pk", "rates", "mode"))
+    edit(scene)
+    own = desk()
+    page = own.open("/admin/django_ratequota/policychange/")
+    own.look(once=True)
+    with own.task(clicks=3, pages=3):
+        row = page.locator("#result_list tbody tr").filter(has_text="Ticket 4711 of the fair")
+        row.locator("th a").click()
+        expect(page.get_by_text("It will be created again with its old id.")).to_be_visible()
+        page.get_by_role("button", name="Undo this save").click()
+        expect(page.get_by_text("5 objects were restored.")).to_be_visible()
+    assert sorted(RatePolicy.objects.values_list("pk", "rates", "mode")) == before
+
+
+def test_what_is_undone_is_shown_with_later_edits(desk: Desks, scene: Scene) -> None:
+    edit(scene)
+    RatePolicy.objects.filter(pk=scene.free_search.pk).update(rates="2/min")
+    own = desk()
+    page = own.open("/admin/django_ratequota/policychange/")
+    page.locator("#result_list tbody tr").filter(has_text="Ticket 4711 of the fair").locator("th a").click()
+    expect(page.get_by_text("It was edited again since then, and stays as it is")).to_have_count(1)
+    own.look()
+    page.get_by_label("Undo these as well").check()
+    page.get_by_label("Reason").fill("Ticket 4712")
+    page.get_by_role("button", name="Undo this save").click()
+    expect(page.get_by_text("5 objects were restored.")).to_be_visible()
+    scene.free_search.refresh_from_db()
+    assert (scene.free_search.rates, scene.free_search.mode) == ("10/min", "enforce")
+    assert scene.last_change().reason == "Ticket 4712"
+
+
+def test_a_viewer_sees_which_permission_is_missing(desk: Desks, scene: Scene) -> None:
+    edit(scene)
+    own = desk("viewer")
+    page = own.open(f"/admin/django_ratequota/policychange/save/{scene.last_change().change_id}/")
+    expect(page.get_by_text("You need the permission “Can change rate policy”.")).to_have_count(3)
+    expect(page.get_by_role("button", name="Undo this save")).to_have_count(0)
+    own.look(once=True)

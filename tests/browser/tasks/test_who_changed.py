@@ -1,0 +1,34 @@
+"""Who changed Pro, and why: two clicks from the list of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from playwright.sync_api import expect
+
+from django_ratequota.models import PlanAssignment, RatePolicy
+from django_ratequota.recording.recorder import recorded_as
+from tests.browser.desk import Desk
+from tests.browser.scene import Scene
+
+Desks = Callable[..., Desk]
+
+
+def test_a_plans_history_says_who_changed_its_policies_and_why(desk: Desks, scene: Scene) -> None:
+    anna = scene.dave
+    with recorded_as(anna, "The contract of Acme"):
+        RatePolicy.objects.filter(plan=scene.pro, endpoint=scene.search).update(rates="2000/min")
+    PlanAssignment.objects.create(user=scene.carol, plan=scene.pro)
+    own = desk()
+    page = own.open("/admin/django_ratequota/plan/")
+    with own.task(clicks=2, pages=2):
+        page.get_by_role("link", name="Pro", exact=True).click()
+        page.get_by_role("link", name="History", exact=True).click()
+        expect(page.get_by_role("heading", name=f"History of Pro (id {scene.pro.pk})")).to_be_visible()
+        row = page.locator("#result_list tbody tr").first
+        for text in ("dave", "rates: 1000/min → 2000/min", "The contract of Acme"):
+            expect(row).to_contain_text(text)
+    expect(page.get_by_role("link", name="2 saves of its assignments")).to_be_visible()
+    own.look()
+    page.get_by_role("link", name="2 saves of its assignments").click()
+    expect(page.locator("#result_list tbody tr")).to_have_count(2)
