@@ -68,10 +68,10 @@ def fields() -> Iterator[str]:
     """Yield the fields of the models with their help texts in the admin."""
     from django.utils import translation
 
-    from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+    from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
 
     with translation.override("en"):
-        for model in (RatePolicy, Endpoint, Plan, PlanAssignment):
+        for model in (RatePolicy, Endpoint, Plan, PlanAssignment, SubjectList, ListMember):
             yield from (f"### {str(model._meta.verbose_name).capitalize()}", "", "| field | meaning |", "|---|---|")
             for field in model._meta.fields:
                 if field.help_text:

@@ -12,10 +12,12 @@ from django.utils.translation import gettext as _
 
 from ..conf import settings
 from ..exceptions import RateQuotaError
-from ..models import RatePolicy
+from ..models import ListMember, RatePolicy
 from ..monitoring.attempts import Attempts
 from ..monitoring.records import UNKNOWN_PLAN, stored_name
 from ..policies.facts import POLICY_COLUMNS, PolicyFacts, policy_facts
+from ..policies.loading import load_members
+from ..policies.members import Members
 from ..policies.precedence import precedence
 from ..policies.requests.caller import UNKNOWN
 from ..policies.snapshot import Group
@@ -66,17 +68,43 @@ def in_audience(policy: PolicyFacts) -> Callable[[Attempts], bool]:
     if policy.network is not None:
         network = policy.network
         if network.version == 6 and network.prefixlen > settings.ipv6_prefix:
-            raise NotEstimable(
-                _("Cannot be estimated: of IPv6 addresses only the first %(bits)d bits are recorded.")
-                % {"bits": settings.ipv6_prefix}
-            )
+            raise _only_first_bits()
         return lambda record: (address := _address(record.ip)) is not None and address in network
+    if policy.list_id is not None:
+        return _in_lists({policy.list_id})
     if policy.subject:
         kind, _colon, value = policy.subject.partition(":")
         return _is_caller(kind, value)
     if policy.plan_id is not None:
         return lambda record: record.plan_id == policy.plan_id
     return lambda _record: True
+
+
+def _in_lists(lists: set[int]) -> Callable[[Attempts], bool]:
+    """Return a function that tells whether a record's caller is in one of the lists now.
+
+    Raises ``NotEstimable`` if the records do not identify every member.
+    """
+    now_us = time.time_ns() // 1000
+    rows = load_members(ListMember.objects.filter(subject_list__in=lists))
+    members = Members().changed({pk: member for pk, member in rows.items() if member.active(now_us)})
+    kinds = members.kinds_of(lists)
+    for kind in kinds - {"ip"}:
+        if not _identifies(kind):
+            raise _not_recorded(kind)
+    if any(isinstance(one.key, tuple) and one.key[0] == 128 and one.key[1] < _unrecorded_bits() for one in members):
+        raise _only_first_bits()
+    names = {stored_name(str(one)) for one in members if one.kind != "ip"}
+    return lambda record: record.caller in names or bool(members.containing(_address(record.ip)))
+
+
+def _unrecorded_bits() -> int:
+    return 128 - int(settings.ipv6_prefix)
+
+
+def _only_first_bits() -> NotEstimable:
+    text = _("Cannot be estimated: of IPv6 addresses only the first %(bits)d bits are recorded.")
+    return NotEstimable(text % {"bits": settings.ipv6_prefix})
 
 
 def _not_recorded(kind: str) -> NotEstimable:
@@ -120,6 +148,7 @@ def _outranking(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], int, b
     now_us = time.time_ns() // 1000
     callers: set[str] = set()
     plans: set[int] = set()
+    lists: set[int] = set()
     networks: list[PolicyFacts] = []
     everyone, unknown = False, 0
     # Values instead of model instances, because there may be a policy for each of thousands of addresses.
@@ -138,17 +167,27 @@ def _outranking(policy: PolicyFacts) -> tuple[Callable[[Attempts], bool], int, b
             callers.add(stored_name(f"{kind}:{value}"))
         elif kind:
             unknown += 1
+        elif rival.list_id is not None:
+            lists.add(rival.list_id)
         elif rival.plan_id is not None:
             plans.add(rival.plan_id)
         else:
             everyone = True
     by_address = Group(networks)
+    listed: Callable[[Attempts], bool] = lambda _record: False  # noqa: E731
+    if lists:
+        try:
+            listed = _in_lists(lists)
+        except NotEstimable:
+            unknown += len(lists)
 
     def outranked(record: Attempts) -> bool:
         if everyone or record.caller in callers or record.plan_id in plans:
             return True
         address = _address(record.ip) if networks else None
-        return address is not None and next(by_address.containing(address), None) is not None
+        if address is not None and next(by_address.containing(address), None) is not None:
+            return True
+        return listed(record)
 
     return outranked, unknown, bool(plans)
 

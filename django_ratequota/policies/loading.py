@@ -49,7 +49,7 @@ def load_snapshot(revision: int, before: Snapshot | None = None) -> Snapshot:
         endpoints={endpoint.pk: endpoint_facts(endpoint) for endpoint in Endpoint.objects.order_by()},
         groups=group_policies(_active_facts(_shared(), _remembered(before))),
         lists=dict(SubjectList.objects.order_by().values_list("pk", "name")),
-        members=Members().changed(_members(ListMember.objects)),
+        members=Members().changed(load_members(ListMember.objects)),
     )
 
 
@@ -69,7 +69,7 @@ def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snap
         endpoints=dict.fromkeys(ids[ENDPOINT]) | {endpoint.id: endpoint for endpoint in endpoints},
         policies=dict.fromkeys(ids[POLICY]) | {policy.id: policy for policy in policies},
         lists=dict.fromkeys(ids[LIST]) | dict(_found(SubjectList.objects.values_list("pk", "name"), ids[LIST])),
-        members=dict.fromkeys(ids[MEMBER]) | _members(ListMember.objects, ids[MEMBER]),
+        members=dict.fromkeys(ids[MEMBER]) | load_members(ListMember.objects, ids[MEMBER]),
     )
 
 
@@ -103,7 +103,7 @@ def _shared() -> Any:
     return RatePolicy.objects.filter(user__isnull=True)
 
 
-def _members(rows: Any, ids: Sequence[int] | None = None) -> dict[int, MemberFacts]:
+def load_members(rows: Any, ids: Sequence[int] | None = None) -> dict[int, MemberFacts]:
     """Return a queryset's members by id (only ``ids`` if not None), without those that ended long ago."""
     plain = not_ended(rows).order_by().values_list(*MEMBER_COLUMNS)
     return {row[0]: member_facts(*row) for row in (plain.iterator() if ids is None else _found(plain, ids))}

@@ -11,7 +11,7 @@ from ..models import Plan
 from ..recording.databases import policy_alias
 from ..recording.recorder import in_batches, record, recorded_as, rows_by_pk
 from .diff import Change, Diff, compare
-from .schema import ENDPOINTS, PLANS, REFERENCES, SECTIONS, Item, Section, model_value
+from .schema import PLANS, REFERENCES, REFERRED, SECTIONS, Item, Section, model_value
 
 #: Unique fields whose values plans may swap.
 _SWAPPED = frozenset({"name", "default_for"})
@@ -52,7 +52,7 @@ def _write(diff: Diff, keys: dict[str, dict[str, Any]], using: str) -> None:
         created = [change.after for change in diff.created if change.section is section and change.after is not None]
         for items in in_batches(created):
             section.model._base_manager.using(using).bulk_create([_new(item, keys) for item in items])
-        if created and section in (PLANS, ENDPOINTS):
+        if created and section in REFERRED:
             names = section.model._base_manager.using(using).values_list(section.identity[0], "pk")
             keys[section.singular] = dict(names)
 

@@ -11,7 +11,7 @@ from typing import Any
 from .document import one_line
 from .export import load
 from .parser import check_sections, parse
-from .schema import ENDPOINTS, PLANS, POLICIES, SECTIONS, Entry, Item, Section, Stored
+from .schema import MEMBERS, POLICIES, REFERRED, SECTIONS, Entry, Item, Section, Stored
 from .validator import Groups, ValidEntries, add_to_group, by_identity
 from .writer import isoformat_utc
 
@@ -84,8 +84,8 @@ def compare(texts: list[str], prune: bool, using: str, lock: bool = False) -> tu
     """
     # The database is read first, so that entries which equal its rows can share their values in memory.
     likely = [section for section in SECTIONS if section.name in texts[0]]
-    # Deleting a plan or endpoint deletes the policies and assignments that refer to it.
-    stored = load(SECTIONS if prune and PLANS in likely else (*likely, POLICIES), using, lock)
+    # Deleting a plan, endpoint or list deletes what refers to it.
+    stored = load(SECTIONS if prune and not set(REFERRED).isdisjoint(likely) else (*likely, POLICIES), using, lock)
     root, entries = parse(texts.pop(), stored)
     sections = check_sections(root, entries)
     for section in sections:
@@ -95,9 +95,9 @@ def compare(texts: list[str], prune: bool, using: str, lock: bool = False) -> tu
     diff = Diff()
     keys = {
         section.singular: {section.identity_of(row.values): row.pk for row in stored[section.name]}
-        for section in (PLANS, ENDPOINTS)
+        for section in REFERRED
     }
-    deleted: dict[str, set[str]] = {"plan": set(), "endpoint": set()}
+    deleted: dict[str, set[str]] = {section.singular: set() for section in REFERRED}
     for section in SECTIONS:
         if section.name not in stored:
             continue
@@ -107,7 +107,7 @@ def compare(texts: list[str], prune: bool, using: str, lock: bool = False) -> tu
             diff.unnamed[section] = len(extra)
         if groups is None or not prune:
             extra = [row for row in extra if any(row.entry.get(name) in names for name, names in deleted.items())]
-        if section in (PLANS, ENDPOINTS):
+        if section in REFERRED:
             deleted[section.singular] = {section.identity_of(row.values) for row in extra}
         diff.changes += [Change(section, row, None) for row in extra]
         diff.changes += [Change(section, *pair) for pair in pairs]
@@ -165,10 +165,15 @@ def _order(one: Stored | Item) -> tuple[str, ...]:
 def _title(section: Section, entry: Entry) -> str:
     """Return a name for the object in messages."""
     if section is POLICIES:
-        audience = entry["plan"] or entry["subject"] or (entry["user"] and f"user {entry['user']}") or "everyone"
+        listed = entry["subject_list"] and f"list {entry['subject_list']}"
+        user = entry["user"] and f"user {entry['user']}"
+        audience = entry["plan"] or listed or entry["subject"] or user or "everyone"
         text = f"policy {audience} × {entry['endpoint'] or 'all endpoints'}"
         text += "" if entry["counted_per"] == "caller" else f" per {entry['counted_per']}"
-    elif section in (PLANS, ENDPOINTS):
+    elif section is MEMBERS:
+        who = entry["subject"] or f"user {entry['user']}"
+        text = f"member {who} of list {entry['subject_list']}"
+    elif section in REFERRED:
         text = f"{section.singular} {entry[section.identity[0]]}"
     else:
         text = f"{section.singular} {entry['user']} × {entry['plan']}"

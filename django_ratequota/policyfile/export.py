@@ -10,7 +10,7 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.db import transaction
 
-from .schema import ENDPOINTS, PLANS, REFERENCES, SECTIONS, VERSION, Entry, Interner, Section, Stored, file_value
+from .schema import REFERENCES, REFERRED, SECTIONS, VERSION, Entry, Interner, Section, Stored, file_value
 from .writer import json_chunks, yaml_chunks
 
 FORMATS = {"yaml": yaml_chunks, "json": json_chunks}
@@ -36,20 +36,17 @@ def _entries(section: Section, rows: list[Stored]) -> Iterator[Entry]:
 def load(sections: tuple[Section, ...], using: str | None = None, lock: bool = False) -> dict[str, list[Stored]]:
     """Return the stored objects by section, in the order of the file; one query per section.
 
-    Plans and endpoints are always included. ``lock`` locks the rows until the transaction ends, by another query,
-    where the database can.
+    Plans, endpoints and lists are always included. ``lock`` locks the rows until the transaction ends, by another
+    query, where the database can.
     """
-    wanted = {section.name: section for section in (*sections, PLANS, ENDPOINTS)}
+    wanted = {section.name: section for section in (*sections, *REFERRED)}
     rows = {
         # Referring rows first: what they refer to is then only missing if it was deleted meanwhile.
         section.name: _rows(section, using, lock)
         for section in reversed(SECTIONS)
         if section.name in wanted
     }
-    referred = {
-        "plan": {pk: slug for pk, slug, *_ in rows["plans"]},
-        "endpoint": {pk: name for pk, name, *_ in rows["endpoints"]},
-    }
+    referred = {section.singular: {pk: name for pk, name, *_ in rows[section.name]} for section in REFERRED}
     return {
         section.name: _ordered(section, list(_named_rows(section, rows[section.name], referred)))
         for section in SECTIONS
@@ -58,7 +55,7 @@ def load(sections: tuple[Section, ...], using: str | None = None, lock: bool = F
 
 
 def _rows(section: Section, using: str | None, lock: bool) -> list[Any]:
-    """Return (primary key, values) of all rows; referred plans and endpoints as primary keys."""
+    """Return (primary key, values) of all rows; what they refer to as primary keys."""
     rows: Any = section.model._base_manager.using(using).order_by("pk")
     if lock and transaction.get_connection(using).features.has_select_for_update:
         list(rows.select_for_update().values_list("pk", flat=True))
@@ -69,7 +66,7 @@ def _rows(section: Section, using: str | None, lock: bool) -> list[Any]:
 
 
 def _named_rows(section: Section, rows: list[Any], referred: dict[str, dict[Any, str]]) -> Iterator[Stored]:
-    """Replace primary keys of references by names; leave out rows whose plan or endpoint was deleted meanwhile."""
+    """Replace primary keys of references by names; leave out rows that refer to one that was deleted meanwhile."""
     names_by_field = [referred.get(name) for name in section.fields]
     rows.reverse()
     while rows:  # popped, so that no row is in memory twice
@@ -107,6 +104,8 @@ _MISSING = {**dict.fromkeys(("starts_at", "ends_at"), datetime.min.replace(tzinf
 _ORDERS = {
     "plans": ("position", "slug"),
     "endpoints": ("name",),
-    "policies": ("endpoint", "user", "subject", "plan", "counted_per", "starts_at", "dated"),
+    "subject_lists": ("name",),
+    "members": ("subject_list", "user", "subject"),
+    "policies": ("endpoint", "user", "subject", "subject_list", "plan", "counted_per", "starts_at", "dated"),
     "assignments": ("user", "plan", "starts_at", "open", "ends_at", "reason"),
 }

@@ -12,9 +12,8 @@ from ..engine.rates import show
 from ..exceptions import FileProblem
 from .document import EntryHandler, Node, read
 from .schema import (
-    ENDPOINTS,
     LISTS,
-    PLANS,
+    REFERRED,
     SECTIONS,
     VERSION,
     Interner,
@@ -51,8 +50,8 @@ class Entries:
         #: Entries with problems, and their fields that have them.
         self.bad: list[tuple[Item, set[str]]] = []
         self.problems: list[FileProblem] = []
-        #: The slugs of the plans and the names of the endpoints, those of bad entries too.
-        self.names: dict[str, set[str]] = {PLANS.singular: set(), ENDPOINTS.singular: set()}
+        #: The slugs of the plans and the names of the endpoints and lists, those of bad entries too.
+        self.names: dict[str, set[str]] = {section.singular: set() for section in REFERRED}
         self._defaults = {
             section.name: [section.defaults().get(name) for name in section.fields] for section in SECTIONS
         }

@@ -14,14 +14,14 @@ from django.db import models
 from django.utils import timezone
 
 from ..exceptions import FileProblem
-from ..models import Endpoint, Plan, PlanAssignment, RatePolicy
+from ..models import Endpoint, ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
 from .document import one_line
 
 VERSION = 1
 #: Fields that are text in the database and lists in the file.
 LISTS = ("routes", "methods")
 #: Fields that refer to another object.
-REFERENCES = ("endpoint", "plan", "user")
+REFERENCES = ("endpoint", "plan", "user", "subject_list")
 #: Different values that an ``Interner`` keeps.
 _MOST_INTERNED = 5000
 
@@ -77,16 +77,32 @@ ENDPOINTS = Section(
     required=("name",),
     identity=("name",),
 )
+SUBJECT_LISTS = Section(
+    name="subject_lists",
+    singular="subject_list",
+    model=SubjectList,
+    fields=("name", "description"),
+    required=("name",),
+    identity=("name",),
+)
+MEMBERS = Section(
+    name="members",
+    singular="member",
+    model=ListMember,
+    fields=("subject_list", "user", "subject", "starts_at", "ends_at", "reason"),
+    required=("subject_list",),
+    identity=("subject_list", "user", "subject"),
+)
 POLICIES = Section(
     name="policies",
     singular="policy",
     model=RatePolicy,
     fields=(
-        *("endpoint", "plan", "subject", "user", "counted_per", "rates", "algorithm", "mode", "on_error"),
-        *("starts_at", "ends_at", "reason"),
+        *("endpoint", "plan", "subject_list", "subject", "user", "counted_per", "rates", "algorithm", "mode"),
+        *("on_error", "starts_at", "ends_at", "reason"),
     ),
     required=("rates",),
-    identity=("endpoint", "plan", "subject", "user", "counted_per", "starts_at", "ends_at"),
+    identity=("endpoint", "plan", "subject_list", "subject", "user", "counted_per", "starts_at", "ends_at"),
 )
 ASSIGNMENTS = Section(
     name="assignments",
@@ -98,7 +114,9 @@ ASSIGNMENTS = Section(
     identity=("user", "plan", "starts_at"),
 )
 #: In the order of the file, which is one in which objects can be created.
-SECTIONS = (PLANS, ENDPOINTS, POLICIES, ASSIGNMENTS)
+SECTIONS = (PLANS, ENDPOINTS, SUBJECT_LISTS, MEMBERS, POLICIES, ASSIGNMENTS)
+#: Those that others refer to, by fields named like their ``singular``.
+REFERRED = (PLANS, ENDPOINTS, SUBJECT_LISTS)
 
 
 @cache

@@ -11,15 +11,16 @@ from django.core.exceptions import MultipleObjectsReturned, ObjectDoesNotExist, 
 
 from ..engine.rates import show
 from ..exceptions import FileProblem, InvalidFile
-from ..models import RatePolicy
+from ..models import ListMember, RatePolicy
 from ..recording.recorder import in_batches
 from .parser import Entries
 from .schema import (
     ASSIGNMENTS,
-    ENDPOINTS,
+    MEMBERS,
     PLANS,
     POLICIES,
     REFERENCES,
+    REFERRED,
     Entry,
     Item,
     Section,
@@ -32,7 +33,7 @@ from .schema import (
 #: Hash of an identity -> the item or row that has it, or a list of several.
 #: Hashes take a third of the memory of identities; ``by_identity`` tells apart what shares a hash.
 Groups = dict[int, Any]
-_AUDIENCE = ("user", "subject", "plan")
+_AUDIENCE = ("user", "subject", "subject_list", "plan")
 
 
 def add_to_group(groups: Groups, one: Item | Stored) -> None:
@@ -74,12 +75,12 @@ class ValidEntries:
         #: By section; without sections that the file does not have.
         self.items: dict[str, Groups] = {}
         self._problems = entries.problems
-        #: Slugs of plans and names of endpoints that entries may refer to, and those that will be pruned.
+        #: Slugs of plans and names of endpoints and lists that entries may refer to, and those that will be pruned.
         self._known: dict[str, Collection[str]] = {}
         self._pruned: dict[str, set[str]] = {}
-        for section in (PLANS, ENDPOINTS):
+        for section in REFERRED:
             present = {row.entry[section.identity[0]] for row in stored[section.name]}
-            # Bad plans and endpoints too, because an entry that refers to one has no problem of its own.
+            # Bad ones too, because an entry that refers to one has no problem of its own.
             named = entries.names[section.singular] if section in sections else present
             self._pruned[section.singular] = present - named if prune else set()
             self._known[section.singular] = (present - self._pruned[section.singular]) | named
@@ -179,6 +180,9 @@ def _model_problems(item: Item, instance: Any, bad: Collection[str] = ()) -> Ite
     if len(audience) > 1:
         rule = next(rule for rule in RatePolicy._meta.constraints if rule.name == "ratequota_policy_one_audience")
         yield item.problem(rule.violation_error_message)
+    if item.section is MEMBERS and not bad and bool(item.entry["user"]) is bool(item.entry["subject"]):
+        rule = next(rule for rule in ListMember._meta.constraints if rule.name == "ratequota_member_one_subject")
+        yield item.problem(rule.violation_error_message)
 
 
 def _message(section: Section, instance: Any, name: str, error: ValidationError) -> str:
@@ -193,7 +197,7 @@ def _message(section: Section, instance: Any, name: str, error: ValidationError)
 
 def _named_users(entries: Entries) -> set[str]:
     found = set()
-    for section in (POLICIES, ASSIGNMENTS):
+    for section in (MEMBERS, POLICIES, ASSIGNMENTS):
         user = section.getter("user")
         found |= {user(item.values) for item in entries.items[section.name]}
         found |= {user(item.values) for item, _bad in entries.bad if item.section is section}
@@ -244,7 +248,8 @@ def _duplicates(section: Section, groups: Groups) -> Iterator[FileProblem]:
         return
     shared = (group for group in groups.values() if isinstance(group, list))
     for items in (items for group in shared for items in by_identity(section, group)):
-        undated = [item for item in items if not any(item.entry.get(name) for name in ("starts_at", "ends_at"))]
+        dates = ("starts_at", "ends_at") if section is POLICIES else ()
+        undated = [item for item in items if not any(item.entry.get(name) for name in dates)]
         for item in undated[1:]:
             if section is POLICIES:
                 yield item.problem(

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from django_ratequota import Bucket, Limiter, Rate, check_request
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS, parse_rates
 from django_ratequota.exceptions import StoreError
-from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.models import Endpoint, ListMember, Plan, RatePolicy, SubjectList
 from django_ratequota.monitoring import attempts
 from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
 from django_ratequota.monitoring.collector import collector
@@ -215,6 +215,7 @@ def test_attempts_are_spread_over_their_second() -> None:
         ({"subject": "ip:2001:db8::/32"}, {"ip:2001:db8::/64"}),
         ({"subject": "ip:no address"}, set()),
         ({"plan": 2}, {"user:2"}),
+        ({"subject_list": 1}, {"user:1", "user:2", "ip:203.0.113.7"}),
     ],
 )
 def test_the_estimate_is_of_the_callers_that_the_policy_applies_to(
@@ -222,7 +223,11 @@ def test_the_estimate_is_of_the_callers_that_the_policy_applies_to(
 ) -> None:
     users = [User.objects.create(pk=pk, username=f"u{pk}") for pk in (1, 2)]
     plans = [Plan.objects.create(pk=pk, name=f"p{pk}", slug=f"p{pk}") for pk in (1, 2)]
-    objects = {"user": users[0], "plan": plans[1]}
+    bots = SubjectList.objects.create(name="Bad bots")
+    ListMember.objects.create(subject_list=bots, user=users[0])
+    ListMember.objects.create(subject_list=bots, subject="ip:203.0.113.0/24")
+    ListMember.objects.create(subject_list=bots, subject="ip:2001:db8::/32", ends_at=timezone.now())
+    objects = {"user": users[0], "plan": plans[1], "subject_list": bots}
     records = [
         record(caller="user:1", ip="", plan_id=1),
         record(caller="user:2", ip="ip:203.0.113.9", plan_id=2),
@@ -305,7 +310,9 @@ def test_callers_with_a_more_specific_policy_are_left_out(recorded: Any, own: st
     RatePolicy.objects.create(user=users[1], rates="1/s", endpoint=search)
     RatePolicy.objects.create(user=users[1], rates="1/s", counted_per="ip")
     RatePolicy.objects.create(plan=free, rates="unlimited")
-    RatePolicy.objects.create(subject="ip:198.51.100.0/24", rates="1/s")
+    bots = SubjectList.objects.create(name="Bad bots")
+    ListMember.objects.create(subject_list=bots, subject="ip:198.51.100.0/24")
+    RatePolicy.objects.create(subject_list=bots, rates="1/s")
     RatePolicy.objects.create(subject="ip:2001:db8::1", rates="1/s")
     everyone = RatePolicy.objects.create(rates="2/s")
     recorded(

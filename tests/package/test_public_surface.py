@@ -33,7 +33,7 @@ PUBLIC = {
     "identity": "Caller",
     "metrics": "",
     "middleware": "RateQuotaMiddleware",
-    "models": "Endpoint Plan PlanAssignment PolicyChange RatePolicy UsageCount",
+    "models": "Endpoint ListMember Plan PlanAssignment PolicyChange RatePolicy SubjectList UsageCount",
     "ninja": "QuotaThrottle problem_details",
     "notify": "change_text mail_operators post_to",
     "openapi": "AutoSchema QuotaSchema",

@@ -11,7 +11,7 @@ from django.db import models
 from hypothesis import strategies as st
 
 from django_ratequota.exceptions import InvalidFile
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.policyfile import FORMATS, apply_file, export_chunks
 
 DOCS = (Path(__file__).parents[2] / "docs" / "policies-as-code.md").read_text()
@@ -52,6 +52,10 @@ endpoints:
       - POST
   - name: search
     cost: 2
+
+subject_lists: []
+
+members: []
 
 policies:
   - counted_per: ip
@@ -109,8 +113,8 @@ def refused(text: str, **options: Any) -> list[str]:
 
 
 def delete_all_rows() -> None:
-    """Delete all plans, endpoints, policies, assignments and changes, without recording that."""
-    for model in (PolicyChange, PlanAssignment, RatePolicy, Endpoint, Plan):
+    """Delete all plans, endpoints, lists, policies, assignments and changes, without recording that."""
+    for model in (PolicyChange, PlanAssignment, RatePolicy, ListMember, SubjectList, Endpoint, Plan):
         models.QuerySet(model)._raw_delete("default")
 
 

@@ -98,7 +98,7 @@ BAD = {
         "6: policies[0].user: no user has the name 'bob'",
     ],
     "version: 1\npolicies:\n- rates: 1/s\n  plan: free\n  user: alice": [
-        "3: policies[0]: Choose one audience: user, subject or plan; leave the other two empty."
+        "3: policies[0]: Choose one audience: user, subject, list or plan; leave the others empty."
     ],
     "version: 1\npolicies:\n- rates: 1/s\n  mode: Logg\n  counted_per: us\n  subject: mail:x": [
         "4: policies[0].mode: 'Logg' must be one of enforce, log, off; did you mean log?",
@@ -127,8 +127,8 @@ BAD = {
     "version: 1\nplans: []\nplans: []": ["3: plans: is already set at line 2"],
     "version: 1\npolicies:\n- rates: 1/s\n  rates: 2/s\n  cost: 1": [
         "4: policies[0].rates: is already set at line 3",
-        "5: policies[0].cost: a policy has no such field; choose from endpoint, plan, subject, user, counted_per, "
-        "rates, algorithm, mode, on_error, starts_at, ends_at, reason",
+        "5: policies[0].cost: a policy has no such field; choose from endpoint, plan, subject_list, subject, user, "
+        "counted_per, rates, algorithm, mode, on_error, starts_at, ends_at, reason",
     ],
 }
 
@@ -148,7 +148,7 @@ def test_all_problems_are_reported_and_nothing_is_changed(
     with pytest.raises(CommandError, match=f"3 problems in {re.escape(name)}; nothing was changed"):
         run("import", name, "--prune")
     lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(": ")[0] for line in lines] == [f"{name}:25", f"{name}:33", f"{name}:38"]
+    assert [line.partition(": ")[0] for line in lines] == [f"{name}:29", f"{name}:37", f"{name}:42"]
     assert (export(), PolicyChange.objects.count()) == before
 
 

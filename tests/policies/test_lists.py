@@ -1,0 +1,169 @@
+"""Policies for subject lists: at requests, by dates, in other processes' snapshots, and in Explain."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from ipaddress import ip_address, ip_network
+from random import Random
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, User
+from django.db import connection
+from django.test import RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_ratequota import Decision, check_request
+from django_ratequota.models import ListMember, Plan, PolicyChange, RatePolicy, SubjectList
+from django_ratequota.operations.explain import explain_caller
+from django_ratequota.operations.restore import plan_restoration, restore
+from django_ratequota.policies.cache import PolicyCache
+from django_ratequota.policies.facts import member_facts
+from django_ratequota.policies.members import Members
+from django_ratequota.policies.requests.caller import DescribedCaller
+from django_ratequota.testing import Clock, isolated
+from tests.policies.test_cache import newest, rows_read
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+
+@pytest.fixture
+def bots() -> SubjectList:
+    return SubjectList.objects.create(name="Bad bots")
+
+
+def ask(address: str = "203.0.113.9", user: Any = None) -> Decision:
+    request = RequestFactory().get("/", REMOTE_ADDR=address)
+    request.user = user or AnonymousUser()
+    return check_request(request)
+
+
+def test_a_change_of_a_member_applies_to_the_next_request(bots: SubjectList) -> None:
+    alice = User.objects.create(username="alice")
+    RatePolicy.objects.create(subject_list=bots, rates="blocked")
+    assert ask().allowed
+    network = ListMember.objects.create(subject_list=bots, subject="ip:203.0.113.0/24")
+    assert not ask().allowed
+    network.subject = "ip:198.51.100.0/24"
+    network.save()
+    assert (ask().allowed, ask("198.51.100.1").allowed) == (True, False)
+    network.delete()
+    assert ask("198.51.100.1").allowed
+    ListMember.objects.create(subject_list=bots, user=alice)
+    assert (ask(user=alice).allowed, ask().allowed) == (False, True)
+    bots.delete()
+    assert ask(user=alice).allowed
+
+
+def test_each_member_has_a_counter_of_its_own(bots: SubjectList) -> None:
+    RatePolicy.objects.create(subject_list=bots, rates="1/hour")
+    ListMember.objects.create(subject_list=bots, subject="ip:203.0.113.0/24")
+    assert [ask(f"203.0.113.{n}").allowed for n in (1, 1, 2)] == [True, False, True]
+
+
+def test_members_start_and_end_on_time(bots: SubjectList) -> None:
+    now = timezone.now()
+    RatePolicy.objects.create(subject_list=bots, rates="blocked")
+    fields: dict[str, Any] = {"starts_at": now + timedelta(hours=1), "ends_at": now + timedelta(hours=2)}
+    ListMember.objects.create(subject_list=bots, subject="ip:203.0.113.9", **fields)
+    clock = Clock(now)
+    with isolated(clock=clock):
+        allowed = []
+        for _ in range(4):
+            allowed.append(ask().allowed)
+            clock.advance(3000)
+    assert allowed == [True, True, False, True]
+
+
+def test_a_list_outranks_a_plan_and_loses_to_a_subject(bots: SubjectList) -> None:
+    Plan.objects.create(name="Free", slug="free", default_for="anonymous").policies.create(rates="1/s")
+    ListMember.objects.create(subject_list=bots, subject="ip:203.0.113.0/24")
+    RatePolicy.objects.create(subject_list=bots, rates="2/s")
+    assert [status.limit for status in ask().statuses] == [2]
+    RatePolicy.objects.create(subject="ip:203.0.113.0/24", rates="3/s")
+    assert [status.limit for status in ask().statuses] == [3]
+    RatePolicy.objects.update_or_create(subject_list=bots, defaults={"rates": "blocked"})
+    assert ask().blocked_by == ("all/blocked",)
+
+
+def test_explain_names_the_list_and_the_entry(bots: SubjectList) -> None:
+    RatePolicy.objects.create(subject_list=bots, rates="2/s")
+    caller = DescribedCaller(user_id=None, address="203.0.113.9")
+
+    def reason() -> str:
+        [candidate] = explain_caller(caller, scope=None).candidates
+        return candidate.reason
+
+    assert reason() == "lost: the caller is not in the list Bad bots"
+    member = ListMember.objects.create(
+        subject_list=bots, subject="ip:203.0.113.0/24", ends_at=timezone.now() - timedelta(hours=1)
+    )
+    assert reason() == "lost: the caller's entry in the list Bad bots has ended, or has not started yet"
+    member.ends_at = None
+    member.save()
+    assert reason() == "wins: the list is the most specific audience here; the list Bad bots has ip:203.0.113.0/24"
+
+
+def test_changed_members_are_read_row_by_row(bots: SubjectList) -> None:
+    policies = PolicyCache()
+    ListMember.objects.bulk_create([ListMember(subject_list=bots, subject=f"ip:10.0.0.{n}") for n in range(200)])
+    policies.reload(newest())
+    pks = list(ListMember.objects.order_by("pk").values_list("pk", flat=True)[:5])
+    ListMember.objects.filter(pk__in=pks).update(ends_at=timezone.now())
+    with CaptureQueriesContext(connection) as captured:
+        snapshot = policies.reload(newest())
+    assert len(captured) == 2
+    assert rows_read(captured) <= 11
+    assert sorted(member.id for member in snapshot.members if member.dated) == pks
+
+
+def test_lists_without_a_policy_call_no_identifier(
+    bots: SubjectList, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.missing"}}
+    ListMember.objects.create(subject_list=bots, subject="tenant:acme")
+    RatePolicy.objects.create(rates="5/s")
+    assert [status.limit for status in ask().statuses] == [5]
+    assert "missing" not in caplog.text
+    RatePolicy.objects.create(subject_list=bots, rates="6/s")
+    assert [status.limit for status in ask().statuses] == [5]
+    assert "missing" in caplog.text
+
+
+def test_a_deleted_list_is_restored_with_its_members_and_policies(bots: SubjectList) -> None:
+    RatePolicy.objects.create(subject_list=bots, rates="blocked")
+    ListMember.objects.create(subject_list=bots, subject="ip:203.0.113.0/24", reason="OPS-7")
+    bots.delete()
+    assert ask().allowed
+    change = PolicyChange.objects.get(model="subjectlist", action="delete")
+    restoration = plan_restoration(change, "before")
+    assert sorted(deletion.model for deletion in restoration.along) == ["listmember", "ratepolicy"]
+    restore(restoration, actor=None, reason="", along=True)
+    assert not ask().allowed
+    assert ListMember.objects.get().reason == "OPS-7"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_index_finds_what_a_search_of_all_networks_finds(seed: int) -> None:
+    random = Random(seed)
+
+    def network() -> str:
+        bits = random.choice([32, 128])
+        prefix = random.randint(0, bits)
+        number = random.getrandbits(6) << (bits - 6) >> (bits - prefix) << (bits - prefix)
+        kind = type(ip_address("::" if bits == 128 else "0.0.0.0"))
+        return f"ip:{kind(number)}/{prefix}"
+
+    members, rows = Members(), {}
+    for _ in range(30):
+        changed: dict[int, Any] = {random.randrange(200): None for _ in range(5)}
+        changed |= {pk: member_facts(pk, 1, None, network(), None, None) for pk in random.sample(range(200), 10)}
+        members = members.changed(changed)
+        rows = {pk: row for pk, row in {**rows, **changed}.items() if row is not None}
+        for _ in range(10):
+            subject = str(random.choice(list(rows.values()))).removeprefix("ip:")
+            address = ip_network(subject)[random.choice([0, -1])]
+            expected = sorted(pk for pk, row in rows.items() if address in ip_network(str(row)[3:]))
+            assert sorted(member.id for member in members.containing(address)) == expected
+        assert len(members) == len(rows)
