@@ -23,6 +23,7 @@ from ..engine.types import check_cost
 from ..exceptions import NewerRevision, StoreError
 from ..monitoring import alerts, collector  # noqa: F401 - set process.observe and process.record
 from ..monitoring.health import keep_reporting, note_degraded
+from ..monitoring.records import RequestCost
 from ..policies import cache  # noqa: F401 - sets process.policies
 from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance, narrow
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
@@ -79,8 +80,8 @@ class Evaluation(NamedTuple):
     route: str | None
     method: str
     resolution: Resolution
-    #: The most units that it charged a bucket.
-    units: int
+    #: Its cost, as it is recorded.
+    units: int | RequestCost
 
 
 def conclude(http: Any, decision: Decision, evaluation: Evaluation | None) -> Decision:
@@ -132,6 +133,10 @@ def _check_steps(
         decision = yield from earlier.combine(decision, ())
     if again:
         set_apart(http, decision)
+    elif evaluation is not None:
+        context, _route, _method, resolution, units = evaluation
+        if type(units) is int:  # else ``request_cost`` has set it
+            http.ratequota_recorded = (context.caller.name, resolution.endpoint_ids, units, resolution.policy_ids)
     assign(http, decision)
     return decision
 
@@ -210,6 +215,11 @@ def evaluate(
         buckets, costs = (resolution.buckets, ()) if earlier is None else earlier.owed(resolution.buckets, units)
         if earlier is not None and not buckets and not resolution.blocked_by and not resolution.unreadable:
             if earlier.recorded:
+                cost_so_far = earlier.request_cost(caller.name, resolution, units)
+                if isinstance(cost_so_far, RequestCost) and cost_so_far.attempt != cost_so_far.before[1:]:
+                    # It charges nothing, but belongs to more endpoints, or costs more, than is recorded.
+                    again = replace(earlier.again, statuses=())
+                    process.record(context, route, method, resolution, again, cost_so_far)
                 return earlier.again, None
             decision = earlier.again
             break
@@ -227,7 +237,10 @@ def evaluate(
         decision, costs = (yield from earlier.combine(decision, resolution.buckets)), ()
     if not buckets and resolution.exempt:
         return decision, None
-    return decision, Evaluation(context, route, method, resolution, max(costs, default=units))
+    if earlier is None or not earlier.recorded:
+        return decision, Evaluation(context, route, method, resolution, units)
+    whole = earlier.request_cost(caller.name, resolution, units)
+    return decision, Evaluation(context, route, method, resolution, whole)
 
 
 def _exemption_by_view(request: Any) -> Exemption | None:

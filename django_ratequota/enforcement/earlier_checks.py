@@ -14,6 +14,8 @@ from typing import Any
 from ..engine.charges import Charge, Charges, Refund, charges_of, take_all
 from ..engine.decision import Decision
 from ..engine.types import Bucket, BucketStatus
+from ..monitoring.records import RequestCost
+from ..policies.resolver import Resolution
 from .settlement import StoreSettler
 from .steps import Step
 
@@ -23,6 +25,8 @@ EARLIER = "ratequota_earlier"
 APART = "ratequota_apart"
 #: and the ``HeldCharge`` of the middleware, until the view's check takes it over.
 HELD = "ratequota_held"
+#: What is recorded of the request so far: (caller, endpoint ids, cost, policy ids).
+RECORDED = "ratequota_recorded"
 
 
 class EarlierChecks:
@@ -72,6 +76,23 @@ class EarlierChecks:
             # Above the capacity, check the whole cost: it can never be admitted, and no wait helps.
             costs.append(whole if whole > bucket.rate.capacity else units)
         return tuple(unpaid), () if all(units == cost for units in costs) else tuple(costs)
+
+    def request_cost(self, caller: str, resolution: Resolution, units: int) -> int | RequestCost:
+        """Return the cost to record of a later check: with it the record stands for the whole request.
+
+        Just ``units`` where the earlier record is not of this caller: it counts for another one.
+        """
+        known = vars(self._request).get(RECORDED)
+        at_us = self._decisions[-1].at_us
+        if known is None or not at_us or known[0] != caller:
+            return units
+        _caller, earlier_ids, cost, policy_ids = known
+        each = dict.fromkeys((0, *earlier_ids), cost) if isinstance(cost, int) else dict(cost)
+        each |= {endpoint: max(units, each.get(endpoint, 0)) for endpoint in (0, *resolution.endpoint_ids)}
+        series = ("t", *(f"e{pk}" for pk in earlier_ids or (0,)), *(f"p{pk}" for pk in policy_ids))
+        whole = RequestCost(units, tuple(each.items()), (at_us // 10**6, earlier_ids, cost), series)
+        vars(self._request)[RECORDED] = (caller, *whole.attempt, tuple({*policy_ids, *resolution.policy_ids}))
+        return whole
 
     def combine(self, decision: Decision, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, Decision]:
         """Return the decision with the statuses of these checks as well; a refusal refunds their charges.
@@ -127,9 +148,11 @@ def set_apart(request: Any, decision: Decision) -> None:
 def _decisions_of(request: Any) -> list[Decision]:
     """Return the decisions of earlier checks, up to the last one; none where that refused."""
     last: Decision | None = getattr(request, "ratequota", None)
+    if last is None:
+        return []
     decisions: list[Decision] = vars(request).get(EARLIER, [])
-    if last is None or last is vars(request).get(APART):
-        return [] if last is None else decisions
+    if last is vars(request).get(APART):
+        return decisions
     if not last.allowed:
         return []
     if all(last is not decision for decision in decisions):

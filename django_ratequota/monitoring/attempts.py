@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,6 +29,12 @@ class Attempts:
     cost: int
     admitted: int
     refused: int
+    #: (endpoint id, units) where checks of one request had different costs; id 0 = of all checks. Else empty.
+    costs: tuple[tuple[int, int], ...] = ()
+
+    def at(self, endpoint_id: int | None) -> Attempts:
+        """Return the attempts with the cost that a policy for this endpoint, or for all (None), counts."""
+        return replace(self, cost=dict(self.costs)[endpoint_id or 0], costs=()) if self.costs else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +59,29 @@ def recorded_attempts(hours: int = 24) -> RecordedAttempts:
         kept = dict(read_pairs("hash", f"level:{hour}")[0])
         level = max(level, int(kept.get("level", 0)))
         for chunk in read("LRANGE", f"usage:{hour}", 0, -1):
+            # A list of costs is a request's that was checked more than once. Its earlier attempt has -1 admitted.
             for second, caller, ip, plan_id, endpoint_ids, cost, admitted, refused in unpack_attempts(chunk):
                 if second >= since:
+                    if type(cost) is list:
+                        cost = tuple(map(tuple, cost))
                     count = counts.setdefault((second, caller, ip, plan_id, tuple(endpoint_ids), cost), [0, 0])
                     count[0] += admitted
                     count[1] += refused
     # Where one hour keeps fewer callers than another, only those that every hour keeps are whole.
     sampled = {caller for caller in {attempt[1] for attempt in counts} if is_sampled(caller, level)}
-    in_order = sorted(counts.items(), key=lambda item: item[0][0])
+    in_order = sorted(
+        ((attempt, count) for attempt, count in counts.items() if max(count) > 0), key=lambda item: item[0][0]
+    )
     return RecordedAttempts(
-        attempts=tuple(Attempts(*attempt, *count) for attempt, count in in_order if attempt[1] in sampled),
+        attempts=tuple(_attempts(*attempt, *count) for attempt, count in in_order if attempt[1] in sampled),
         share=0.5**level,
         since=datetime.fromtimestamp(in_order[0][0][0], UTC) if in_order else None,
     )
+
+
+def _attempts(
+    second: int, caller: str, ip: str, plan_id: Any, endpoint_ids: Any, cost: Any, admitted: int, refused: int
+) -> Attempts:
+    costs = cost if type(cost) is tuple else ()
+    units = dict(costs)[0] if costs else cost
+    return Attempts(second, caller, ip, plan_id, endpoint_ids, units, max(0, admitted), max(0, refused), costs)

@@ -32,7 +32,7 @@ from ..utils.sansio import drive
 from .background import Background
 from .near import MIN_WINDOW_US, Noted
 from .packing import HOUR, KEPT_SECONDS, MINUTE, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
-from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, digest, is_sampled, stored_name
+from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, RequestCost, digest, is_sampled, stored_name
 from .refusals import describe, shared_network
 
 #: Decisions recorded and not counted yet; those beyond it go uncounted.
@@ -92,7 +92,7 @@ class Collector:
         method: str,
         resolution: Resolution,
         decision: Decision,
-        cost: int,
+        cost: int | RequestCost,
     ) -> str:
         """Record a decision; returns the id of a refusal, "" where there is none.
 
@@ -202,13 +202,20 @@ class Collector:
 
     def _add_attempts(self, records: Records, level: int) -> None:
         for record, times in records:
-            attempt = record.attempt
-            count = self._attempts.get(attempt)
-            if count is None:
-                if len(self._attempts) >= MAX_PENDING or not is_sampled(record.caller, level):
-                    continue
-                count = self._attempts[attempt] = [0, 0]
-            count[0 if record.allowed else 1] += times
+            if not is_sampled(record.caller, level):
+                continue
+            self._add_attempt(record.attempt, 0 if record.allowed else 1, times)
+            replaced = record.replaced
+            if replaced is not None:
+                self._add_attempt(replaced, 0, -times)
+
+    def _add_attempt(self, attempt: tuple[Any, ...], outcome: int, times: int) -> None:
+        count = self._attempts.get(attempt)
+        if count is None:
+            if len(self._attempts) >= MAX_PENDING:
+                return
+            count = self._attempts[attempt] = [0, 0]
+        count[outcome] += times
 
     def _take_chunks(self) -> dict[int, bytes]:
         """Return the attempts to send now, packed, by hour."""
@@ -217,6 +224,8 @@ class Collector:
         self._attempts_sent = time.monotonic()
         hours: dict[int, list[Any]] = {}
         for (second, *fields), count in self._attempts.items():
+            if not any(count):
+                continue  # replaced by the request's later check
             hours.setdefault(second // HOUR, []).append([second, *fields, *count])
         self._attempts = {}
         return {hour: pack_attempts(rows) for hour, rows in hours.items()}
@@ -276,7 +285,12 @@ os.register_at_fork(after_in_child=collector.clear)
 
 
 def record(
-    context: EvaluationContext, route: str | None, method: str, resolution: Resolution, decision: Decision, cost: int
+    context: EvaluationContext,
+    route: str | None,
+    method: str,
+    resolution: Resolution,
+    decision: Decision,
+    cost: int | RequestCost,
 ) -> str:
     """Record a decision, for a thread to send; returns the id of a refusal, "" where there is none."""
     if not settings.statistics_seconds:

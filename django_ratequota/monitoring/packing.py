@@ -37,7 +37,8 @@ def pack_counts(records: Records) -> dict[str, Any]:
     callers: list[dict[str, int]] = [{} for _ in OUTCOMES]
     for record, times in records:
         endpoint_ids, policy_ids, allowed, against = result = record.result
-        groups[record.second // MINUTE, *result] += times
+        before = record.counted
+        groups[record.second // MINUTE, *result, before] += times
         caller = record.caller
         for outcome in _outcomes(allowed, against):
             counts = callers[outcome]
@@ -45,10 +46,11 @@ def pack_counts(records: Records) -> dict[str, Any]:
             if outcome:
                 fields += [f"p{policy}|{caller}" for policy in policy_ids if policy in against]
             for field in fields:
-                counts[field] = counts.get(field, 0) + times
+                if outcome or field.partition("|")[0] not in before:
+                    counts[field] = counts.get(field, 0) + times
     minutes: Counter[str] = Counter()
     quarters: Counter[str] = Counter()
-    for (minute, endpoint_ids, policy_ids, allowed, against), times in groups.items():
+    for (minute, endpoint_ids, policy_ids, allowed, against, before), times in groups.items():
         in_hour = minute * MINUTE % MINUTES[1] // MINUTES[0]
         in_day = minute * MINUTE % QUARTERS[1] // QUARTERS[0]
         # (series, whether it counts refusals as well): a refusal by another policy is no count of this one.
@@ -56,7 +58,7 @@ def pack_counts(records: Records) -> dict[str, Any]:
         counted += [(f"p{policy}", policy in against) for policy in policy_ids]
         for outcome in _outcomes(allowed, against):
             for name, refusals in counted:
-                if refusals or not outcome:
+                if refusals if outcome else name not in before:
                     minutes[f"{in_hour}:{name}:{outcome}"] += times
                     quarters[f"{in_day}:{name}:{outcome}"] += times
     return {"minutes": _flat(minutes), "quarters": _flat(quarters), "callers": list(map(_flat, callers))}

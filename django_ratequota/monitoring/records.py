@@ -14,6 +14,27 @@ MAX_NAME = 200
 UNKNOWN_PLAN = 0
 
 
+class RequestCost(NamedTuple):
+    """The cost of a request that was checked before, for the record of a later check."""
+
+    #: Units of the later check.
+    units: int
+    #: (endpoint id, the most units of the checks there); id 0 = of all checks.
+    each: tuple[tuple[int, int], ...]
+    #: The attempt recorded before, which this one replaces: Unix time, endpoint ids, cost.
+    before: tuple[int, tuple[int, ...], Any]
+    #: The series that counted the request before, see ``packing``.
+    counted: tuple[str, ...]
+
+    @property
+    def attempt(self) -> tuple[tuple[int, ...], Any]:
+        """The endpoint ids of all checks, and the cost: one number where it is the same everywhere, else ``each``."""
+        costs = {cost for _endpoint, cost in self.each}
+        return tuple(endpoint for endpoint, _cost in self.each if endpoint), (
+            self.each if len(costs) > 1 else self.each[0][1]
+        )
+
+
 class DecisionRecord(NamedTuple):
     """What is counted of a decision; equal records are counted together."""
 
@@ -25,8 +46,8 @@ class DecisionRecord(NamedTuple):
     ip: str
     plan_id: int | None
     endpoint_ids: tuple[int, ...]
-    #: Units.
-    cost: int
+    #: Units; a ``RequestCost`` where the request was checked before.
+    cost: int | RequestCost
     policy_ids: tuple[int, ...]
     allowed: bool
     #: Policies that refused it, or, where it was admitted, would have if they were enforced.
@@ -34,13 +55,26 @@ class DecisionRecord(NamedTuple):
 
     @property
     def attempt(self) -> tuple[Any, ...]:
-        """What was requested: the fields that do not depend on the decision."""
-        return self[:6]
+        """What was requested, by all checks so far: the fields that do not depend on the decision."""
+        return self[:6] if isinstance(self.cost, int) else (*self[:4], *self.cost.attempt)
+
+    @property
+    def replaced(self) -> tuple[Any, ...] | None:
+        """The attempt of the checks before, which ``attempt`` includes; None = there were none."""
+        if isinstance(self.cost, int):
+            return None
+        second, *before = self.cost.before
+        return second, *self[1:4], *before
 
     @property
     def result(self) -> tuple[Any, ...]:
         """(endpoint_ids, policy_ids, allowed, against): the decision, without the caller."""
         return self.endpoint_ids, self.policy_ids, self.allowed, self.against
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The series that counted the request at an earlier check."""
+        return () if isinstance(self.cost, int) else self.cost.counted
 
 
 def is_sampled(caller: str, level: int) -> bool:

@@ -137,7 +137,7 @@ def describe(record: DecisionRecord, scope: str, route: str, method: str, decisi
             "scope": scope[:MAX_NAME],
             "route": route[:MAX_NAME],
             "method": method[:20],
-            "cost": record.cost,
+            "cost": record.cost if isinstance(record.cost, int) else record.cost.units,
             "violated": [title[:MAX_NAME] for title in decision.violated],
             "error": decision.error,
             "revision": decision.revision,

@@ -134,7 +134,7 @@ def recorded_subjects(
         if facts.endpoint_id is None or facts.endpoint_id in record.endpoint_ids:
             subject = subject_of(record)
             if subject is not None:
-                subjects.setdefault(subject, []).append(record)
+                subjects.setdefault(subject, []).append(record.at(facts.endpoint_id))
     return recorded, subjects, audience
 
 
