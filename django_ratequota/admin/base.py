@@ -9,6 +9,7 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.contrib.admin.widgets import AdminTextInputWidget, ForeignKeyRawIdWidget
 from django.contrib.auth import get_user_model
@@ -17,7 +18,7 @@ from django.http import HttpResponseRedirect
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
-from ..models import PolicyChange
+from ..models import Plan, PolicyChange, RecordedModel
 from ..recording.publication import when_unpublished
 from ..recording.recorder import recorded_as
 from .deletion import deleted_objects
@@ -116,6 +117,17 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         show_mode(self, request)
         context = {"change_reason_form": ChangeReasonForm(request.POST or None), **(extra_context or {})}
         return self.run_recorded(super().changelist_view, request, context)
+
+    def history_view(self, request: Any, object_id: str, extra_context: Any = None) -> Any:
+        """Show the object's saves, with reasons and differences; Django's log to those who may not view them."""
+        obj = self.get_object(request, unquote(object_id)) if issubclass(self.model, RecordedModel) else None
+        viewable = obj is not None and self.has_view_permission(request, obj)
+        if obj is None or not viewable or not may_view(self.admin_site, PolicyChange, request):
+            return super().history_view(request, object_id, extra_context)
+        query = {"model": self.opts.model_name, "object_id": obj.pk}
+        if self.model is Plan:
+            query = {"touched_plan": obj.pk}
+        return HttpResponseRedirect(model_url(self.admin_site, PolicyChange, "changelist", query=query))
 
     def get_deleted_objects(self, objs: Any, request: Any) -> Any:
         """Return what the delete pages show, with only the first of the related rows."""

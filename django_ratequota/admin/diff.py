@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from django.apps import apps
 from django.db import models
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
@@ -13,47 +12,24 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext
 
 from ..models import PolicyChange
+from ..operations.differences import Difference, differences, label
 from ..recording.validators import visible
 from .formatting import isolated, moment
-from .names import deleted, object_name, object_names
+from .names import deleted, object_names
 
 #: Fields that a cell of the list shows, and characters of each value; the change's own page shows all.
 _FIELDS = 2
 _CHARACTERS = 40
 
-#: (field name, the field or None if the model no longer has it, before, after)
-Difference = tuple[str, Any, Any, Any]
 
-
-def fields_of(kind: str) -> dict[str, Any]:
-    """Return the fields of the model by name; empty for ``*``."""
-    try:
-        model = apps.get_model("django_ratequota", kind)
-    except (LookupError, ValueError):
-        return {}
-    return {field.name: field for field in model._meta.concrete_fields}
-
-
-def differences(change: PolicyChange) -> list[Difference]:
-    """Return the fields that the change changed, or every counter of a reset or grant."""
-    before, after = change.before or {}, change.after or {}
-    known = fields_of(change.model)
-    counted = change.model == "counter"
-    found = []
-    # In the model's order, because PostgreSQL keeps no order of JSON keys.
-    for name in dict.fromkeys([*known, *before, *after]):
-        field = known.get(name)
-        states = [state.get(name) for state in (before, after)]
-        changed = (states[0] or "") != (states[1] or "") and not (field and field.primary_key)
-        if changed or counted:
-            found.append((name, field, states[0], states[1]))
-    return found
-
-
-def as_table(rows: Iterable[Difference], heads: tuple[Any, Any, Any], empty: Any) -> str:
+def as_table(
+    rows: Sequence[Difference], heads: tuple[Any, Any, Any], empty: Any, names: RelatedNames | None = None
+) -> str:
     """Return the differences as an HTML table, with ``empty`` for missing values."""
+    names = names or RelatedNames(rows)
     cells = (
-        (label(name, field), *(_whole(field, value) or empty for value in values)) for name, field, *values in rows
+        (label(name, field), *(names.whole(field, value) or empty for value in values))
+        for name, field, *values in rows
     )
     return format_html(
         '<table class="ratequota-difference"><thead><tr><th scope="col">{}</th><th scope="col">{}</th>'
@@ -61,11 +37,6 @@ def as_table(rows: Iterable[Difference], heads: tuple[Any, Any, Any], empty: Any
         *heads,
         format_html_join("", '<tr><th scope="row">{}</th><td>{}</td><td>{}</td></tr>', cells),
     )
-
-
-def label(name: str, field: Any) -> Any:
-    """Return the field's verbose name."""
-    return field.verbose_name if field else name
 
 
 def in_words(field: Any, value: Any) -> str:
@@ -83,20 +54,29 @@ def in_words(field: Any, value: Any) -> str:
     return str(dict(field.flatchoices).get(value, value))
 
 
-def _whole(field: Any, value: Any) -> str:
-    if field is not None and field.is_relation and value not in (None, ""):
-        return visible(object_name(field.related_model, value))
-    return visible(in_words(field, value))
-
-
 class RelatedNames:
-    """Today's names of the related objects in a list of changes, looked up in one query per model."""
+    """Today's names of the related objects in differences, looked up in one query per model."""
 
-    def __init__(self, changes: Iterable[PolicyChange]) -> None:
+    def __init__(self, rows: Iterable[Difference]) -> None:
         wanted: dict[Any, set[Any]] = {}
-        for field, value in _related(changes):
-            wanted.setdefault(field.related_model, set()).add(value)
+        for _name, field, *values in rows:
+            if field is not None and field.is_relation:
+                wanted.setdefault(field.related_model, set()).update(v for v in values if v not in (None, ""))
         self._found = {model: object_names(model, values) for model, values in wanted.items()}
+
+    @classmethod
+    def of_summaries(cls, changes: Iterable[PolicyChange]) -> RelatedNames:
+        """Return the names that ``summary`` needs of these changes."""
+        edits = (change for change in changes if change.action == PolicyChange.Action.UPDATE)
+        return cls(row for change in edits for row in differences(change)[:_FIELDS])
+
+    def whole(self, field: Any, value: Any) -> str:
+        """Return a value as text, a related object with its id; "" for a missing value."""
+        if field is not None and field.is_relation and value not in (None, ""):
+            name = self._found.get(field.related_model, {}).get(str(value))
+            words = {"object": name, "pk": value}
+            return visible(deleted(value) if name is None else gettext("%(object)s (id %(pk)s)") % words)
+        return visible(in_words(field, value))
 
     def summary(self, change: PolicyChange) -> str:
         """Return what changed in a few words; "" for objects that were created or deleted."""
@@ -123,11 +103,3 @@ class RelatedNames:
         else:
             text = in_words(field, value) or gettext("empty")
         return isolated(Truncator(visible(text)).chars(_CHARACTERS))
-
-
-def _related(changes: Iterable[PolicyChange]) -> Iterator[tuple[Any, Any]]:
-    for change in changes:
-        if change.action == PolicyChange.Action.UPDATE:
-            for _name, field, *values in differences(change)[:_FIELDS]:
-                if field is not None and field.is_relation:
-                    yield from ((field, value) for value in values if value not in (None, ""))

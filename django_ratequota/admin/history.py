@@ -1,23 +1,30 @@
-"""The history of policy changes: read-only; each change offers to restore its versions."""
+"""The history of policy changes: read-only; a row per save, which can be undone, and a page per change."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.apps import apps
 from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth import get_user_model
-from django.db.models import QuerySet
-from django.utils.html import format_html
+from django.db.models import Count, Q, QuerySet
+from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import PolicyChange, RecordedModel
+from ..models import Plan, PolicyChange
+from ..operations.cascades import KINDS
+from ..operations.differences import differences
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
-from .diff import RelatedNames, as_table, differences
+from .diff import RelatedNames, as_table
 from .filters import RelatedFilter
 from .formatting import shown, time_column
 from .names import object_name
 from .restore import RestorePage
+from .undo import SavePage, kind_name, kinds
+
+#: Most rows of a save that a cell lists, and most rows of a save of which any are listed.
+_LISTED, _SMALL = 3, 100
 
 _AT = time_column("at", _("at"), seconds=True)
 #: Fields on the page of a change.
@@ -32,7 +39,7 @@ class KindFilter(admin.SimpleListFilter):
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
         """Return the kinds."""
-        return list(_kinds().items())
+        return list(kinds().items())
 
     def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Return the rows of the selected kind."""
@@ -64,15 +71,79 @@ class AffectedUserFilter(admin.SimpleListFilter):
         return "" if value in ("one", "other") else value
 
 
+class PlanFilter(admin.SimpleListFilter):
+    """Filter by a plan: its own changes and those of its policies. The plan's button *History* links here.
+
+    Assignments are left out unless the kind is chosen, because there may be thousands of them.
+    """
+
+    title = _("plan")
+    parameter_name = "touched_plan"
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return the selected plan: a list of all would be too long."""
+        plan = str(self.value() or "")
+        return [(plan, shown(object_name(Plan, plan)))] if plan else []
+
+    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the rows of the plan, those of policies that were moved to another plan included."""
+        plan = str(self.value() or "")
+        of_plan = Q(touched_plan=plan)
+        if plan.isascii() and plan.isdigit():
+            rows = PolicyChange.objects.filter(of_plan, model="ratepolicy").order_by()
+            of_plan |= Q(model="ratepolicy", object_id__in=rows.values("object_id"), before__plan=int(plan))
+        return queryset.filter(of_plan if "model" in request.GET else of_plan & ~Q(model="planassignment"))
+
+
+class SaveList(ChangeList):
+    """The list of saves: the first row of each save of which any row matches the filters and the search."""
+
+    def get_queryset(self, request: Any, exclude_parameters: Any = None) -> QuerySet[Any]:
+        """Return one row per save; the matching ones of the others are in ``matching``."""
+        self.matching = super().get_queryset(request, exclude_parameters)
+        rows: QuerySet[Any] = self.matching.filter(first=True)
+        if self.query or self.get_filters_params():
+            saves = self.matching.order_by().values("change_id")
+            rows = self.apply_select_related(self.root_queryset.filter(first=True, change_id__in=saves))
+        return rows.order_by(*self.get_ordering(request, rows))
+
+    def get_results(self, request: Any) -> None:
+        """Read the page, and what its cells show: with the same number of queries however many rows there are."""
+        super().get_results(request)
+        self.result_list = saves = list(self.result_list)
+        counts: dict[Any, dict[tuple[str, str], int]] = {save.change_id: {} for save in saves}
+        rows = PolicyChange.objects.filter(change_id__in=counts).order_by()
+        for change_id, *kind, count in rows.values_list("change_id", "model", "action").annotate(Count("pk")):
+            counts[change_id][tuple(kind)] = count
+        several = [one for one, own in counts.items() if 1 < sum(own.values()) <= _SMALL]
+        listed: dict[Any, list[Any]] = {change_id: [] for change_id in several}
+        matching = self.matching.filter(change_id__in=several).order_by("pk").values_list("change_id", "pk")
+        for change_id, pk in matching:
+            listed[change_id] += [pk] if len(listed[change_id]) < _LISTED else []
+        found = PolicyChange.objects.in_bulk([pk for pks in listed.values() for pk in pks])
+        names = RelatedNames.of_summaries([*saves, *found.values()])
+        for save in saves:
+            save.names, save.counts = names, counts[save.change_id]
+            save.listed = [found[pk] for pk in listed.get(save.change_id, ())]
+
+    def url_for_result(self, result: Any) -> str:
+        """Return the address of the save's page."""
+        admin: Any = self.model_admin
+        return str(admin.page_url("save", result.change_id))
+
+
 @admin.register(PolicyChange)
 class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
     """Who changed what, when and why. Nobody can edit it."""
 
-    pages = (RestorePage,)
-    list_display = [_AT, "actor", "action", "kind", "object_text", "what_changed", "reason_text"]
-    list_filter = ["action", KindFilter, "at", ("actor", RelatedFilter), AffectedUserFilter]
+    pages = (SavePage, RestorePage)
+    list_display = [_AT, "actor", "saved", "what_changed", "reason_text"]
+    list_filter = ["action", KindFilter, PlanFilter, "at", ("actor", RelatedFilter), AffectedUserFilter]
     list_select_related = ["actor"]
     list_per_page = 50
+    show_full_result_count = False
+    # They would count rows, and the list shows saves.
+    show_facets = admin.ShowFacets.NEVER
     fields = [*_FIELDS]
     readonly_fields = [*_FIELDS]
 
@@ -83,13 +154,23 @@ class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
         """Return the lookups that find an object, an actor or a reason."""
         return ["object_text", "reason", "=object_id", "=touched_user", *user_search_fields("actor")]
 
-    def get_changelist_instance(self, request: Any) -> Any:
-        """Return the list; the names of related objects are looked up once for all rows."""
-        listed: Any = super().get_changelist_instance(request)
-        names = RelatedNames(listed.result_list)
-        for change in listed.result_list:
-            change.names = names
-        return listed
+    def get_changelist(self, request: Any, **kwargs: Any) -> Any:
+        """Return the class of the list."""
+        return SaveList
+
+    def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
+        """Show the list; of one object under its name, of a plan with the number of its assignments' changes."""
+        context = dict(extra_context or {})
+        plan, kind, pk = (request.GET.get(name, "") for name in ("touched_plan", "model", "object_id"))
+        if plan or (pk and kind in KINDS):
+            name = shown(object_name(Plan, plan) if plan else object_name(KINDS[kind], pk))
+            context["title"] = gettext("History of %(object)s") % {"object": name}
+        if plan and not kind:
+            rows = PolicyChange.objects.filter(touched_plan=plan, model="planassignment").order_by()
+            context["assignments"] = rows.values("change_id").distinct().count()
+            query = {"touched_plan": plan, "model": "planassignment"}
+            context["assignments_url"] = self.page_url("changelist", query=query)
+        return super().changelist_view(request, context)
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
         """Return False; so do the permissions to add and to delete."""
@@ -100,13 +181,35 @@ class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
     @admin.display(description=_("kind"), ordering="model")
     def kind(self, change: PolicyChange) -> Any:
         """Return the kind of object that changed."""
-        return _kinds().get(change.model, change.model)
+        return kind_name(change.model)
+
+    @admin.display(description=_("change"))
+    def saved(self, save: Any) -> str:
+        """Return the object that changed, or how many of each kind."""
+        texts = [
+            gettext("%(count)s × %(kind)s %(action)s") % {"count": count, **self._words(*kind)}
+            for kind, count in save.counts.items()
+        ]
+        if sum(save.counts.values()) > 1:
+            return format_html_join("", "<div>{}</div>", ((text,) for text in texts))
+        kind, action = self._words(save.model, save.action).values()
+        return format_html("{} {}<div><bdi>{}</bdi></div>", kind, action, shown(save.object_text))
+
+    def _words(self, kind: str, action: str) -> dict[str, Any]:
+        return {"kind": kind_name(kind), "action": dict(PolicyChange.Action.choices).get(action, action)}
 
     @admin.display(description=_("what changed"))
-    def what_changed(self, change: Any) -> str:
-        """Return the fields that differ, in a few words."""
-        summary: str = change.names.summary(change)
-        return summary or str(self.get_empty_value_display())
+    def what_changed(self, save: Any) -> str:
+        """Return the fields that differ in a few words; of several objects, those of the first."""
+        total = sum(save.counts.values())
+        if total == 1:
+            return save.names.summary(save) or str(self.get_empty_value_display())
+        lines = [(shown(row.object_text), save.names.summary(row) or row.get_action_display()) for row in save.listed]
+        more = total - len(lines)
+        if more and lines:
+            lines.append((ngettext("and %(count)d more", "and %(count)d more", more) % {"count": more}, ""))
+        items = format_html_join("", "<li><bdi>{}</bdi> {}</li>", lines)
+        return format_html('<ul class="ratequota-changes">{}</ul>', items) if lines else "…"
 
     @admin.display(description=_("reason"), ordering="reason")
     def reason_text(self, change: PolicyChange) -> str:
@@ -129,13 +232,3 @@ class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
             return self.get_empty_value_display()
         head = _("counter") if change.model == "counter" else _("field")
         return as_table(rows, (head, _("before"), _("after")), self.get_empty_value_display())
-
-
-def _kinds() -> dict[str, Any]:
-    """Return the names of the values of ``PolicyChange.model``."""
-    kinds: dict[str, Any] = {
-        str(model._meta.model_name): model._meta.verbose_name
-        for model in apps.get_app_config("django_ratequota").get_models()
-        if issubclass(model, RecordedModel)
-    }
-    return {**kinds, "counter": _("counter"), "*": _("everything")}

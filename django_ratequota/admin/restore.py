@@ -17,14 +17,15 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange, RatePolicy
 from ..operations.cascades import Deletion
+from ..operations.differences import fields_of
 from ..operations.restore import KINDS, Restoration, plan_restoration, problems, restore, versions
 from ..recording.databases import policy_alias
 from ..recording.recorder import field_values
 from ..recording.validators import visible
-from .diff import as_table, fields_of
+from .diff import as_table
 from .formatting import moment, shown
 from .pages import AdminPage
-from .permissions import is_override, may
+from .permissions import is_override, may, permission_name
 from .reset import ReasonForm
 
 #: Most objects deleted along that are listed; more are counted, and all are restored.
@@ -49,6 +50,7 @@ class RestorePage(AdminPage):
         texts = {"after": _("Restore this version"), "before": _("Restore the previous version")}
         offered = [version for version in versions(obj) if self._offered(request, obj, version)]
         links = [(self.url(obj, version), texts[version]) for version in offered]
+        links.append((self.admin.page_url("save", obj.change_id), _("All changes of this save")))
         if obj.object_id:
             query = {"model": obj.model, "object_id": obj.object_id}
             links.append((self.admin.page_url("changelist", query=query), _("All changes of this object")))
@@ -162,6 +164,21 @@ class RestorePage(AdminPage):
         admin = self.site.get_model_admin(model)
         adds = current is None
         return bool(admin.has_add_permission(request) if adds else admin.has_change_permission(request, current))
+
+
+def missing_permission(site: Any, request: Any, now: Any, then: Any) -> str:
+    """Return which permission an edit from ``now`` to ``then`` lacks, as a sentence; None = no object; "" = none."""
+    model = type(now or then)
+    verb = "add" if now is None else "delete" if then is None else "change"
+    names: list[str] = []
+    if not site.is_registered(model) or not getattr(site.get_model_admin(model), f"has_{verb}_permission")(
+        request, *([] if now is None else [now])
+    ):
+        names.append(f"Can {verb} {model._meta.verbose_name_raw}")
+    if model is RatePolicy:
+        kinds = dict.fromkeys(is_override(one) for one in (now, then) if one is not None)
+        names = [permission_name(verb, override=kind) for kind in kinds if not may(request.user, verb, override=kind)]
+    return gettext("You need the permission “%s”.") % names[0] if names else ""
 
 
 def _texts(deletions: Sequence[Deletion]) -> list[str]:

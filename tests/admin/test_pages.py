@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.contrib import admin
@@ -21,6 +22,8 @@ NAMES = [f"{model._meta.model_name} {page.name}" for model, page in PAGES]
 
 def url_of(model: Any, page: type[AdminPage], pk: Any) -> str:
     pattern = page.path.replace("<path:object_id>", str(pk)).replace("<str:version>", "after")
+    change = PolicyChange.objects.last()
+    pattern = pattern.replace("<uuid:change_id>", str(change.change_id if change else UUID(int=pk)))
     return f"/admin/django_ratequota/{model._meta.model_name}/{pattern}"
 
 

@@ -156,13 +156,14 @@ GETS: dict[str, Callable[[Scene], str]] = {
     "reset nothing": lambda s: f"{LIST}4711/reset/",
     "history": lambda s: HISTORY,
 }
-#: 302 = "doesn't exist. Perhaps it was deleted?", as for any object that the operator may not see.
+#: 302 of a history = its saves, for operators who may view policy changes.
+#: Else 302 = "doesn't exist. Perhaps it was deleted?", as for any object that the operator may not see.
 OPENS = {
-    "superuser": [200, 200, 200, 200, 200, 200, 200, 200, 200, 404, 200],
+    "superuser": [200, 200, 200, 200, 200, 302, 302, 200, 200, 404, 200],
     "editor": [200, 200, 200, 200, 403, 200, 200, 403, 403, 403, 403],
     "granter": [200, 200, 200, 302, 200, 200, 302, 403, 403, 403, 403],
     "resetter": [200, 403, 200, 302, 403, 200, 302, 200, 404, 404, 403],
-    "viewer": [200, 403, 200, 200, 403, 200, 200, 403, 403, 403, 200],
+    "viewer": [200, 403, 200, 200, 403, 302, 302, 403, 403, 403, 200],
     "nobody": [403, 403, 403, 403, 403, 302, 302, 403, 403, 403, 403],
 }
 

@@ -35,6 +35,7 @@ PUBLIC = {
     "middleware": "RateQuotaMiddleware",
     "models": "Endpoint Plan PlanAssignment PolicyChange RatePolicy UsageCount",
     "ninja": "QuotaThrottle problem_details",
+    "notify": "change_text mail_operators post_to",
     "openapi": "AutoSchema QuotaSchema",
     "replay": "replay",
     "responses": "arefusal_response refusal_response refusal_text",

@@ -10,18 +10,20 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 
 from ...exceptions import StoreError
-from .. import callers, maintenance, policyfile, suggest
+from .. import callers, history, maintenance, policyfile, suggest
 
 
 class Command(BaseCommand):
     """One command with a verb for each task; ``explain``, ``near``, ``suggest``, ``status``, ``export`` only read."""
 
-    help = "Explain, list who is near a limit, suggest, reset, publish, roll up, inspect, export and import limits."
+    help = (
+        "Explain, list who is near a limit, suggest, reset, publish, roll up, inspect, export, import, undo limits."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the verbs; the function of each is its option ``run``, and may yield lines to print."""
         verbs = parser.add_subparsers(dest="verb", required=True)
-        for module in (callers, maintenance, policyfile, suggest):
+        for module in (callers, maintenance, policyfile, history, suggest):
             module.add_verbs(verbs)
         verbs.metavar = " | ".join(verbs.choices)
 

@@ -1,0 +1,54 @@
+"""The verb ``undo`` of ``manage.py ratequota``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import transaction
+
+from ..models import PolicyChange, RatePolicy
+from ..operations.undo import plan_undo, undo
+from ..recording.databases import policy_alias
+from ..recording.validators import visible
+
+#: Most objects that are named because they stay as they are.
+_LISTED = 20
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add the verb with its options."""
+    verb = verbs.add_parser("undo", help="Undo a save: an edit in the admin, an import or a bulk action.")
+    verb.set_defaults(run=undo_save)
+    verb.add_argument("change_id", type=UUID, help="Its change id, shown in the address of its page in the admin.")
+    verb.add_argument("--dry-run", action="store_true", help="Show what would change, and change nothing.")
+    verb.add_argument("--overwrite", action="store_true", help="Also undo objects that were edited again since then.")
+    verb.add_argument("--reason", default="", help="Recorded in the history.")
+
+
+def undo_save(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Undo the save in one transaction."""
+    change_id, overwrite = options["change_id"], options["overwrite"]
+    rows = PolicyChange.objects.filter(change_id=change_id)
+    if not rows.exists():
+        raise CommandError(f"No change has the id {change_id}; copy it from the address of the save's page")
+    with transaction.atomic(using=policy_alias(RatePolicy)):
+        plan = plan_undo(change_id, lock=not options["dry_run"])
+        counts = Counter(step.verb for step in plan.steps if step.applies(overwrite))
+        stay = [step for step in plan.steps if not step.done and not step.applies(overwrite)]
+        texts = rows.in_bulk([step.last for step in stay[:_LISTED]])
+        for step in stay[:_LISTED]:
+            why = step.obstacle or "It was edited again since then (--overwrite undoes it, too)."
+            yield f"stays as it is: {step.kind} {visible(texts[step.last].object_text)}: {why}"
+        if len(stay) > _LISTED:
+            yield f"and {len(stay) - _LISTED} more"
+        summary = f"{counts['create']} created, {counts['change']} changed, {counts['delete']} deleted"
+        if options["dry_run"]:
+            yield f"Dry run: would be {summary}; nothing was changed"
+            return
+        if counts:
+            undo(plan, actor=None, reason=options["reason"] or f"undo {change_id}", overwrite=overwrite)
+    yield summary if counts else "Nothing to undo"

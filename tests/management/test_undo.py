@@ -1,0 +1,67 @@
+"""``manage.py ratequota undo``: the same as the page of a save, for saves of any size."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+
+def undo(change: PolicyChange, *options: str) -> list[str]:
+    out = StringIO()
+    call_command("ratequota", "undo", str(change.change_id), *options, stdout=out)
+    return out.getvalue().splitlines()
+
+
+@pytest.fixture
+def change(free: Plan, search: Endpoint) -> PolicyChange:
+    """One save that edited two policies, one of which was edited again since then."""
+    policy = RatePolicy.objects.create(plan=free, rates="1/s")
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="2/s")
+    RatePolicy.objects.update(mode="log")
+    RatePolicy.objects.filter(pk=policy.pk).update(mode="off")
+    return PolicyChange.objects.all()[1]
+
+
+def modes() -> list[str]:
+    return list(RatePolicy.objects.order_by("rates").values_list("mode", flat=True))
+
+
+def test_a_save_is_undone_except_later_edits(change: PolicyChange, published: list[Any]) -> None:
+    stays = (
+        "stays as it is: ratepolicy plan Free × all endpoints: 1/s: It was edited again since then "
+        "(--overwrite undoes it, too)."
+    )
+    counted = "0 created, 1 changed, 0 deleted"
+    assert undo(change, "--dry-run") == [stays, f"Dry run: would be {counted}; nothing was changed"]
+    assert modes() == ["off", "log"]
+    assert undo(change, "--reason", "OPS-7") == [stays, counted]
+    assert modes() == ["off", "enforce"]
+    assert PolicyChange.objects.all()[0].reason == "OPS-7"
+    assert len(published) == 1
+    assert undo(change, "--overwrite") == [counted]
+    assert modes() == ["enforce", "enforce"]
+    assert undo(change) == ["Nothing to undo"]
+
+
+def test_an_unknown_id_is_refused(free: Plan) -> None:
+    unknown = PolicyChange()
+    with pytest.raises(CommandError, match="No change has the id"):
+        undo(unknown)
+    with pytest.raises(CommandError, match="invalid UUID value"):
+        call_command("ratequota", "undo", "4711")
+
+
+def test_an_undo_that_is_refused_changes_nothing(free: Plan) -> None:
+    Plan.objects.filter(pk=free.pk).update(name="Gratis")
+    change = PolicyChange.objects.all()[0]
+    Plan.objects.create(name="Free", slug="f")
+    with pytest.raises(CommandError, match="Plan with this Name already exists"):
+        undo(change)
+    assert Plan.objects.get(pk=free.pk).name == "Gratis"
