@@ -16,7 +16,11 @@ from django_ratequota import Limiter
 from django_ratequota.models import Endpoint, UsageCount
 from django_ratequota.monitoring.collector import Collector
 from django_ratequota.monitoring.rollup import roll_up
-from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.operations.explain import newest_policies
+from django_ratequota.policies.matching import match_endpoints
+from django_ratequota.policies.requests.caller import DescribedCaller
+from django_ratequota.policies.requests.methods import handling_of_view
+from django_ratequota.policies.resolver import EvaluationContext, Resolution, resolve
 
 _HOURS = 47
 #: Visits of a caller, and requests of a visit, which are a second apart.
@@ -28,7 +32,7 @@ def record(size: Size) -> None:
     dice, now = random.Random(16), time.time()
     names = list(Endpoint.objects.order_by("pk").values_list("name", flat=True))
     users = list(User.objects.filter(is_staff=False).order_by("pk").values_list("pk", flat=True)[: size.callers])
-    explained = [_query(dice, number, users, names).explain() for number in range(size.callers)]
+    resolved = [_resolved(dice, number, users, names) for number in range(size.callers)]
     requests = []
     for caller in range(size.callers):
         for _visit in range(_VISITS):
@@ -39,7 +43,7 @@ def record(size: Size) -> None:
     limiter, collector = Limiter(clock=lambda: clock[0], prefix="scale"), Collector()
     for number, (at, caller) in enumerate(sorted(requests)):
         clock[0] = int(at * 10**6)
-        context, resolution = explained[caller].context, explained[caller].resolution
+        context, resolution = resolved[caller]
         decision = limiter.check(resolution.buckets, 1)
         if not decision.allowed:
             decision = replace(decision, revision=context.snapshot.revision)
@@ -56,11 +60,18 @@ def record(size: Size) -> None:
         QuerySet(UsageCount).bulk_create(earlier, ignore_conflicts=True, batch_size=5_000)
 
 
-def _query(dice: random.Random, number: int, users: list[int], names: list[str]) -> ExplainQuery:
-    """Return a request by a user, or one in four by nobody, of an address of its own."""
+def _resolved(
+    dice: random.Random, number: int, users: list[int], names: list[str]
+) -> tuple[EvaluationContext, Resolution]:
+    """Return what applies to a request of a user, or one in four of nobody, of an address of its own."""
     user = str(users[number % len(users)]) if number % 4 else None
-    ip = f"203.0.{number // 250 % 250}.{number % 250}"
-    return ExplainQuery(user_id=user, ip=ip, endpoint=dice.choice(names))
+    address, scope = f"203.0.{number // 250 % 250}.{number % 250}", dice.choice(names)
+    caller = DescribedCaller(user_id=user, address=address, identifiers={}, plan_slug=None)
+    snapshot, entry = newest_policies(caller)
+    handling = handling_of_view(None, "GET")
+    endpoints = match_endpoints(snapshot, scope=scope, route=None, name=None, method="GET", handling=handling)
+    context = EvaluationContext(caller, entry, endpoints, scope, snapshot, time.time_ns() // 1000)
+    return context, resolve(context)
 
 
 def _moved(row: UsageCount, back: timedelta) -> UsageCount:

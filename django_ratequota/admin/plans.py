@@ -67,7 +67,6 @@ class PlanAdmin(PolicyTableAdmin):
     inlines = [PlanPolicyInline]
 
     class Media:
-        css = {"all": ["django_ratequota/plans.css"]}
         js = ["django_ratequota/plans.js"]
 
     def get_changeform_initial_data(self, request: Any) -> dict[str, Any]:

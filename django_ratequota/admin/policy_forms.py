@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
 from .permissions import check_audience, is_override, may
-from .widgets import RowAutocomplete
+from .widgets import RowAutocomplete, RowSelect
 
 
 class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -31,6 +31,8 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
         for name, field in self.fields.items():
             if isinstance(field.widget, RowAutocomplete):
                 field.widget.selected = getattr(self.instance, name)
+            elif getattr(field, "to_field_name", None) == "name":
+                self.initial[name] = getattr(self.instance, name)
         if "rates" in self.fields:
             self.fields["rates"].widget.attrs.update({"spellcheck": "false", "class": "vTextField ratequota-rates"})
         for name in {"rates", "subject"} & self.fields.keys():
@@ -80,6 +82,8 @@ class RowForm(PolicyForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for field in self.fields.values():
+            if type(field.widget) is forms.Select:
+                field.widget = RowSelect(field.widget.attrs, field.widget.choices)
             field.widget.attrs.setdefault("aria-label", field.label)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django import forms
 from django.contrib import admin
 from django.contrib.admin.widgets import AdminTextInputWidget, RelatedFieldWidgetWrapper
+from django.core.paginator import Paginator
 from django.db.models import Count, F, QuerySet
 from django.utils.functional import cached_property
+from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Endpoint, RatePolicy
@@ -23,42 +26,68 @@ from .widgets import RowAutocomplete
 WITHOUT = {"endpoint": _("all endpoints"), "plan": _("everyone")}
 #: The columns of the constraint that allows one policy without dates.
 _UNIQUE = ("endpoint_id", "user_id", "subject", "subject_list_id", "plan_id", "counted_per")
-#: Most stored rows of the table, and most rows with the new ones. A row has up to eight fields, and Django accepts
-#: 1,000 in a form (DATA_UPLOAD_MAX_NUMBER_FIELDS).
-_MAX_STORED, _MAX_ROWS = 100, 120
-#: Most options of a select in each row; with more, operators who may not search the objects write an id instead.
-_MAX_CHOICES = 100
+#: Stored rows on a page of the table, and most rows with the new ones. A row has up to eight fields, and Django
+#: accepts 1,000 in a form (DATA_UPLOAD_MAX_NUMBER_FIELDS). Fifty rows are 200 kB.
+_PAGE, _MAX_ROWS = 50, 70
+#: Most names that are suggested to operators who may not search the objects.
+_MAX_NAMES = 1_000
+#: The table's page, and a part of a name to find in it: parameters of the address.
+_PAGE_VAR, _FIND_VAR = "policies_page", "policies_find"
+_LIST_VAR = "_changelist_filters"
 
 
 class PolicyFormSet(StoredRows, forms.BaseInlineFormSet):  # type: ignore[type-arg]
-    """The first policies of a plan or an endpoint; the others are edited in the list of policies."""
+    """A page of the policies of a plan or an endpoint; those of other pages are neither read nor written."""
 
     #: Address of the list with all of them; "" where the operator may not see it.
     list_url = ""
+    #: The parameters of the address that choose the page.
+    chosen: dict[str, str] = {}
+    #: Names for operators who may not search for endpoints (in a plan's table) or for plans.
+    names: Iterable[str] = ()
 
     def get_queryset(self) -> QuerySet[Any]:
-        """Return the first rows; on submission, the rows that the page had."""
+        """Return the rows of the page; on submission, the rows that the page had."""
         if not hasattr(self, "_queryset"):
-            rows = super().get_queryset()
-            self._queryset = rows.filter(pk__in=self._submitted()) if self.is_bound else rows[:_MAX_STORED]
+            if self.is_bound:
+                self._queryset = super().get_queryset().filter(pk__in=self._submitted())
+            else:
+                self._queryset = self.page.object_list
         return self._queryset
+
+    @cached_property
+    def page(self) -> Any:
+        """The chosen page of the policies, of those with the chosen part of a name if there is one."""
+        rows: Any = self.queryset
+        if self.find:
+            other = "plan" if self.fk.name == "endpoint" else "endpoint"
+            rows = rows.filter(**{f"{other}__name__icontains": self.find})
+        return Paginator(rows, _PAGE).get_page(self.chosen.get(_PAGE_VAR))
+
+    @property
+    def find(self) -> str:
+        """The chosen part of a name; "" = all."""
+        return self.chosen.get(_FIND_VAR, "")
+
+    @property
+    def chosen_list(self) -> str:
+        """The filters of the list that the operator came from."""
+        return self.chosen.get(_LIST_VAR, "")
+
+    @cached_property
+    def pages(self) -> list[tuple[Any, str]]:
+        """The numbers of the pages and their addresses; (ellipsis, "") where some are left out."""
+        paginator, number = self.page.paginator, self.page.number
+        chosen: dict[str, Any] = dict(self.chosen)
+        return [
+            (page, f"?{urlencode(chosen | {_PAGE_VAR: page})}" if isinstance(page, int) else "")
+            for page in paginator.get_elided_page_range(number)
+        ]
 
     def _submitted(self) -> list[int]:
         stored = range(min(self.initial_form_count(), self.total_form_count()))
         ids = [self.data.get(f"{self.add_prefix(number)}-{RatePolicy._meta.pk.name}", "") for number in stored]
         return [int(pk) for pk in ids if pk.isascii() and pk.isdigit() and len(pk) < 19]
-
-    @cached_property
-    def count(self) -> int:
-        """Number of policies where the table leaves some out; else 0."""
-        rows = len(self.get_queryset())
-        count = self.queryset.count() if rows >= _MAX_STORED else 0  # type: ignore[union-attr]
-        return count if count > rows else 0
-
-    @property
-    def shown(self) -> int:
-        """Number of policies that the table shows."""
-        return len(self.get_queryset())
 
     def add_fields(self, form: Any, index: int | None) -> None:
         """Label the box that deletes a row, as the other fields are."""
@@ -106,15 +135,19 @@ class PolicyInline(AutocompleteAdmin, admin.TabularInline):  # type: ignore[type
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
         """Return the policies; those for all endpoints or for everyone come first, on every database."""
-        order = [F(f"{name}__name").asc(nulls_first=True) for name in ("endpoint", "plan")]
+        order = [F(name).asc(nulls_first=True) for name in ("endpoint__name", "plan__position", "plan__name")]
         return super().get_queryset(request).select_related("endpoint", "plan", "subject_list").order_by(*order, "pk")
 
     def get_formset(self, request: Any, obj: Any = None, **kwargs: Any) -> Any:
-        """Return the formset, with the address of the list of all policies of the object."""
+        """Return the formset, with the address of the list of all policies of the object, and the chosen page."""
         formset: Any = super().get_formset(request, obj, **kwargs)
         if obj is not None:
             # The class was made for this request.
             formset.list_url = list_url(self.admin_site, request, {f"{formset.fk.name}__id__exact": str(obj.pk)})
+            formset.chosen = chosen_page(request)
+        related = RatePolicy._meta.get_field("plan" if formset.fk.name == "endpoint" else "endpoint")
+        if related.name not in self.get_autocomplete_fields(request):
+            formset.names = related.related_model._default_manager.values_list("name", flat=True)[:_MAX_NAMES]  # type: ignore[union-attr]
         return formset
 
     def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
@@ -126,12 +159,11 @@ class PolicyInline(AutocompleteAdmin, admin.TabularInline):  # type: ignore[type
                 field.widget = RowAutocomplete(db_field, self.admin_site, placeholder=WITHOUT[db_field.name])
                 field.widget.choices = choices
             else:
-                field.widget = field.widget.widget
-                options = list(field.choices)[1:]
-                if len(options) > _MAX_CHOICES:
-                    field.widget = AdminTextInputWidget(attrs={"placeholder": WITHOUT[db_field.name], "size": 12})
-                else:
-                    field.choices = [("", WITHOUT[db_field.name]), *options]  # read once for all rows
+                # One list of names for the page, because a select of them in each row would be most of the page.
+                field.to_field_name = "name"
+                attrs = {"placeholder": WITHOUT[db_field.name], "size": 12, "list": "ratequota-names"}
+                field.widget = AdminTextInputWidget(attrs=attrs)
+                field.error_messages["invalid_choice"] = _("There is no such name here: choose one of the list.")
         return field
 
 
@@ -140,6 +172,9 @@ class PolicyTableAdmin(WarnsOnSave):
 
     ordering = ["name"]  # repeated here, because a query that counts drops the model's
     show_facets = admin.ShowFacets.ALWAYS
+
+    class Media:
+        css = {"all": ["django_ratequota/plans.css"]}
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
         """Return the objects with the number of their policies."""
@@ -159,6 +194,19 @@ class PolicyTableAdmin(WarnsOnSave):
             if formset.model is RatePolicy:
                 edited += [*formset.new_objects, *(policy for policy, _fields in formset.changed_objects)]
         self.warn(request, edited, form.instance if isinstance(form.instance, Endpoint) else None)
+
+    def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
+        """Send the form to the address of the table's page, because Django leaves it out of one with filters."""
+        if chosen := chosen_page(request):
+            kwargs["form_url"] = f"?{urlencode(chosen)}"
+        return super().render_change_form(request, context, *args, **kwargs)
+
+
+def chosen_page(request: Any) -> dict[str, str]:
+    """Return the parameters that choose a page of the table, and those that lead back to the list."""
+    names = (_LIST_VAR, _FIND_VAR, _PAGE_VAR)
+    values = {name: request.GET.get(name, "").replace("\x00", "").strip() for name in names}
+    return {name: value for name, value in values.items() if value}
 
 
 def list_url(site: admin.AdminSite, request: Any, filters: dict[str, str]) -> str:

@@ -45,8 +45,8 @@ def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True)
     """Return the limits at one endpoint and those for all endpoints together; ``scope`` None = at every endpoint.
 
     Makes one call to Redis, within the deadline of a decision, and none while its breaker is open. Without ``ask``
-    it makes none, and no limit has a status. Raises ``LookupError`` when no endpoint has that name, and
-    ``django.db.Error`` when no policies were ever read.
+    it makes none, and no limit has a status. With ``ENABLED = False`` there are no limits. Raises ``LookupError``
+    when no endpoint has that name, and ``django.db.Error`` when no policies were ever read.
     """
     limiter = limiter_or_error()
     call = limiter.store.call() if ask and not isinstance(limiter, StoreError) else None
@@ -68,9 +68,11 @@ def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True)
                 snapshot = process.policies.reload(newer.revision)
             except DatabaseError:
                 pass  # go on with the last known policies, as requests do
+    if getattr(limiter, "unlimited", False):  # ENABLED = False
+        return CallerLimits(limits=(), blocked_by=(), truncated=False)
     return CallerLimits(
         limits=tuple((bucket, statuses.get(bucket)) for bucket in shown),
-        blocked_by=() if getattr(limiter, "unlimited", False) else resolution.blocked_by,
+        blocked_by=resolution.blocked_by,
         truncated=more or len(buckets) > len(shown),
     )
 

@@ -44,7 +44,7 @@ HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 #: A minute, in revisions.
 BEHIND = 60 * 10**6
-#: The last column of the tables of callers.
+#: The second column of the tables of callers.
 LIMIT = "Tightest limit now"
 
 
@@ -240,8 +240,8 @@ def test_callers_of_a_policy_have_no_admitted_count_and_no_share(operator: Clien
         "Most requests refused",
         "Most requests that log mode would have refused",
     ]
-    assert re.findall('<th scope="col">(.*?)</th>', callers) == ["Caller", "Would be refused", "Refused", LIMIT] * 2
-    assert rows(callers) == [["ip:203.0.113.7", "1", "2", "0 of 5 used all/min"]] * 2
+    assert re.findall('<th scope="col">(.*?)</th>', callers) == ["Caller", LIMIT, "Would be refused", "Refused"] * 2
+    assert rows(callers) == [["ip:203.0.113.7", "0 of 5 used all/min", "1", "2"]] * 2
     assert exported(operator, "callers", policy=policy.pk) == [
         ["caller", "name", "would be refused", "refused"],
         ["ip:203.0.113.7", "ip:203.0.113.7", "1", "2"],
@@ -350,8 +350,8 @@ def test_callers_have_names_and_link_to_explain(operator: Client, scene: Scene) 
     found = section(operator.get(PAGE), "callers")
     most, refused, would = re.split("<h3>", found)[1:]
     assert rows(most)[:2] == [
-        ["user alice", "90", "0", "10", "10.0 %", "–"],
-        ["ip:2001:db8::/64", "5", "5", "0", "0.0 %", "–"],
+        ["user alice", "–", "90", "0", "10", "10.0 %"],
+        ["ip:2001:db8::/64", "–", "5", "5", "0", "0.0 %"],
     ]
     assert [row[0] for row in rows(most)[2:]] == ["tenant:a&b", "user:10000000000000000000000", "unknown"]
     assert [row[0] for row in rows(refused)] == ["user alice", "tenant:a&b"]
@@ -886,7 +886,7 @@ def test_decisions_appear_on_the_page(operator: Client, search: Endpoint) -> Non
     assert rows(section(page, "endpoints")) == [["search open", "3", "2", "2", "40.0 %"]]
     assert rows(section(page, "policies"))[0] == ["everyone × search: 3/hour open", "3", "0", "2", "40.0 %"]
     callers = [rows(part) for part in section(page, "callers").split("<h3>")[1:]]
-    assert callers == [[["user alice", "3", "2", "2", "40.0 %", "3 of 3 used search/hour"]]] * 3
+    assert callers == [[["user alice", "3 of 3 used search/hour", "3", "2", "2", "40.0 %"]]] * 3
     ((_, _, count, caller, what, by),) = rows(section(page, "refusals"))
     assert (count, caller, what) == ("2", "user alice", "GET search")
     assert by == "search/houreveryone × search: 3/hour"

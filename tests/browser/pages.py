@@ -51,6 +51,7 @@ PAGES = {
     "hostile live usage": Page(
         lambda s: f"{_POLICIES}/usage/?policy={s.hostile_override.pk}&endpoint={quote(MARKUP)}"
     ),
+    "quotas": Page(lambda s: f"{_POLICIES}/quotas/?level=50"),
     "matrix": Page(lambda s: f"{_APP}/plan/matrix/"),
     "copy": Page(lambda s: f"{_APP}/plan/{s.free.pk}/copy/", viewer=403),
     "hostile copy": Page(lambda s: f"{_APP}/plan/{s.hostile_plan.pk}/copy/", viewer=403),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from playwright.sync_api import expect
+
+from django_ratequota.monitoring import health
 
 from .desk import Desk
 from .pages import PAGES
@@ -24,3 +27,21 @@ def test_what_was_decided_is_seen_and_leads_to_its_reason(desk: Desks, scene: Sc
     expect(page.locator(".ratequota-usage-totals").first).to_contain_text("45")
     page.locator(".ratequota-usage a[href*='explain/?']").first.click()
     expect(page.get_by_role("heading", name="Explain", exact=True)).to_be_visible()
+
+
+def test_a_bar_shows_how_full_the_tightest_limit_of_a_busy_caller_is(desk: Desks, scene: Scene) -> None:
+    health.report()
+    own = desk()
+    page = own.open(PAGES["live usage"].path(scene) + f"&endpoint={scene.search.pk}")
+    row = page.get_by_role("region", name="Most requests admitted").get_by_role("row", name="user dave")
+    expect(row).to_contain_text("of 10 used search/min")
+    bar = row.locator(".ratequota-bar")
+    expect(bar).to_be_visible()
+    shares = [
+        bar.locator(part).evaluate("e => e.getBoundingClientRect().width")
+        for part in (".ratequota-all", ".ratequota-used")
+    ]
+    assert 0 < shares[1] <= shares[0]
+    # The revision is a time, with its number to copy.
+    expect(page.locator(".ratequota-usage-proof code")).to_have_text(re.compile(r"^\d{16}$"))
+    own.look()

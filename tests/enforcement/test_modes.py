@@ -206,6 +206,17 @@ class TestDisabled:
             assert explain_caller(caller, scope="search").exempt == ""
             assert caller_limits(caller, "search").blocked_by != ()
 
+    def test_callers_have_no_limits(self) -> None:
+        limit("7/day")
+        caller = DescribedCaller(user_id=None, address="127.0.0.1")
+        found = caller_limits(caller, "search")
+        assert (found.limits, found.available, found.truncated) == ((), True, False)
+        assert Client().get("/quota/usage/").json()["limits"] == []
+        with pytest.raises(LookupError):
+            caller_limits(caller, "no-such-endpoint")
+        with override_policies({"search": "7/day"}):
+            assert len(caller_limits(caller, "search").limits) == 1
+
     def test_explain_shows_this_processs_own_edit(self) -> None:
         caller = DescribedCaller(user_id=None, address="127.0.0.1")
         policy = limit("1/day")

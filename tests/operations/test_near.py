@@ -30,6 +30,7 @@ from django_ratequota.operations.near import all_near, near_counts, near_rows
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter, process
 from tests.conftest import Clock
+from tests.faults.cluster import Cluster
 from tests.support.commands import run
 from tests.support.requests import check_from
 from tests.support.worker import Process
@@ -347,6 +348,17 @@ def test_all_rows_are_read_in_batches(alice: User, monkeypatch: Any) -> None:
         spend(User.objects.create(username=f"user{number}"), 6)
     batches = list(all_near(MONTH, 50, lambda one: one.subject != f"user:{alice.pk}"))
     assert [len(batch) for batch in batches] == [2, 2, 1]
+
+
+def test_on_a_cluster_each_subject_is_peeked_where_it_lives(settings: Any) -> None:
+    with Cluster() as cluster:
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": cluster.url, "CLUSTER": True}
+        RatePolicy.objects.create(rates="10/month")
+        users = [User.objects.create(username=f"user{number}") for number in range(6)]
+        for user in users:
+            spend(user, 7)
+        assert {subject for subject, *_ in listed()} == {f"user:{user.pk}" for user in users}
+        default_limiter().store.close()
 
 
 def test_the_command_lists_them(alice: User, search: Endpoint, settings: Any) -> None:

@@ -16,9 +16,7 @@ from .. import callers, history, maintenance, policyfile, suggest
 class Command(BaseCommand):
     """One command with a verb for each task; ``explain``, ``near``, ``suggest``, ``status``, ``export`` only read."""
 
-    help = (
-        "Explain, list who is near a limit, suggest, reset, publish, roll up, inspect, export, import, undo limits."
-    )
+    help = "Explain, suggest, export, import and undo limits, list who is near one, and look after the counters."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the verbs; the function of each is its option ``run``, and may yield lines to print."""

@@ -1,0 +1,64 @@
+"""Who is near the monthly quota? Two clicks from the app's index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from playwright.sync_api import expect
+
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.monitoring.collector import collector
+from tests.browser.desk import Desk
+from tests.browser.scene import Scene
+from tests.support.requests import check_from
+
+Desks = Callable[..., Desk]
+
+
+def a_month(scene: Scene) -> None:
+    """A monthly quota of which carol has used 90 %, mallory all, and dave half."""
+    exports = Endpoint.objects.create(name="exports")
+    RatePolicy.objects.create(endpoint=exports, rates="10/month", reason="Exports are expensive.")
+    for user, times in ((scene.carol, 9), (scene.mallory, 12), (scene.dave, 5)):
+        for _ in range(times):
+            check_from(user, scope="exports", cost=1)
+    collector.flush()
+
+
+def test_who_is_near_the_monthly_quota(desk: Desks, scene: Scene, tmp_path: Path) -> None:
+    a_month(scene)
+    own = desk()
+    page = own.open("/admin/django_ratequota/")
+    with own.task(clicks=2, pages=2):
+        page.get_by_role("link", name="Quotas").first.click()
+        expect(page.get_by_role("heading", name="Quotas: month")).to_be_visible()
+        rows = page.get_by_role("region", name="Table of quotas").locator("tbody tr")
+        expect(rows).to_have_count(2)
+        expect(rows.nth(1)).to_contain_text("user carol")
+        expect(rows.nth(1)).to_contain_text("9 of 10")
+    own.look()
+    page.get_by_label("Used", exact=True).select_option("50")
+    page.get_by_label("User or subject").fill("DAVE")
+    page.get_by_role("button", name="Show").click()
+    expect(rows).to_have_count(1)
+    expect(rows.first).to_contain_text("user dave")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="All rows as CSV").click()
+    assert download.value.suggested_filename == "ratequota-quotas-fixed_window-month-50.csv"
+    download.value.save_as(tmp_path / "quotas.csv")
+    assert f'"user:{scene.dave.pk}","user dave"' in (tmp_path / "quotas.csv").read_text("utf-8-sig")
+
+
+def test_a_row_leads_to_a_boost_after_which_it_is_gone(desk: Desks, scene: Scene) -> None:
+    a_month(scene)
+    own = desk()
+    page = own.open("/admin/django_ratequota/ratepolicy/quotas/")
+    page.get_by_role("link", name="Boost user carol").click()
+    page.get_by_label("Reason").fill("Ticket 4711")
+    page.get_by_role("button", name="Show what it would change").click()
+    page.get_by_role("button", name="Yes, grant it").click()
+    expect(page.get_by_text("Boost granted")).to_be_visible()
+    page = own.open("/admin/django_ratequota/ratepolicy/quotas/")
+    expect(page.get_by_text("user carol")).to_have_count(0)
+    expect(page.get_by_role("region", name="Table of quotas").locator("tbody tr")).to_have_count(1)
