@@ -106,7 +106,7 @@ def _changes(site: Any, request: Any) -> dict[str, Any]:
     recent = PolicyChange.objects.filter(at__gte=since, first=True).order_by("-at", "-pk")
     count = recent[: _COUNTED + 1].count()
     newest = list(recent.select_related("actor")[:_LISTED])
-    names = RelatedNames(newest)
+    names = RelatedNames.of_summaries(newest)
     rows = PolicyChange.objects.filter(change_id__in=[change.change_id for change in newest]).order_by()
     sizes = dict(rows.values_list("change_id").annotate(Count("pk")))
     most = _("more than %(count)s changes") % {"count": number_text(_COUNTED)}

@@ -98,7 +98,7 @@ def visible_columns(page: Page) -> list[str]:
     ("name", "columns"),
     [
         ("policies", {"audience", "endpoint_name", "rates", "mode"}),
-        ("history", {"at", "object_text", "what_changed"}),
+        ("history", {"at", "saved", "what_changed", "reason_text"}),
     ],
 )
 def test_the_main_columns_are_in_sight_on_a_telephone(
