@@ -55,7 +55,7 @@ def commands() -> Iterator[str]:
             yield "| option | meaning |"
             yield "|---|---|"
         for option in options:
-            name = option.option_strings[-1] if option.option_strings else str(option.metavar)
+            name = option.option_strings[-1] if option.option_strings else str(option.metavar or option.dest.upper())
             value = option.metavar or option.dest.upper()
             value = "|".join(option.choices) if option.choices else value
             takes = f" {value}" if option.option_strings and option.nargs != 0 else ""
