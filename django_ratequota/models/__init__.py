@@ -7,6 +7,7 @@ from .endpoints import METHODS, Endpoint
 from .history import PolicyChange
 from .plans import Plan, PlanAssignment
 from .policies import RatePolicy
+from .quotas import QuotaWindow
 from .usage import UsageCount
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Plan",
     "PlanAssignment",
     "PolicyChange",
+    "QuotaWindow",
     "RatePolicy",
     "RecordedModel",
     "UsageCount",

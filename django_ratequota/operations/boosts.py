@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
-from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
 from django.db import transaction
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ..conf import settings
@@ -19,7 +16,7 @@ from ..engine.calendar_windows import window_end_us
 from ..engine.rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
 from ..engine.types import Bucket, BucketStatus
 from ..models import PolicyChange, RatePolicy
-from ..policies.facts import PolicyFacts, policy_facts
+from ..policies.facts import PolicyFacts, policy_facts, to_datetime
 from ..policies.precedence import never_outranked, specificity
 from ..policies.resolver import EvaluationContext, resolve
 from ..policies.snapshot import Group
@@ -150,12 +147,6 @@ def window_end(bucket: Bucket, now_us: int) -> Any:
     if bucket.rate.algorithm != "fixed_window":
         return None
     return to_datetime(window_end_us(bucket.rate, now_us, settings.time_zone))
-
-
-def to_datetime(at_us: int) -> Any:
-    """Convert µs since the Unix epoch to a model field's value: aware, unless USE_TZ is off."""
-    aware = datetime.fromtimestamp(at_us / _SECOND_US, tz=UTC)
-    return aware if django_settings.USE_TZ else timezone.make_naive(aware)
 
 
 def outlook(context: EvaluationContext, boost: RatePolicy) -> Outlook:
