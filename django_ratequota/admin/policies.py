@@ -57,7 +57,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     fieldsets = [
         (_("Who"), {"fields": ["user", "subject", "plan"], "description": _("Choose at most one; none = everyone.")}),
         (_("What"), {"fields": ["endpoint", "counted_per"]}),
-        (_("How much"), {"fields": ["rates", "algorithm", "mode", "on_error"]}),
+        (_("How much"), {"fields": ["rates", "algorithm", "mode", "on_error", "durable"]}),
         (_("When and why"), {"fields": ["starts_at", "ends_at", "reason"]}),
     ]
 

@@ -17,8 +17,10 @@ from ..engine.decision import Decision
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket
 from ..recording.databases import reading_policies
+from ..store.base import Call
 from ..utils.bounded_cache import BoundedCache
 from ..utils.problems import note_problem
+from ..utils.sansio import drive
 from .checkpoints import Window, used_in, window_of
 
 #: Counters whose seed this process knows, each some 300 bytes.
@@ -63,6 +65,15 @@ class Seeds:
         wanted = {window: self._known.get(window) or _NONE for window in lossy}
         seeds = tuple([max(0, wanted.get(window, _NONE)) if window else 0 for window in windows])
         return seeds if any(seeds) else ()
+
+    def peek(
+        self, limiter: Limiter, call: Call, buckets: tuple[Bucket, ...], revision: int | None = None
+    ) -> Decision:
+        """Return the state of the buckets, with what is to be restored; raises as ``Limiter.peek`` does."""
+        lost: tuple[int, ...] = ()
+        if any(bucket.durable for bucket in buckets) and not limiter.store.absent:
+            lost = drive(self.of(limiter, buckets), lambda read: read())
+        return drive(limiter.steps("peek", buckets, 1, revision=revision, seeds=lost), call.do)
 
     def sent(self, limiter: Limiter, decision: Decision) -> None:
         """Forget the seeds of the buckets that the decision has charged: now the store has them."""

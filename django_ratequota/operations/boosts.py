@@ -16,6 +16,7 @@ from ..engine.calendar_windows import window_end_us
 from ..engine.rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
 from ..engine.types import Bucket, BucketStatus
 from ..models import PolicyChange, RatePolicy
+from ..monitoring import checkpoints
 from ..policies.facts import PolicyFacts, policy_facts, to_datetime
 from ..policies.precedence import never_outranked, specificity
 from ..policies.resolver import EvaluationContext, resolve
@@ -62,7 +63,8 @@ def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[Buck
         with transaction.atomic(using=policy_alias(PolicyChange)):
             record_grant(subject, [before[bucket] for bucket in own], units, reason)
             # Each bucket's own units: else rates that count requests would keep theirs.
-            limiter.refund(own, units, charged=(0, *[units] * len(own)))
+            given = limiter.refund(own, units, charged=(0, *[units] * len(own)))
+        checkpoints.note(given, lowered=True)
     return tuple(before.values())
 
 
@@ -108,6 +110,7 @@ def propose_boost(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
         algorithm=winner.algorithm,
         mode=winner.mode,
         on_error=winner.on_error,
+        durable=winner.durable,
         # Rounded down to the second, because processes see Redis' clock some milliseconds apart.
         # Not before the winner, because of two dated policies the one that started last wins.
         starts_at=to_datetime(max(explanation.context.now_us // _SECOND_US * _SECOND_US, facts.starts_us or 0)),

@@ -82,7 +82,7 @@ POLICIES = Section(
     singular="policy",
     model=RatePolicy,
     fields=(
-        *("endpoint", "plan", "subject", "user", "counted_per", "rates", "algorithm", "mode", "on_error"),
+        *("endpoint", "plan", "subject", "user", "counted_per", "rates", "algorithm", "mode", "on_error", "durable"),
         *("starts_at", "ends_at", "reason"),
     ),
     required=("rates",),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import redis
 from django.contrib.auth.models import User
+from django.core.management import CommandError
 from django.db import DatabaseError, connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from django_ratequota import Decision, check_request
 from django_ratequota.conf import settings as own_settings
@@ -17,9 +21,16 @@ from django_ratequota.engine.keys import bucket_key
 from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import checkpoints
 from django_ratequota.monitoring.checkpoints import flush
+from django_ratequota.monitoring.rollup import forget_windows
 from django_ratequota.monitoring.seeds import Seeds, seeds
+from django_ratequota.operations.boosts import grant
+from django_ratequota.operations.caller_limits import caller_limits
+from django_ratequota.operations.counters import peek, reset
+from django_ratequota.operations.explain import explain_caller
+from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
 from tests.project.views import request_from
+from tests.support.commands import run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "redis_client")]
 
@@ -327,3 +338,105 @@ def test_a_redis_that_went_back_in_time_is_noticed(ask: Callable[..., Decision],
 
 def test_the_setting_has_a_default() -> None:
     assert own_settings.checkpoint_seconds == 10.0
+
+
+# --- What operators do. ---
+
+
+def test_a_reset_is_not_undone_by_a_loss(
+    ask: Callable[..., Decision], redis_client: redis.Redis, alice: User
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    bucket = ask(7).statuses[0].bucket
+    flush()
+    reset([bucket], "A mistake of ours")
+    assert (flush(), used()) == (1, [0])
+    lose(redis_client)
+    assert ask().remaining == 9
+
+
+def test_units_given_back_are_not_lost_again(ask: Callable[..., Decision], redis_client: redis.Redis) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    bucket = ask(7).statuses[0].bucket
+    flush()
+    grant([bucket], 3, "A mistake of ours")
+    assert (flush(), used()) == (1, [4])
+    lose(redis_client)
+    assert ask().remaining == 5
+
+
+def test_pages_and_clients_see_what_will_be_restored(
+    ask: Callable[..., Decision], redis_client: redis.Redis, alice: User
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    bucket = ask(7).statuses[0].bucket
+    flush()
+    lose(redis_client)
+    caller = DescribedCaller(user_id=str(alice.pk), address=None)
+    [(_, status)] = caller_limits(caller).limits
+    assert status is not None
+    assert status.remaining == 3
+    assert peek([bucket])[bucket].remaining == 3
+    assert explain_caller(caller, scope=None).decision.remaining == 3
+
+
+# --- Ended windows. ---
+
+
+def window(subject: str, month: int, used: int, *, day: int = 1, rate: str = "100/month") -> QuotaWindow:
+    starts_at = datetime(2026, month, day, tzinfo=UTC)
+    return QuotaWindow.objects.create(
+        counter=f"{{{subject}}}:0:{rate}",
+        starts_at=starts_at,
+        ends_at=starts_at + timedelta(days=1 if "day" in rate else 30),
+        subject=subject,
+        rate=rate,
+        used=used,
+        limit=100,
+        at_us=1,
+    )
+
+
+def test_usage_of_a_month_is_the_sum_of_its_windows() -> None:
+    window("user:1", 9, 5)
+    window("user:1", 10, 70)
+    window("user:2", 10, 30)
+    for day in (1, 2, 31):
+        window("user:2", 10, day, day=day, rate="100/day fixed_window")
+    window("user:2", 11, 9)
+    assert run("usage", "--month", "2026-10").splitlines() == [
+        "user:1  all endpoints  100/month: 70 of 100",
+        "user:2  all endpoints  100/day fixed_window: 34 of 100 in 3 windows",
+        "user:2  all endpoints  100/month: 30 of 100",
+    ]
+    assert run("usage", "--month", "2026-10", "--subject", "user:1", "--format", "csv").splitlines() == [
+        "subject,endpoint,rate,windows,used,limit",
+        "user:1,,100/month,1,70,100",
+    ]
+    [line] = run("usage", "--month", "2026-09", "--format", "json").splitlines()
+    assert json.loads(line) == {
+        "subject": "user:1",
+        "endpoint": None,
+        "rate": "100/month",
+        "windows": 1,
+        "used": 5,
+        "limit": 100,
+    }
+
+
+def test_a_month_of_another_form_is_refused() -> None:
+    with pytest.raises(CommandError, match="Write the month as in 2026-10, not 'October'"):
+        run("usage", "--month", "October")
+
+
+def test_old_windows_are_forgotten_by_rollup(settings: Any) -> None:
+    now = timezone.now()
+    for days in (10, 800):
+        row = window(f"user:{days}", 1, 1)
+        row.ends_at = now - timedelta(days=days)
+        row.save()
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_MONTHS": 0}
+    assert forget_windows() == 0
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_MONTHS": 24}
+    assert forget_windows() == 1
+    assert QuotaWindow.objects.get().subject == "user:10"
