@@ -38,6 +38,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 @pytest.fixture(autouse=True)
 def _no_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Checkpoints are written when a test says so."""
+    monkeypatch.setattr(checkpoints, "in_test_run", lambda: False)
     monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
     checkpoints._forget()
     seeds.forget()
@@ -100,6 +101,13 @@ def test_without_checkpoint_seconds_nothing_is_noted(settings: Any, ask: Callabl
     RatePolicy.objects.create(rates="10/month")
     ask()
     assert (flush(), used(), len(checkpoints._dirty)) == (0, [], 0)
+
+
+def test_in_other_tests_nothing_is_noted(ask: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    RatePolicy.objects.create(rates="10/month")
+    ask()
+    assert len(checkpoints._dirty) == 0
 
 
 def test_refused_requests_change_no_checkpoint(ask: Callable[..., Decision]) -> None:
