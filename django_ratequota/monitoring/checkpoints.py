@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import tzinfo
 from typing import Any
 
+from django.apps import apps
 from django.core import mail
 from django.db import Error as DatabaseError
 from django.db import transaction
@@ -26,7 +27,6 @@ from ..engine.decision import Decision
 from ..engine.keys import bucket_key, short
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket, BucketStatus
-from ..models import QuotaWindow
 from ..policies.facts import to_datetime, to_us
 from ..recording.databases import policy_alias
 from ..runtime import default_limiter
@@ -129,7 +129,7 @@ def _flush(noted: Mapping[tuple[Bucket, int], Figure]) -> int:
     windows = sorted(latest)  # in one order, so that processes wait for each other's rows instead of deadlocking
     for at in range(0, len(windows), _BATCH):
         batch = {window: latest[window][1] for window in windows[at : at + _BATCH]}
-        with transaction.atomic(using=policy_alias(QuotaWindow)):
+        with transaction.atomic(using=policy_alias(_model())):
             written += _write(batch, below)
     _look_for_losses(limiter, below, latest)
     return written
@@ -152,19 +152,24 @@ def _write(figures: Mapping[Window, Figure], below: dict[Window, int]) -> int:
             for name, value in _values(figure).items():
                 setattr(row, name, value)
             changed.append(row)
-        QuotaWindow.objects.bulk_update(changed, ["used", "limit", "at_us", "policy_id", "rate"])
+        _model().objects.bulk_update(changed, ["used", "limit", "at_us", "policy_id", "rate"])
         missing = {window: figure for window, figure in missing.items() if window not in found}
         written += len(changed)
         if not missing:
             break
-        QuotaWindow.objects.bulk_create([_row(*item) for item in missing.items()], ignore_conflicts=True)
+        _model().objects.bulk_create([_row(*item) for item in missing.items()], ignore_conflicts=True)
         written += len(missing)
     return written
 
 
+def _model() -> Any:
+    # Not imported above, because check_request can be imported before Django is set up.
+    return apps.get_model("django_ratequota", "QuotaWindow")
+
+
 def _rows(windows: Iterable[Window]) -> Any:
     starts = {to_datetime(start_us) for _, start_us in windows}
-    return QuotaWindow.objects.filter(counter__in=[counter for counter, _ in windows], starts_at__in=starts)
+    return _model().objects.filter(counter__in=[counter for counter, _ in windows], starts_at__in=starts)
 
 
 def used_in(windows: Sequence[Window]) -> dict[Window, int]:
@@ -173,10 +178,10 @@ def used_in(windows: Sequence[Window]) -> dict[Window, int]:
     return {(counter, to_us(starts_at)): used for counter, starts_at, used in rows}
 
 
-def _row(window: Window, figure: Figure) -> QuotaWindow:
+def _row(window: Window, figure: Figure) -> Any:
     status = figure.status
     bucket = status.bucket
-    return QuotaWindow(
+    return _model()(
         counter=window[0],
         starts_at=to_datetime(window[1]),
         ends_at=to_datetime(window[1] + status.window_us),
