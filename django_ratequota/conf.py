@@ -176,6 +176,10 @@ class Settings:
     #: Seconds between two transfers of this process's counts to Redis, for the admin to show; 0 = nothing is counted,
     #: and refusals have no id.
     statistics_seconds: float = _key(1.0, _number(0, 20))
+    #: Seconds between two checkpoints of durable counts in the database; 0 = they are not kept there.
+    checkpoint_seconds: float = _key(10.0, _number(0, 3600))
+    #: Months for which the counts of ended quota windows are kept in the database; 0 = for ever.
+    keep_quota_months: int = _key(24, _number(0, 1200, whole=True))
     #: Networks (CIDR) whose `X-Forwarded-For` is trusted; `unix` = a proxy on a Unix socket.
     trusted_proxies: tuple[str, ...] = _key((), _networks)
     #: IPv6 addresses that share this many leading bits count as one client.

@@ -75,7 +75,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
             },
         ),
         (_("What"), {"fields": ["endpoint", "counted_per"]}),
-        (_("How much"), {"fields": ["rates", "algorithm", "mode", "on_error"]}),
+        (_("How much"), {"fields": ["rates", "algorithm", "mode", "on_error", "durable"]}),
         (_("When and why"), {"fields": ["starts_at", "ends_at", "reason"]}),
     ]
 

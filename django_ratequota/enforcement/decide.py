@@ -12,7 +12,9 @@ from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket
 from ..exceptions import InvalidRate, StoreError
+from ..monitoring import checkpoints
 from ..monitoring.health import note_degraded
+from ..monitoring.seeds import seeds
 from ..policies.resolver import Resolution
 from ..utils.problems import note_problem
 from .on_error import decide_without_store
@@ -43,7 +45,15 @@ def decide(
         if isinstance(limiter, StoreError):
             raise limiter
         settler = StoreSettler(limiter)
-        decision = yield from limiter.steps(mode, checked, cost, revision=revision, times=times, settler=settler)
+        durable = resolution.durable and not limiter.store.absent
+        lost = (yield from seeds.of(limiter, checked)) if durable and checked else ()
+        decision = yield from limiter.steps(
+            mode, checked, cost, revision=revision, times=times, settler=settler, seeds=lost
+        )
+        if durable and mode != "peek":
+            checkpoints.note(decision)
+            if lost:
+                seeds.sent(limiter, decision)
     except StoreError as error:
         if mode != "peek":
             note_degraded(error.reason, error)

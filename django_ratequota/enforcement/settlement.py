@@ -19,6 +19,7 @@ from ..engine.decision import Decision
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket
 from ..exceptions import StoreError
+from ..monitoring import checkpoints
 from ..monitoring.health import note_degraded
 from ..policies.snapshot import Snapshot
 from ..utils.sansio import adrive, drive
@@ -52,10 +53,13 @@ class StoreSettler:
     ) -> Generator[Step, Any, Decision]:
         """Yield the steps of either verb, for ``check`` to run among its own."""
         try:
-            return (yield from self._limiter.steps(mode, buckets, cost, times=charged, settler=self))
+            decision = yield from self._limiter.steps(mode, buckets, cost, times=charged, settler=self)
         except StoreError as error:
             note_degraded(error.reason, error)
             return Decision(allowed=True, error=error.reason)
+        if not self._limiter.store.absent:
+            checkpoints.note(decision, lowered=mode == "refund")
+        return decision
 
 
 def _runner() -> StepRunner:

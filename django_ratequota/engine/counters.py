@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor
 
 from ..utils.locks import ForkSafeLock
 from .rates import Rate
@@ -261,4 +261,5 @@ class Counters:
             reset_after_us=ceil(reset * self._us),
             window_us=round(window * self._us),
             next_after_us=next_us,
+            debt=max(0, -floor(room)),
         )

@@ -26,12 +26,12 @@ def decide_per_subject(
 
     The statuses have the buckets' order. A refusal leaves out buckets whose server failed after it.
     """
-    at_us, *each = times  # the rest, if any, is one per bucket: its level, or its own cost
+    at_us, *each = times  # the rest, if any, is one or two per bucket: its level or own cost, and its seed
     subjects = sorted(dict.fromkeys(bucket.subject for bucket in buckets), key=_is_shared)
     decisions: list[Decision] = []
     for subject in subjects:
         own = tuple(bucket for bucket in buckets if bucket.subject == subject)
-        own_each = (number for bucket, number in zip(buckets, each, strict=False) if bucket.subject == subject)
+        own_each = [n for at, n in enumerate(each) if buckets[at % len(buckets)].subject == subject]
         # After a refusal, the other subjects are read, not charged.
         refused = not all(decision.allowed for decision in decisions)
         try:

@@ -74,6 +74,9 @@ class LimiterSteps:
         # On a Cluster: when the revision was last asked for (monotonic, µs), and whether that failed.
         self._asked_us = self._compared_us
         self._revision_unread = False
+        #: Since when the store has its data (µs), as last read together with a revision; 0 = unknown. Counts of
+        #: windows that began before may be lost.
+        self.born_us = 0
         self._memory = memory and memory(self.prefix, self.time_zone, clock)
         #: Whether it admits everything, because of ENABLED = False.
         self.unlimited = isinstance(self._memory, Unlimited)
@@ -97,6 +100,7 @@ class LimiterSteps:
             yield from self._ask("peek", (), 1, revision=0, share=share)
         except NewerRevision as newer:
             return newer.revision
+        self.born_us = 0
         return 0
 
     def steps(
@@ -108,17 +112,23 @@ class LimiterSteps:
         revision: int | None = None,
         times: tuple[int, ...] = NO_TIMES,
         settler: Settler | None = None,
+        seeds: tuple[int, ...] = (),
     ) -> Steps:
         """Return the steps of a verb, for callers that drive them among steps of their own.
 
         ``times`` (µs) is the longest wait that ``acquire`` may book, or ``charged`` of ``Settler.refund``, or else 0;
         after it each bucket's own cost may follow, else each takes ``cost`` by its rate. ``settler`` charges and
-        refunds afterwards, this limiter where it is None.
+        refunds afterwards, this limiter where it is None. ``seeds`` are the units known to be used in each bucket's
+        calendar window, for stores that lost counts: a bucket that holds fewer has used as many.
 
         Raises ``NewerRevision`` into the caller when policies newer than ``revision`` have been published. Sends
         nothing when there are no buckets and the last comparison of revisions is young enough, nor when the deny
         cache holds the refusal.
         """
+        if seeds:
+            buckets = tuple(buckets)
+            each = () if len(times) > 1 else own_costs(mode, buckets, cost) or (cost,) * len(buckets)
+            times = (*times, *each, *seeds)
         begun = self._begin(mode, buckets, cost, revision, times, settler)
         return _decided(begun) if isinstance(begun, Decision) else begun
 
@@ -219,7 +229,9 @@ class LimiterSteps:
                     allowed == 1, statuses, now_us, (), (), "", revision or 0, "", settler, units, charges, None, None
                 )
             if outcome == NEWER:
+                self.born_us = numbers[4]
                 raise NewerRevision(stored, instead_of=revision if stored < known else None)
+            times = times[: 1 + len(buckets)]  # seeds are of the window that has ended
         raise StoreError("clock", "the store's clock left three calendar windows in a row")
 
     def _acquire_steps(self, bucket: Bucket, timeout: float, cost: int) -> Steps:

@@ -181,7 +181,9 @@ def _later(status: BucketStatus, passed_us: int) -> BucketStatus:
     # Once units came back, only Redis knows when the next ones do.
     next_us = status.next_after_us
     next_us = next_us - passed_us if next_us is not None and next_us > passed_us else None
-    return make_status(status.bucket, status.allowed, status.remaining, wait_us, reset_us, status.window_us, next_us)
+    return make_status(
+        status.bucket, status.allowed, status.remaining, wait_us, reset_us, status.window_us, next_us, status.debt
+    )
 
 
 def monotonic_us() -> int:

@@ -54,6 +54,11 @@ def revision_key(prefix: str) -> str:
     return f"{prefix}:revision"
 
 
+def birth_key(prefix: str) -> str:
+    """Return the key of the time since when the store has its data; it shares the revision key's Cluster slot."""
+    return f"{prefix}:{{{revision_key(prefix)}}}:born"
+
+
 def workers_key(prefix: str, worker: str = "") -> str:
     """Return the key of the list of reporting processes, or of one's report; no subject's tag is ``workers``."""
     return f"{prefix}:{{workers}}:{worker}" if worker else f"{prefix}:{{workers}}"

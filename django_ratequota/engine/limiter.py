@@ -21,7 +21,7 @@ from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
 from .decision import Decision
 from .decision_steps import NO_TIMES, LimiterSteps, Steps
-from .keys import revision_key
+from .keys import birth_key, revision_key
 from .scripts import PUBLISH
 from .types import Bucket
 
@@ -128,12 +128,16 @@ class Limiter(LimiterSteps):
         """``reset``, awaited."""
         return await adrive(self._reset_steps(buckets), self.store.aexecute)
 
-    def publish(self) -> int:
-        """Give the policies a new revision and return it: each process reloads before it next asks for a decision."""
+    def publish(self, *, lost: bool = False) -> int:
+        """Give the policies a new revision and return it: each process reloads before it next asks for a decision.
+
+        ``lost`` tells all processes that the store has lost counts.
+        """
         try:
             if self._memory is not None:
                 return self._memory.publish()
-            return int(drive(run_script(PUBLISH, [revision_key(self.prefix)], ()), self.store.execute))
+            keys = [revision_key(self.prefix), birth_key(self.prefix)]
+            return int(drive(run_script(PUBLISH, keys, ("1" if lost else "0",)), self.store.execute))
         finally:
             self._deny_cache.clear()
 

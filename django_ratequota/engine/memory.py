@@ -54,11 +54,11 @@ class Memory(Counters):
         bucket_keys("", buckets)
         if revision is not None and self.revision > revision:
             raise NewerRevision(self.revision)
-        first, *each = times
+        first, *each = times[: 1 + len(buckets)]  # no seeds: this process has lost nothing
         known = mode == "refund" and first  # a known charge, whose levels follow
         costs = [cost] * len(buckets) if known else each or [bucket.rate.units(cost) for bucket in buckets]
         longest = first if mode == "acquire" else 0
-        now, statuses = self._apply(mode, buckets, costs, times if known else (), longest)
+        now, statuses = self._apply(mode, buckets, costs, (first, *each) if known else (), longest)
         at_us = int(now)
         allowed = not any(status.refused for status in statuses)
         units = cost if allowed and mode in CHARGING else 0

@@ -102,7 +102,8 @@ def unpack_reply(reply: object) -> tuple[int, ...]:
 def read_reply(reply: object, buckets: int) -> tuple[int, ...]:
     """Return the numbers of a reply about ``buckets`` buckets; raises ``StoreError`` for any other value."""
     numbers = unpack_reply(reply)
-    if len(numbers) != 4 + _EACH * buckets * (numbers[:1] == (DECIDED,)):
+    extra = {DECIDED: _EACH * buckets, NEWER: 1}.get(numbers[0], 0) if numbers else 0
+    if len(numbers) != 4 + extra:
         raise StoreError("response", f"not a decision: {reply!r:.100}")
     return numbers
 
@@ -116,11 +117,12 @@ def statuses_of(
         make_status(
             bucket,
             numbers[at] == 1,
-            numbers[at + 1],
+            left if (left := numbers[at + 1]) > 0 else 0,
             None if numbers[at + 2] < 0 else numbers[at + 2],
             numbers[at + 3],
             window_us,
             numbers[at + 4] or None,
+            -left if left < 0 else 0,
         )
         for at, bucket, window_us in zip(range(4, len(numbers), _EACH), buckets, windows_us, strict=True)
     ]

@@ -38,6 +38,8 @@ class Bucket:
     on_error: str = field(default="", kw_only=True)
     #: The RatePolicy it comes from; None outside the database.
     policy_id: int | None = field(default=None, kw_only=True)
+    #: Whether what it counted outlives the store's data; for calendar windows.
+    durable: bool = field(default=False, kw_only=True)
 
     def __hash__(self) -> int:
         # Because every request hashes its buckets, only the fields that differ most.
@@ -80,6 +82,8 @@ class BucketStatus:
     #: µs until ``remaining`` next grows, without more requests: 1,000,000 for ``60/min``, to the window's end for a
     #: fixed window; None when the bucket is full, or when it is not known.
     next_after_us: int | None = None
+    #: Whole units charged beyond the limit, as by ``charge``; 0 unless ``remaining`` is.
+    debt: int = 0
 
     @property
     def limit(self) -> int:
@@ -88,7 +92,7 @@ class BucketStatus:
 
     @property
     def used(self) -> int:
-        """Units taken of ``limit``; debts beyond it are not counted."""
+        """Units taken of ``limit``, without ``debt``."""
         return self.limit - self.remaining
 
     @property

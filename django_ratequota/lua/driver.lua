@@ -7,12 +7,14 @@
 --         then seven per bucket: algorithm, limit, period (µs), burst, enforced (1, or 0 = log only),
 --         window start and finish (µs; 0 0 = none);
 --         then, for a refund of a known charge, one per bucket: how long after the charge it was full again (µs);
---         or, where buckets differ in cost, each bucket's own cost (units).
+--         or, where buckets differ in cost, each bucket's own cost (units);
+--         then, if at all, one per bucket: the units known to be used in its window (0 = none), a lost count.
 -- Returns whole numbers as one string, 8 bytes each, big-endian: parsing a list costs the caller more than the call.
 --         {1, allowed, now, revision, then five per bucket: passed, remaining, retry after, reset after, next after}
 --         (µs; retry after is 0 when passed, -1 when waiting cannot help; for acquire it is the booked wait; next
---         after is when remaining first grows, 0 when the bucket is full),
---         {2, 0, now, revision}  a newer revision is stored: reload and ask again,
+--         after is when remaining first grows, 0 when the bucket is full; a remaining below 0 is a debt),
+--         {2, 0, now, revision, since when the store has its data (µs; 0 = unknown)}
+--                                a newer revision is stored: reload and ask again,
 --         {3, 0, now, revision}  now lies outside a caller's window: compute the window from now, and ask again.
 -- Never   writes before every argument is read and every bucket is checked. A refusal writes nothing, nor does a cost
 --         of 0. A key whose count is 0 is deleted. No value that a key may hold makes the script fail.
@@ -47,7 +49,8 @@ local patience = ARGV[5] == '0' and 0 or number(5, 0)
 local first = revision >= 0 and 1 or 0
 local count = #KEYS - first
 local levels = HEADER + STRIDE * count
-local each = count > 0 and #ARGV == levels + count
+local seeded = count > 0 and #ARGV == levels + 2 * count
+local each = seeded or count > 0 and #ARGV == levels + count
 local known = each and mode == 'refund' and patience > 0
 local priced = each and not known
 if #ARGV ~= levels and not each then
@@ -61,7 +64,7 @@ if by_server then
   now = time[1] * 1000000 + time[2]
 end
 local values = #KEYS > 0 and call('MGET', unpack(KEYS)) or {}
-local stored = revision
+local stored, birth = revision, nil
 if first == 1 and values[1] ~= ARGV[3] then
   -- Publications store whole numbers up to the server's time only; the day allows for a clock that was set back.
   local time = call('TIME')
@@ -73,8 +76,11 @@ if first == 1 and values[1] ~= ARGV[3] then
   if revision > latest then
     revision = 0
   end
+  -- In the slot of the revision's key.
+  birth = KEYS[1]:sub(1, -9) .. '{' .. KEYS[1] .. '}:born'
   if stored > revision then
-    return packed({2, 0, now, stored})
+    local born = tonumber(call('MGET', birth)[1] or '') or 0
+    return packed({2, 0, now, stored, born % 1 == 0 and born > 0 and born <= latest and born or 0})
   end
 end
 
@@ -110,6 +116,9 @@ for i = 1, count do
   if mode == 'refund' and units > 0 then
     b.refunding = true
   end
+  if seeded then
+    b.seed = number(levels + count + i, 0)
+  end
   local passed, retry_at = check(b, values[first + i], now, units, KEYS[first + i])
   if mode == 'acquire' then
     b.booking = true
@@ -133,7 +142,8 @@ if stored < revision then
   -- The revision was lost or overwritten, perhaps before any process read it: publish again.
   stored = revision < now and now or revision + 1
   call('SET', KEYS[1], stored)
-  return packed({2, 0, now, stored})
+  call('SET', birth, now)
+  return packed({2, 0, now, stored, now})
 elseif outside then
   return packed({3, 0, now, revision})
 end
@@ -166,7 +176,12 @@ for i = 1, count do
   end
   local reset, more = full_at - now, more_at - now
   reset = reset > 0 and (reset < MAX_US and reset or MAX_US) or 0
-  reply[5 * i + 1] = remaining > 0 and (remaining < MAX_US and remaining or MAX_US) or 0
+  if remaining > 0 then
+    reply[5 * i + 1] = remaining < MAX_US and remaining or MAX_US
+  else
+    -- A debt, rounded up; NaN compares as false.
+    reply[5 * i + 1] = remaining < 0 and (remaining > -MAX_US and remaining - remaining % 1 or -MAX_US) or 0
+  end
   reply[5 * i + 3] = reset
   -- For a full bucket, and beyond 2^53, more_at may be any number, or NaN.
   reply[5 * i + 4] = more > 0 and more < reset and more or reset

@@ -5,6 +5,7 @@
 -- Admits  when count + cost <= limit.
 -- Windows begin at multiples of the period since the Unix epoch, or are the caller's calendar window
 -- [b.start, b.finish). A stored window that is newer than now (the clock went back) stays the current one.
+-- Lost    counts are given as b.seed, the units known to be used in the caller's calendar window.
 -- Refund  takes nothing of a charge in an earlier window: that was counted until b.since + b.level.
 -- Never   depends on the limit it was written under: an edited limit keeps the units counted.
 
@@ -26,6 +27,9 @@ local function check(b, value, now, cost)
         b.moved = true -- the calendar has changed: the key must live as long as the new window
       end
     end
+  end
+  if b.seed and b.seed > (count or 0) and start == b.start then
+    count, b.moved = b.seed, true
   end
   b.start, b.finish, b.count, b.calendar = start, finish, count, calendar
   if (count or 0) + cost <= b.limit then

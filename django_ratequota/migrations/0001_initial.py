@@ -132,6 +132,28 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='QuotaWindow',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('counter', models.CharField(help_text='Its Redis key, without the prefix.', max_length=128, verbose_name='counter')),
+                ('starts_at', models.DateTimeField(help_text='When the window began.', verbose_name='starts at')),
+                ('ends_at', models.DateTimeField(help_text='When the window ends.', verbose_name='ends at')),
+                ('subject', models.CharField(help_text='Whom the counter belongs to.', max_length=200, verbose_name='subject')),
+                ('policy_id', models.BigIntegerField(help_text='The policy that limited it last.', null=True, verbose_name='policy')),
+                ('endpoint_id', models.BigIntegerField(help_text='Empty = all endpoints.', null=True, verbose_name='endpoint')),
+                ('rate', models.CharField(help_text='The rate that limited it last.', max_length=100, verbose_name='rate')),
+                ('used', models.PositiveBigIntegerField(help_text='Units, or requests where the rate counts requests, admitted and not given back.', verbose_name='used')),
+                ('limit', models.PositiveBigIntegerField(help_text='The limit of that rate.', verbose_name='limit')),
+                ('at_us', models.BigIntegerField(help_text="When that was so, by Redis' clock (µs since 1970).", verbose_name='at')),
+            ],
+            options={
+                'verbose_name': 'quota window',
+                'verbose_name_plural': 'quota windows',
+                'ordering': ['-starts_at', 'counter'],
+                'constraints': [models.UniqueConstraint(fields=('counter', 'starts_at'), name='ratequota_quota_one_row')],
+            },
+        ),
+        migrations.CreateModel(
             name='PolicyChange',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -167,6 +189,7 @@ class Migration(migrations.Migration):
                 ('algorithm', models.CharField(choices=[('fixed_window', 'fixed window'), ('sliding_window_log', 'sliding window log'), ('sliding_window_counter', 'sliding window counter'), ('token_bucket', 'token bucket'), ('leaky_bucket', 'leaky bucket'), ('gcra', 'gcra')], default='token_bucket', help_text='How rates that name no algorithm are counted; a month is always a calendar window.', max_length=30, verbose_name='algorithm')),
                 ('mode', models.CharField(choices=[('enforce', 'enforce'), ('log', 'log only'), ('off', 'off')], default='enforce', help_text='enforce: refuses requests over the limit. log only: counts them, and refuses none. off: the policy is ignored.', max_length=10, verbose_name='mode')),
                 ('on_error', models.CharField(blank=True, choices=[('', 'use the setting ON_ERROR'), ('allow', 'allow'), ('deny', 'deny (503)'), ('local', 'count in each process')], default='', help_text='What happens to requests while Redis does not answer.', max_length=10, verbose_name='on error')),
+                ('durable', models.BooleanField(default=True, help_text='What calendar days, weeks and months have used is also kept in the database, in case Redis loses it.', verbose_name='durable')),
                 ('starts_at', models.DateTimeField(blank=True, help_text='Counts from this moment on; empty = at once.', null=True, verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(blank=True, help_text='Counts until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
                 ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),

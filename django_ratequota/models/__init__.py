@@ -8,6 +8,7 @@ from .history import PolicyChange
 from .lists import ListMember, SubjectList
 from .plans import Plan, PlanAssignment
 from .policies import RatePolicy
+from .quotas import QuotaWindow
 from .usage import UsageCount
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Plan",
     "PlanAssignment",
     "PolicyChange",
+    "QuotaWindow",
     "RatePolicy",
     "RecordedModel",
     "SubjectList",

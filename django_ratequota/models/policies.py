@@ -122,6 +122,13 @@ class RatePolicy(RecordedModel):
         choices=OnError.choices,
         help_text=_("What happens to requests while Redis does not answer."),
     )
+    durable = models.BooleanField(
+        _("durable"),
+        default=True,
+        help_text=_(
+            "What calendar days, weeks and months have used is also kept in the database, in case Redis loses it."
+        ),
+    )
     starts_at = models.DateTimeField(
         _("starts at"), null=True, blank=True, help_text=_("Counts from this moment on; empty = at once.")
     )

@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from django.db import connections, transaction
 from django.db.models import Sum
 from django.utils import timezone
 
 from ..conf import settings
-from ..models import UsageCount
+from ..models import QuotaWindow, UsageCount
 from ..recording.databases import policy_alias
 from ..runtime import default_limiter
 from .packing import HOUR, KEPT_SECONDS, OUTCOMES, QUARTERS
@@ -54,7 +55,18 @@ def roll_up(keep_hours: int = KEEP_HOURS, keep_days: int = KEEP_DAYS) -> RolledU
         for length, kept in ((UsageCount.Length.HOUR, keep_hours), (UsageCount.Length.DAY, keep_days)):
             too_old = timezone.now() - timedelta(days=kept)
             deleted += UsageCount.objects.filter(length=length, starts_at__lt=too_old).delete()[0]
+    deleted += forget_windows()
     return RolledUp(written, days, deleted)
+
+
+def forget_windows() -> int:
+    """Delete the quota windows that ended more than KEEP_QUOTA_MONTHS ago; returns how many."""
+    if not settings.keep_quota_months:
+        return 0
+    too_old = timezone.now() - timedelta(days=31 * settings.keep_quota_months)
+    # Without loading them: nothing refers to these rows, and there may be millions.
+    rows: Any = QuotaWindow.objects.filter(ends_at__lt=too_old)
+    return int(rows._raw_delete(rows.db))
 
 
 def _days(hours: Iterable[datetime]) -> dict[tuple[datetime, str], list[int]]:

@@ -22,9 +22,9 @@ from ..engine.rates import BLOCKED
 from ..models import Endpoint, RatePolicy
 from ..monitoring.attempts import Attempts, recorded_attempts
 from ..policies.explain import other_audience
-from ..policies.facts import policy_facts
+from ..policies.facts import policy_facts, to_datetime
 from ..policies.requests.caller import Caller
-from .boosts import to_datetime, unnameable_reason
+from .boosts import unnameable_reason
 from .impact_audience import NotEstimable, in_audience
 
 #: Prefix length of the network that is offered beside an address, by IP version.

@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
-from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
 from django.db import transaction
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ..conf import settings
@@ -19,10 +16,11 @@ from ..engine.calendar_windows import window_end_us
 from ..engine.rates import BLOCKED, DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
 from ..engine.types import Bucket, BucketStatus
 from ..models import PolicyChange, RatePolicy
+from ..monitoring import checkpoints
 from ..monitoring.records import digest
 from ..monitoring.refusals import Refusal
 from ..policies.explain import other_audience
-from ..policies.facts import PolicyFacts, policy_facts
+from ..policies.facts import PolicyFacts, policy_facts, to_datetime
 from ..policies.precedence import never_outranked, specificity
 from ..policies.resolver import EvaluationContext, resolve
 from ..policies.snapshot import Group
@@ -88,7 +86,8 @@ def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[Buck
         with transaction.atomic(using=policy_alias(PolicyChange)):
             record_grant(subject, [before[bucket] for bucket in own], units, reason)
             # Each bucket's own units: else rates that count requests would keep theirs.
-            limiter.refund(own, units, charged=(0, *[units] * len(own)))
+            given = limiter.refund(own, units, charged=(0, *[units] * len(own)))
+        checkpoints.note(given, lowered=True)
     return tuple(before.values())
 
 
@@ -142,6 +141,7 @@ def propose_boost(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
         algorithm=winner.algorithm,
         mode=winner.mode,
         on_error=winner.on_error,
+        durable=winner.durable,
         # Rounded down to the second, because processes see Redis' clock some milliseconds apart.
         # Not before the winner, because of two dated policies the one that started last wins.
         starts_at=to_datetime(max(explanation.context.now_us // _SECOND_US * _SECOND_US, facts.starts_us or 0)),
@@ -226,12 +226,6 @@ def window_end(bucket: Bucket, now_us: int) -> Any:
     if bucket.rate.algorithm != "fixed_window":
         return None
     return to_datetime(window_end_us(bucket.rate, now_us, settings.time_zone))
-
-
-def to_datetime(at_us: int) -> Any:
-    """Convert µs since the Unix epoch to a model field's value: aware, unless USE_TZ is off."""
-    aware = datetime.fromtimestamp(at_us / _SECOND_US, tz=UTC)
-    return aware if django_settings.USE_TZ else timezone.make_naive(aware)
 
 
 def outlook(context: EvaluationContext, boost: RatePolicy) -> Outlook:

@@ -13,6 +13,8 @@ from ..conf import settings
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..models import PolicyChange, RatePolicy
+from ..monitoring import checkpoints
+from ..monitoring.seeds import seeds
 from ..policies.facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
 from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text, failed_kind
 from ..policies.resolver import make_buckets
@@ -26,7 +28,7 @@ def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
     """Return the status of each bucket, except those of a Cluster node that is down; raises ``StoreError``."""
     limiter, all_buckets = default_limiter(), tuple(buckets)
     batches = (all_buckets[at : at + MAX_BUCKETS] for at in range(0, len(all_buckets), MAX_BUCKETS))
-    return {status.bucket: status for batch in batches for status in limiter.peek(batch).statuses}
+    return {s.bucket: s for batch in batches for s in seeds.peek(limiter, limiter.store.call(), batch).statuses}
 
 
 def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ...]:
@@ -38,10 +40,11 @@ def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ..
     limiter = default_limiter()
     before: list[BucketStatus] = []
     for subject, own in by_subject(buckets):
-        statuses = limiter.peek(own).statuses
+        statuses = tuple(peek(own).values())
         with transaction.atomic(using=policy_alias(PolicyChange)):
             record_reset(subject, statuses, reason)
             limiter.reset(own)
+        checkpoints.note(limiter.peek(own), lowered=True)
         before += statuses
     return tuple(before)
 

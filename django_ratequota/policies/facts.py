@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Any
+
+from django.conf import settings as django_settings
+from django.utils import timezone
 
 from ..engine.rates import Rate, parse_rates
 from ..exceptions import InvalidRate
@@ -84,6 +87,8 @@ class PolicyFacts(_Dated):
     ends_us: int | None
     #: The addresses of a subject ``ip:...``; None for other audiences.
     network: Network | None = None
+    #: Whether counts of its calendar windows outlive the store's data.
+    durable: bool = False
     #: The stored text if this version cannot read it, else None.
     unread: str | None = None
     #: The subject list whose members it is for; None for other audiences.
@@ -159,7 +164,7 @@ def endpoint_facts(endpoint: Any) -> EndpointFacts:
 #: The columns of RatePolicy that ``policy_facts`` reads.
 POLICY_COLUMNS = (
     *("pk", "endpoint_id", "user_id", "subject", "plan_id", "counted_per", "rates", "algorithm", "mode", "on_error"),
-    *("starts_at", "ends_at", "subject_list_id"),
+    *("starts_at", "ends_at", "durable", "subject_list_id"),
 )
 
 
@@ -180,6 +185,7 @@ def policy_facts(policy: Any) -> PolicyFacts:
         starts_us=policy.starts_at and to_us(policy.starts_at),
         ends_us=policy.ends_at and to_us(policy.ends_at),
         network=_network(policy.subject),
+        durable=policy.durable,
         unread=policy.rates if rates is None else None,
         list_id=policy.subject_list_id,
     )
@@ -219,6 +225,12 @@ def read_rates(text: Any, algorithm: Any) -> tuple[Rate, ...] | str | None:
 def to_us(moment: datetime) -> int:
     """Return µs since the Unix epoch."""
     return round(moment.timestamp() * 10**6)
+
+
+def to_datetime(at_us: int) -> datetime:
+    """Return a model field's value for µs since the Unix epoch: aware, unless USE_TZ is off."""
+    aware = datetime.fromtimestamp(at_us / 10**6, tz=UTC)
+    return aware if django_settings.USE_TZ else timezone.make_naive(aware)
 
 
 def _network(subject: str) -> Network | None:

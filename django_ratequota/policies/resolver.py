@@ -53,6 +53,8 @@ class Resolution:
     unreadable: tuple[tuple[str, PolicyFacts], ...] = ()
     #: Name of an exempt endpoint that the request matched, so that nothing limits it; "" = none.
     exempt: str = ""
+    #: Whether a bucket is durable.
+    durable: bool = False
 
 
 # Not frozen, because each request makes one, and a frozen dataclass takes twice as long to make.
@@ -151,6 +153,7 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
         until_us=until_us,
         unreadable=tuple(unreadable),
         exempt=matched.exempt,
+        durable=any(bucket.durable for bucket in buckets),
     )
 
 
@@ -170,6 +173,7 @@ def make_buckets(policy: PolicyFacts, endpoint: EndpointFacts | None, subject: s
             mode=mode,
             on_error=policy.on_error,
             policy_id=policy.id,
+            durable=policy.durable and rate.calendar != "",
         )
         for rate in policy.rates
     ]

@@ -99,7 +99,7 @@ POLICIES = Section(
     model=RatePolicy,
     fields=(
         *("endpoint", "plan", "subject_list", "subject", "user", "counted_per", "rates", "algorithm", "mode"),
-        *("on_error", "starts_at", "ends_at", "reason"),
+        *("on_error", "durable", "starts_at", "ends_at", "reason"),
     ),
     required=("rates",),
     identity=("endpoint", "plan", "subject_list", "subject", "user", "counted_per", "starts_at", "ends_at"),

@@ -17,7 +17,7 @@ from typing import Any
 from ..conf import settings
 from ..engine.decision import Decision
 from ..engine.decision_steps import LimiterSteps
-from ..engine.keys import bucket_key, revision_key
+from ..engine.keys import birth_key, bucket_key, revision_key
 from ..engine.limiter import Limiter
 from ..engine.local import LocalLimiter
 from ..engine.types import Bucket
@@ -115,11 +115,11 @@ class SceneLimiter(Limiter):
         if fixed:  # nothing can be published, so requests without limits need no Redis
             self._revision_max_age = float("inf")
 
-    def publish(self) -> int:
+    def publish(self, *, lost: bool = False) -> int:
         """Publish outside of the scene too: a commit in a test is a commit."""
         self._used = True
-        _outside.limiter().publish()
-        return super().publish()
+        _outside.limiter().publish(lost=lost)
+        return super().publish(lost=lost)
 
     def _begin(self, mode: str, buckets: Iterable[Bucket], *args: Any) -> Any:
         buckets = tuple(buckets)
@@ -129,7 +129,8 @@ class SceneLimiter(Limiter):
 
     def forget_keys(self) -> None:
         """Delete its keys; if Redis fails, they expire by themselves."""
-        keys = [*{bucket_key(self.prefix, bucket) for bucket in self._buckets}, revision_key(self.prefix)]
+        keys = [*{bucket_key(self.prefix, bucket) for bucket in self._buckets}]
+        keys += [revision_key(self.prefix), birth_key(self.prefix)]
         if self._memory is not None:
             self._memory.reset(self._buckets)
         used, self._used, self._buckets = self._used, False, set()

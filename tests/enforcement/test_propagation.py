@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -323,3 +324,37 @@ def test_no_decision_is_made_by_a_superseded_policy(processes: tuple[Process, Pr
         assert {limit for _, limit in limits} >= {limit for _, limit in made}
         for revision, limit in limits:
             assert limit >= max((least for published, least in made if published <= revision), default=1000)
+
+
+def test_a_redis_flushed_under_load_loses_what_was_admitted_since_the_checkpoint(
+    processes: tuple[Process, Process], redis_client: redis.Redis
+) -> None:
+    """Sixteen threads of two processes count one quota: none is restored twice, none is forgotten."""
+    for process in processes:
+        process.run(
+            "from django_ratequota.monitoring import checkpoints; checkpoints._background.keep = lambda: None"
+        )
+    processes[1].run("RatePolicy.objects.create(rates='1000000/month')")
+    used = "answer = list(QuotaWindow.objects.filter(subject__startswith='user:').values_list('used', flat=True))"
+    for process in processes:
+        process.tell("hammer")
+        process.tell("progress")
+    try:
+        for process in processes:
+            process.run("checkpoints.flush()")
+            process.tell("progress")
+        [kept] = processes[0].run(used)
+        [key] = redis_client.keys("rqtest:{user:*")
+        before, _ = redis_client.pipeline(transaction=True).get(key).flushall().execute()
+        for process in processes:
+            process.tell("progress")
+    finally:
+        found = [entry for process in processes for entry in process.tell("rest")]
+    for process in processes:
+        process.run("checkpoints.flush()")
+    admitted = [error for name, _, _, _, error in found if name]
+    assert set(admitted) == {""}
+    _, counted, _ = struct.unpack(">ddd", before)
+    assert counted > kept > 0
+    [in_the_end] = processes[0].run(used)
+    assert len(admitted) == in_the_end + counted - kept

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,13 +16,15 @@ import redis
 import redis.asyncio.cluster
 import redis.cluster
 from asgiref.sync import async_to_sync
-from django.contrib.auth.models import AnonymousUser
+from django.contrib.auth.models import AnonymousUser, User
 from django.test import RequestFactory, override_settings
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
 from django_ratequota.engine.keys import bucket_key, revision_key
 from django_ratequota.exceptions import NewerRevision, StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.monitoring import checkpoints
+from django_ratequota.monitoring.seeds import seeds
 from django_ratequota.utils.sansio import adrive, drive
 from tests.support.properties import scaled
 
@@ -586,3 +589,51 @@ def test_no_refusal_is_repeated_when_the_look_for_edits_is_due(
 
     with pytest.raises(NewerRevision):
         check_for_two_seconds()
+
+
+# --- Lost counts. ---
+
+
+def test_each_subject_has_its_seeds(emptied: Cluster, limiter_of: Callable[..., Limiter]) -> None:
+    limiter = limiter_of(emptied)
+    day, month = (Bucket("user:1", Rate.parse(text)) for text in ("10/day fixed_window", "100/month"))
+    everyone = Bucket("everyone", Rate.parse("50/month"))
+    asked = (everyone, day, month)
+    decision = drive(limiter.steps("check", asked, 2, seeds=(20, 3, 40)), limiter.store.execute)
+    assert left(decision) == [28, 5, 58]
+    assert left(limiter.peek(asked)) == [28, 5, 58]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_master_that_lost_its_data_is_noticed_by_its_counts(
+    emptied: Cluster, monkeypatch: pytest.MonkeyPatch, fresh_policies: None
+) -> None:
+    """The revision lives on another master, and does not tell."""
+    monkeypatch.setattr(checkpoints, "in_test_run", lambda: False)
+    monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
+    with override_settings(RATEQUOTA=settings_of(emptied)):
+        RatePolicy.objects.create(rates="1000/month")
+        month = Bucket("", Rate.parse("1000/month"))
+        revision = emptied.owner(revision_key("rqtest")).port
+        users = (User.objects.create(username=f"u{n}") for n in range(50))
+        user = next(
+            user
+            for user in users
+            if emptied.owner(bucket_key("rqtest", replace(month, subject=f"user:{user.pk}"))).port != revision
+        )
+
+        def ask(cost: int = 1) -> int | None:
+            request = RequestFactory().get("/")
+            request.user = user
+            return check_request(request, cost=cost).remaining
+
+        assert ask(500) == 500
+        checkpoints.flush()
+        emptied.owner(bucket_key("rqtest", replace(month, subject=f"user:{user.pk}"))).command("FLUSHALL")
+        assert ask() == 999
+        checkpoints.flush()
+        ask()
+        checkpoints.flush()
+        poll(lambda: (ask() or 0) < 500, 30, "the checkpoint to be restored")
+    checkpoints._forget()
+    seeds.forget()

@@ -21,6 +21,7 @@ TABLES = {
     "django_ratequota_planassignment",
     "django_ratequota_policychange",
     "django_ratequota_ratepolicy",
+    "django_ratequota_quotawindow",
     "django_ratequota_subjectlist",
     "django_ratequota_usagecount",
 }

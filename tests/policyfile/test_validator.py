@@ -128,7 +128,7 @@ BAD = {
     "version: 1\npolicies:\n- rates: 1/s\n  rates: 2/s\n  cost: 1": [
         "4: policies[0].rates: is already set at line 3",
         "5: policies[0].cost: a policy has no such field; choose from endpoint, plan, subject_list, subject, user, "
-        "counted_per, rates, algorithm, mode, on_error, starts_at, ends_at, reason",
+        "counted_per, rates, algorithm, mode, on_error, durable, starts_at, ends_at, reason",
     ],
 }
 

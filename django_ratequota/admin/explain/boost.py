@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from ...models import RatePolicy
 from ...operations import boosts
 from ...operations.explain import Explanation
-from ...policies.facts import PolicyFacts
+from ...policies.facts import PolicyFacts, to_datetime
 from ...recording.databases import policy_alias
 from ..formatting import clock, moment, shown
 from ..pages import AdminPage
@@ -83,7 +83,7 @@ class BoostPage(AdminPage):
 
     def _form(self, request: Any, explanation: Explanation, facts: PolicyFacts) -> Any:
         now_us = explanation.context.now_us
-        soon = boosts.to_datetime(now_us) + _SHORTEST
+        soon = to_datetime(now_us) + _SHORTEST
         windows = {}
         for bucket in explanation.resolution.buckets:
             end = boosts.window_end(bucket, now_us) if bucket.policy_id == facts.id else None

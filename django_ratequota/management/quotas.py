@@ -1,0 +1,51 @@
+"""The verb ``usage`` of ``manage.py ratequota``."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from io import StringIO
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.utils import timezone
+
+from ..conf import settings
+from ..operations.quotas import Used, previous_month, used_in_month
+
+_HEADS = ("subject", "endpoint", "rate", "windows", "used", "limit")
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add the verbs with their options."""
+    verb = verbs.add_parser("usage", help="Show what callers have used of their quotas in a month, for invoices.")
+    verb.set_defaults(run=usage)
+    verb.add_argument("--month", default="", metavar="YYYY-MM", help="Default: the month before this one.")
+    verb.add_argument("--subject", default="", help="Only this one, such as user:42 or tenant:acme.")
+    verb.add_argument("--format", choices=["text", "csv", "json"], default="text", help="Default: text.")
+
+
+def usage(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each subject and rate."""
+    month = options["month"] or previous_month(timezone.now().astimezone(settings.time_zone).date())
+    rows = used_in_month(month, options["subject"])
+    if options["format"] == "csv":
+        yield _csv_line(_HEADS)
+        yield from (_csv_line(list(asdict(row).values())) for row in rows)
+    elif options["format"] == "json":
+        yield from (json.dumps(asdict(row)) for row in rows)
+    else:
+        yield from map(_text, rows)
+
+
+def _csv_line(values: Any) -> str:
+    line = StringIO()
+    csv.writer(line, lineterminator="").writerow(values)
+    return line.getvalue()
+
+
+def _text(row: Used) -> str:
+    windows = "" if row.windows == 1 else f" in {row.windows} windows"
+    return f"{row.subject}  {row.endpoint or 'all endpoints'}  {row.rate}: {row.used} of {row.limit}{windows}"

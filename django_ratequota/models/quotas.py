@@ -1,0 +1,37 @@
+"""What calendar windows have used: checkpoints of the counters in Redis, kept once the windows have ended."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ..recording.databases import PrimaryQuerySet
+
+
+class QuotaWindow(models.Model):
+    """What one counter has used of one calendar window; written by ``monitoring.checkpoints``."""
+
+    counter = models.CharField(_("counter"), max_length=128, help_text=_("Its Redis key, without the prefix."))
+    starts_at = models.DateTimeField(_("starts at"), help_text=_("When the window began."))
+    ends_at = models.DateTimeField(_("ends at"), help_text=_("When the window ends."))
+    subject = models.CharField(_("subject"), max_length=200, help_text=_("Whom the counter belongs to."))
+    # Numbers, not foreign keys, because the row outlives the policy, and no deletion may search these rows.
+    policy_id = models.BigIntegerField(_("policy"), null=True, help_text=_("The policy that limited it last."))
+    endpoint_id = models.BigIntegerField(_("endpoint"), null=True, help_text=_("Empty = all endpoints."))
+    rate = models.CharField(_("rate"), max_length=100, help_text=_("The rate that limited it last."))
+    used = models.PositiveBigIntegerField(
+        _("used"), help_text=_("Units, or requests where the rate counts requests, admitted and not given back.")
+    )
+    limit = models.PositiveBigIntegerField(_("limit"), help_text=_("The limit of that rate."))
+    at_us = models.BigIntegerField(_("at"), help_text=_("When that was so, by Redis' clock (µs since 1970)."))
+
+    objects = models.Manager.from_queryset(PrimaryQuerySet)()
+
+    class Meta:
+        verbose_name = _("quota window")
+        verbose_name_plural = _("quota windows")
+        ordering = ["-starts_at", "counter"]
+        constraints = [models.UniqueConstraint(fields=["counter", "starts_at"], name="ratequota_quota_one_row")]
+
+    def __str__(self) -> str:
+        return f"{self.counter} {self.starts_at:%Y-%m-%d}: {self.used} / {self.limit}"

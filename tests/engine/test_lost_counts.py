@@ -1,0 +1,161 @@
+"""Counts that a store has lost: since when it has its data, and seeds, the units that a caller knows to be used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.engine.keys import birth_key, bucket_key, revision_key
+from django_ratequota.exceptions import NewerRevision
+from django_ratequota.utils.sansio import drive
+from tests.conftest import NOON_US, Clock
+
+REVISION, BIRTH = revision_key("rqtest"), birth_key("rqtest")
+DAY = Bucket("user:1", Rate.parse("10/day fixed_window"))
+MONTH = Bucket("user:1", Rate.parse("100/month"))
+MINUTE = Bucket("user:1", Rate.parse("10/min"))
+
+
+def ask(limiter: Limiter, *buckets: Bucket, verb: str = "check", cost: int = 1, **how: Any) -> Decision:
+    return drive(limiter.steps(verb, buckets, cost, **how), limiter.store.execute)
+
+
+def remaining(decision: Decision) -> list[int]:
+    return [status.remaining for status in decision.statuses]
+
+
+def born(limiter: Limiter, revision: int) -> int:
+    """What a caller of that revision learns on its way to the newest one."""
+    with pytest.raises(NewerRevision):
+        ask(limiter, revision=revision)
+    return limiter.born_us
+
+
+# --- Since when the store has its data. ---
+
+
+def test_the_first_publication_says_since_when_the_store_has_its_data(
+    redis_client: redis.Redis, limiter: Limiter
+) -> None:
+    assert limiter.stored_revision() == limiter.born_us == 0
+    first = limiter.publish()
+    assert limiter.stored_revision() == limiter.born_us == first
+    later = limiter.publish()
+    assert born(limiter, first) == first < later
+    assert redis_client.ttl(BIRTH) == -1
+
+
+def test_it_is_now_once_the_revision_is_missing(redis_client: redis.Redis, limiter: Limiter, clock: Clock) -> None:
+    before = limiter.publish()
+    redis_client.flushall()
+    assert born(limiter, before) == clock.now_us
+    assert int(redis_client.get(BIRTH) or 0) == clock.now_us
+
+
+def test_it_is_now_once_an_older_copy_of_the_data_is_back(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock
+) -> None:
+    before = limiter.publish()
+    redis_client.set(REVISION, before - 1)
+    clock.now_us = before + 5
+    assert born(limiter, before) == before + 5
+
+
+def test_it_is_now_when_a_caller_has_seen_that_counts_are_lost(limiter: Limiter) -> None:
+    first = limiter.publish()
+    second = limiter.publish(lost=True)
+    assert born(limiter, first) == second > first
+
+
+@pytest.mark.parametrize("value", [None, "x", "-1", "1.5", "nan", "9" * 18])
+def test_a_time_that_nobody_can_have_written_is_unknown(
+    redis_client: redis.Redis, limiter: Limiter, value: str | None
+) -> None:
+    first = limiter.publish()
+    redis_client.delete(BIRTH)
+    if value is not None:
+        redis_client.set(BIRTH, value)
+    assert born(limiter, first - 1) == 0
+
+
+def test_a_publication_writes_a_missing_one(redis_client: redis.Redis, limiter: Limiter) -> None:
+    first = limiter.publish()
+    redis_client.delete(BIRTH)
+    second = limiter.publish()
+    assert born(limiter, first) == second
+
+
+def test_it_shares_the_slot_of_the_revision(redis_client: redis.Redis) -> None:
+    from redis.crc import key_slot
+
+    for prefix in ("rq", "a:b", "x" * 16):
+        assert key_slot(birth_key(prefix).encode()) == key_slot(revision_key(prefix).encode())
+        assert birth_key(prefix).startswith(f"{prefix}:")
+
+
+# --- Seeds. ---
+
+
+@pytest.mark.parametrize("bucket", [DAY, MONTH], ids=str)
+def test_a_lost_count_goes_on_from_its_seed(redis_client: redis.Redis, limiter: Limiter, bucket: Bucket) -> None:
+    limit = bucket.rate.limit
+    assert remaining(ask(limiter, bucket, seeds=(limit - 2,))) == [1]
+    assert remaining(ask(limiter, bucket)) == [0]
+    assert not ask(limiter, bucket).allowed
+    assert redis_client.ttl(bucket_key("rqtest", bucket)) > 0
+
+
+def test_a_seed_never_lowers_a_count_and_is_never_added_twice(limiter: Limiter) -> None:
+    assert remaining(ask(limiter, DAY, cost=6)) == [4]
+    assert remaining(ask(limiter, DAY, seeds=(3,))) == [3]
+    assert remaining(ask(limiter, DAY, seeds=(8,))) == [1]
+    assert remaining(ask(limiter, DAY, seeds=(8,))) == [0]
+
+
+def test_a_seed_of_the_whole_limit_refuses_and_writes_nothing(redis_client: redis.Redis, limiter: Limiter) -> None:
+    refused = ask(limiter, DAY, seeds=(10,))
+    assert (refused.allowed, remaining(refused)) == (False, [0])
+    assert refused.statuses[0].retry_after_us == refused.statuses[0].reset_after_us > 0
+    assert redis_client.keys("rqtest:*") == []
+
+
+def test_a_peek_counts_the_seed_and_writes_nothing(redis_client: redis.Redis, limiter: Limiter) -> None:
+    assert remaining(ask(limiter, DAY, verb="peek", seeds=(4,))) == [6]
+    assert redis_client.keys("rqtest:*") == []
+
+
+def test_units_by_hand_go_on_from_the_seed(limiter: Limiter) -> None:
+    assert remaining(ask(limiter, DAY, verb="charge", cost=2, seeds=(4,))) == [4]
+    assert remaining(ask(limiter, MONTH, verb="refund", cost=2, seeds=(4,))) == [98]
+
+
+def test_other_windows_have_no_seed(limiter: Limiter) -> None:
+    assert remaining(ask(limiter, MINUTE, seeds=(7,))) == [9]
+
+
+def test_each_bucket_has_its_own_seed_and_cost(limiter: Limiter) -> None:
+    requests = Bucket("user:1", Rate.parse("10 requests/day fixed_window"))
+    first = ask(limiter, requests, DAY, MINUTE, cost=3, seeds=(2, 4, 0))
+    assert remaining(first) == [7, 3, 7]
+    assert first.cost == 3
+
+
+def test_a_refusal_by_another_bucket_leaves_the_seed_to_the_next_call(limiter: Limiter) -> None:
+    full = Bucket("user:2", Rate.parse("1/day fixed_window"))
+    assert not ask(limiter, DAY, full, seeds=(4, 1)).allowed
+    assert remaining(ask(limiter, DAY, seeds=(4,))) == [5]
+
+
+def test_a_charge_with_a_seed_is_refunded_like_any_other(limiter: Limiter) -> None:
+    decision = ask(limiter, DAY, cost=2, seeds=(4,), settler=limiter)
+    assert decision.refund(2)
+    assert remaining(limiter.peek([DAY])) == [6]
+
+
+def test_the_seed_counts_in_its_own_window_only(limiter: Limiter, clock: Clock) -> None:
+    assert remaining(ask(limiter, DAY, seeds=(9,))) == [0]
+    clock.now_us = NOON_US + 24 * 3600 * 10**6
+    assert remaining(ask(limiter, DAY)) == [9]

@@ -1,0 +1,450 @@
+"""Durable counts: checkpoints in the database, and what is restored from them after Redis has lost its data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.core.management import CommandError
+from django.db import DatabaseError, connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_ratequota import Decision, check_request
+from django_ratequota.conf import settings as own_settings
+from django_ratequota.engine.keys import bucket_key
+from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
+from django_ratequota.monitoring import checkpoints
+from django_ratequota.monitoring.checkpoints import flush
+from django_ratequota.monitoring.rollup import forget_windows
+from django_ratequota.monitoring.seeds import Seeds, seeds
+from django_ratequota.operations.boosts import grant
+from django_ratequota.operations.caller_limits import caller_limits
+from django_ratequota.operations.counters import peek, reset
+from django_ratequota.operations.explain import explain_caller
+from django_ratequota.policies.requests.caller import DescribedCaller
+from django_ratequota.runtime import default_limiter
+from tests.project.views import request_from
+from tests.support.commands import run
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "redis_client")]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Checkpoints are written when a test says so."""
+    monkeypatch.setattr(checkpoints, "in_test_run", lambda: False)
+    monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
+    checkpoints._forget()
+    seeds.forget()
+    yield
+    checkpoints._forget()
+    seeds.forget()
+
+
+@pytest.fixture
+def alice() -> User:
+    return User.objects.create(username="alice")
+
+
+@pytest.fixture
+def ask(alice: User) -> Callable[..., Decision]:
+    return lambda cost=1: check_request(request_from(alice), cost=cost)
+
+
+def used() -> list[int]:
+    return list(QuotaWindow.objects.order_by("rate").values_list("used", flat=True))
+
+
+def lose(redis_client: redis.Redis) -> None:
+    redis_client.flushall()
+
+
+# --- Checkpoints. ---
+
+
+def test_a_checkpoint_says_who_has_used_how_much_of_which_window(alice: User) -> None:
+    endpoint = Endpoint.objects.create(name="search")
+    policy = RatePolicy.objects.create(rates="100/month", endpoint=endpoint)
+    decisions = [check_request(request_from(alice), "search", cost) for cost in (3, 4)]
+    assert flush() == 1
+    row = QuotaWindow.objects.get()
+    status = decisions[-1].statuses[0]
+    assert (row.subject, row.policy_id, row.endpoint_id) == (f"user:{alice.pk}", policy.pk, endpoint.pk)
+    assert (row.used, row.limit, row.rate, row.at_us) == (7, 100, "100/month", decisions[-1].at_us)
+    assert row.counter == bucket_key("rq", status.bucket)[3:]
+    assert (row.ends_at - row.starts_at).total_seconds() * 10**6 == status.window_us
+    assert row.starts_at.day == row.ends_at.day == 1
+    assert flush() == 0
+
+
+@pytest.mark.parametrize("rates", ["10/min", "10/day", "10/hour fixed_window", "10/2days fixed_window", "unlimited"])
+def test_other_rates_than_calendar_windows_are_not_kept(ask: Callable[..., Decision], rates: str) -> None:
+    RatePolicy.objects.create(rates=rates)
+    ask()
+    assert (flush(), used()) == (0, [])
+
+
+def test_a_policy_that_is_not_durable_is_not_kept(ask: Callable[..., Decision]) -> None:
+    RatePolicy.objects.create(rates="10/month", durable=False)
+    ask()
+    assert (flush(), used()) == (0, [])
+
+
+def test_without_checkpoint_seconds_nothing_is_noted(settings: Any, ask: Callable[..., Decision]) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CHECKPOINT_SECONDS": 0}
+    RatePolicy.objects.create(rates="10/month")
+    ask()
+    assert (flush(), used(), len(checkpoints._dirty)) == (0, [], 0)
+
+
+def test_in_other_tests_nothing_is_noted(ask: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    RatePolicy.objects.create(rates="10/month")
+    ask()
+    assert len(checkpoints._dirty) == 0
+
+
+def test_refused_requests_change_no_checkpoint(ask: Callable[..., Decision]) -> None:
+    RatePolicy.objects.create(rates="2/month")
+    assert [ask().allowed for _ in range(4)] == [True, True, False, False]
+    flush()
+    assert used() == [2]
+
+
+def test_refunds_and_charges_by_hand_are_kept_and_so_are_debts(ask: Callable[..., Decision]) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    decision = ask(5)
+    flush()
+    decision.refund(2)
+    flush()
+    assert used() == [3]
+    decision.charge(11)
+    flush()
+    assert used() == [14]
+
+
+def test_a_window_of_which_all_was_given_back_is_at_zero(ask: Callable[..., Decision]) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    decision = ask(5)
+    flush()
+    decision.refund(5)
+    assert (flush(), used()) == (1, [0])
+
+
+def test_units_and_requests_have_a_row_each(ask: Callable[..., Decision]) -> None:
+    RatePolicy.objects.create(rates="10 requests/month, 100/month")
+    ask(7)
+    flush()
+    assert used() == [1, 7]
+
+
+def test_processes_never_lower_each_other_s_figure(ask: Callable[..., Decision]) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    ask()
+    older = dict(checkpoints._dirty)
+    ask()
+    ask()
+    flush()
+    checkpoints._dirty.update(older)
+    assert (flush(), used()) == (0, [3])
+
+
+def test_a_refund_by_another_process_is_no_loss(ask: Callable[..., Decision]) -> None:
+    """Its figure is written after ours, which is newer and lower than the row."""
+    RatePolicy.objects.create(rates="10/month")
+    decision = ask(5)
+    flush()
+    decision.refund(2)
+    others = dict(checkpoints._dirty)
+    checkpoints._forget()
+    ask()  # 4
+    before = default_limiter().stored_revision()
+    flush()
+    assert used() == [5], "not lowered yet"
+    for key, figure in others.items():
+        checkpoints._keep(key, figure)
+    flush()
+    assert (used(), default_limiter().stored_revision()) == ([4], before)
+
+
+def test_while_the_database_is_down_figures_wait(
+    ask: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    ask()
+
+    def fail(*_: Any) -> int:
+        raise DatabaseError("gone")
+
+    with monkeypatch.context() as context:
+        context.setattr(checkpoints, "_write", fail)
+        assert flush() == 0
+    ask()
+    flush()
+    assert used() == [2]
+
+
+def test_many_counters_take_few_statements(django_assert_max_num_queries: Any) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    users = User.objects.bulk_create(User(username=f"u{n}") for n in range(40))
+    for user in users:
+        check_request(request_from(user))
+    with django_assert_max_num_queries(8):
+        assert flush() == 40
+    for user in users:
+        check_request(request_from(user))
+    with django_assert_max_num_queries(6):
+        assert flush() == 40
+
+
+# --- Restoring. ---
+
+
+def test_a_redis_that_lost_its_data_goes_on_from_the_checkpoint(
+    ask: Callable[..., Decision], redis_client: redis.Redis
+) -> None:
+    RatePolicy.objects.create(rates="10/month, 100/min")
+    for _ in range(7):
+        ask()
+    flush()
+    lose(redis_client)
+    decision = ask()
+    assert [status.remaining for status in decision.statuses] == [2, 99]
+    assert [ask().allowed for _ in range(3)] == [True, True, False]
+
+
+def test_a_lost_quota_that_was_used_up_stays_used_up(ask: Callable[..., Decision], redis_client: redis.Redis) -> None:
+    RatePolicy.objects.create(rates="3/month")
+    assert [ask().allowed for _ in range(4)] == [True, True, True, False]
+    flush()
+    lose(redis_client)
+    assert not any(ask().allowed for _ in range(3))
+
+
+def test_what_is_lost_is_what_was_admitted_since_the_checkpoint(
+    ask: Callable[..., Decision], redis_client: redis.Redis
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    ask(4)
+    flush()
+    ask(3)
+    lose(redis_client)
+    assert ask().remaining == 5
+
+
+def test_processes_that_restore_at_once_neither_double_nor_lose(
+    ask: Callable[..., Decision], redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    ask(4)
+    flush()
+    lose(redis_client)
+    assert ask().remaining == 5
+    from django_ratequota.enforcement import decide
+
+    monkeypatch.setattr(decide, "seeds", Seeds())  # another process
+    assert ask().remaining == 4
+
+
+def test_a_refused_first_request_does_not_forget_the_checkpoint(
+    ask: Callable[..., Decision], redis_client: redis.Redis
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    everyone = RatePolicy.objects.create(rates="1/month", counted_per="everyone")
+    ask()
+    flush()
+    lose(redis_client)
+    assert not ask().allowed
+    everyone.delete()
+    assert ask().remaining == 8
+
+
+def test_in_the_steady_state_nothing_is_read(
+    ask: Callable[..., Decision], redis_client: redis.Redis, django_assert_num_queries: Any
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    ask()
+    flush()
+    lose(redis_client)
+    ask()
+    with django_assert_num_queries(0):
+        for _ in range(3):
+            ask()
+
+
+def test_windows_that_began_after_the_data_are_never_read(
+    ask: Callable[..., Decision], redis_client: redis.Redis, alice: User, django_assert_num_queries: Any
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    ask()
+    limiter = default_limiter()
+    limiter.born_us = 1
+    bob = User.objects.create(username="bob")
+    check_request(request_from(bob))  # reads his entry
+    redis_client.delete(*redis_client.keys("rqtest:{user*"))
+    with django_assert_num_queries(0):
+        assert check_request(request_from(bob)).remaining == 9
+
+
+def test_all_buckets_of_a_request_are_read_by_one_query(
+    ask: Callable[..., Decision], redis_client: redis.Redis
+) -> None:
+    RatePolicy.objects.create(rates="10/month, 9/week fixed_window, 8/day fixed_window")
+    RatePolicy.objects.create(rates="100/month", counted_per="everyone")
+    ask()
+    flush()
+    lose(redis_client)
+    with CaptureQueriesContext(connection) as queries:
+        assert [status.remaining for status in ask().statuses] == [8, 7, 6, 98]
+    assert sum("quotawindow" in query["sql"] for query in queries) == 1
+
+
+def test_without_the_database_requests_go_on(
+    ask: Callable[..., Decision], redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django_ratequota.monitoring import seeds as module
+
+    RatePolicy.objects.create(rates="10/month")
+    ask(6)
+    flush()
+    lose(redis_client)
+
+    def fail(_windows: Any) -> Any:
+        raise DatabaseError("gone")
+
+    with monkeypatch.context() as context:
+        context.setattr(module, "_read", fail)
+        assert ask().remaining == 9
+    assert ask().remaining == 3, "once it is back, the rest is restored"
+
+
+def test_a_redis_that_went_back_in_time_is_noticed(ask: Callable[..., Decision], redis_client: redis.Redis) -> None:
+    """As after a restart from a snapshot: neither the revision nor the counter is missing."""
+    RatePolicy.objects.create(rates="10/month")
+    bucket = ask(2).statuses[0].bucket
+    key = bucket_key("rqtest", bucket)
+    earlier = redis_client.get(key)
+    ask(5)
+    flush()
+    redis_client.set(key, earlier, keepttl=True)
+    assert ask().remaining == 7
+    before = default_limiter().stored_revision()
+    flush()
+    assert default_limiter().stored_revision() == before
+    ask()
+    flush()
+    assert default_limiter().stored_revision() > before
+    assert used() == [7]
+    assert ask().remaining == 2
+
+
+def test_the_setting_has_a_default() -> None:
+    assert own_settings.checkpoint_seconds == 10.0
+
+
+# --- What operators do. ---
+
+
+def test_a_reset_is_not_undone_by_a_loss(
+    ask: Callable[..., Decision], redis_client: redis.Redis, alice: User
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    bucket = ask(7).statuses[0].bucket
+    flush()
+    reset([bucket], "A mistake of ours")
+    assert (flush(), used()) == (1, [0])
+    lose(redis_client)
+    assert ask().remaining == 9
+
+
+def test_units_given_back_are_not_lost_again(ask: Callable[..., Decision], redis_client: redis.Redis) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    bucket = ask(7).statuses[0].bucket
+    flush()
+    grant([bucket], 3, "A mistake of ours")
+    assert (flush(), used()) == (1, [4])
+    lose(redis_client)
+    assert ask().remaining == 5
+
+
+def test_pages_and_clients_see_what_will_be_restored(
+    ask: Callable[..., Decision], redis_client: redis.Redis, alice: User
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    bucket = ask(7).statuses[0].bucket
+    flush()
+    lose(redis_client)
+    caller = DescribedCaller(user_id=str(alice.pk), address=None)
+    [(_, status)] = caller_limits(caller).limits
+    assert status is not None
+    assert status.remaining == 3
+    assert peek([bucket])[bucket].remaining == 3
+    assert explain_caller(caller, scope=None).decision.remaining == 3
+
+
+# --- Ended windows. ---
+
+
+def window(subject: str, month: int, used: int, *, day: int = 1, rate: str = "100/month") -> QuotaWindow:
+    starts_at = datetime(2026, month, day, tzinfo=UTC)
+    return QuotaWindow.objects.create(
+        counter=f"{{{subject}}}:0:{rate}",
+        starts_at=starts_at,
+        ends_at=starts_at + timedelta(days=1 if "day" in rate else 30),
+        subject=subject,
+        rate=rate,
+        used=used,
+        limit=100,
+        at_us=1,
+    )
+
+
+def test_usage_of_a_month_is_the_sum_of_its_windows() -> None:
+    window("user:1", 9, 5)
+    window("user:1", 10, 70)
+    window("user:2", 10, 30)
+    for day in (1, 2, 31):
+        window("user:2", 10, day, day=day, rate="100/day fixed_window")
+    window("user:2", 11, 9)
+    assert run("usage", "--month", "2026-10").splitlines() == [
+        "user:1  all endpoints  100/month: 70 of 100",
+        "user:2  all endpoints  100/day fixed_window: 34 of 100 in 3 windows",
+        "user:2  all endpoints  100/month: 30 of 100",
+    ]
+    assert run("usage", "--month", "2026-10", "--subject", "user:1", "--format", "csv").splitlines() == [
+        "subject,endpoint,rate,windows,used,limit",
+        "user:1,,100/month,1,70,100",
+    ]
+    [line] = run("usage", "--month", "2026-09", "--format", "json").splitlines()
+    assert json.loads(line) == {
+        "subject": "user:1",
+        "endpoint": None,
+        "rate": "100/month",
+        "windows": 1,
+        "used": 5,
+        "limit": 100,
+    }
+
+
+def test_a_month_of_another_form_is_refused() -> None:
+    with pytest.raises(CommandError, match="Write the month as in 2026-10, not 'October'"):
+        run("usage", "--month", "October")
+
+
+def test_old_windows_are_forgotten_by_rollup(settings: Any) -> None:
+    now = timezone.now()
+    for days in (10, 800):
+        row = window(f"user:{days}", 1, 1)
+        row.ends_at = now - timedelta(days=days)
+        row.save()
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_MONTHS": 0}
+    assert forget_windows() == 0
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_MONTHS": 24}
+    assert forget_windows() == 1
+    assert QuotaWindow.objects.get().subject == "user:10"
