@@ -52,7 +52,7 @@ class Window(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> Window:
-        """Return the window with this name; raises ``ValueError`` and ``RateQuotaError`` for any other text."""
+        """Return the window with this name; raises ``ValueError`` for any other text."""
         algorithm, _colon, period = name.partition(":")
         return cls.of(Rate(limit=1, period=MONTH if period == MONTH else float(period), algorithm=algorithm))
 
