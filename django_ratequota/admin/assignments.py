@@ -10,10 +10,11 @@ from django.utils.translation import gettext_lazy as _
 from ..models import PlanAssignment
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .filters import ActiveFilter, RelatedFilter, is_active
+from .search import SearchesRelated
 
 
 @admin.register(PlanAssignment)
-class PlanAssignmentAdmin(AutocompleteAdmin, RecordedAdmin):
+class PlanAssignmentAdmin(AutocompleteAdmin, SearchesRelated, RecordedAdmin):
     """Plan assignments."""
 
     list_display = ["user", "plan", "starts_at", "ends_at", "active", "reason", "created_by"]

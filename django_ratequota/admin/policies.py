@@ -20,12 +20,13 @@ from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
 from .preview import ImpactPage, PreviewPage
 from .reset import ResetPage, reset_usage
+from .search import SearchesRelated
 from .usage.page import UsageExport, UsagePage
 from .warnings import WarnsOnSave
 
 
 @admin.register(RatePolicy)
-class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
+class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, WarnsOnSave):
     """All policies; mode is edited in the list."""
 
     pages = (
