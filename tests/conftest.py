@@ -45,6 +45,7 @@ SLOW = (
     "admin/test_matrix",
     "admin/test_permissions",
     "admin/test_plans",
+    "admin/test_search",
     "admin/test_preview",
     "admin/test_quotas_page",
     "admin/test_sizes",

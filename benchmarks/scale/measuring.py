@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -48,7 +49,8 @@ def open_pages(pages: dict[str, Page], times: int = 5) -> dict[str, Opened]:
             begun = time.perf_counter()
             _open(page, client)
             spent.append(time.perf_counter() - begun)
-        found[name] = Opened(median(spent) if spent else 0.0, size, number)
+        sys.stderr.write(f"{median(spent) * 1000:8.0f} ms {size / 1000:6.0f} kB {number:4} queries  {name}\n")
+        found[name] = Opened(median(spent), size, number)
     return found
 
 

@@ -11,12 +11,13 @@ from ..models import PlanAssignment
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .filters import ActiveFilter, RelatedFilter, is_active
 from .formatting import time_column
+from .search import SearchesRelated
 
 _CREATED_AT = time_column("created_at", _("created at"))
 
 
 @admin.register(PlanAssignment)
-class PlanAssignmentAdmin(AutocompleteAdmin, RecordedAdmin):
+class PlanAssignmentAdmin(AutocompleteAdmin, SearchesRelated, RecordedAdmin):
     """Plan assignments."""
 
     list_display = [

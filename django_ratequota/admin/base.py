@@ -29,6 +29,8 @@ logger = logging.getLogger("django_ratequota")
 
 #: The form field for the reason of a change. The models' own field ``reason`` is the reason why an object exists.
 REASON_FIELD = "change_reason"
+#: Most rows of a list whose filters show how many rows each choice has: each filter is a query that reads all rows.
+_MOST_COUNTED = 10_000
 
 
 class ReasonField(forms.CharField):
@@ -98,10 +100,16 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     def get_changelist_instance(self, request: Any) -> Any:
-        """Return the list; a filter value with a NUL is refused, because PostgreSQL raises an error for it."""
+        """Return the list, without counts in the filters of a long one; a filter value with a NUL is refused.
+
+        PostgreSQL raises an error for a NUL.
+        """
         if any("\x00" in value for name, values in request.GET.lists() for value in values if name != SEARCH_VAR):
             raise IncorrectLookupParameters
-        return super().get_changelist_instance(request)
+        changelist = super().get_changelist_instance(request)
+        if (changelist.full_result_count or 0) > _MOST_COUNTED:
+            changelist.add_facets = False
+        return changelist
 
     def changeform_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Show the add or change page, and record what it saves."""

@@ -78,7 +78,7 @@ class PlanAdmin(PolicyTableAdmin):
         changelist = super().get_changelist_instance(request)
         now = timezone.now()
         active = PlanAssignment.objects.filter(starts_at__lte=now).exclude(ends_at__lte=now)
-        counts = dict(active.order_by().values_list("plan").annotate(Count("pk")))
+        counts = dict(active.order_by().values_list("plan").annotate(number=Count("*")))
         sees = may_view(self.admin_site, PlanAssignment, request)
         for plan in changelist.result_list:
             plan.assigned = counts.get(plan.pk, 0)

@@ -25,12 +25,13 @@ from .preview import ImpactPage, PreviewPage, SuggestPage
 from .quotas import QuotasExport, QuotasPage
 from .reset import ResetPage, reset_usage
 from .rollout import RolloutPage, link_text
+from .search import SearchesRelated
 from .usage.page import UsageExport, UsagePage
 from .warnings import WarnsOnSave
 
 
 @admin.register(RatePolicy)
-class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
+class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, WarnsOnSave):
     """All policies; mode is edited in the list."""
 
     pages = (

@@ -102,7 +102,7 @@ class Migration(migrations.Migration):
                 ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),
                 ('created_at', models.DateTimeField(auto_now_add=True, help_text='When the assignment was made.', verbose_name='created at')),
                 ('created_by', models.ForeignKey(blank=True, editable=False, help_text='The operator who made the assignment.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='created by')),
-                ('plan', models.ForeignKey(help_text='An assignment with an end outranks an open-ended one; among equals, the latest start counts.', on_delete=django.db.models.deletion.CASCADE, related_name='assignments', to='django_ratequota.plan', verbose_name='plan')),
+                ('plan', models.ForeignKey(db_index=False, help_text='An assignment with an end outranks an open-ended one; among equals, the latest start counts.', on_delete=django.db.models.deletion.CASCADE, related_name='assignments', to='django_ratequota.plan', verbose_name='plan')),
                 ('user', models.ForeignKey(help_text='Who is put on the plan.', on_delete=django.db.models.deletion.CASCADE, related_name='ratequota_assignments', to=settings.AUTH_USER_MODEL, verbose_name='user')),
             ],
             options={
@@ -111,6 +111,7 @@ class Migration(migrations.Migration):
                 'ordering': ['-starts_at'],
                 'abstract': False,
                 'base_manager_name': 'objects',
+                'indexes': [models.Index(fields=['plan', 'starts_at', 'ends_at'], name='ratequota_assignment_plan'), models.Index(fields=['starts_at'], name='ratequota_assignment_start')],
             },
         ),
         migrations.CreateModel(

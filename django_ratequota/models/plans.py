@@ -74,6 +74,7 @@ class PlanAssignment(RecordedModel):
         Plan,
         on_delete=models.CASCADE,
         related_name="assignments",
+        db_index=False,  # the index below begins with it
         verbose_name=_("plan"),
         help_text=_("An assignment with an end outranks an open-ended one; among equals, the latest start counts."),
     )
@@ -104,6 +105,11 @@ class PlanAssignment(RecordedModel):
         verbose_name = _("plan assignment")
         verbose_name_plural = _("plan assignments")
         ordering = ["-starts_at"]
+        indexes = [
+            # A plan's assignments in their order, and the subscribers of all plans from the index alone.
+            models.Index(fields=["plan", "starts_at", "ends_at"], name="ratequota_assignment_plan"),
+            models.Index(fields=["starts_at"], name="ratequota_assignment_start"),
+        ]
 
     def __str__(self) -> str:
         return f"{visible(self.user)}: {self.plan}"

@@ -52,7 +52,7 @@ def staff(*permissions: str) -> Client:
 
 def plan_form(plan: Plan, *rows: dict[str, Any], initial: int = 0) -> dict[str, Any]:
     """Return the form data of a plan's page with its table of policies."""
-    form = {"name": plan.name, "slug": plan.slug, "description": "", "default_for": plan.default_for}
+    form = {"name": plan.name, "slug": plan.slug, "description": "", "default_for": plan.default_for, "position": "0"}
     form |= {"policies-TOTAL_FORMS": str(len(rows)), "policies-INITIAL_FORMS": str(initial)}
     for number, row in enumerate(rows):
         defaults = {"endpoint": "", "counted_per": "caller", "algorithm": "token_bucket", "mode": "enforce"}

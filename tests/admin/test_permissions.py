@@ -278,7 +278,7 @@ def test_the_table_of_a_plan_is_read_only_for_granters() -> None:
     text = scene.client.get(page).content.decode()
     assert "<p>20/hour</p>" in text
     assert 'name="policies-0-rates"' not in text
-    form = {"name": "Free", "slug": "free", "description": "", "default_for": ""}
+    form = {"name": "Free", "slug": "free", "description": "", "default_for": "", "position": "0"}
     form |= {"policies-TOTAL_FORMS": "2", "policies-INITIAL_FORMS": "1", "policies-0-id": str(scene.policy.pk)}
     for number in (0, 1):
         row = {"endpoint": "", "counted_per": "ip", "rates": "1/s", "algorithm": "gcra", "mode": "off"}

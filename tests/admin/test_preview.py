@@ -438,7 +438,7 @@ def test_saving_a_policy_warns_and_saves(root: Client) -> None:
 def test_saving_a_plan_warns_of_the_rows_that_were_edited(root: Client) -> None:
     plan = Plan.objects.create(name="<b>Gold</b>\u202e", slug="gold")
     old = RatePolicy.objects.create(plan=plan, rates="5/s", counted_per="ip", mode="off")
-    fields = {"name": plan.name, "slug": "gold", "description": "", "default_for": ""}
+    fields = {"name": plan.name, "slug": "gold", "description": "", "default_for": "", "position": "0"}
     fields |= {"policies-TOTAL_FORMS": "2", "policies-INITIAL_FORMS": "1"}
     stored = {"id": old.pk, "plan": plan.pk, "endpoint": "", "counted_per": "ip", "rates": "5/s", "mode": "off"}
     new = {"endpoint": "", "counted_per": "caller", "rates": "9/s", "mode": "enforce"}
@@ -465,7 +465,7 @@ def test_saving_an_endpoint_that_nothing_matches_warns(root: Client, name: str, 
 def test_many_warnings_are_cut_short(root: Client) -> None:
     plan = Plan.objects.create(name="Free", slug="free")
     endpoints = [Endpoint.objects.create(name=f"e{number}") for number in range(13)]
-    fields = {"name": "Free", "slug": "free", "description": "", "default_for": ""}
+    fields = {"name": "Free", "slug": "free", "description": "", "default_for": "", "position": "0"}
     fields |= {"policies-TOTAL_FORMS": "13", "policies-INITIAL_FORMS": "0"}
     for number, endpoint in enumerate(endpoints):
         row = {"endpoint": endpoint.pk, "counted_per": "caller", "rates": "5/s", "mode": "off"}

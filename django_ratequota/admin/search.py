@@ -1,0 +1,48 @@
+"""Search of the lists of policies and assignments, of which a large installation has a million."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Q, QuerySet
+from django.utils.text import smart_split, unescape_string_literal
+
+#: Most related objects that are named one by one in the query.
+_MOST_NAMED = 500
+
+
+class SearchesRelated(admin.ModelAdmin):  # type: ignore[type-arg]
+    """A list whose search looks related objects up first, because joining them to every row takes seconds."""
+
+    def get_search_results(self, request: Any, queryset: QuerySet[Any], search_term: str) -> tuple[Any, bool]:
+        """Return the rows that contain each word in one of the search fields, as Django does; none twice."""
+        own: list[str] = []
+        related: dict[str, list[str]] = {}
+        for name in self.get_search_fields(request):
+            relation, _separator, field = str(name).partition("__")
+            if field:
+                related.setdefault(relation, []).append(field)
+            else:
+                own.append(relation)
+        for bit in smart_split(search_term.replace("\x00", "")):
+            word = unescape_string_literal(bit) if bit.startswith(('"', "'")) and bit[0] == bit[-1] else bit
+            found = _contains(own, word)
+            for relation, fields in related.items():
+                found |= Q(**{f"{relation}__in": self._related(relation, fields, word)})
+            queryset = queryset.filter(found)
+        return queryset, False
+
+    def _related(self, relation: str, fields: list[str], word: str) -> Any:
+        """Return the keys of the objects that contain the word; a query where they are too many to name."""
+        model: Any = self.model._meta.get_field(relation).related_model
+        keys = model._base_manager.filter(_contains(fields, word)).order_by().values_list("pk", flat=True)
+        first = list(keys[: _MOST_NAMED + 1])
+        return keys if len(first) > _MOST_NAMED else first
+
+
+def _contains(fields: list[str], word: str) -> Q:
+    condition = Q()
+    for field in fields:
+        condition |= Q(**{f"{field}__icontains": word})
+    return condition
