@@ -72,7 +72,6 @@ class ListMemberAdmin(AutocompleteAdmin, RecordedAdmin):
     list_per_page = 50
     show_full_result_count = False
     fields = ["subject_list", "user", "subject", "starts_at", "ends_at", "reason"]
-    search_help_text = _("A login name, a subject, a reason, or an address: that finds the networks around it, too.")
 
     def get_search_fields(self, request: Any) -> list[str]:
         """Return the lookups that find a member, or a reason."""

@@ -9,7 +9,7 @@ from django.contrib.auth.models import Permission, User
 from django.db import transaction
 
 from django_ratequota import check_request
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.monitoring.collector import collector
 from tests.project.views import request_from
 
@@ -17,7 +17,11 @@ from tests.project.views import request_from
 OPERATORS: dict[str, tuple[str, ...] | None] = {
     "superuser": None,
     "viewer": tuple(
-        f"view_{model}" for model in ("plan", "planassignment", "endpoint", "ratepolicy", "policychange", "user")
+        f"view_{model}"
+        for model in (
+            *("plan", "planassignment", "endpoint", "subjectlist", "listmember", "ratepolicy", "policychange"),
+            "user",
+        )
     ),
     "nobody": (),
 }
@@ -80,6 +84,13 @@ class Scene:
         place: dict[str, Any] = {"endpoint": self.hostile_endpoint, "reason": f"{MARKUP}{TURNED}"}
         self.hostile_override = _policy(user=self.mallory, rates="7/min", **place)
         self.long_override = _policy(user=self.long_user, rates="8/min", **place)
+        self.hostile_list = SubjectList.objects.create(
+            name=f"{MARKUP}{TURNED}{'l' * 60}", description=f"{TURNED}{LONG}"
+        )
+        ListMember.objects.create(subject_list=self.hostile_list, user=self.mallory, reason=f"{MARKUP}{TURNED}")
+        self.member = ListMember.objects.create(
+            subject_list=self.hostile_list, subject=f"tenant:{MARKUP}{TURNED}{LONG}"[:200]
+        )
         self.hostile_subject = _policy(subject=f"tenant:{MARKUP}{TURNED}{LONG}", rates="9/min", **place)
         _policy(plan=self.hostile_plan, rates="10/s, 1000/hour burst 50, 100000/month", **place)
 
