@@ -7,7 +7,7 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth import get_user_model
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -102,9 +102,14 @@ class SaveList(ChangeList):
         """Return one row per save; the matching ones of the others are in ``matching``."""
         self.matching = super().get_queryset(request, exclude_parameters)
         rows: QuerySet[Any] = self.matching.filter(first=True)
-        if self.query or self.get_filters_params():
+        filters = self.get_filters_params().keys()
+        if self.query or filters:
             saves = self.matching.order_by().values("change_id")
-            rows = self.apply_select_related(self.root_queryset.filter(first=True, change_id__in=saves))
+            found = Q(change_id__in=saves)
+            if not self.query and filters <= {"model", "action__exact"}:
+                # Most saves match, and an index has all that this asks for.
+                found = Q(Exists(saves.filter(change_id=OuterRef("change_id"))))
+            rows = self.apply_select_related(self.root_queryset.filter(found, first=True))
         return rows.order_by(*self.get_ordering(request, rows))
 
     def get_results(self, request: Any) -> None:
@@ -117,8 +122,9 @@ class SaveList(ChangeList):
             counts[change_id][tuple(kind)] = count
         several = [one for one, own in counts.items() if 1 < sum(own.values()) <= _SMALL]
         listed: dict[Any, list[Any]] = {change_id: [] for change_id in several}
-        matching = self.matching.filter(change_id__in=several).order_by("pk").values_list("change_id", "pk")
-        for change_id, pk in matching:
+        # Sorted here, because databases may read all rows to have them in order.
+        matching = self.matching.filter(change_id__in=several).order_by().values_list("pk", "change_id")
+        for pk, change_id in sorted(matching):
             listed[change_id] += [pk] if len(listed[change_id]) < _LISTED else []
         found = PolicyChange.objects.in_bulk([pk for pks in listed.values() for pk in pks])
         names = RelatedNames.of_summaries([*saves, *found.values()])
