@@ -31,11 +31,15 @@ class _FirstRows(NestedObjects):
         """Return the rows that refer to the objects."""
         rows = super().related_objects(related_model, related_fields, objs)
         cascades = all(field.remote_field.on_delete is models.CASCADE for field in related_fields)
-        if not cascades or related_model._meta.related_objects or rows.count() <= LISTED:
+        if not cascades or related_model._meta.related_objects:
             return rows
-        self.truncated.append(rows)
+        # Each line names the row's related objects.
         named = [field.name for field in related_model._meta.concrete_fields if field.is_relation]
-        return rows.select_related(*named).order_by("pk")[:LISTED]
+        first = rows.select_related(*named).order_by("pk")
+        if rows.count() <= LISTED:
+            return first
+        self.truncated.append(rows)
+        return first[:LISTED]
 
 
 def deleted_objects(objs: Any, request: Any, site: Any) -> tuple[list[Any], dict[Any, int], set[Any], list[Any]]:

@@ -57,7 +57,7 @@ class PlanAdmin(PolicyTableAdmin):
 
     pages = (MatrixPage, CopyPlanPage)
     ordering = ["position", "name"]  # repeated here, because a query that counts drops the model's
-    list_display = ["plan_name", "position", "slug", "default_for", "subscribers", "policy_count", about]
+    list_display = ["plan_name", "position", "slug", "subscribers", "policy_count", about]
     list_editable = ["position"]
     list_filter = ["default_for"]
     list_per_page = 250
@@ -118,9 +118,11 @@ class PlanAdmin(PolicyTableAdmin):
     def subscribers(self, plan: Any) -> str:
         """Return the number of active assignments, and who else is on the plan, in words."""
         if settings.plan_resolver:
-            return gettext("PLAN_RESOLVER decides")
-        count = number_format(plan.assigned, force_grouping=True)
-        text = format_html('<a href="{}">{}</a>', plan.assigned_url, count) if plan.assigned_url else count
+            text = gettext("as PLAN_RESOLVER decides")
+        else:
+            text = number_format(plan.assigned, force_grouping=True)
+            if plan.assigned_url:
+                text = format_html('<a href="{}">{}</a>', plan.assigned_url, text)
         if not plan.default_for:
             return text
         return format_html(gettext("{count} and {others}"), count=text, others=plan.get_default_for_display())

@@ -25,11 +25,15 @@ class SearchesRelated(admin.ModelAdmin):  # type: ignore[type-arg]
                 related.setdefault(relation, []).append(field)
             else:
                 own.append(relation)
+        # The counts of each filter search again.
+        known = request.__dict__.setdefault("_ratequota_searched", {})
         for bit in smart_split(search_term.replace("\x00", "")):
             word = unescape_string_literal(bit) if bit.startswith(('"', "'")) and bit[0] == bit[-1] else bit
             found = _contains(own, word)
             for relation, fields in related.items():
-                found |= Q(**{f"{relation}__in": self._related(relation, fields, word)})
+                if (relation, word) not in known:
+                    known[relation, word] = self._related(relation, fields, word)
+                found |= Q(**{f"{relation}__in": known[relation, word]})
             queryset = queryset.filter(found)
         return queryset, False
 

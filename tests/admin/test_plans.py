@@ -64,7 +64,7 @@ def test_subscribers_cost_no_query_for_each_plan(operator: Client) -> None:
 def test_subscribers_are_not_counted_where_code_decides_the_plan(operator: Client, settings: Any) -> None:
     Plan.objects.create(name="Free", slug="free", default_for="authenticated")
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
-    assert subscribers(operator) == ["PLAN_RESOLVER decides"]
+    assert subscribers(operator) == ["as PLAN_RESOLVER decides and logged-in users without an assignment"]
 
 
 def test_positions_are_edited_in_the_list_and_recorded(operator: Client) -> None:

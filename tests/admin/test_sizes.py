@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -16,6 +17,10 @@ from django.db.models import QuerySet
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from benchmarks.scale import SMALL
+from benchmarks.scale.measuring import MOST_BYTES, open_pages
+from benchmarks.scale.pages import pages
+from benchmarks.scale.seed import seed
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from tests.admin.test_admin import BASE, TWIN
 from tests.support.operators import client_of
@@ -370,3 +375,17 @@ def test_a_nul_in_a_filter_is_refused(operator: Client, path: str) -> None:
     assert operator.get(page["Location"]).status_code == 200
     posted = operator.post(f"{BASE}/{path}%00", {"action": "delete_selected", "_selected_action": "1"})
     assert posted.status_code in (302, 400)
+
+
+# --- All pages, on the rows of make scale. ---
+
+#: Pages whose size grows with plans or candidates.
+_OTHERS = ("matrix", "explain", "live usage", "CSV")
+
+
+def test_pages_stay_small_and_take_few_queries_on_a_larger_installation(db: None) -> None:
+    seed(replace(SMALL, plans=50, endpoints=60, policies=2_000))
+    chosen = {name: page for name, page in pages().items() if not name.startswith(_OTHERS)}
+    for name, opened in open_pages(chosen, times=1).items():
+        assert opened.bytes <= MOST_BYTES, name
+        assert opened.queries <= 25, name

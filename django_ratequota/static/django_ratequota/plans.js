@@ -51,13 +51,19 @@ document.addEventListener("DOMContentLoaded", () => {
     handle.setAttribute("aria-label", field.dataset.move);
     field.before(handle);
     // The others are moved, because a row that leaves the page would lose the focus and the pointer.
-    const up = () => row.previousElementSibling && row.after(row.previousElementSibling);
-    const down = () => row.nextElementSibling && row.before(row.nextElementSibling);
+    const step = (up) => {
+      const other = up ? row.previousElementSibling : row.nextElementSibling;
+      if (!other?.querySelector("input[data-move]")) {
+        return false;
+      }
+      row[up ? "after" : "before"](other);
+      return true;
+    };
 
     handle.addEventListener("keydown", (event) => {
       if (event.key === "ArrowUp" || event.key === "ArrowDown") {
         event.preventDefault();
-        (event.key === "ArrowUp" ? up : down)();
+        step(event.key === "ArrowUp");
         number(field);
         handle.scrollIntoView({block: "nearest"});
       }
@@ -78,8 +84,8 @@ document.addEventListener("DOMContentLoaded", () => {
         }
         const isAbove = () => row.compareDocumentPosition(over) & Node.DOCUMENT_POSITION_PRECEDING;
         const above = isAbove();
-        while (isAbove() === above) {
-          (above ? up : down)();
+        while (isAbove() === above && step(above)) {
+          // one row further
         }
       };
       const drop = () => {

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import expect
 
-from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.models import Endpoint, Plan, RatePolicy
 from tests.browser.desk import Desk
 from tests.browser.pages import PAGES
 from tests.browser.scene import Scene
@@ -28,6 +28,17 @@ def test_every_page_is_there(desk: Desks, scene: Scene, name: str) -> None:
     expect(page.locator("#content-main, #changelist, .ratequota-home").first).to_be_visible()
     if page.locator(OWN).count():
         own.look_at(OWN)
+
+
+def test_a_plan_is_moved_by_keys(desk: Desks, scene: Scene) -> None:
+    page = desk().open(PAGES["plans"].path(scene))
+    move = page.get_by_role("button", name="Move Pro")
+    for _ in range(4):
+        move.press("ArrowUp")
+    page.get_by_label("Reason for this change").fill("Ticket 4712")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_text("changed successfully")).to_be_visible()
+    assert Plan.objects.all()[0] == scene.pro
 
 
 def test_a_plan_is_edited(desk: Desks, scene: Scene) -> None:
