@@ -24,7 +24,9 @@ _SHOWN_CHARACTERS = 200
 
 def shown(text: Any) -> str:
     """Cut text of unknown origin to a cell's length, and disarm characters that would reverse the text around it."""
-    return Truncator(visible(text)).chars(_SHOWN_CHARACTERS)
+    harmless = visible(text)
+    # Django's truncation is slow, and most texts are short.
+    return harmless if len(harmless) <= _SHOWN_CHARACTERS else Truncator(harmless).chars(_SHOWN_CHARACTERS)
 
 
 def shown_subject(subject: str) -> str:

@@ -31,6 +31,7 @@ def home(site: Any, request: Any) -> dict[str, Any]:
     """Return the parts of the home that the operator may see; each part says so where it cannot be read."""
     context: dict[str, Any] = {}
     if may_view(site, RatePolicy, request):
+        context["explain"] = model_url(site, RatePolicy, "explain")
         context["status"] = status = _status()
         if status["redis"]:
             context["refusals"] = _refusals(site)

@@ -17,7 +17,7 @@ from ...conf import settings
 from ...monitoring.health import NO_BREAKER, Health, published_at, state_of
 from ...store.server import server_version
 from ...utils.histogram import merged, quantile
-from ..formatting import milliseconds, moment, number_text, shown, uptime
+from ..formatting import milliseconds, moment, number_text, revision_text, shown, uptime
 
 _STATES = {
     "live": _("up to date"),
@@ -64,7 +64,7 @@ def propagation(revision: int | None, workers: Sequence[Health]) -> dict[str, An
     rows = [_row(workers[at], states[at]) for at in order[:_MOST_LISTED]]
     return {
         "proof": _proof(revision, workers, states),
-        "revision_number": _revision(revision)[1] if revision and workers else "",
+        "revision_number": str(revision) if revision and workers and published_at(revision) else "",
         "idle": _IDLE % {"count": counts["idle"]} if revision and counts["idle"] else "",
         "complaints": [text % {"count": counts[state]} for state, text in _WARNINGS.items() if counts[state]]
         if revision
@@ -85,7 +85,7 @@ def _proof(revision: int | None, workers: Sequence[Health], states: Sequence[str
     at = published_at(revision)
     live = [worker for worker, state in zip(workers, states, strict=True) if state == "live"]
     words = {
-        "revision": _revision(revision)[0],
+        "revision": revision_text(revision),
         "live": len(live),
         "all": len(workers),
     }
@@ -109,15 +109,11 @@ def _proof(revision: int | None, workers: Sequence[Health], states: Sequence[str
 def _row(worker: Health, state: str) -> dict[str, Any]:
     age = gettext("%(seconds)s s ago") % {"seconds": number_text(round(max(0.0, time.time() - worker.at)))}
     text = format_html('<span class="ratequota-usage-state ratequota-usage-{}">{}</span>', state, _STATES[state])
-    revision = format_html("{} <code>{}</code>", *_revision(worker.revision)) if worker.revision else "–"
+    revision = "–" if not worker.revision else revision_text(worker.revision)
+    if published_at(worker.revision):
+        revision = format_html("{} <code>{}</code>", revision, worker.revision)
     cells = [text, revision, age, number_text(worker.decisions), _breaker(worker)]
     return {"name": shown(worker.process), "cells": cells}
-
-
-def _revision(revision: int) -> tuple[str, str]:
-    """Return when the revision was published, and its number to copy; of a number that is no time only that."""
-    at = published_at(revision)
-    return (moment(at, seconds=True), str(revision)) if at else (str(revision), "")
 
 
 def _breaker(worker: Health) -> str:
