@@ -44,7 +44,7 @@ PARTS = {
     "engine": """engine/test_limiter engine/test_algorithms store/test_store engine/test_scripts
         engine/test_concurrency store/test_breaker store/test_budget engine/test_edited_rates
         enforcement/test_refunds faults/test_script_flush faults/test_connecting faults/test_distance
-        faults/test_djangos_cache engine/test_memory""",
+        faults/test_djangos_cache engine/test_memory engine/test_lost_counts""",
     "requests": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
         front/test_throttle_scope front/test_rest_decorators enforcement/test_modes checks/test_modes
         front/test_headers front/test_responses checks/test_store checks/test_server_settings checks/test_network
@@ -54,7 +54,8 @@ PARTS = {
         security/test_passwords""",
     "database": """models/test_models models/test_migrations policies/test_cache policies/test_snapshot
         policies/test_unreadable recording/test_recorder operations/test_restore admin/test_copy_plan
-        monitoring/test_rollup recording/test_publication recording/test_fixtures""",
+        monitoring/test_rollup recording/test_publication recording/test_fixtures
+        recording/test_saves operations/test_undo monitoring/test_checkpoints policies/test_lists""",
     "users": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
         policies/requests/test_caller operations/test_boosts admin/test_permissions admin/test_explain
         admin/test_usage_page operations/test_counters admin/test_preview operations/test_impact admin/test_matrix
@@ -63,7 +64,7 @@ PARTS = {
         enforcement/test_on_error operations/test_advice policyfile/test_export policyfile/test_document
         policyfile/test_validator policyfile/test_diff policyfile/test_apply policyfile/test_round_trips
         compat/test_drf compat/test_ratelimit management/test_drf_settings operations/test_near
-        admin/test_quotas_page""",
+        admin/test_quotas_page monitoring/test_checkpoints admin/test_lists operations/test_undo""",
 }
 
 #: Tests that need integer primary keys of users, or the default user model; two of them take half a minute each.
