@@ -11,6 +11,7 @@ from typing import Any
 
 from django.db import Error as DatabaseError
 
+from ..conf import settings
 from ..engine.calendar_windows import calendar_window
 from ..engine.charges import charges_of
 from ..engine.decision import Decision
@@ -21,7 +22,7 @@ from ..store.base import Call
 from ..utils.bounded_cache import BoundedCache
 from ..utils.problems import note_problem
 from ..utils.sansio import drive
-from .checkpoints import Window, used_in, window_of
+from .checkpoints import Window, in_test_run, used_in, window_of
 
 #: Counters whose seed this process knows, each some 300 bytes.
 _SIZE = 50_000
@@ -47,6 +48,8 @@ class Seeds:
         since_us, until_us = self._whole
         if since_us <= now_us < until_us:
             return ()
+        if limiter.store.absent or not settings.checkpoint_seconds or in_test_run():
+            return ()
         bounds = [calendar_window(unit, now_us, limiter.time_zone) for unit in _UNITS]  # type: ignore[arg-type]
         if born_us and all(start_us >= born_us for start_us, _ in bounds):
             self._whole = max(start_us for start_us, _ in bounds), min(end_us for _, end_us in bounds)
@@ -71,7 +74,7 @@ class Seeds:
     ) -> Decision:
         """Return the state of the buckets, with what is to be restored; raises as ``Limiter.peek`` does."""
         lost: tuple[int, ...] = ()
-        if any(bucket.durable for bucket in buckets) and not limiter.store.absent:
+        if any(bucket.durable for bucket in buckets):
             lost = drive(self.of(limiter, buckets), lambda read: read())
         return drive(limiter.steps("peek", buckets, 1, revision=revision, seeds=lost), call.do)
 

@@ -652,8 +652,8 @@ def test_a_customers_refusals_come_first_grouped_by_endpoint(
     ]
     text = explain(operator, user=alice.pk)
     assert refused_rows(text) == [
-        ["GET search", "19", "search/min, all/day", "11/20/2026 12:00:00"],
-        ["GET /reports/", "17", "all/day", "11/20/2026 11:00:00"],
+        ["GET search", "19", "search/min, all/day", "11/20/2026 12:00:00 UTC"],
+        ["GET /reports/", "17", "all/day", "11/20/2026 11:00:00 UTC"],
     ]
     assert f'<a href="{PAGE}?id=NEWEST0001">GET search</a>' in text
     assert text.index("Refused in the last 24 hours") < text.index("Caller and request")
@@ -662,9 +662,10 @@ def test_a_customers_refusals_come_first_grouped_by_endpoint(
     assert at_endpoint.index("Refused in the last 24 hours") > at_endpoint.index("What applies now")
     assert f'<a href="{PAGE}?id=ZZZZZ99999">' in explain(operator)
     recorded.since = day.replace(hour=9)
-    assert "Only the newest 2000 refusals of all callers were searched: those since 11/20/2026 09:00:00." in explain(
-        operator, user=alice.pk
-    ).replace("2,000", "2000")
+    assert (
+        "Only the newest 2000 refusals of all callers were searched: those since 11/20/2026 09:00:00 UTC."
+        in explain(operator, user=alice.pk).replace("2,000", "2000")
+    )
 
 
 def test_a_customer_without_refusals_and_redis_down_are_told_apart(

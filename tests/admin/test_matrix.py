@@ -127,8 +127,8 @@ def test_dates_are_shown_and_policies_not_in_force_are_linked(operator: Client, 
     RatePolicy.objects.create(plan=free, rates="5/s", mode="off")
     RatePolicy.objects.create(rates="6/s", starts_at=now - DAY)
     found = cells(operator.get(MATRIX))
-    assert re.fullmatch(r"2/s until \d\d/\d\d/\d{4} \S+ [ap]\.m\. 2 not in force", words(found["search", "Free"]))
-    assert re.fullmatch(r"6/s since \S+ \S+ [ap]\.m\.", words(found["all endpoints", "everyone"]))
+    assert re.fullmatch(r"2/s until \d\d/\d\d/\d{4} \d\d:\d\d UTC 2 not in force", words(found["search", "Free"]))
+    assert re.fullmatch(r"6/s since \S+ \d\d:\d\d UTC", words(found["all endpoints", "everyone"]))
     assert re.fullmatch(r"6/s since .* 1 not in force", words(found["all endpoints", "Free"]))
     for place, rates in {
         ("search", "Free"): {"1/s", "2/s", "3/s", "4/s"},

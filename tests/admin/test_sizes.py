@@ -333,7 +333,7 @@ def test_a_filter_is_chosen_by_autocomplete_and_keeps_the_others(operator: Clien
 
 
 @pytest.mark.parametrize(
-    ("path", "texts"), [("ratepolicy", ["no plan", "all endpoints"]), ("policychange", ["none"])]
+    ("path", "texts"), [("ratepolicy", ["no plan", "no list", "all endpoints"]), ("policychange", ["none"])]
 )
 def test_a_filter_names_what_an_empty_field_means(operator: Client, path: str, texts: list[str]) -> None:
     page = operator.get(f"{BASE}/{path}/").content.decode()

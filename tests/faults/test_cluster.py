@@ -24,6 +24,7 @@ from django_ratequota.engine.keys import bucket_key, revision_key
 from django_ratequota.exceptions import NewerRevision, StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import checkpoints
+from django_ratequota.monitoring import seeds as seeds_module
 from django_ratequota.monitoring.seeds import seeds
 from django_ratequota.utils.sansio import adrive, drive
 from tests.support.properties import scaled
@@ -609,7 +610,8 @@ def test_a_master_that_lost_its_data_is_noticed_by_its_counts(
     emptied: Cluster, monkeypatch: pytest.MonkeyPatch, fresh_policies: None
 ) -> None:
     """The revision lives on another master, and does not tell."""
-    monkeypatch.setattr(checkpoints, "in_test_run", lambda: False)
+    for module in (checkpoints, seeds_module):
+        monkeypatch.setattr(module, "in_test_run", lambda: False)
     monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
     with override_settings(RATEQUOTA=settings_of(emptied)):
         RatePolicy.objects.create(rates="1000/month")

@@ -20,6 +20,7 @@ from django_ratequota.conf import settings as own_settings
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import checkpoints
+from django_ratequota.monitoring import seeds as seeds_module
 from django_ratequota.monitoring.checkpoints import flush
 from django_ratequota.monitoring.rollup import forget_windows
 from django_ratequota.monitoring.seeds import Seeds, seeds
@@ -38,7 +39,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 @pytest.fixture(autouse=True)
 def _no_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Checkpoints are written when a test says so."""
-    monkeypatch.setattr(checkpoints, "in_test_run", lambda: False)
+    for module in (checkpoints, seeds_module):
+        monkeypatch.setattr(module, "in_test_run", lambda: False)
     monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
     checkpoints._forget()
     seeds.forget()
@@ -308,8 +310,6 @@ def test_all_buckets_of_a_request_are_read_by_one_query(
 def test_without_the_database_requests_go_on(
     ask: Callable[..., Decision], redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_ratequota.monitoring import seeds as module
-
     RatePolicy.objects.create(rates="10/month")
     ask(6)
     flush()
@@ -319,7 +319,7 @@ def test_without_the_database_requests_go_on(
         raise DatabaseError("gone")
 
     with monkeypatch.context() as context:
-        context.setattr(module, "_read", fail)
+        context.setattr(seeds_module, "_read", fail)
         assert ask().remaining == 9
     assert ask().remaining == 3, "once it is back, the rest is restored"
 

@@ -303,7 +303,7 @@ def test_an_override_counted_per_ip_is_boosted_for_its_user(operator: Client, al
         ({}, {"ip": "unknown"}, "All callers without a known address are counted together here."),
         ({"rates": "unlimited"}, {"ip": "::1"}, "It is unlimited already."),
         ({"mode": "log"}, {"ip": "::1"}, "It refuses nobody: it only logs."),
-        ({"rates": "blocked", "subject": "ip:::/16"}, {"ip": "::1"}, "It blocks a user or a subject, and no other"),
+        ({"rates": "blocked", "subject": "ip:::/16"}, {"ip": "::1"}, "It blocks a user, a subject or a list, and"),
         (
             {"subject": "tenant:acme"},
             {"ip": "203.0.113.7", "kind": "tenant", "value": "acme"},

@@ -110,7 +110,7 @@ def edited_everything(free: Plan) -> list[tuple[Any, dict[str, Any]]]:
         reason="A trial",
     )
     return [
-        (free, {"name": "F", "slug": "f", "description": "", "default_for": ""}),
+        (free, {"name": "F", "slug": "f", "description": "", "default_for": "", "position": 7}),
         (
             assignment,
             {"user": bob, "plan": free, "starts_at": now, "ends_at": None, "reason": "", "created_by": None},
@@ -131,7 +131,7 @@ def edited_everything(free: Plan) -> list[tuple[Any, dict[str, Any]]]:
             policy,
             {"plan": None, "user": alice, "endpoint": exports, "counted_per": "caller", "rates": "1/s"}
             | {"algorithm": "token_bucket", "mode": "off", "on_error": "", "starts_at": None, "ends_at": None}
-            | {"reason": "x"},
+            | {"reason": "x", "durable": False},
         ),
     ]
 
@@ -149,7 +149,12 @@ def test_every_field_is_restored_under_the_old_primary_key(
         setattr(row, name, value)
     row.save()
     after = model.objects.filter(pk=row.pk).values().get()
-    assert {name for name in before if before[name] == after[name]} <= {"id", "created_at", "subject"}
+    assert {name for name in before if before[name] == after[name]} <= {
+        "id",
+        "created_at",
+        "subject",
+        "subject_list_id",
+    }
     change = last("update")
     if deleted:
         model.objects.filter(pk=row.pk).delete()

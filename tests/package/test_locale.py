@@ -187,7 +187,7 @@ def test_form_errors_are_in_german(operator: Client) -> None:
     def said(**fields: Any) -> str:
         return " ".join(Reader(operator.post("/admin/django_ratequota/ratepolicy/add/", form | fields)).texts)
 
-    assert "Wählen Sie eine Zielgruppe: Benutzer, Subjekt oder Tarif" in said()
+    assert "Wählen Sie eine Zielgruppe: Benutzer, Subjekt, Liste oder Tarif" in said()
     assert "Schreiben Sie Art:Wert, etwa ip:203.0.113.7; die Art" in said(subject="acme", user="", plan="")
     wrong = said(rates="100/fortnight")
     assert "erwartet bei Zeichen 5: eine Zeiteinheit (s, min, hour, day, week oder month), nicht 'fort" in wrong

@@ -109,6 +109,7 @@ def test_a_row_has_the_fields_before_and_after(alice: User, search: Endpoint) ->
         "endpoint": search.pk,
         "user": json_of(alice.pk),
         "subject": "",
+        "subject_list": None,
         "plan": None,
         "counted_per": "caller",
         "rates": "100/min",

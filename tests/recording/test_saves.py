@@ -188,7 +188,7 @@ def test_a_page_inside_of_the_requests_transaction_is_sent_after_it(
     connection.settings_dict["ATOMIC_REQUESTS"] = True
     try:
         path = reverse("admin:django_ratequota_plan_add")
-        form = {"name": "Free", "slug": "free", "change_reason": "Ticket 4711"}
+        form = {"name": "Free", "slug": "free", "position": 1, "change_reason": "Ticket 4711"}
         management = {"policies-TOTAL_FORMS": 1, "policies-INITIAL_FORMS": 0}
         row = {"policies-0-rates": "1/s", "policies-0-algorithm": "gcra", "policies-0-mode": "enforce"}
         done = operator.post(path, {**form, **management, **row, "policies-0-counted_per": "ip"})

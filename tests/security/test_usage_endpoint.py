@@ -83,7 +83,7 @@ class TestAFlood:
         settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
         RatePolicy.objects.create(rates="2/hour")
         assert client.get(USAGE)["X-RateLimit-Remaining"] == "59"
-        assert redis_client.keys("rqtest:{*") == [b"rqtest:{ip:127.0.0.1}:usage:tb60"]
+        assert redis_client.keys("rqtest:{ip*") == [b"rqtest:{ip:127.0.0.1}:usage:tb60"]
 
     @pytest.mark.parametrize("policy", [{}, {"rates": "100/hour", "counted_per": "ip"}, {"usage": "unlimited"}])
     def test_it_is_no_place_to_guess_passwords(self, client: Client, settings: Any, policy: dict[str, str]) -> None:
