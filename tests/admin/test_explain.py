@@ -662,11 +662,9 @@ def test_a_customers_refusals_come_first_grouped_by_endpoint(
     assert at_endpoint.index("Refused in the last 24 hours") > at_endpoint.index("What applies now")
     assert f'<a href="{PAGE}?id=ZZZZZ99999">' in explain(operator)
     recorded.since = day.replace(hour=9)
-        since = "11/20/2026 09:00:00 UTC."
-        assert f"Only the newest 2000 refusals of all callers were searched: those since {since}" in explain(
-        "Only the newest 2000 refusals of all callers were searched: those since 11/20/2026 09:00:00 UTC."
-        in explain(operator, user=alice.pk).replace("2,000", "2000")
-    )
+    text = explain(operator, user=alice.pk).replace("2,000", "2000")
+    since = "11/20/2026 09:00:00 UTC."
+    assert f"Only the newest 2000 refusals of all callers were searched: those since {since}" in text
 
 
 def test_a_customer_without_refusals_and_redis_down_are_told_apart(
