@@ -10,7 +10,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.core.exceptions import ValidationError
-from django.db.models import Q, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RatePolicy
@@ -46,11 +46,10 @@ def check_audience(user: Any, verb: str, *, override: bool) -> None:
     raise ValidationError(text % permission_name(verb, override=override), code="permission")
 
 
-def permission_name(verb: str, *, override: bool) -> str:
+def permission_name(verb: str, *, override: bool = False, model: type[Model] = RatePolicy) -> str:
     """Return the permission's name in Django's lists of permissions."""
     names = dict(RatePolicy._meta.permissions)
-    codename = _codename(verb, override)
-    return str(names.get(codename) or f"Can {verb} {RatePolicy._meta.verbose_name_raw}")
+    return str((override and names.get(_codename(verb, override))) or f"Can {verb} {model._meta.verbose_name_raw}")
 
 
 def _codename(verb: str, override: bool) -> str:

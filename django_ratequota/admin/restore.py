@@ -174,10 +174,13 @@ def missing_permission(site: Any, request: Any, now: Any, then: Any) -> str:
     if not site.is_registered(model) or not getattr(site.get_model_admin(model), f"has_{verb}_permission")(
         request, *([] if now is None else [now])
     ):
-        names.append(f"Can {verb} {model._meta.verbose_name_raw}")
+        override = model is RatePolicy and is_override(now or then)
+        names.append(permission_name(verb, override=override, model=model))
     if model is RatePolicy:
         kinds = dict.fromkeys(is_override(one) for one in (now, then) if one is not None)
-        names = [permission_name(verb, override=kind) for kind in kinds if not may(request.user, verb, override=kind)]
+        names += [
+            permission_name(verb, override=kind) for kind in kinds if not may(request.user, verb, override=kind)
+        ]
     return gettext("You need the permission “%s”.") % names[0] if names else ""
 
 

@@ -101,7 +101,11 @@ class RolloutPage(AdminPage):
         logs = policy.mode == RatePolicy.Mode.LOG
 
         def read() -> tuple[Any, Any, Any]:
-            newest = would_be_refusals(policy.pk, _MOST_REFUSALS) if logs else newest_refusals(selection, {}, 20)
+            newest = (
+                would_be_refusals(policy.pk, _MOST_REFUSALS)
+                if logs
+                else newest_refusals(selection, {}, _MOST_REFUSALS)
+            )
             return read_timeline(selection), top_callers(selection, _MOST_CALLERS), newest
 
         found, store_error = reply(read)

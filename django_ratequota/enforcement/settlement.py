@@ -58,7 +58,7 @@ class StoreSettler:
             note_degraded(error.reason, error)
             return Decision(allowed=True, error=error.reason)
         if not self._limiter.store.absent:
-            checkpoints.note(decision, lowered=mode == "refund")
+            checkpoints.note(decision, lowered=cost if mode == "refund" else 0)
         return decision
 
 

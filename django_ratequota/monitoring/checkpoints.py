@@ -18,7 +18,6 @@ from typing import Any
 
 from django.apps import apps
 from django.core import mail
-from django.db import Error as DatabaseError
 from django.db import transaction
 
 from ..conf import settings
@@ -36,6 +35,8 @@ from .background import Background
 
 logger = logging.getLogger("django_ratequota")
 
+#: As ``lowered``: whatever was used.
+ALL = float("inf")
 _MINUTE_US = 60 * 10**6
 #: Most counters with a figure that is not written yet. While the database is down, the oldest are forgotten.
 _MOST = 100_000
@@ -52,8 +53,8 @@ class Figure:
     status: BucketStatus
     #: Redis' time then (µs).
     at_us: int
-    #: Whether a refund or a reset lowered the counter since the last checkpoint.
-    lowered: bool
+    #: Units given back since the last checkpoint; ``ALL`` after a reset.
+    lowered: float
 
     @property
     def used(self) -> int:
@@ -71,8 +72,8 @@ _lock = ForkSafeLock()
 _write_lock = ForkSafeLock()
 
 
-def note(decision: Decision, *, lowered: bool = False) -> None:
-    """Note what a decision's durable counters have used; ``lowered`` after a refund or a reset."""
+def note(decision: Decision, *, lowered: float = 0) -> None:
+    """Note what a decision's durable counters have used; ``lowered`` are the units that it gave back."""
     if not (decision.allowed or lowered) or decision.degraded or not settings.checkpoint_seconds or in_test_run():
         return
     at_us = decision.at_us
@@ -93,9 +94,9 @@ def _keep(key: tuple[Bucket, int], figure: Figure) -> None:
     with _lock:
         known = _dirty.get(key)
         if known is not None and known.at_us > figure.at_us:
-            figure = replace(known, lowered=known.lowered or figure.lowered)
+            figure = replace(known, lowered=known.lowered + figure.lowered)
         elif known is not None and known.lowered:
-            figure = replace(figure, lowered=True)
+            figure = replace(figure, lowered=known.lowered + figure.lowered)
         _dirty[key] = figure
         if len(_dirty) > _MOST:
             _dirty.popitem(last=False)
@@ -103,34 +104,50 @@ def _keep(key: tuple[Bucket, int], figure: Figure) -> None:
 
 def flush() -> int:
     """Write the noted figures; returns how many rows changed. What cannot be written now is kept."""
+    limiter = default_limiter()
     with _write_lock:
         with _lock:
             noted = dict(_dirty)
             _dirty.clear()
-        try:
-            return _flush(noted)
-        except DatabaseError as error:
-            for key, figure in noted.items():
-                _keep(key, figure)
-            note_problem("checkpoints", f"checkpoints cannot be written, they are tried again: {error}")
-            return 0
+        return _flush(limiter, noted)
 
 
-def _flush(noted: Mapping[tuple[Bucket, int], Figure]) -> int:
+def write_now(buckets: Iterable[Bucket]) -> None:
+    """Write the figures at once, after operators lowered those of ``buckets``.
+
+    Where processes may hold seeds of them, make all read these again. Raises ``StoreError``.
+    """
+    if not settings.checkpoint_seconds or in_test_run():
+        return
+    flush()
     limiter = default_limiter()
+    starts = (window_of(bucket, limiter.now_us, limiter.time_zone)[1] for bucket in buckets)
+    if not limiter.born_us or any(start_us < limiter.born_us for start_us in starts):
+        limiter.publish(lost=True)
+
+
+def _flush(limiter: Limiter, noted: Mapping[tuple[Bucket, int], Figure]) -> int:
     latest: dict[Window, Noted] = {}
     # By time, so that of several policies that share a counter the last one stays.
     for (bucket, end), figure in sorted(noted.items(), key=lambda item: item[1].at_us):
         inside_us = end * _MINUTE_US - figure.status.window_us // 2 if end else figure.at_us
         window = window_of(bucket, inside_us, limiter.time_zone)
-        lowered = figure.lowered or (window in latest and latest[window][1].lowered)
+        lowered = figure.lowered + (latest[window][1].lowered if window in latest else 0)
         latest[window] = (bucket, end), replace(figure, lowered=lowered)
     written, below = 0, dict[Window, int]()
     windows = sorted(latest)  # in one order, so that processes wait for each other's rows instead of deadlocking
     for at in range(0, len(windows), _BATCH):
         batch = {window: latest[window][1] for window in windows[at : at + _BATCH]}
-        with transaction.atomic(using=policy_alias(_model())):
-            written += _write(batch, below)
+        lower: dict[Window, int] = {}
+        try:
+            with transaction.atomic(using=policy_alias(_model())):
+                written += _write(batch, lower)
+        except Exception as error:
+            for window in batch:
+                _keep(*latest[window])
+            note_problem("checkpoints", f"checkpoints cannot be written, they are tried again: {error}")
+        else:
+            below |= lower
     _look_for_losses(limiter, below, latest)
     return written
 
@@ -146,8 +163,11 @@ def _write(figures: Mapping[Window, Figure], below: dict[Window, int]) -> int:
             figure = found[window] = missing.get(window)
             if figure is None or figure.at_us <= row.at_us:
                 continue
-            if figure.used < row.used and not figure.lowered:
+            if figure.used < row.used - figure.lowered:
                 below[window] = row.at_us
+                if figure.lowered:  # of a counter that Redis may have lost, only that is known
+                    row.used -= int(figure.lowered)
+                    changed.append(row)
                 continue
             for name, value in _values(figure).items():
                 setattr(row, name, value)
@@ -185,10 +205,15 @@ def _row(window: Window, figure: Figure) -> Any:
         counter=window[0],
         starts_at=to_datetime(window[1]),
         ends_at=to_datetime(window[1] + status.window_us),
-        subject=short(bucket.subject),
+        subject=short(_storable(bucket.subject)),
         endpoint_id=bucket.endpoint_id,
         **_values(figure),
     )
+
+
+def _storable(text: str) -> str:
+    """Return the text without what databases refuse: lone surrogates and NUL."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def _values(figure: Figure) -> dict[str, Any]:
@@ -219,7 +244,8 @@ def _look_for_losses(limiter: Limiter, below: Mapping[Window, int], noted: Mappi
     """
     lost = [window for window, at_us in below.items() if window in _suspects and limiter.born_us < at_us]
     for window in below.keys() - _suspects:
-        _keep(*noted[window])
+        key, figure = noted[window]
+        _keep(key, replace(figure, lowered=0))
     _suspects.clear()
     if lost:
         counter, start_us = lost[0]

@@ -28,7 +28,7 @@ from ..recording.databases import policy_alias
 from ..recording.recorder import record_grant
 from ..recording.validators import canonical_subject
 from ..runtime import default_limiter
-from .counters import by_subject, peek, shared_reason
+from .counters import by_subject, peek, shared_reason, write_checkpoints
 from .explain import Explanation
 from .explain_query import ExplainQuery
 
@@ -87,7 +87,8 @@ def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[Buck
             record_grant(subject, [before[bucket] for bucket in own], units, reason)
             # Each bucket's own units: else rates that count requests would keep theirs.
             given = limiter.refund(own, units, charged=(0, *[units] * len(own)))
-        checkpoints.note(given, lowered=True)
+        checkpoints.note(given, lowered=units)
+    write_checkpoints(before.values())
     return tuple(before.values())
 
 

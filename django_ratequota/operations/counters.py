@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from django.db import transaction
@@ -27,6 +28,8 @@ from .explain import explain_caller
 def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
     """Return the status of each bucket, except those of a Cluster node that is down; raises ``StoreError``."""
     limiter, all_buckets = default_limiter(), tuple(buckets)
+    if any(bucket.durable for bucket in all_buckets):
+        limiter.stored_revision()  # whether the store has lost its data, which nobody may have noticed yet
     batches = (all_buckets[at : at + MAX_BUCKETS] for at in range(0, len(all_buckets), MAX_BUCKETS))
     return {s.bucket: s for batch in batches for s in seeds.peek(limiter, limiter.store.call(), batch).statuses}
 
@@ -44,9 +47,17 @@ def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ..
         with transaction.atomic(using=policy_alias(PolicyChange)):
             record_reset(subject, statuses, reason)
             limiter.reset(own)
-        checkpoints.note(limiter.peek(own), lowered=True)
+        checkpoints.note(limiter.peek(own), lowered=checkpoints.ALL)
         before += statuses
+    write_checkpoints(before)
     return tuple(before)
+
+
+def write_checkpoints(changed: Iterable[BucketStatus]) -> None:
+    """Write what operators have lowered once that is committed: no process may restore what it was before."""
+    durable = [status.bucket for status in changed if status.bucket.durable]
+    if durable:
+        transaction.on_commit(partial(checkpoints.write_now, durable), using=policy_alias(PolicyChange))
 
 
 def reset_caller(caller: Caller, reason: str = "", **request: Any) -> tuple[BucketStatus, ...]:

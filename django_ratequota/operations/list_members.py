@@ -29,7 +29,7 @@ from ..recording.validators import canonical_subject, visible
 
 #: Most lines at once; a longer file is refused.
 MAX_LINES = 200_000
-_LINE = re.compile(r"(?P<who>.*?)(?:\s+until\s+(?P<until>[^#]*?))?\s*(?:(?:^|\s)#\s*(?P<reason>.*))?", re.DOTALL)
+_REASON, _UNTIL = re.compile(r"(?:^|(?<=\s))#"), re.compile(r"(?<=\s)until(?=\s)")
 _MOST_REASON = ListMember._meta.get_field("reason").max_length or 0
 _MOST_SUBJECT = ListMember._meta.get_field("subject").max_length or 0
 _SHOWN = 80
@@ -124,11 +124,11 @@ def remove_members(subject_list: SubjectList, lines: Iterable[Line]) -> Outcome:
 
 def _plain_lines(text: str) -> Iterator[Line]:
     for number, line in enumerate(text.splitlines(), start=1):
-        found = _LINE.fullmatch(line.strip())
-        if found is not None:
-            who, until, reason = found["who"] or "", found["until"], found["reason"] or ""
-            # "until" without a date is reported as a bad one.
-            yield Line(number, who.strip(), "?" if until == "" else (until or "").strip(), reason.strip())
+        head, *reason = _REASON.split(line.strip(), maxsplit=1)
+        who, *until = _UNTIL.split(f"{head} ", maxsplit=1)
+        # "until" without a date is reported as a bad one.
+        end = (until[0].strip() or "?") if until else ""
+        yield Line(number, who.strip(), end, reason[0].strip() if reason else "")
 
 
 def _csv_lines(text: str) -> Iterator[Line]:

@@ -179,7 +179,11 @@ def _caller(candidate: Candidate, snapshot: Snapshot) -> DescribedCaller:
 
 def _policies(ids: Iterable[int | None]) -> dict[int, RatePolicy]:
     wanted = {pk for pk in ids if pk}
-    return RatePolicy.objects.select_related("user", "plan", "endpoint").in_bulk(wanted) if wanted else {}
+    return (
+        RatePolicy.objects.select_related("user", "subject_list", "plan", "endpoint").in_bulk(wanted)
+        if wanted
+        else {}
+    )
 
 
 def _entries(user_ids: Iterable[str | None]) -> dict[str, UserEntry]:

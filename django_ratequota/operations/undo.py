@@ -30,7 +30,8 @@ __all__ = ["Undo", "plan_undo", "undo"]
 _KEYS = {
     "plan": {"name", "slug", "default_for"},
     "endpoint": {"name"},
-    "ratepolicy": {"endpoint", "user", "subject", "plan", "counted_per", "starts_at", "ends_at"},
+    "subjectlist": {"name"},
+    "ratepolicy": {"endpoint", "user", "subject", "subject_list", "plan", "counted_per", "starts_at", "ends_at"},
 }
 
 

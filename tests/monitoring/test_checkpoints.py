@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,7 +18,8 @@ from django.utils import timezone
 
 from django_ratequota import Decision, check_request
 from django_ratequota.conf import settings as own_settings
-from django_ratequota.engine.keys import bucket_key
+from django_ratequota.enforcement import decide
+from django_ratequota.engine.keys import birth_key, bucket_key
 from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import checkpoints
 from django_ratequota.monitoring import seeds as seeds_module
@@ -248,8 +250,6 @@ def test_processes_that_restore_at_once_neither_double_nor_lose(
     flush()
     lose(redis_client)
     assert ask().remaining == 5
-    from django_ratequota.enforcement import decide
-
     monkeypatch.setattr(decide, "seeds", Seeds())  # another process
     assert ask().remaining == 4
 
@@ -358,7 +358,7 @@ def test_a_reset_is_not_undone_by_a_loss(
     bucket = ask(7).statuses[0].bucket
     flush()
     reset([bucket], "A mistake of ours")
-    assert (flush(), used()) == (1, [0])
+    assert (flush(), used()) == (0, [0]), "written at once"
     lose(redis_client)
     assert ask().remaining == 9
 
@@ -368,9 +368,89 @@ def test_units_given_back_are_not_lost_again(ask: Callable[..., Decision], redis
     bucket = ask(7).statuses[0].bucket
     flush()
     grant([bucket], 3, "A mistake of ours")
-    assert (flush(), used()) == (1, [4])
+    assert (flush(), used()) == (0, [4])
     lose(redis_client)
     assert ask().remaining == 5
+
+
+def in_another_process(monkeypatch: pytest.MonkeyPatch, own: Seeds) -> None:
+    monkeypatch.setattr(decide, "seeds", own)
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["this process", "another process"])
+def test_a_reset_ends_the_refusals_by_what_was_restored(
+    ask: Callable[..., Decision], redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    RatePolicy.objects.create(rates="3/month")
+    bucket = ask(3).statuses[0].bucket
+    flush()
+    lose(redis_client)
+    refusing = Seeds() if others else seeds
+    in_another_process(monkeypatch, refusing)
+    assert not ask().allowed
+    in_another_process(monkeypatch, seeds)
+    reset([bucket], "A mistake of ours")
+    in_another_process(monkeypatch, refusing)
+    assert (used(), ask().remaining) == ([0], 2)
+
+
+def test_a_process_that_first_sees_a_counter_after_its_reset_restores_nothing(
+    ask: Callable[..., Decision], redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    bucket = ask(8).statuses[0].bucket
+    flush()
+    lose(redis_client)
+    ask()
+    reset([bucket], "A mistake of ours")
+    in_another_process(monkeypatch, Seeds())
+    assert ask().remaining == 9
+
+
+def test_a_reset_makes_no_process_read_again_where_nothing_was_lost(ask: Callable[..., Decision]) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    bucket = ask().statuses[0].bucket
+    default_limiter().store.execute(("SET", birth_key("rqtest"), 1))
+    default_limiter().born_us = 1
+    before = default_limiter().stored_revision()
+    reset([bucket], "A mistake of ours")
+    assert default_limiter().stored_revision() == before
+
+
+def test_a_refund_after_a_loss_lowers_the_checkpoint_by_no_more_than_it_gave_back(
+    ask: Callable[..., Decision], redis_client: redis.Redis
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    ask(6)
+    late = ask()
+    flush()
+    lose(redis_client)
+    late.refund(1)
+    flush()
+    assert used() == [6]
+    seeds.forget()
+    assert ask().remaining == 3
+
+
+def test_units_can_be_given_back_after_a_loss_that_nobody_has_noticed(
+    ask: Callable[..., Decision], redis_client: redis.Redis
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    bucket = ask(7).statuses[0].bucket
+    flush()
+    lose(redis_client)
+    grant([bucket], 3, "A mistake of ours")
+    assert (used(), ask().remaining) == ([4], 5)
+
+
+def test_a_subject_that_no_database_takes_spoils_no_other_figure(ask: Callable[..., Decision]) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    ask(4)
+    [(key, figure)] = checkpoints._dirty.items()
+    bucket = replace(key[0], subject="api_key:\ud800\0")
+    checkpoints._keep((bucket, key[1]), replace(figure, status=replace(figure.status, bucket=bucket)))
+    assert (flush(), used()) == (2, [4, 4])
+    assert QuotaWindow.objects.filter(subject="api_key:\\ud800\\0").exists()
 
 
 def test_pages_and_clients_see_what_will_be_restored(

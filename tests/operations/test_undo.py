@@ -10,13 +10,13 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.operations.undo import Undo, plan_undo, undo
 from django_ratequota.recording.recorder import field_values, record_reset, recorded_as
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
-MODELS = (Plan, Endpoint, RatePolicy, PlanAssignment)
+MODELS = (Plan, Endpoint, RatePolicy, PlanAssignment, SubjectList, ListMember)
 
 
 def state() -> dict[Any, dict[str, Any]]:
@@ -58,7 +58,18 @@ def scene() -> dict[str, Any]:
         "free_search": RatePolicy.objects.create(plan=free, endpoint=search, rates="2/s", reason="A trial"),
         "pro_all": RatePolicy.objects.create(plan=pro, rates="3/s"),
         "assignment": PlanAssignment.objects.create(user=User.objects.create(username="alice"), plan=pro),
+        "bots": (bots := subject_list("Bots", "ip:203.0.113.0/24", "ip:192.0.2.7")),
+        "beta": (beta := subject_list("Beta", "ip:198.51.100.7")),
+        "bots_all": RatePolicy.objects.create(subject_list=bots, rates="blocked"),
+        "beta_all": RatePolicy.objects.create(subject_list=beta, rates="9/s"),
     }
+
+
+def subject_list(name: str, *subjects: str) -> SubjectList:
+    created: SubjectList = SubjectList.objects.create(name=name)
+    for subject in subjects:
+        ListMember.objects.create(subject_list=created, subject=subject)
+    return created
 
 
 def mixed(scene: dict[str, Any]) -> None:
@@ -89,6 +100,18 @@ def swap(scene: dict[str, Any]) -> None:
     policies.filter(pk=scene["free_all"].pk).update(counted_per="caller")
 
 
+def swap_lists(scene: dict[str, Any]) -> None:
+    """Swap the names of two lists, and the lists of their policies."""
+    lists: Any = SubjectList.objects
+    lists.filter(pk=scene["bots"].pk).update(name="x")
+    lists.filter(pk=scene["beta"].pk).update(name="Bots")
+    lists.filter(pk=scene["bots"].pk).update(name="Beta")
+    policies: Any = RatePolicy.objects
+    policies.filter(pk=scene["bots_all"].pk).update(counted_per="ip", subject_list=scene["beta"])
+    policies.filter(pk=scene["beta_all"].pk).update(subject_list=scene["bots"])
+    policies.filter(pk=scene["bots_all"].pk).update(counted_per="caller")
+
+
 def replace(scene: dict[str, Any]) -> None:
     """Replace the plan Pro by another one of the same name, which takes its policy and its assignment."""
     old = scene["pro"]
@@ -101,6 +124,13 @@ def replace(scene: dict[str, Any]) -> None:
 EDITS = {
     "mixed": mixed,
     "swap": swap,
+    "lists swapped": swap_lists,
+    "a list deleted": lambda scene: scene["bots"].delete(),
+    "members changed": lambda scene: (
+        ListMember.objects.filter(subject="ip:192.0.2.7").delete(),
+        ListMember.objects.create(subject_list=scene["beta"], subject="ip:192.0.2.7"),
+        ListMember.objects.update(reason="Ticket 4711"),
+    ),
     "created": lambda scene: RatePolicy.objects.create(plan=plan("Team"), rates="1/s"),
     "deleted": lambda scene: scene["free"].delete(),
     "several deleted": lambda scene: Plan.objects.all().delete(),
@@ -258,7 +288,7 @@ def test_a_version_that_cannot_be_read_any_more_is_named(scene: dict[str, Any]) 
     ((kind, edited, text),) = left(undone(rows[1].change_id))
     assert (kind, edited) == ("ratepolicy", False)
     assert "cannot be read any more" in text
-    assert sorted(RatePolicy.objects.values_list("rates", flat=True)) == ["2/s", "3/s", "9/s"]
+    assert sorted(RatePolicy.objects.values_list("rates", flat=True)) == ["2/s", "3/s", "9/s", "9/s", "blocked"]
 
 
 def test_counters_and_publications_are_not_undone() -> None:

@@ -67,8 +67,9 @@ class BlockPage(AdminPage):
             "title": _("Block"),
             "form": form,
             "cautions": [text for block in proposed.values() for text in blocks.cautions(block, operator)],
-            "in_force": [(block, _until(block)) for block in in_force.values()],
-            "end_form": ChangeReasonForm(),
+            "in_force": [
+                (block, _until(block), ChangeReasonForm(auto_id=f"id_{block.pk}_%s")) for block in in_force.values()
+            ],
             "back": back,
         }
         return self.render(request, "block.html", context, form)
