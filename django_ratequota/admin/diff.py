@@ -86,9 +86,14 @@ class RelatedNames:
         if change.action != PolicyChange.Action.UPDATE:
             return ""
         rows = differences(change)
+        # Both isolated together from left to right: else the arrow would point the wrong way after an Arabic name.
         parts = [
             gettext("%(field)s: %(before)s → %(after)s")
-            % {"field": label(name, field), "before": self._short(field, before), "after": self._short(field, after)}
+            % {
+                "field": label(name, field),
+                "before": f"\N{LEFT-TO-RIGHT ISOLATE}{self._short(field, before)}",
+                "after": f"{self._short(field, after)}\N{POP DIRECTIONAL ISOLATE}",
+            }
             for name, field, before, after in rows[:_FIELDS]
         ]
         more = len(rows) - _FIELDS

@@ -24,7 +24,7 @@ from .policy_table import PolicyInline, PolicyTableAdmin
 class ListPolicyInline(PolicyInline):
     """The list's policies."""
 
-    fields = ["endpoint", "counted_per", "rates", "algorithm", "mode", when]  # type: ignore[list-item]
+    fields = ["endpoint", "rates", "mode", "counted_per", "algorithm", when]  # type: ignore[list-item]
     empty_value_display = _("all endpoints")
 
 

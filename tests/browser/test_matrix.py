@@ -81,7 +81,9 @@ def test_a_plan_is_copied(desk: Desks, scene: Scene) -> None:
     own = desk()
     page = own.open(PAGES["plan"].path(scene))
     page.locator(".object-tools a", has_text="Copy").click()
+    page.wait_for_url("**/copy/")
     page.get_by_label("Name").fill("Free 2027")
+    page.get_by_label("Name").blur()  # the slug follows the name then
     page.get_by_label("Slug").fill("free-2027")
     page.get_by_role("button", name="Copy").click()
     expect(page.locator(".messagelist .success")).to_be_visible()

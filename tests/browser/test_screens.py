@@ -85,11 +85,11 @@ def test_other_languages_are_not_reversed_and_fit(desk: Desks, scene: Scene, set
 
 def visible_columns(page: Page) -> list[str]:
     """Return the names of the columns of the list that need no scrolling."""
-    return page.locator("#result_list thead th").evaluate_all(
-        """(heads) => heads.filter((head) => {
-          const box = head.getBoundingClientRect();
+    return page.locator("#result_list tbody tr:first-child :is(th, td)").evaluate_all(
+        """(cells) => cells.filter((cell) => {
+          const box = cell.getBoundingClientRect();
           return box.width && box.left >= 0 && box.right <= innerWidth;
-        }).map((head) => (head.className.match(/column-([\\w]+)/) || [])[1])"""
+        }).map((cell) => (cell.className.match(/field-([\\w]+)/) || [])[1])"""
     )
 
 

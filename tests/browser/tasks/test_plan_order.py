@@ -36,6 +36,7 @@ def test_a_plan_team_between_pro_and_enterprise(desk: Desks, scene: Scene, plans
     with own.task(clicks=3, pages=3):
         page.get_by_role("link", name="Pro", exact=True).click()
         page.get_by_role("link", name="Copy plan").click()
+        page.wait_for_url("**/copy/")
         # The name has the focus, and its text is replaced.
         page.keyboard.press("ControlOrMeta+a")
         page.keyboard.type("Team")
