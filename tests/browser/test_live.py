@@ -65,9 +65,8 @@ def test_the_page_leads_on(desk: Desks, scene: Scene) -> None:
     page.get_by_label("Endpoint", exact=True).select_option("search")
     page.get_by_role("button", name="Show").click()
     expect(page.get_by_role("heading", name="Live usage: last hour, endpoint search")).to_be_visible()
-    page.get_by_role("region", name="Most requests refused").get_by_role(
-        "link", name="user carol", exact=True
-    ).click()
+    refused = page.get_by_role("region", name="Most requests refused")
+    refused.get_by_role("link", name="user carol", exact=True).click()
     assert f"explain/?user={scene.carol.pk}&endpoint=search" in page.url
     expect(page.get_by_text("10/min").first).to_be_visible()
     page.go_back()
