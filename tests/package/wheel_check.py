@@ -26,7 +26,14 @@ def main(built: str, listed: Path) -> None:
             DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
             DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
             CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.connection_url}},
-            TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],
+            TEMPLATES=[
+                {
+                    "BACKEND": "django.template.backends.django.DjangoTemplates",
+                    "APP_DIRS": True,
+                    # Of the admin, which is not installed here.
+                    "OPTIONS": {"libraries": {"admin_modify": "django.contrib.admin.templatetags.admin_modify"}},
+                }
+            ],
             INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"],
             MIDDLEWARE=["django_ratequota.middleware.RateQuotaMiddleware"],
             RATEQUOTA={"ENFORCE_ALL": True},
