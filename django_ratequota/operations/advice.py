@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from ..conf import settings
 from ..engine.rates import Rate
 from ..models import Endpoint, Plan, PlanAssignment, RatePolicy
-from ..policies.facts import EndpointFacts, PolicyFacts, endpoint_facts, policy_facts
+from ..policies.facts import POLICY_COLUMNS, EndpointFacts, PolicyFacts, endpoint_facts, policy_facts
 from ..policies.matching import match_endpoints
 from ..policies.precedence import precedence
 from ..policies.requests.routes import known_routes, known_scopes
@@ -91,7 +91,9 @@ def about_saved(policies: Iterable[RatePolicy], seen: Any) -> list[list[str]]:
     users = [policy.user for policy in facts if policy.user]
     pks = [policy.endpoint_id for policy in facts if policy.endpoint_id is not None]
     same_endpoints = Q(endpoint=None) | Q(endpoint__in=pks)
-    others = [policy_facts(row) for row in seen.filter(same_endpoints, Q(user=None) | Q(user__in=users)).order_by()]
+    rows = seen.filter(same_endpoints, Q(user=None) | Q(user__in=users)).order_by()
+    # Columns instead of objects: networks at all endpoints may be 10,000.
+    others = [policy_facts(row) for row in rows.values_list(*POLICY_COLUMNS, named=True)]
     overrides = seen.filter(endpoint=None, user__isnull=False).exclude(mode=RatePolicy.Mode.OFF)
     used = set(
         PlanAssignment.objects.filter(Q(ends_at=None) | Q(ends_at__gt=now), plan__in=plans)
