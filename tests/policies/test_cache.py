@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import time
@@ -412,7 +413,8 @@ def rows_read(captured: CaptureQueriesContext) -> int:
     count = 0
     for query in captured.captured_queries:
         with connection.cursor() as cursor:
-            cursor.execute(query["sql"])
+            # PostgreSQL reads through a cursor on the server.
+            cursor.execute(re.sub(r"^DECLARE .*? FOR (?=SELECT)", "", query["sql"], flags=re.S))
             count += len(cursor.fetchall())
     return count
 

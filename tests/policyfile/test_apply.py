@@ -99,7 +99,7 @@ def test_compared_rows_are_locked(sample: None) -> None:
     ) as queries:
         apply_file(SAMPLE)
     locked = [query["sql"] for query in queries if "FOR UPDATE" in query["sql"]]
-    assert len(locked) == (3 if connection.features.has_select_for_update else 0)
+    assert len(locked) == (5 if connection.features.has_select_for_update else 0)
 
 
 def test_a_conflicting_concurrent_edit_rolls_the_import_back(sample: None, file: Any) -> None:
