@@ -31,7 +31,9 @@ _WRITES = ", ".join(
 
 def choose(page: Page, field: str, term: str, option: str) -> None:
     """Type into an autocomplete field, and take what it finds."""
-    page.get_by_role("combobox", name=re.compile(f"^{field}")).click()
+    # Until the scripts have run, it is a plain select, which they hide.
+    fancy = page.locator(".select2-selection")
+    fancy.and_(page.get_by_role("combobox", name=re.compile(f"^{field}"))).click()
     page.locator(".select2-container--open").get_by_role("searchbox").fill(term)
     page.get_by_role("option", name=option, exact=True).click()
 

@@ -229,11 +229,13 @@ def test_the_estimate_is_of_the_callers_that_the_policy_applies_to(
     ListMember.objects.create(subject_list=bots, subject="ip:2001:db8::/32", ends_at=timezone.now())
     objects = {"user": users[0], "plan": plans[1], "subject_list": bots}
     records = [
-        record(caller="user:1", ip="", plan_id=1),
-        record(caller="user:2", ip="ip:203.0.113.9", plan_id=2),
+        record(caller=f"user:{users[0].pk}", ip="", plan_id=1),
+        record(caller=f"user:{users[1].pk}", ip="ip:203.0.113.9", plan_id=2),
         record(caller="ip:203.0.113.7"),
         record(caller="ip:2001:db8::/64", ip="ip:2001:db8::/64"),
     ]
+    names = {f"user:{number}": f"user:{user.pk}" for number, user in enumerate(users, 1)}
+    callers = {names.get(caller, caller) for caller in callers}
     policy = RatePolicy(rates="blocked", **{name: objects.get(name, value) for name, value in fields.items()})
     for one in records:
         recorded(one)
