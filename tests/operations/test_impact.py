@@ -221,7 +221,9 @@ def test_attempts_are_spread_over_their_second() -> None:
 def test_the_estimate_is_of_the_callers_that_the_policy_applies_to(
     recorded: Any, fields: dict[str, Any], callers: set[str]
 ) -> None:
-    users = [User.objects.create(pk=pk, username=f"u{pk}") for pk in (1, 2)]
+    for pk in (1, 2):
+        User.objects.create(pk=pk, username=f"u{pk}")
+    users = list(User.objects.order_by("username"))  # with keys of the field's type
     plans = [Plan.objects.create(pk=pk, name=f"p{pk}", slug=f"p{pk}") for pk in (1, 2)]
     bots = SubjectList.objects.create(name="Bad bots")
     ListMember.objects.create(subject_list=bots, user=users[0])
