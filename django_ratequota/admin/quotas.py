@@ -192,6 +192,7 @@ class QuotasPage(_NearPage):
             "used": number_text(row.status.used),
             "limit": number_text(row.status.limit),
             "percent": row.percent,
+            "over": row.percent >= 100,
             "share": _share(row.percent),
             "resets": clock_and_wait(now_us, end_us - now_us),
             "explain": explain,

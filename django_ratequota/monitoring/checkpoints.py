@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,8 +67,8 @@ class Figure:
 Noted = tuple[tuple[Bucket, int], Figure]
 #: The newest figures.
 _dirty: OrderedDict[tuple[Bucket, int], Figure] = OrderedDict()
-#: Windows whose figure was below their row's at the last checkpoint.
-_suspects: set[Window] = set()
+#: Windows whose figure was below their row's -> since when (monotonic seconds).
+_suspects: dict[Window, float] = {}
 _lock = ForkSafeLock()
 _write_lock = ForkSafeLock()
 
@@ -104,6 +105,8 @@ def _keep(key: tuple[Bucket, int], figure: Figure) -> None:
 
 def flush() -> int:
     """Write the noted figures; returns how many rows changed. What cannot be written now is kept."""
+    if not _dirty:
+        return 0  # no limiter is made where nothing is counted, as in most commands
     limiter = default_limiter()
     with _write_lock:
         with _lock:
@@ -238,22 +241,26 @@ def window_of(bucket: Bucket, at_us: int, zone: tzinfo) -> Window:
 
 
 def _look_for_losses(limiter: Limiter, below: Mapping[Window, int], noted: Mapping[Window, Noted]) -> None:
-    """Tell all processes that Redis has lost counts, where a figure is below its row's at two checkpoints.
+    """Tell all processes that Redis has lost counts, where a figure stays below its row's for CHECKPOINT_SECONDS.
 
-    At the first, another process's refund may not be written yet: the figure is kept, and compared again.
+    Until then another process's refund may not be written yet: the figure is kept, and compared again.
     """
-    lost = [window for window, at_us in below.items() if window in _suspects and limiter.born_us < at_us]
-    for window in below.keys() - _suspects:
-        key, figure = noted[window]
-        _keep(key, replace(figure, lowered=0))
-    _suspects.clear()
+    now, lost = time.monotonic(), []
+    for window in noted.keys() & _suspects.keys() - below.keys():
+        del _suspects[window]
+    for window, at_us in below.items():
+        if now - _suspects.setdefault(window, now) < settings.checkpoint_seconds:
+            key, figure = noted[window]
+            _keep(key, replace(figure, lowered=0))
+            continue
+        del _suspects[window]
+        if limiter.born_us < at_us:
+            lost.append(window)
     if lost:
         counter, start_us = lost[0]
         text = "Redis has lost counts, such as %s since %s: they are restored from their checkpoints"
         logger.error(text, counter, to_datetime(start_us))
         limiter.publish(lost=True)
-    else:
-        _suspects.update(below)
 
 
 def _flush_at_exit() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from django.db import transaction
@@ -57,7 +56,9 @@ def write_checkpoints(changed: Iterable[BucketStatus]) -> None:
     """Write what operators have lowered once that is committed: no process may restore what it was before."""
     durable = [status.bucket for status in changed if status.bucket.durable]
     if durable:
-        transaction.on_commit(partial(checkpoints.write_now, durable), using=policy_alias(PolicyChange))
+        alias = policy_alias(PolicyChange)
+        # Robust: the counters are changed, so Redis failing now must not fail the request.
+        transaction.on_commit(lambda: checkpoints.write_now(durable), using=alias, robust=True)
 
 
 def reset_caller(caller: Caller, reason: str = "", **request: Any) -> tuple[BucketStatus, ...]:

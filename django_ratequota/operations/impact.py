@@ -276,13 +276,13 @@ def never_refused(rates: Sequence[Rate], records: Sequence[Attempts]) -> bool:
         if total <= room:
             continue
         span = -(-longest_us(rate) * (2 if rate.algorithm == "sliding_window_counter" else 1) // 10**6)
-        if _busiest(units, span + 1) > room:
+        if busiest(units, span + 1) > room:
             return False
     return True
 
 
-def _busiest(units: Sequence[tuple[int, int]], span: int) -> int:
-    """Return the most units in any ``span`` consecutive seconds."""
+def busiest(units: Sequence[tuple[int, int]], span: int) -> int:
+    """Return the most units in any ``span``, of (time, units) in the order of time; both times in one unit."""
     most = inside = first = 0
     for second, size in units:
         inside += size

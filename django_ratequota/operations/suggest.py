@@ -19,7 +19,7 @@ from django.utils.translation import ngettext
 from ..engine.rates import Rate
 from ..models import RatePolicy
 from ..policies.facts import policy_facts
-from .impact import MOST_ATTEMPTS, SECONDS, in_hash_order, left_out, recorded_subjects, spread, too_many
+from .impact import MOST_ATTEMPTS, SECONDS, busiest, in_hash_order, left_out, recorded_subjects, spread, too_many
 from .redundancy import longest_us
 from .scenarios import number
 
@@ -119,15 +119,7 @@ def peak(scale: Rate, attempts: Sequence[tuple[int, int]]) -> int:
     sized = [(at_us, scale.units(cost)) for at_us, cost in attempts]
     if scale.algorithm == "sliding_window_counter":
         return _windowed_peak(sized, scale.period_us)
-    span_us = longest_us(scale)
-    most = inside = first = 0
-    for at_us, units in sized:
-        inside += units
-        while sized[first][0] <= at_us - span_us:
-            inside -= sized[first][1]
-            first += 1
-        most = max(most, inside)
-    return most
+    return busiest(sized, longest_us(scale))
 
 
 def readable(value: int) -> int:

@@ -66,7 +66,7 @@ class Desk:
 
     @contextmanager
     def task(self, *, clicks: int, pages: int) -> Iterator[None]:
-        """What an operator does inside takes at most so many clicks, and shows at most so many pages after them."""
+        """Bound the clicks of what an operator does inside, and the pages shown after them."""
         self.page.evaluate("0")  # what the page said before this was answered has arrived
         self.clicks = self.pages = 0
         yield

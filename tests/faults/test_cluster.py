@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -613,6 +614,8 @@ def test_a_master_that_lost_its_data_is_noticed_by_its_counts(
     for module in (checkpoints, seeds_module):
         monkeypatch.setattr(module, "in_test_run", lambda: False)
     monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
+    moved = [0.0]
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: moved[-1]))
     with override_settings(RATEQUOTA=settings_of(emptied)):
         RatePolicy.objects.create(rates="1000/month")
         month = Bucket("", Rate.parse("1000/month"))
@@ -635,6 +638,7 @@ def test_a_master_that_lost_its_data_is_noticed_by_its_counts(
         assert ask() == 999
         checkpoints.flush()
         ask()
+        moved.append(10.0)
         checkpoints.flush()
         poll(lambda: (ask() or 0) < 500, 30, "the checkpoint to be restored")
     checkpoints._forget()

@@ -230,6 +230,7 @@ def _counter(bucket: Bucket, status: BucketStatus | None, at_us: int, names: Map
         "status": status,
     }
     if status is not None:
+        row["over"] = not status.allowed
         row["percent"] = max(1 if status.used else 0, 100 * status.used // status.limit)
         row["full"] = clock_and_wait(at_us, status.reset_after_us) if status.reset_after_us else None
         row["room"] = clock_and_wait(at_us, status.retry_after_us) if status.retry_after_us else None

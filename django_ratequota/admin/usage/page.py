@@ -241,6 +241,7 @@ def _standing(status: BucketStatus | None) -> dict[str, Any] | None:
     words = {"used": number_text(status.used), "limit": number_text(status.limit)}
     return {
         "status": status,
+        "over": not status.allowed,
         "percent": max(1 if status.used else 0, 100 * status.used // status.limit),
         "text": gettext("%(used)s of %(limit)s used") % words,
         "title": shown(status.bucket.title),
