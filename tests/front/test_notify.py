@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+import django
 import pytest
 from django.contrib.auth.models import User
 from django.core import mail
@@ -26,7 +27,9 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture(autouse=True)
 def managers(settings: Any) -> Iterator[None]:
-    settings.MANAGERS = [("Ops", "ops@example.com")]
+    # Django 6.0 deprecates pairs, and earlier versions take nothing else. Django 6.1 deprecates mail without MAILERS.
+    settings.MANAGERS = ["ops@example.com"] if django.VERSION >= (6, 0) else [("Ops", "ops@example.com")]
+    settings.MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}
     yield
     policies_changed.disconnect(mail_operators)
     notify._clear()
