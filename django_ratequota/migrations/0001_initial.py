@@ -103,7 +103,9 @@ class Migration(migrations.Migration):
                 ('created_at', models.DateTimeField(auto_now_add=True, help_text='When the assignment was made.', verbose_name='created at')),
                 ('created_by', models.ForeignKey(blank=True, editable=False, help_text='The operator who made the assignment.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='created by')),
                 ('plan', models.ForeignKey(db_index=False, help_text='An assignment with an end outranks an open-ended one; among equals, the latest start counts.', on_delete=django.db.models.deletion.CASCADE, related_name='assignments', to='django_ratequota.plan', verbose_name='plan')),
-                ('user', models.ForeignKey(help_text='Who is put on the plan.', on_delete=django.db.models.deletion.CASCADE, related_name='ratequota_assignments', to=settings.AUTH_USER_MODEL, verbose_name='user')),
+                ('user', models.ForeignKey(blank=True, help_text='The user who is put on the plan; or write a subject instead.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='ratequota_assignments', to=settings.AUTH_USER_MODEL, verbose_name='user')),
+                ('subject', models.CharField(blank=True, db_index=True, help_text='kind:value, such as tenant:acme or api_key:k_7: all of its callers are put on the plan.', max_length=200, null=True, verbose_name='subject')),
+                ('anchor', models.PositiveSmallIntegerField(blank=True, help_text="Day of the month, 1 to 31, on which this customer's monthly quotas begin, or the last day of shorter months; empty = the first. A month with a new beginning starts a new count.", null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(31)], verbose_name='months begin on day')),
             ],
             options={
                 'verbose_name': 'plan assignment',
@@ -112,6 +114,7 @@ class Migration(migrations.Migration):
                 'abstract': False,
                 'base_manager_name': 'objects',
                 'indexes': [models.Index(fields=['plan', 'starts_at', 'ends_at'], name='ratequota_assignment_plan'), models.Index(fields=['starts_at'], name='ratequota_assignment_start')],
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('subject__isnull', False), ('user__isnull', True), models.Q(('subject', ''), _negated=True)), models.Q(('subject__isnull', True), ('user__isnull', False)), _connector='OR'), name='ratequota_assignment_one_subject', violation_error_message='Choose a user, or write a subject: exactly one of them.'), models.CheckConstraint(condition=models.Q(('anchor__isnull', True), models.Q(('anchor__gte', 1), ('anchor__lte', 31)), _connector='OR'), name='ratequota_assignment_anchor', violation_error_message='A day of the month is a number from 1 to 31.')],
             },
         ),
         migrations.CreateModel(
@@ -139,12 +142,14 @@ class Migration(migrations.Migration):
                 ('counter', models.CharField(help_text='Its Redis key, without the prefix.', max_length=128, verbose_name='counter')),
                 ('starts_at', models.DateTimeField(help_text='When the window began.', verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(help_text='When the window ends.', verbose_name='ends at')),
-                ('subject', models.CharField(help_text='Whom the counter belongs to.', max_length=200, verbose_name='subject')),
+                ('period', models.CharField(choices=[('day', 'day'), ('week', 'week'), ('month', 'month')], help_text='Length of the window.', max_length=5, verbose_name='period')),
+                ('subject', models.CharField(db_index=True, help_text='Whom the counter belongs to.', max_length=200, verbose_name='subject')),
                 ('policy_id', models.BigIntegerField(help_text='The policy that limited it last.', null=True, verbose_name='policy')),
                 ('endpoint_id', models.BigIntegerField(help_text='Empty = all endpoints.', null=True, verbose_name='endpoint')),
                 ('rate', models.CharField(help_text='The rate that limited it last.', max_length=100, verbose_name='rate')),
                 ('used', models.PositiveBigIntegerField(help_text='Units, or requests where the rate counts requests, admitted and not given back.', verbose_name='used')),
                 ('limit', models.PositiveBigIntegerField(help_text='The limit of that rate.', verbose_name='limit')),
+                ('percent', models.PositiveBigIntegerField(help_text='Whole percent of the limit that is used.', verbose_name='percent')),
                 ('at_us', models.BigIntegerField(help_text="When that was so, by Redis' clock (µs since 1970).", verbose_name='at')),
             ],
             options={
@@ -152,6 +157,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'quota windows',
                 'ordering': ['-starts_at', 'counter'],
                 'constraints': [models.UniqueConstraint(fields=('counter', 'starts_at'), name='ratequota_quota_one_row')],
+                'indexes': [models.Index(fields=['period', 'ends_at', 'percent'], name='ratequota_quota_fullest')],
             },
         ),
         migrations.CreateModel(

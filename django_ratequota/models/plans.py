@@ -1,9 +1,9 @@
-"""Plans, and their assignments to users."""
+"""Plans, and their assignments to users and to subjects such as organisations."""
 
 from __future__ import annotations
 
 from django.conf import settings as django_settings
-from django.core.validators import MaxValueValidator
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..recording.validators import check_dates, visible
 from .base import RecordedModel
+from .fields import SubjectField
 
 
 class Plan(RecordedModel):
@@ -61,14 +62,25 @@ class Plan(RecordedModel):
 
 
 class PlanAssignment(RecordedModel):
-    """A user is on a plan, from ``starts_at`` until ``ends_at``."""
+    """A user, or a subject of IDENTIFIERS, is on a plan, from ``starts_at`` until ``ends_at``."""
 
     user = models.ForeignKey(
         django_settings.AUTH_USER_MODEL,
         on_delete=models.CASCADE,
+        null=True,
+        blank=True,
         related_name="ratequota_assignments",
         verbose_name=_("user"),
-        help_text=_("Who is put on the plan."),
+        help_text=_("The user who is put on the plan; or write a subject instead."),
+    )
+    # Null instead of "", as in ListMember.
+    subject = SubjectField(
+        _("subject"),
+        max_length=200,
+        null=True,
+        blank=True,
+        db_index=True,
+        help_text=_("kind:value, such as tenant:acme or api_key:k_7: all of its callers are put on the plan."),
     )
     plan = models.ForeignKey(
         Plan,
@@ -83,6 +95,16 @@ class PlanAssignment(RecordedModel):
     )
     ends_at = models.DateTimeField(
         _("ends at"), null=True, blank=True, help_text=_("The plan counts until this moment; empty = open-ended.")
+    )
+    anchor = models.PositiveSmallIntegerField(
+        _("months begin on day"),
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1), MaxValueValidator(31)],
+        help_text=_(
+            "Day of the month, 1 to 31, on which this customer's monthly quotas begin, or the last day of shorter "
+            "months; empty = the first. A month with a new beginning starts a new count."
+        ),
     )
     reason = models.CharField(
         _("reason"), max_length=200, blank=True, help_text=_("The reason, such as a ticket or a contract.")
@@ -105,6 +127,19 @@ class PlanAssignment(RecordedModel):
         verbose_name = _("plan assignment")
         verbose_name_plural = _("plan assignments")
         ordering = ["-starts_at"]
+        constraints = [
+            models.CheckConstraint(
+                condition=(Q(user__isnull=True, subject__isnull=False) & ~Q(subject=""))
+                | Q(user__isnull=False, subject__isnull=True),
+                name="ratequota_assignment_one_subject",
+                violation_error_message=_("Choose a user, or write a subject: exactly one of them."),
+            ),
+            models.CheckConstraint(
+                condition=Q(anchor__isnull=True) | Q(anchor__gte=1, anchor__lte=31),
+                name="ratequota_assignment_anchor",
+                violation_error_message=_("A day of the month is a number from 1 to 31."),
+            ),
+        ]
         indexes = [
             # A plan's assignments in their order, and the subscribers of all plans from the index alone.
             models.Index(fields=["plan", "starts_at", "ends_at"], name="ratequota_assignment_plan"),
@@ -112,7 +147,12 @@ class PlanAssignment(RecordedModel):
         ]
 
     def __str__(self) -> str:
-        return f"{visible(self.user)}: {self.plan}"
+        return f"{self.who}: {self.plan}"
+
+    @property
+    def who(self) -> str:
+        """Return who is on the plan, in words."""
+        return visible(self.user if self.user_id is not None else self.subject or "")
 
     def clean(self) -> None:
         """Raise ``ValidationError`` if the end is not after the start."""

@@ -11,10 +11,18 @@ from ..recording.databases import PrimaryQuerySet
 class QuotaWindow(models.Model):
     """What one counter has used of one calendar window; written by ``monitoring.checkpoints``."""
 
+    class Period(models.TextChoices):
+        DAY = "day", _("day")
+        WEEK = "week", _("week")
+        MONTH = "month", _("month")
+
     counter = models.CharField(_("counter"), max_length=128, help_text=_("Its Redis key, without the prefix."))
     starts_at = models.DateTimeField(_("starts at"), help_text=_("When the window began."))
     ends_at = models.DateTimeField(_("ends at"), help_text=_("When the window ends."))
-    subject = models.CharField(_("subject"), max_length=200, help_text=_("Whom the counter belongs to."))
+    period = models.CharField(
+        _("period"), max_length=5, choices=Period.choices, help_text=_("Length of the window.")
+    )
+    subject = models.CharField(_("subject"), max_length=200, db_index=True, help_text=_("Whom the counter belongs to."))
     # Numbers, not foreign keys, because the row outlives the policy, and no deletion may search these rows.
     policy_id = models.BigIntegerField(_("policy"), null=True, help_text=_("The policy that limited it last."))
     endpoint_id = models.BigIntegerField(_("endpoint"), null=True, help_text=_("Empty = all endpoints."))
@@ -23,6 +31,7 @@ class QuotaWindow(models.Model):
         _("used"), help_text=_("Units, or requests where the rate counts requests, admitted and not given back.")
     )
     limit = models.PositiveBigIntegerField(_("limit"), help_text=_("The limit of that rate."))
+    percent = models.PositiveBigIntegerField(_("percent"), help_text=_("Whole percent of the limit that is used."))
     at_us = models.BigIntegerField(_("at"), help_text=_("When that was so, by Redis' clock (µs since 1970)."))
 
     objects = models.Manager.from_queryset(PrimaryQuerySet)()
@@ -32,6 +41,8 @@ class QuotaWindow(models.Model):
         verbose_name_plural = _("quota windows")
         ordering = ["-starts_at", "counter"]
         constraints = [models.UniqueConstraint(fields=["counter", "starts_at"], name="ratequota_quota_one_row")]
+        # The fullest of the windows that run now.
+        indexes = [models.Index(fields=["period", "ends_at", "percent"], name="ratequota_quota_fullest")]
 
     def __str__(self) -> str:
         return f"{self.counter} {self.starts_at:%Y-%m-%d}: {self.used} / {self.limit}"

@@ -170,12 +170,13 @@ def _write(figures: Mapping[Window, Figure], below: dict[Window, int]) -> int:
                 below[window] = row.at_us
                 if figure.lowered:  # of a counter that Redis may have lost, only that is known
                     row.used -= int(figure.lowered)
+                    row.percent = row.used * 100 // row.limit
                     changed.append(row)
                 continue
             for name, value in _values(figure).items():
                 setattr(row, name, value)
             changed.append(row)
-        _model().objects.bulk_update(changed, ["used", "limit", "at_us", "policy_id", "rate"])
+        _model().objects.bulk_update(changed, ["used", "limit", "percent", "at_us", "policy_id", "rate"])
         missing = {window: figure for window, figure in missing.items() if window not in found}
         written += len(changed)
         if not missing:
@@ -208,6 +209,7 @@ def _row(window: Window, figure: Figure) -> Any:
         counter=window[0],
         starts_at=to_datetime(window[1]),
         ends_at=to_datetime(window[1] + status.window_us),
+        period=bucket.rate.calendar,
         subject=short(_storable(bucket.subject)),
         endpoint_id=bucket.endpoint_id,
         **_values(figure),
@@ -224,6 +226,7 @@ def _values(figure: Figure) -> dict[str, Any]:
     return {
         "used": figure.used,
         "limit": figure.status.limit,
+        "percent": figure.used * 100 // figure.status.limit,
         "at_us": figure.at_us,
         "policy_id": bucket.policy_id,
         "rate": str(bucket.rate),

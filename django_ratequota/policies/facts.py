@@ -129,6 +129,8 @@ class Assignment:
     starts_us: int
     ends_us: int | None
     id: int = 0
+    #: Day of the month on which the customer's calendar months begin.
+    anchor: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

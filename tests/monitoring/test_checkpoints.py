@@ -493,10 +493,12 @@ def window(subject: str, month: int, used: int, *, day: int = 1, rate: str = "10
         counter=f"{{{subject}}}:0:{rate}",
         starts_at=starts_at,
         ends_at=starts_at + timedelta(days=1 if "day" in rate else 30),
+        period="day" if "day" in rate else "month",
         subject=subject,
         rate=rate,
         used=used,
         limit=100,
+        percent=used,
         at_us=1,
     )
 
