@@ -45,8 +45,6 @@ class Policy:
     user: Any = None
     #: Such as ``tenant:acme``.
     subject: str = ""
-    #: The name of a list in ``lists``.
-    subject_list: str = ""
     #: The slug of a plan.
     plan: str = ""
     counted_per: str = "caller"
@@ -55,6 +53,8 @@ class Policy:
     on_error: str = ""
     starts_at: datetime | None = None
     ends_at: datetime | None = None
+    #: The name of a list in ``lists``.
+    subject_list: str = ""
 
 
 #: Endpoint's name (None = all endpoints together) -> rates, a ``Policy``, or several of these.

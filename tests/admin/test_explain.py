@@ -170,7 +170,7 @@ def test_the_page_shows_winners_losers_and_live_counters(operator: Client, alice
     assert cards[2].startswith("search/month per everyone everyone 3 of 10000 used, 9997 left.")
     assert 'width="30" height="8"' in text
     assert "The next request, of 1 unit, would be admitted." in text
-    assert re.search(r'<a href="/admin/django_ratequota/plan/\d+/change/">Free</a> \(assigned\)', text)
+    assert re.search(r'<a href="/admin/django_ratequota/plan/\d+/change/">Free</a> \(assigned to the user\)', text)
 
 
 def test_explaining_consumes_nothing(operator: Client, alice: User, redis_client: redis.Redis) -> None:
