@@ -11,13 +11,12 @@ from ..engine.types import Bucket, BucketStatus
 from ..models import RatePolicy
 from ..monitoring import near
 from ..monitoring.near import Candidate, Window, percent_used
-from ..policies.facts import NOBODY, UserEntry, policy_facts
-from ..policies.loading import load_users
+from ..policies.assigned import entries_of, is_plan_open
+from ..policies.facts import Assigned, UserEntry, policy_facts
 from ..policies.requests.caller import DescribedCaller
 from ..policies.resolver import EvaluationContext, make_buckets, resolve_uncached
 from ..policies.snapshot import Snapshot
-from ..recording.databases import reading_policies
-from ..runtime import default_limiter, process
+from ..runtime import default_limiter
 from .counters import peek
 from .explain import newest_policies
 from .explain_query import ExplainQuery
@@ -111,27 +110,26 @@ def _live(window: Window, candidates: list[Candidate]) -> dict[Candidate, Row | 
     Candidates of one counter, after its policy has changed, are one row: of the others None. Left out are those of a
     Cluster node that is down.
     """
-    snapshot, _entry = newest_policies(DescribedCaller(user_id=None, address=None))
+    snapshot = newest_policies()
     now_us = default_limiter().now_us
     policies = _policies(candidate.policy_id for candidate in candidates)
     callers = {candidate: _caller(candidate, snapshot) for candidate in candidates}
-    entries = _entries(caller.user_id for caller in callers.values())
+    entries = dict(zip(callers, entries_of(list(callers.values())), strict=True))
     buckets: dict[object, tuple[Candidate, Bucket]] = {}
     for candidate in candidates:
-        caller = callers[candidate]
-        entry = NOBODY if caller.user_id is None else entries.get(caller.user_id, NOBODY)
-        bucket = _bucket(candidate, window, caller, entry, snapshot, now_us, policies.get(candidate.policy_id))
+        caller, policy = callers[candidate], policies.get(candidate.policy_id)
+        bucket = _bucket(candidate, window, caller, entries[candidate], snapshot, now_us, policy)
         if bucket is not None:
             buckets.setdefault(bucket.counter, (candidate, bucket))
     policies |= _policies(b.policy_id for _c, b in buckets.values() if b.policy_id not in policies)
     statuses = peek(bucket for _candidate, bucket in buckets.values())
     live: dict[Candidate, Row | None] = dict.fromkeys(candidates)
     for candidate, bucket in buckets.values():
-        policy, status = policies.get(bucket.policy_id or 0), statuses.get(bucket)
+        row, status = policies.get(bucket.policy_id or 0), statuses.get(bucket)
         if status is None:
             del live[candidate]
-        elif policy is not None:
-            live[candidate] = Row(policy=policy, status=status)
+        elif row is not None:
+            live[candidate] = Row(policy=row, status=status)
     return live
 
 
@@ -139,7 +137,7 @@ def _bucket(
     candidate: Candidate,
     window: Window,
     caller: DescribedCaller,
-    entry: UserEntry,
+    entries: tuple[UserEntry, Assigned],
     snapshot: Snapshot,
     now_us: int,
     policy: RatePolicy | None,
@@ -153,10 +151,12 @@ def _bucket(
         return None
     scope = endpoint.name if endpoint else None
     endpoints = (endpoint,) if endpoint else ()
-    context = EvaluationContext(caller, entry, endpoints, scope, snapshot.overview.snapshot, now_us)
-    buckets = resolve_uncached(context).buckets
-    found = next((bucket for bucket in buckets if candidate.is_of(bucket, window)), None)
+    entry, assigned = entries
+    context = EvaluationContext(caller, entry, endpoints, scope, snapshot.overview.snapshot, now_us, assigned)
+    resolution = resolve_uncached(context)
+    found = next((bucket for bucket in resolution.buckets if candidate.is_of(bucket, window)), None)
     known = caller.user_id is not None and candidate.counted_per == "caller" and not settings.plan_resolver
+    known = known and not is_plan_open(caller, resolution.assigned_to)
     if found is not None or known or policy is None or policy.mode == RatePolicy.Mode.OFF:
         return found
     facts = policy_facts(policy)
@@ -184,11 +184,3 @@ def _policies(ids: Iterable[int | None]) -> dict[int, RatePolicy]:
         if wanted
         else {}
     )
-
-
-def _entries(user_ids: Iterable[str | None]) -> dict[str, UserEntry]:
-    """Return the users' own policies and plans: from this process's memory, and of all others in two queries."""
-    known = {pk: process.policies.user(pk) for pk in {*user_ids} if pk is not None}
-    with reading_policies():
-        read = load_users([pk for pk, entry in known.items() if entry is None])
-    return {pk: entry or read.get(pk, NOBODY) for pk, entry in known.items()}
