@@ -71,7 +71,7 @@ class CheckCommand:
         for bucket, unit in zip(self._buckets, self._calendars, strict=True):
             rate, start, finish = bucket.rate, 0, 0
             if unit:
-                start, finish = calendar_window(unit, now_us, self._zone)
+                start, finish = calendar_window(unit, now_us, self._zone, bucket.anchor)
                 since_us, until_us = max(since_us, start), min(until_us, finish)
             windows_us.append(finish - start or rate.period_us)
             enforced = 1 if bucket.mode == "enforce" else 0

@@ -190,7 +190,8 @@ def _ends(status: BucketStatus, at_us: int, limiter: Limiter) -> tuple[int, ...]
     """Return the ends of the windows in which the bucket is half used or more, if it is not used any further."""
     rate = status.bucket.rate
     end_us = window_end_us(rate, at_us, limiter.time_zone)
-    # Other algorithms have no common window. Their subjects are kept until the next multiple of the period, and in
-    # the list that follows as well where their bucket does not refill before.
-    more = rate.algorithm != "fixed_window" and at_us + status.reset_after_us > end_us
-    return (end_us // 10**6, (end_us + rate.period_us) // 10**6) if more else (end_us // 10**6,)
+    if at_us + status.reset_after_us <= end_us:
+        return (end_us // 10**6,)
+    # Other algorithms, and months that begin on a customer's day, have no common window. Their subjects are kept
+    # until the next multiple of the period or end of a month, and in the list that follows if they refill later.
+    return end_us // 10**6, window_end_us(rate, end_us, limiter.time_zone) // 10**6
