@@ -18,6 +18,7 @@ from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .filters import ActiveFilter, RelatedFilter, is_active
 from .formatting import about, shown, when
 from .list_members import AddMembersPage, RemoveMembersPage, may_see_members
+from .names import with_display_name
 from .policy_table import PolicyInline, PolicyTableAdmin
 
 
@@ -88,7 +89,7 @@ class ListMemberAdmin(AutocompleteAdmin, RecordedAdmin):
     @admin.display(description=_("member"), ordering="subject")
     def who(self, member: ListMember) -> str:
         """Return the user or the subject."""
-        return shown(member.who)
+        return with_display_name(member, member.who)
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, member: ListMember) -> bool:
