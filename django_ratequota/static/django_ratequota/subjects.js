@@ -14,7 +14,7 @@
     }
     return field.list;
   };
-  const offer = async (field) => {
+  const offer = async (field, typed) => {
     // In a field for the values of one kind, the kind is left out.
     const kind = field.dataset.ratequotaKind ? `${field.dataset.ratequotaKind}:` : "";
     const query = new URLSearchParams({q: kind + field.value});
@@ -27,15 +27,19 @@
         listOf(field).replaceChildren(
           ...subjects.map(([subject, name]) => new Option(name, subject.slice(kind.length))),
         );
+        // Browsers show a list that has changed only after the next key. Not one of which an option was just chosen.
+        if (typed && subjects.every(([subject]) => subject !== kind + field.value)) {
+          field.showPicker?.();
+        }
       }
     } catch {
-      // Nothing is offered.
+      // Nothing is offered, or not shown yet.
     }
   };
   const later = (event) => {
     if (event.target.dataset?.ratequotaSubjects) {
       clearTimeout(timer);
-      timer = setTimeout(offer, PAUSE, event.target);
+      timer = setTimeout(offer, PAUSE, event.target, event.type === "input");
     }
   };
   document.addEventListener("input", later);
