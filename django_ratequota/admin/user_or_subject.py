@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .filters import ConditionFilter, is_active
 from .formatting import shown
+from .names import with_display_name
 from .search import SearchesRelated
 
 
@@ -47,7 +48,7 @@ class UserOrSubjectAdmin(AutocompleteAdmin, SearchesRelated, RecordedAdmin):
     @admin.display(description=_("user or subject"), ordering="subject")
     def who(self, row: Any) -> str:
         """Return the user or the subject."""
-        return shown(row.who)
+        return with_display_name(row, row.who)
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, row: Any) -> bool:
