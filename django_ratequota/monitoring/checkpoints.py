@@ -33,7 +33,7 @@ from ..runtime import default_limiter
 from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
 from .background import Background
-from .months import end_months
+from .months import batches, end_months
 
 logger = logging.getLogger("django_ratequota")
 
@@ -139,9 +139,8 @@ def _flush(limiter: Limiter, noted: Mapping[tuple[Bucket, int], Figure]) -> int:
         lowered = figure.lowered + (latest[window][1].lowered if window in latest else 0)
         latest[window] = (bucket, end), replace(figure, lowered=lowered)
     written, below = 0, dict[Window, int]()
-    windows = sorted(latest)  # in one order, so that processes wait for each other's rows instead of deadlocking
-    for at in range(0, len(windows), _BATCH):
-        batch = {window: latest[window][1] for window in windows[at : at + _BATCH]}
+    for windows in batches(latest, _BATCH):
+        batch = {window: latest[window][1] for window in windows}
         lower: dict[Window, int] = {}
         try:
             with transaction.atomic(using=policy_alias(_model())):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..engine.rates import MONTH
@@ -10,6 +10,21 @@ from ..policies.facts import to_datetime, to_us
 
 if TYPE_CHECKING:
     from .checkpoints import Figure, Window
+
+
+def batches(windows: Iterable[Window], size: int) -> Iterator[list[Window]]:
+    """Yield the windows in batches: those of one counter in different ones, as a month may go on in another's row.
+
+    In one order, so that processes wait for each other's rows instead of deadlocking.
+    """
+    turns: dict[str, int] = {}
+    rounds: dict[int, list[Window]] = {}
+    for window in windows:
+        turn = turns[window[0]] = turns.get(window[0], 0) + 1
+        rounds.setdefault(turn, []).append(window)
+    for together in rounds.values():
+        together.sort()
+        yield from (together[at : at + size] for at in range(0, len(together), size))
 
 
 def end_months(rows: Any, figures: Mapping[Window, Figure]) -> dict[Window, Window]:
