@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import count, cycle, islice
 from typing import Any
 
@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from benchmarks.scale import Size
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, QuotaWindow, RatePolicy
 from django_ratequota.recording.recorder import field_values
 
 #: A superuser, an operator who may edit plans and policies but not see endpoints; the password is the name.
@@ -43,6 +43,7 @@ def seed(size: Size) -> None:
         users = _add_users(size.users, now)
         _insert(islice(_policies(size, users, dice, now), size.policies))
         _insert(islice(_changes(dice, now), size.changes))
+        _add_windows(size.windows, users, now)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
 
@@ -105,6 +106,42 @@ def _add_users(number: int, now: datetime) -> range:
             [*months, now - timedelta(days=1), now + timedelta(days=30), now, first],
         )
     return range(first, first + number)
+
+
+def _add_windows(number: int, users: range, now: datetime) -> None:
+    """Add what users on the full plan have used of two monthly limits each, in SQL."""
+    limits = RatePolicy.objects.filter(plan__slug=FULL_PLAN, rates__contains="/month", mode="enforce").order_by("pk")
+    places = [(pk, at, 50_000 if rates == "50000/month" else 100_000) for pk, at, rates in _columns(limits)]
+    months = [now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)]
+    while len(months) < 26:
+        months.insert(0, (months[0] - timedelta(days=1)).replace(day=1))
+    months.append((months[-1] + timedelta(days=32)).replace(day=1))
+    times = [connection.ops.adapt_datetimefield_value(month) for month in months]
+    policy, endpoint, limit = (
+        " ".join(f"WHEN {at} THEN {place[column]}" for at, place in enumerate(places)) for column in range(3)
+    )
+    place = f"MOD(u.id / 2 + k.k, {len(places)})"
+    share = "MOD(u.id * 7919 + k.k * 31, 1003)"  # in tenths of a percent
+    starts = " ".join(f"WHEN {at} THEN %s" for at in range(25))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "WITH RECURSIVE k(k) AS (SELECT 0 UNION ALL SELECT 1), m(m) AS (SELECT 0 UNION ALL SELECT m + 1 FROM m"
+            f" WHERE m < 24) INSERT INTO {QuotaWindow._meta.db_table} (counter, starts_at, ends_at, period, subject,"
+            ' policy_id, endpoint_id, rate, used, "limit", percent, at_us)'
+            " SELECT '{user:' || r.id || '}:' || r.endpoint || ':fwmonth', CASE r.m {0} END, CASE r.m {0} END,"
+            " 'month', 'user:' || r.id, r.policy, r.endpoint, r.most || '/month', r.most / 1000 * r.share, r.most,"
+            " r.share / 10,"
+            f" %s FROM (SELECT u.id AS id, m.m AS m, CASE {place} {policy} END AS policy, CASE {place} {endpoint} END"
+            f" AS endpoint, CASE {place} {limit} END AS most, {share} AS share FROM auth_user u, k, m"
+            " WHERE u.id >= %s AND MOD(u.id, 2) = 0 AND u.id < %s AND (m.m = 24 OR MOD(u.id, 200) = 0)) r".replace(
+                "{0}", starts
+            ),
+            [*times[1:26], *times[2:27], int(now.timestamp() * 10**6), users[0], users[0] + number],
+        )
+
+
+def _columns(policies: Any) -> Any:
+    return policies.values_list("pk", "endpoint_id", "rates")
 
 
 def _policies(size: Size, users: range, dice: random.Random, now: datetime) -> Iterator[RatePolicy]:

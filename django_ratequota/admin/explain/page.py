@@ -90,6 +90,7 @@ class ExplainPage(AdminPage):
         return {
             **found,
             "caller": described_callers([caller])[caller],
+            "past": self.admin.page_url("quota_history", query={"subject": caller}) if caller else "",
             "boost_all": [
                 (self.admin.page_url("boost_all", query={**own, "until": name}), text)
                 for name, text in (*lengths, ("date", _("until a date")))
