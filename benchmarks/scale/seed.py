@@ -111,37 +111,41 @@ def _add_users(number: int, now: datetime) -> range:
 def _add_windows(number: int, users: range, now: datetime) -> None:
     """Add what users on the full plan have used of two monthly limits each, in SQL."""
     limits = RatePolicy.objects.filter(plan__slug=FULL_PLAN, rates__contains="/month", mode="enforce").order_by("pk")
-    places = [(pk, at, 50_000 if rates == "50000/month" else 100_000) for pk, at, rates in _columns(limits)]
+    places = [
+        (pk, endpoint, 50_000 if rates == "50000/month" else 100_000)
+        for pk, endpoint, rates in limits.values_list("pk", "endpoint_id", "rates")
+    ]
     months = [now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)]
-    while len(months) < 26:
+    while len(months) < 25:
         months.insert(0, (months[0] - timedelta(days=1)).replace(day=1))
     months.append((months[-1] + timedelta(days=32)).replace(day=1))
     times = [connection.ops.adapt_datetimefield_value(month) for month in months]
-    policy, endpoint, limit = (
-        " ".join(f"WHEN {at} THEN {place[column]}" for at, place in enumerate(places)) for column in range(3)
-    )
     place = f"MOD(u.id / 2 + k.k, {len(places)})"
-    share = "MOD(u.id * 7919 + k.k * 31, 1003)"  # in tenths of a percent
-    starts = " ".join(f"WHEN {at} THEN %s" for at in range(25))
+    policy, endpoint, limit = (
+        f"CASE {place} {' '.join(f'WHEN {at} THEN {one[column]}' for at, one in enumerate(places))} END"
+        for column in range(3)
+    )
+    starts = f"CASE r.m {' '.join(f'WHEN {at} THEN %s' for at in range(25))} END"
+    quote = connection.ops.quote_name
     with connection.cursor() as cursor:
         cursor.execute(
-            "WITH RECURSIVE k(k) AS (SELECT 0 UNION ALL SELECT 1), m(m) AS (SELECT 0 UNION ALL SELECT m + 1 FROM m"
-            f" WHERE m < 24) INSERT INTO {QuotaWindow._meta.db_table} (counter, starts_at, ends_at, period, subject,"
-            ' policy_id, endpoint_id, rate, used, "limit", percent, at_us)'
-            " SELECT '{user:' || r.id || '}:' || r.endpoint || ':fwmonth', CASE r.m {0} END, CASE r.m {0} END,"
-            " 'month', 'user:' || r.id, r.policy, r.endpoint, r.most || '/month', r.most / 1000 * r.share, r.most,"
-            " r.share / 10,"
-            f" %s FROM (SELECT u.id AS id, m.m AS m, CASE {place} {policy} END AS policy, CASE {place} {endpoint} END"
-            f" AS endpoint, CASE {place} {limit} END AS most, {share} AS share FROM auth_user u, k, m"
-            " WHERE u.id >= %s AND MOD(u.id, 2) = 0 AND u.id < %s AND (m.m = 24 OR MOD(u.id, 200) = 0)) r".replace(
-                "{0}", starts
-            ),
-            [*times[1:26], *times[2:27], int(now.timestamp() * 10**6), users[0], users[0] + number],
+            f"""
+            WITH RECURSIVE k(k) AS (SELECT 0 UNION ALL SELECT 1),
+            m(m) AS (SELECT 0 UNION ALL SELECT m + 1 FROM m WHERE m < 24)
+            INSERT INTO {QuotaWindow._meta.db_table} (counter, starts_at, ends_at, period, subject, policy_id,
+                endpoint_id, rate, used, {quote("limit")}, percent, at_us)
+            SELECT '{{user:' || r.id || '}}:' || r.endpoint || ':fwmonth', {starts}, {starts}, 'month',
+                'user:' || r.id, r.policy, r.endpoint, r.most || '/month', r.most / 1000 * r.share, r.most,
+                r.share / 10, %s
+            FROM (
+                SELECT u.id AS id, m.m AS m, {policy} AS policy, {endpoint} AS endpoint, {limit} AS most,
+                    CAST(MOD(MOD(u.id, 1003) * 7919 + k.k * 31, 1003) AS INTEGER) AS share
+                FROM auth_user u, k, m
+                WHERE u.id >= %s AND MOD(u.id, 2) = 0 AND u.id < %s AND (m.m = 24 OR MOD(u.id, 200) = 0)
+            ) r
+            """,
+            [*times[:25], *times[1:], int(now.timestamp() * 10**6), users[0], users[0] + number],
         )
-
-
-def _columns(policies: Any) -> Any:
-    return policies.values_list("pk", "endpoint_id", "rates")
 
 
 def _policies(size: Size, users: range, dice: random.Random, now: datetime) -> Iterator[RatePolicy]:

@@ -11,8 +11,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Endpoint, QuotaWindow, RatePolicy
-from ..monitoring.checkpoints import stored_subject
-from ..operations.ledger import local_date, time_us
+from ..operations.ledger import local_date, stored_subject, time_us
 from ..operations.quotas import Past, past_of
 from ..policies.facts import to_datetime
 from .charts import Series, plot

@@ -210,15 +210,15 @@ def _row(window: Window, figure: Figure) -> Any:
         starts_at=to_datetime(window[1]),
         ends_at=to_datetime(window[1] + status.window_us),
         period=bucket.rate.calendar,
-        subject=stored_subject(bucket.subject),
+        subject=short(_storable(bucket.subject)),
         endpoint_id=bucket.endpoint_id,
         **_values(figure),
     )
 
 
-def stored_subject(subject: str) -> str:
-    """Return the subject as rows have it: without what databases refuse, lone surrogates and NUL."""
-    return short(subject.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0"))
+def _storable(text: str) -> str:
+    """Return the text without what databases refuse: lone surrogates and NUL."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def _values(figure: Figure) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from django.utils.translation import gettext as _
 from ..conf import settings
 from ..engine.calendar_windows import calendar_window
 from ..models import Endpoint, QuotaWindow, RatePolicy
-from ..monitoring.checkpoints import stored_subject
 from ..policies.facts import to_datetime
 from ..policies.requests.caller import Caller
-from .ledger import local_date
+from .ledger import local_date, stored_subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
