@@ -22,7 +22,8 @@ from ..store.base import Call
 from ..utils.bounded_cache import BoundedCache
 from ..utils.problems import note_problem
 from ..utils.sansio import drive
-from .checkpoints import Window, in_test_run, used_in, window_of
+from .checkpoint_rows import Window, used_in
+from .checkpoints import in_test_run, window_of
 
 #: Counters whose seed this process knows, each some 300 bytes.
 _SIZE = 50_000
