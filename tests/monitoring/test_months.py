@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
@@ -14,31 +14,16 @@ from django.contrib.auth.models import User
 from django_ratequota import Decision, check_request
 from django_ratequota.models import Plan, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import checkpoints, near
-from django_ratequota.monitoring import seeds as seeds_module
 from django_ratequota.monitoring.checkpoints import flush
 from django_ratequota.monitoring.near import Noted, Window
-from django_ratequota.monitoring.seeds import seeds
 from django_ratequota.operations.quotas import used_in_month
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Clock
 from tests.project.views import request_from
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "redis_client")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "checkpointing")]
 
 Ask = Callable[..., Decision]
-
-
-@pytest.fixture(autouse=True)
-def _no_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Checkpoints are written when a test says so."""
-    for module in (checkpoints, seeds_module):
-        monkeypatch.setattr(module, "in_test_run", lambda: False)
-    monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
-    checkpoints._forget()
-    seeds.forget()
-    yield
-    checkpoints._forget()
-    seeds.forget()
 
 
 @pytest.fixture
