@@ -9,6 +9,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from ..conf import settings
 from ..enforcement.decide import decide
 from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
 from ..engine.decision import Decision
@@ -20,7 +21,7 @@ from ..policies.exemptions import exempt, exempt_candidate, exemption_of, narrow
 from ..policies.explain import Candidate, explain, lost, plan_source
 from ..policies.facts import NOBODY, PlanFacts
 from ..policies.matching import NO_METHOD, match_endpoints
-from ..policies.requests.caller import Caller
+from ..policies.requests.caller import UNKNOWN, Caller
 from ..policies.requests.methods import handling_of_view
 from ..policies.resolver import EvaluationContext, Resolution, plan_of, resolve
 from ..policies.snapshot import Snapshot
@@ -50,6 +51,13 @@ class Explanation:
     def built_in(self) -> list[Bucket]:
         """Buckets that no policy made."""
         return [bucket for bucket in self.resolution.buckets if bucket.policy_id is None]
+
+    @property
+    def customer(self) -> str:
+        """The caller as counters name it; where neither user nor address is known, its first identifier."""
+        caller = self.context.caller
+        values = {kind: caller.value(kind) for kind in settings.identifiers} if caller.name == UNKNOWN else {}
+        return next((f"{kind}:{value}" for kind, value in values.items() if value), caller.name)
 
 
 def explain_caller(
@@ -114,6 +122,11 @@ def _plan_source(context: EvaluationContext, resolution: Resolution) -> str:
         return source
     text = _("%(source)s; a request with %(kinds)s may be on another plan")
     return text % {"source": source, "kinds": ", ".join(unnamed)}
+
+
+def anchor_of(bucket: Bucket) -> int:
+    """Return the day on which the bucket's months begin; 0 where they begin on the first, or it has no months."""
+    return bucket.anchor if bucket.rate.calendar == "month" and bucket.anchor != 1 else 0
 
 
 def newest_policies() -> Snapshot:
