@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import date
 from io import StringIO
 from typing import Any
 
@@ -15,7 +16,7 @@ from django.utils import timezone
 from ..conf import settings
 from ..operations.quotas import Used, previous_month, used_in_month
 
-_HEADS = ("subject", "endpoint", "rate", "windows", "used", "limit")
+_HEADS = ("subject", "endpoint", "rate", "windows", "used", "limit", "begins", "ends")
 
 
 def add_verbs(verbs: Any) -> None:
@@ -29,15 +30,16 @@ def add_verbs(verbs: Any) -> None:
 
 def usage(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each subject and rate."""
-    month = options["month"] or previous_month(timezone.now().astimezone(settings.time_zone).date())
+    today = timezone.now().astimezone(settings.time_zone).date()
+    month = options["month"] or previous_month(today)
     rows = used_in_month(month, options["subject"])
     if options["format"] == "csv":
         yield _csv_line(_HEADS)
         yield from (_csv_line(list(asdict(row).values())) for row in rows)
     elif options["format"] == "json":
-        yield from (json.dumps(asdict(row)) for row in rows)
+        yield from (json.dumps(asdict(row), default=str) for row in rows)
     else:
-        yield from map(_text, rows)
+        yield from (_text(row, today) for row in rows)
 
 
 def _csv_line(values: Any) -> str:
@@ -46,6 +48,8 @@ def _csv_line(values: Any) -> str:
     return line.getvalue()
 
 
-def _text(row: Used) -> str:
+def _text(row: Used, today: date) -> str:
     windows = "" if row.windows == 1 else f" in {row.windows} windows"
-    return f"{row.subject}  {row.endpoint or 'all endpoints'}  {row.rate}: {row.used} of {row.limit}{windows}"
+    open_until = "" if row.ends <= today else f", so far: until {row.ends}"
+    used = f"{row.used} of {row.limit}{windows}{open_until}"
+    return f"{row.subject}  {row.endpoint or 'all endpoints'}  {row.rate}: {used}"
