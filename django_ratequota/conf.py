@@ -205,7 +205,7 @@ class Settings:
     headers: tuple[str, ...] = _key(("ietf", "x-ratelimit"), _strings(*HEADER_FORMS))
     #: Time zone of calendar days, weeks and months; by default Django's `TIME_ZONE`.
     time_zone_name: str = _key("", _time_zone)
-    #: Number of users whose own policies and plan are kept in memory.
+    #: Number of users and of subjects such as tenant:acme whose own policies and plans are kept in memory.
     user_cache_size: int = _key(10_000, _number(1, 10_000_000, whole=True))
 
     @property

@@ -95,11 +95,14 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Add the field for the reason, and the context and the links of ``pages``."""
         form = context["adminform"].form
         context["change_reason_form"] = [form[REASON_FIELD]] if REASON_FIELD in form.fields else []
-        pages = [page(self) for page in self.pages]
-        for page in pages:
-            context |= page.change_form_context(request, obj)
-        context["page_links"] = [link for page in pages if obj is not None for link in page.links(request, obj)]
+        for page in self.pages:
+            context |= page(self).change_form_context(request, obj)
+        context["page_links"] = [] if obj is None else self.links(request, obj)
         return super().render_change_form(request, context, add, change, form_url, obj)
+
+    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
+        """Return the links, (address, text), that the form of ``obj`` has: those to ``pages``."""
+        return [link for page in self.pages for link in page(self).links(request, obj)]
 
     def get_changelist_instance(self, request: Any) -> Any:
         """Return the list, its subjects with names, without counts in the filters of a long one.

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.translation import gettext
 
 from ..models import RatePolicy
+from ..operations.differences import object_names, primary_key
 from ..operations.subjects import named, subject_names
 from .formatting import shown, shown_subject
 
 
-def object_names(model: type[models.Model], ids: Iterable[Any], name: Callable[[Any], str] = str) -> dict[str, str]:
-    """Return id as text -> name of the model's objects, in one query; ``name`` makes the name from the object.
-
-    Deleted objects, and ids that the model cannot have (a project may have changed its user model), are left out.
-    """
-    keys = {key for key in (_primary_key(model, pk) for pk in ids) if key is not None}
-    return {str(row.pk): name(row) for row in model._base_manager.filter(pk__in=keys)} if keys else {}
-
-
 def object_name(model: type[models.Model], pk: Any) -> str:
     """The object's name and id; the id alone where the model cannot have it."""
-    if _primary_key(model, pk) is None:
+    if primary_key(model, pk) is None:
         return str(pk)
     name = object_names(model, [pk]).get(str(pk))
     return deleted(pk) if name is None else gettext("%(object)s (id %(pk)s)") % {"object": name, "pk": pk}
@@ -85,13 +76,3 @@ def set_display_names(rows: Iterable[Any]) -> None:
 def with_display_name(row: Any, text: Any) -> str:
     """Return ``text``, which shows the row's user or subject, with the display name of the subject."""
     return named(shown(text), getattr(row, "display_name", ""))
-
-
-def _primary_key(model: type[models.Model], value: Any) -> Any:
-    """The value as a primary key of the model; None where it cannot be one."""
-    try:
-        key = model._meta.pk.to_python(value)
-        model._meta.pk.run_validators(key)
-    except ValidationError:
-        return None
-    return key

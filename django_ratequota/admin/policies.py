@@ -23,6 +23,7 @@ from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
 from .preview import ImpactPage, PreviewPage, SuggestPage
+from .quota_history import QuotaHistoryExport, QuotaHistoryPage
 from .quotas import QuotasExport, QuotasPage
 from .reset import ResetPage, reset_usage
 from .rollout import RolloutPage, link_text
@@ -53,6 +54,8 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         QuotasPage,
         QuotasExport,
         SubjectsPage,
+        QuotaHistoryPage,
+        QuotaHistoryExport,
     )
     form = PolicyForm
     actions = [reset_usage]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -18,7 +19,8 @@ from ..monitoring.refusals import Refusal
 from ..operations.counters import reset_caller
 from ..operations.explain import Explanation, anchor_of
 from ..operations.explain_query import ExplainQuery
-from ..operations.near import all_near
+from ..operations.ledger import Chosen
+from ..operations.near import all_near, lists
 from ..operations.subjects import named, subject_names
 from ..policies.explain import others_in_words
 from ..policies.requests.caller import UNKNOWN, failed_kind
@@ -49,7 +51,7 @@ def add_verbs(verbs: Any) -> None:
     listing.add_argument(
         "--level", default="80", choices=[str(level) for level in near.LEVELS], help="Least percent (default 80)."
     )
-    text = "Such as fixed_window:month or token_bucket:86400 (default: calendar windows first, then the longest)."
+    text = "Such as month, day or token_bucket:86400 (default: calendar windows first, then the longest)."
     listing.add_argument("--window", default="", help=text)
     listing.add_argument(
         "--format", choices=("text", "json"), default="text", help="text (default), or a JSON object per line."
@@ -75,32 +77,38 @@ def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 
 def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Yield the subjects of one window, a line each; as JSON, each line is an object."""
-    windows = {window.name: window for window in near.windows()}
+    found, error = lists()
+    windows = {listed.name: listed for listed in found}
+    if error and options["window"] not in windows and (options["window"] or not windows):
+        raise CommandError(f"Redis did not answer ({error})")
     if options["window"] and options["window"] not in windows:
         known = ", ".join(windows) or "none, as nobody has used half of a limit"
         raise CommandError(f"There is no window {options['window']!r} with subjects; there are: {known}")
     name = options["window"] or next(iter(windows), None)
-    for batch in () if name is None else all_near(windows[name], int(options["level"]), lambda _candidate: True):
+    for batch in () if name is None else all_near(windows[name], Chosen(level=int(options["level"]))):
         names = subject_names(row.status.bucket.subject for row in batch) if options["format"] == "text" else {}
         for row in batch:
             bucket, status = row.status.bucket, row.status
-            found = {
+            as_of = row.at_us and datetime.fromtimestamp(row.at_us / 10**6, UTC).isoformat(timespec="seconds")
+            values = {
                 "subject": bucket.subject,
                 "policy": row.policy.pk,
                 "endpoint": bucket.scope,
                 "rate": str(bucket.rate),
-                "used": status.used,
+                "used": row.used,
                 "limit": status.limit,
                 "percent": row.percent,
                 "reset_after": status.reset_after,
+                "as_of": as_of,
             }
             if options["format"] == "json":
-                yield json.dumps(found)
+                yield json.dumps(values)
                 continue
             subject = _subject_name(bucket.subject, names)
             who = subject if subject.isprintable() else repr(subject)
             place = f"{bucket.rate} at {bucket.scope or 'all endpoints'} (policy {row.policy.pk})"
-            yield f"{row.percent:>3} %  {status.used} of {status.limit}  {who}: {place}"
+            note = f", as of {as_of}: Redis did not answer" if as_of else ""
+            yield f"{row.percent:>3} %  {row.used} of {status.limit}  {who}: {place}{note}"
 
 
 def reset(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:

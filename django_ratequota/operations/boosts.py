@@ -248,7 +248,7 @@ def window_end(bucket: Bucket, now_us: int) -> Any:
     """Return when the bucket's window ends, as a model field's value; None for algorithms without windows."""
     if bucket.rate.algorithm != "fixed_window":
         return None
-    return to_datetime(window_end_us(bucket.rate, now_us, settings.time_zone))
+    return to_datetime(window_end_us(bucket.rate, now_us, settings.time_zone, bucket.anchor))
 
 
 def outlook(context: EvaluationContext, boost: RatePolicy) -> Outlook:

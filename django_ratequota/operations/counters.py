@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from django.db import transaction
 from django.utils.translation import gettext as _
 
 from ..conf import settings
+from ..engine.decision import Decision
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..models import PolicyChange, RatePolicy
@@ -26,11 +27,16 @@ from .explain import explain_caller
 
 def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
     """Return the status of each bucket, except those of a Cluster node that is down; raises ``StoreError``."""
+    return {status.bucket: status for decision in peeked(buckets) for status in decision.statuses}
+
+
+def peeked(buckets: Iterable[Bucket]) -> Iterator[Decision]:
+    """Yield the status of each bucket as ``peek`` returns them, with the time of each call."""
     limiter, all_buckets = default_limiter(), tuple(buckets)
     if any(bucket.durable for bucket in all_buckets):
         limiter.stored_revision()  # whether the store has lost its data, which nobody may have noticed yet
-    batches = (all_buckets[at : at + MAX_BUCKETS] for at in range(0, len(all_buckets), MAX_BUCKETS))
-    return {s.bucket: s for batch in batches for s in seeds.peek(limiter, limiter.store.call(), batch).statuses}
+    for at in range(0, len(all_buckets), MAX_BUCKETS):
+        yield seeds.peek(limiter, limiter.store.call(), all_buckets[at : at + MAX_BUCKETS])
 
 
 def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ...]:

@@ -170,7 +170,7 @@ def test_the_page_shows_winners_losers_and_live_counters(operator: Client, alice
     assert cards[2].startswith("search/month per everyone everyone 3 of 10000 used, 9997 left.")
     assert 'width="30" height="8"' in text
     assert "The next request, of 1 unit, would be admitted." in text
-    assert re.search(r'<a href="/admin/django_ratequota/plan/\d+/change/">Free</a> \(assigned\)', text)
+    assert re.search(r'<a href="/admin/django_ratequota/plan/\d+/change/">Free</a> \(assigned to the user\)', text)
 
 
 def test_explaining_consumes_nothing(operator: Client, alice: User, redis_client: redis.Redis) -> None:
@@ -215,7 +215,11 @@ def test_log_only_and_unlimited_policies_are_marked(operator: Client, alice: Use
 
 @pytest.mark.parametrize(
     ("caller", "source"),
-    [("assigned", "Free</a> (assigned)"), ("user", "(the default for logged-in users"), ("ip", "none: no plan is")],
+    [
+        ("assigned", "Free</a> (assigned to the user)"),
+        ("user", "(the default for logged-in users"),
+        ("ip", "none: no plan is"),
+    ],
 )
 def test_the_source_of_the_plan_is_shown(operator: Client, alice: User, caller: str, source: str) -> None:
     Plan.objects.create(name="Basic", slug="basic", default_for="authenticated")
@@ -751,7 +755,7 @@ def test_the_command_shows_the_same(alice: User, recorded: RecordedRefusals) -> 
     assert f"caller       user:{alice.pk} from ip:203.0.113.7" in text
     assert "request      GET /search/ search, cost 1" in text
     assert f"search/min of user:{alice.pk}: 0 of 10 left, refused" in text
-    assert "plan         Free (assigned)" in text
+    assert "plan         Free (assigned to the user)" in text
     assert f"search/min of user:{alice.pk}: 10 of 10 left" in text
     with pytest.raises(CommandError, match="No refusal 'ZZZZZ99999' is recorded; refusals are kept for 48 hours"):
         run("explain", "--id", "ZZZZZ99999")

@@ -91,6 +91,12 @@ class Scene:
         self.member = ListMember.objects.create(
             subject_list=self.hostile_list, subject=f"tenant:{MARKUP}{TURNED}{LONG}"[:200]
         )
+        self.hostile_assignment = PlanAssignment.objects.create(
+            subject=f"tenant:{MARKUP}{TURNED}{LONG}"[:200],
+            plan=self.hostile_plan,
+            anchor=31,
+            reason=f"{MARKUP}{TURNED}",
+        )
         self.hostile_subject = _policy(subject=f"tenant:{MARKUP}{TURNED}{LONG}", rates="9/min", **place)
         _policy(plan=self.hostile_plan, rates="10/s, 1000/hour burst 50, 100000/month", **place)
 

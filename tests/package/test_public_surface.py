@@ -21,7 +21,7 @@ PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.m
 
 #: Public modules of the top level, and the names that projects use of each.
 PUBLIC = {
-    "api": "UsageView",
+    "api": "UsageHistoryView UsageView",
     "compat": "",
     "decorators": "exempt ratequota",
     "errors": "exception_handler problem_details",

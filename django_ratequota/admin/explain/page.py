@@ -94,6 +94,7 @@ class ExplainPage(AdminPage):
         own = {name: text for name, text in params.items() if name not in ("id", "path", "method", "cost")}
         return {
             **refused_places(self.admin, caller, found, error),
+            "past": self.admin.page_url("quota_history", query={"subject": caller}) if caller else "",
             "boost_all": [
                 (self.admin.page_url("boost_all", query={**own, "until": name}), text)
                 for name, text in (*lengths, ("date", _("until a date")))
