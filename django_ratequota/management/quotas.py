@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from io import StringIO
+from itertools import islice
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -14,7 +15,10 @@ from django.utils import timezone
 
 from ..conf import settings
 from ..operations.quotas import Used, previous_month, used_in_month
+from ..operations.subjects import named, subject_names
 
+#: Subjects whose names are looked up at once.
+_NAMED = 1000
 _HEADS = ("subject", "endpoint", "rate", "windows", "used", "limit")
 
 
@@ -37,7 +41,10 @@ def usage(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     elif options["format"] == "json":
         yield from (json.dumps(asdict(row)) for row in rows)
     else:
-        yield from map(_text, rows)
+        left = iter(rows)
+        while batch := list(islice(left, _NAMED)):
+            names = subject_names(row.subject for row in batch)
+            yield from (_text(row, names.get(row.subject, "")) for row in batch)
 
 
 def _csv_line(values: Any) -> str:
@@ -46,6 +53,7 @@ def _csv_line(values: Any) -> str:
     return line.getvalue()
 
 
-def _text(row: Used) -> str:
+def _text(row: Used, name: str) -> str:
+    who = named(row.subject, name)
     windows = "" if row.windows == 1 else f" in {row.windows} windows"
-    return f"{row.subject}  {row.endpoint or 'all endpoints'}  {row.rate}: {row.used} of {row.limit}{windows}"
+    return f"{who}  {row.endpoint or 'all endpoints'}  {row.rate}: {row.used} of {row.limit}{windows}"
