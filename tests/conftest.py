@@ -41,6 +41,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 #: surface only. ``make quick`` leaves them out, and single tests that are marked ``slow``.
 SLOW = (
     "admin/test_admin",
+    "admin/test_assignments",
     "admin/test_explain",
     "admin/test_history",
     "admin/test_home",

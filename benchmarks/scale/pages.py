@@ -38,8 +38,9 @@ def pages() -> dict[str, Page]:
     user = User.objects.filter(is_staff=False).order_by("pk")[0]
     subject = RatePolicy.objects.exclude(subject="").order_by("-pk")[0].subject
     change = PolicyChange.objects.order_by("-pk")[0]
-    assignment = PlanAssignment.objects.order_by("-pk")[0]
+    assignment = PlanAssignment.objects.filter(subject__isnull=False).order_by("-pk")[0]
     rows = list(RatePolicy.objects.order_by("pk").values_list("pk", flat=True)[:50])
+    assigned = list(PlanAssignment.objects.order_by("pk").values_list("pk", flat=True)[:50])
     found = {
         BASE: Page("/admin/auth/user/"),
         "a user": Page(f"/admin/auth/user/{user.pk}/change/"),
@@ -62,9 +63,18 @@ def pages() -> dict[str, Page]:
         "assignments": Page(f"{_APP}/planassignment/"),
         "assignments, active": Page(f"{_APP}/planassignment/?time=active"),
         "assignments, of a plan": Page(f"{_APP}/planassignment/?plan__id__exact={pro.pk}"),
+        "assignments, of subjects": Page(f"{_APP}/planassignment/?who=subject"),
+        "assignments, by user or subject": Page(f"{_APP}/planassignment/?o=1"),
+        "assignments, last subjects first": Page(f"{_APP}/planassignment/?o=-1"),
         "assignments, search a user": Page(f"{_APP}/planassignment/?q={user.username}"),
+        "assignments, search a subject": Page(f"{_APP}/planassignment/?q={assignment.subject}"),
         "assignments, search a plan": Page(f"{_APP}/planassignment/?q=partner"),
         "assignment": Page(f"{_APP}/planassignment/{assignment.pk}/change/"),
+        "assignment, add": Page(f"{_APP}/planassignment/add/?plan={pro.pk}"),
+        "assignment, asking to delete": Page(f"{_APP}/planassignment/{assignment.pk}/delete/"),
+        "assignments, asking to delete 50": Page(
+            f"{_APP}/planassignment/", data={"action": "delete_selected", "_selected_action": assigned}
+        ),
         "history": Page(f"{_APP}/policychange/"),
         "history, search": Page(f"{_APP}/policychange/?q=4711"),
         "history, of policies": Page(f"{_APP}/policychange/?model=ratepolicy"),

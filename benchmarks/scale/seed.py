@@ -41,6 +41,7 @@ def seed(size: Size) -> None:
         _insert([_endpoint(number) for number in range(size.endpoints)])
         _insert([_plan(number) for number in range(size.plans)])
         users = _add_users(size.users, now)
+        _add_assignments(size.assignments, users, now)
         _insert(islice(_policies(size, users, dice, now), size.policies))
         _insert(islice(_changes(dice, now), size.changes))
         _add_windows(size.windows, users, now)
@@ -80,11 +81,10 @@ def _plan(number: int) -> Plan:
 
 
 def _add_users(number: int, now: datetime) -> range:
-    """Add users, each with an assignment, in SQL; return the users' ids."""
+    """Add users in SQL; return their ids."""
     before = User.objects.order_by("pk").last()
     names = " ".join(f"WHEN {at} THEN '{name}'" for at, name in enumerate(_NAMES))
     name = f"CASE MOD(i, {len(_NAMES)}) {names} END || CAST(i AS VARCHAR(10))"
-    plans = list(Plan.objects.order_by("pk").values_list("pk", flat=True))
     with connection.cursor() as cursor:
         cursor.execute(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < %s)"
@@ -93,19 +93,30 @@ def _add_users(number: int, now: datetime) -> range:
             " FROM n ORDER BY i",
             [number, now],
         )
-        first = User.objects.filter(pk__gt=before.pk if before else 0).order_by("pk").values_list("pk", flat=True)[0]
-        months = [now - timedelta(days=30 * month, minutes=7) for month in range(12)]
-        starts = " ".join(f"WHEN {month} THEN %s" for month in range(12))
-        # Half of the users are on one plan. Of all assignments, some have ended, and some will.
-        cursor.execute(
-            f"INSERT INTO {PlanAssignment._meta.db_table}"
-            " (user_id, plan_id, starts_at, ends_at, reason, created_at)"
-            f" SELECT id, CASE WHEN MOD(id, 2) = 0 THEN {plans[2]} ELSE {plans[0]} + MOD(id / 2, {len(plans)}) END,"
-            f" CASE MOD(id, 12) {starts} END, CASE WHEN MOD(id, 15) = 0 THEN %s WHEN MOD(id, 40) = 1 THEN %s END,"
-            " 'Signed up', %s FROM auth_user WHERE id >= %s",
-            [*months, now - timedelta(days=1), now + timedelta(days=30), now, first],
-        )
+    first = User.objects.filter(pk__gt=before.pk if before else 0).order_by("pk").values_list("pk", flat=True)[0]
     return range(first, first + number)
+
+
+def _add_assignments(number: int, users: range, now: datetime) -> None:
+    """Assign plans in SQL: every other one to a user, the others to subjects."""
+    plans = list(Plan.objects.order_by("pk").values_list("pk", flat=True))
+    months = [now - timedelta(days=30 * month, minutes=7) for month in range(12)]
+    starts = " ".join(f"WHEN {month} THEN %s" for month in range(12))
+    with connection.cursor() as cursor:
+        # Half of the customers are on one plan. Of all assignments, some have ended, and some will. Two in three
+        # organisations have a day on which their months begin.
+        cursor.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < %s)"
+            f" INSERT INTO {PlanAssignment._meta.db_table}"
+            " (user_id, subject, plan_id, starts_at, ends_at, anchor, reason, created_at)"
+            f" SELECT CASE WHEN MOD(i, 2) = 0 THEN {users[0]} + MOD(i / 2, {len(users)}) END,"
+            " CASE WHEN MOD(i, 2) = 1 THEN 'tenant:t' || CAST(i / 2 AS VARCHAR(10)) END,"
+            f" CASE WHEN MOD(i / 2, 2) = 0 THEN {plans[2]} ELSE {plans[0]} + MOD(i / 4, {len(plans)}) END,"
+            f" CASE MOD(i, 12) {starts} END, CASE WHEN MOD(i, 15) = 0 THEN %s WHEN MOD(i, 40) = 1 THEN %s END,"
+            " CASE WHEN MOD(i, 2) = 1 AND MOD(i, 3) > 0 THEN 1 + MOD(i, 31) END,"
+            " 'Signed up', %s FROM n ORDER BY i",
+            [number, *months, now - timedelta(days=1), now + timedelta(days=30), now],
+        )
 
 
 def _add_windows(number: int, users: range, now: datetime) -> None:

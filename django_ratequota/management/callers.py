@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,12 +17,13 @@ from ..models import Plan
 from ..monitoring import near, refusals
 from ..monitoring.refusals import Refusal
 from ..operations.counters import reset_caller
-from ..operations.explain import Explanation
+from ..operations.explain import Explanation, anchor_of
 from ..operations.explain_query import ExplainQuery
 from ..operations.ledger import Chosen
 from ..operations.near import all_near, lists
+from ..operations.subjects import named, subject_names
 from ..policies.explain import others_in_words
-from ..policies.requests.caller import failed_kind
+from ..policies.requests.caller import UNKNOWN, failed_kind
 
 
 def add_verbs(verbs: Any) -> None:
@@ -85,6 +86,7 @@ def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         raise CommandError(f"There is no window {options['window']!r} with subjects; there are: {known}")
     name = options["window"] or next(iter(windows), None)
     for batch in () if name is None else all_near(windows[name], Chosen(level=int(options["level"]))):
+        names = subject_names(row.status.bucket.subject for row in batch) if options["format"] == "text" else {}
         for row in batch:
             bucket, status = row.status.bucket, row.status
             as_of = row.at_us and datetime.fromtimestamp(row.at_us / 10**6, UTC).isoformat(timespec="seconds")
@@ -102,7 +104,7 @@ def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
             if options["format"] == "json":
                 yield json.dumps(values)
                 continue
-            subject = _subject_name(bucket.subject)
+            subject = _subject_name(bucket.subject, names)
             who = subject if subject.isprintable() else repr(subject)
             place = f"{bucket.rate} at {bucket.scope or 'all endpoints'} (policy {row.policy.pk})"
             note = f", as of {as_of}: Redis did not answer" if as_of else ""
@@ -113,8 +115,9 @@ def reset(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Reset the caller's own counters and yield how they stood before."""
     query = _query(options)
     before = reset_caller(query.caller(), reason=options["reason"], **query.request_arguments())
+    names = subject_names(status.bucket.subject for status in before)
     for status in before:
-        counter = f"{status.bucket.title} of {_subject_name(status.bucket.subject)}"
+        counter = f"{status.bucket.title} of {_subject_name(status.bucket.subject, names)}"
         yield f"reset {counter}: {status.remaining} of {status.limit} were left"
     yield f"{len(before)} counters reset" if before else "Nothing to reset: the caller has no counters there"
 
@@ -155,8 +158,9 @@ def _query(options: dict[str, Any]) -> ExplainQuery:
 
 def _refusal_lines(refusal: Refusal) -> Iterator[str]:
     """Yield what was decided at that time."""
+    names = subject_names([refusal.caller, *(bucket.subject for bucket in refusal.buckets)])
     yield f"refused      {refusal.at:%Y-%m-%d %H:%M:%S %Z}, {refusal.count} times in that minute"
-    yield f"caller       {_subject_name(refusal.caller)}{f' from {refusal.ip}' if refusal.ip else ''}"
+    yield f"caller       {_subject_name(refusal.caller, names)}{f' from {refusal.ip}' if refusal.ip else ''}"
     request = " ".join(part for part in (refusal.method, refusal.route, refusal.scope) if part)
     yield f"request      {request}, cost {refusal.cost}"
     unanswered = f" (Redis did not answer: {refusal.error})" if refusal.error else ""
@@ -164,14 +168,14 @@ def _refusal_lines(refusal: Refusal) -> Iterator[str]:
     for bucket in refusal.buckets:
         verdict = "refused" if bucket.refused else "had room"
         state = f"{bucket.remaining} of {bucket.limit} left, {verdict}"
-        yield f"         {bucket.title} of {_subject_name(bucket.subject)}: {state}"
+        yield f"         {bucket.title} of {_subject_name(bucket.subject, names)}: {state}"
     yield "now"
 
 
-def _subject_name(subject: str) -> str:
-    """Return the subject, or words for callers whose identifier function failed."""
+def _subject_name(subject: str, names: Mapping[str, str]) -> str:
+    """Return the subject with its display name, or words for callers whose identifier function failed."""
     kind = failed_kind(subject)
-    return f"{kind} unknown (its function failed)" if kind else subject
+    return f"{kind} unknown (its function failed)" if kind else named(subject, names.get(subject, ""))
 
 
 def _explanation_lines(explanation: Explanation) -> Iterator[str]:
@@ -184,11 +188,16 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
         return
     yield "policies"
     statuses = {(s.bucket.policy_id, s.bucket.rate): s for s in explanation.decision.statuses}
+    names = subject_names([explanation.customer, *(bucket.subject for bucket in explanation.resolution.buckets)])
 
     def counter(bucket: Bucket) -> str:
         status = statuses.get((bucket.policy_id, bucket.rate))
         state = _counter_state(status) if status else "no live counter"
-        return f"{bucket.title} of {_subject_name(bucket.subject)}: {state}"
+        if bucket.subject == UNKNOWN != explanation.customer:
+            state = "each of its callers has one"
+            return f"{bucket.title} of {_subject_name(explanation.customer, names)}: {state}"
+        months = f" (months begin on day {anchor_of(bucket)})" if anchor_of(bucket) else ""
+        return f"{bucket.title} of {_subject_name(bucket.subject, names)}: {state}{months}"
 
     for candidate in explanation.candidates:
         policy = candidate.policy

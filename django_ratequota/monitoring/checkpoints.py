@@ -33,6 +33,7 @@ from ..runtime import default_limiter
 from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
 from .background import Background
+from .months import end_months
 
 logger = logging.getLogger("django_ratequota")
 
@@ -157,17 +158,20 @@ def _flush(limiter: Limiter, noted: Mapping[tuple[Bucket, int], Figure]) -> int:
 
 def _write(figures: Mapping[Window, Figure], below: dict[Window, int]) -> int:
     """Write a batch of figures; add to ``below`` those that are lower than their row's, with the row's time."""
-    written, missing = 0, figures
+    written, missing, named = 0, figures, dict[Window, Window]()
     for _ in range(2):  # another process may insert the same rows
-        found = {}
+        found = set()
         changed = []
         for row in _rows(missing).order_by("pk").select_for_update():
             window = row.counter, to_us(row.starts_at)
-            figure = found[window] = missing.get(window)
-            if figure is None or figure.at_us <= row.at_us:
+            figure = missing.get(window)
+            if figure is None or figure.at_us >= to_us(row.ends_at):
+                continue
+            found.add(window)
+            if figure.at_us <= row.at_us:
                 continue
             if figure.used < row.used - figure.lowered:
-                below[window] = row.at_us
+                below[named.get(window, window)] = row.at_us
                 if figure.lowered:  # of a counter that Redis may have lost, only that is known
                     row.used -= int(figure.lowered)
                     row.percent = row.used * 100 // row.limit
@@ -181,8 +185,12 @@ def _write(figures: Mapping[Window, Figure], below: dict[Window, int]) -> int:
         written += len(changed)
         if not missing:
             break
-        _model().objects.bulk_create([_row(*item) for item in missing.items()], ignore_conflicts=True)
-        written += len(missing)
+        instead = end_months(_model().objects, missing)
+        rows = [_row(*item) for item in missing.items() if item[0] not in instead]
+        _model().objects.bulk_create(rows, ignore_conflicts=True)
+        written += len(rows)
+        missing = {instead.get(window, window): figure for window, figure in missing.items()}
+        named = {new: window for window, new in instead.items()}
     return written
 
 
@@ -197,9 +205,16 @@ def _rows(windows: Iterable[Window]) -> Any:
 
 
 def used_in(windows: Sequence[Window]) -> dict[Window, int]:
-    """Return what the windows have used by their checkpoints; those without one are left out."""
-    rows = _rows(windows).values_list("counter", "starts_at", "used")
-    return {(counter, to_us(starts_at)): used for counter, starts_at, used in rows}
+    """Return what the windows have used by their checkpoints; those without one are left out.
+
+    Of a month that began on another day than it would now, its row is the newest one that began in the window.
+    """
+    counters = [counter for counter, _ in windows]
+    since = to_datetime(min(start_us for _, start_us in windows))
+    rows = _model().objects.filter(counter__in=counters, starts_at__gte=since).order_by("starts_at")
+    newest = {counter: row for counter, *row in rows.values_list("counter", "starts_at", "used")}
+    found = ((window, newest.get(window[0])) for window in windows)
+    return {window: row[1] for window, row in found if row and to_us(row[0]) >= window[1]}
 
 
 def _row(window: Window, figure: Figure) -> Any:
@@ -240,7 +255,12 @@ def counter_name(bucket: Bucket) -> str:
 
 def window_of(bucket: Bucket, at_us: int, zone: tzinfo) -> Window:
     """Return the bucket's calendar window around ``at_us``."""
-    return counter_name(bucket), calendar_window(bucket.rate.calendar or "day", at_us, zone)[0]
+    return counter_name(bucket), window_start(bucket, at_us, zone)
+
+
+def window_start(bucket: Bucket, at_us: int, zone: tzinfo) -> int:
+    """Return when the bucket's calendar window around ``at_us`` began (µs)."""
+    return calendar_window(bucket.rate.calendar or "day", at_us, zone, bucket.anchor)[0]
 
 
 def _look_for_losses(limiter: Limiter, below: Mapping[Window, int], noted: Mapping[Window, Noted]) -> None:

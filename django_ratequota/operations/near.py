@@ -17,13 +17,12 @@ from ..exceptions import StoreError
 from ..models import RatePolicy
 from ..monitoring import near
 from ..monitoring.near import Candidate, Window
-from ..policies.facts import NOBODY, UserEntry, policy_facts
-from ..policies.loading import load_users
+from ..policies.assigned import entries_of, is_plan_open
+from ..policies.facts import Assigned, UserEntry, policy_facts
 from ..policies.requests.caller import DescribedCaller
 from ..policies.resolver import EvaluationContext, make_buckets, resolve_uncached
 from ..policies.snapshot import Snapshot
-from ..recording.databases import reading_policies
-from ..runtime import default_limiter, process
+from ..runtime import default_limiter
 from .counters import peek
 from .explain import newest_policies
 from .explain_query import ExplainQuery
@@ -178,17 +177,16 @@ def _live(listed: Any, entries: Sequence[Entry]) -> tuple[dict[Any, Row | None],
     None = no limit applies to it any more. Entries of one counter, after its policy has changed, are one row: of the
     others None. Left out are those of a Cluster node that is down, where the list is in Redis.
     """
-    snapshot, _entry = newest_policies(DescribedCaller(user_id=None, address=None))
+    snapshot = newest_policies()
     now_us = time_us()
     policies = _policies(entry.policy_id for entry in entries)
     callers = {entry: _caller(entry, snapshot) for entry in entries}
-    owners = _owners(caller.user_id for caller in callers.values())
+    owners = dict(zip(callers, entries_of(list(callers.values())), strict=True))
     buckets: dict[Any, Bucket] = {}
     counters = set()
     for entry in entries:
-        caller = callers[entry]
-        owner = NOBODY if caller.user_id is None else owners.get(caller.user_id, NOBODY)
-        bucket = _bucket(listed, entry, caller, owner, snapshot, now_us, policies.get(entry.policy_id or 0))
+        policy = policies.get(entry.policy_id or 0)
+        bucket = _bucket(listed, entry, callers[entry], owners[entry], snapshot, now_us, policy)
         if bucket is not None and bucket.counter not in counters:
             counters.add(bucket.counter)
             buckets[entry] = bucket
@@ -196,12 +194,12 @@ def _live(listed: Any, entries: Sequence[Entry]) -> tuple[dict[Any, Row | None],
     found, error = listed.read(buckets)
     live: dict[Any, Row | None] = dict.fromkeys(entries)
     for entry, bucket in buckets.items():
-        policy = policies.get(bucket.policy_id or 0)
+        stored = policies.get(bucket.policy_id or 0)
         if bucket not in found:
             del live[entry]
-        elif policy is not None:
+        elif stored is not None:
             status, at_us = found[bucket]
-            live[entry] = Row(policy=policy, status=status, at_us=at_us)
+            live[entry] = Row(policy=stored, status=status, at_us=at_us)
     return live, error
 
 
@@ -209,7 +207,7 @@ def _bucket(
     listed: Any,
     entry: Entry,
     caller: DescribedCaller,
-    owner: UserEntry,
+    owner: tuple[UserEntry, Assigned],
     snapshot: Snapshot,
     now_us: int,
     policy: RatePolicy | None,
@@ -223,10 +221,11 @@ def _bucket(
         return None
     scope = endpoint.name if endpoint else None
     endpoints = (endpoint,) if endpoint else ()
-    context = EvaluationContext(caller, owner, endpoints, scope, snapshot.overview.snapshot, now_us)
+    own, assigned = owner
+    context = EvaluationContext(caller, own, endpoints, scope, snapshot.overview.snapshot, now_us, assigned)
     resolution = resolve_uncached(context)
     found = next((bucket for bucket in resolution.buckets if listed.is_of(entry, bucket)), None)
-    known = _plan_is_known(caller, owner, now_us)
+    known = _plan_is_known(caller, resolution.assigned_to)
     by_plan = found and any(one.id == found.policy_id and one.plan_id is not None for one in resolution.winners)
     if (found is not None and (known or not by_plan)) or (known and caller.user_id is not None):
         return found
@@ -237,14 +236,11 @@ def _bucket(
     return found and replace(found, anchor=entry.anchor)
 
 
-def _plan_is_known(caller: DescribedCaller, owner: UserEntry, now_us: int) -> bool:
+def _plan_is_known(caller: DescribedCaller, assigned_to: str) -> bool:
     """Return whether the subject alone tells the plan of its requests."""
     if caller.plan_slug is not None:
         return True
-    if settings.plan_resolver:
-        return False
-    # Without an own plan, a request may have that of another of its identifiers.
-    return owner.plan_id(now_us) is not None or (caller.user_id is not None and not settings.identifiers)
+    return not settings.plan_resolver and not is_plan_open(caller, assigned_to)
 
 
 def _caller(entry: Entry, snapshot: Snapshot) -> DescribedCaller:
@@ -266,11 +262,3 @@ def _policies(ids: Iterable[int | None]) -> dict[int, RatePolicy]:
         if wanted
         else {}
     )
-
-
-def _owners(user_ids: Iterable[str | None]) -> dict[str, UserEntry]:
-    """Return the users' own policies and plans: from this process's memory, and of all others in two queries."""
-    known = {pk: process.policies.user(pk) for pk in {*user_ids} if pk is not None}
-    with reading_policies():
-        read = load_users([pk for pk, entry in known.items() if entry is None])
-    return {pk: entry or read.get(pk, NOBODY) for pk, entry in known.items()}

@@ -243,7 +243,7 @@ def test_queries_do_not_grow_with_the_rows(alice: User) -> None:
             RatePolicy.objects.create(user=user, rates="10/month")
             spend(user, 9)
         client.get(PAGE)
-        process.policies._users.clear()
+        process.policies._entries.clear()
         with CaptureQueriesContext(connection) as captured:
             assert len(client.get(f"{PAGE}?q=user").context["rows"]) >= users
         return len(captured)

@@ -100,6 +100,12 @@ class Scene:
         self.member = ListMember.objects.create(
             subject_list=self.hostile_list, subject=f"tenant:{MARKUP}{TURNED}{LONG}"[:200]
         )
+        self.hostile_assignment = PlanAssignment.objects.create(
+            subject=f"tenant:{MARKUP}{TURNED}{LONG}"[:200],
+            plan=self.hostile_plan,
+            anchor=31,
+            reason=f"{MARKUP}{TURNED}",
+        )
         self.hostile_subject = _policy(subject=f"tenant:{MARKUP}{TURNED}{LONG}", rates="9/min", **place)
         monthly = _policy(plan=self.hostile_plan, rates="10/s, 1000/hour burst 50, 100000/month", **place)
         self._months(self.mallory, monthly, (20_000, 130_000, 0, 90_000))

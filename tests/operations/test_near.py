@@ -345,7 +345,7 @@ def test_the_queries_do_not_grow_with_the_rows(alice: User) -> None:
             spend(user, 3)
         process.policies.expire()
         listed()
-        process.policies._users.clear()
+        process.policies._entries.clear()
         with CaptureQueriesContext(connection) as captured:
             assert len(listed()) >= users
         return len(captured)

@@ -1,0 +1,61 @@
+"""Lists whose rows belong to a user or to a subject: plan assignments, and members of subject lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
+from .filters import ConditionFilter, is_active
+from .formatting import shown
+from .names import with_display_name
+from .search import SearchesRelated
+
+
+class UserOrSubjectFilter(ConditionFilter):
+    """Filter by whether a row belongs to a user or to a subject."""
+
+    title = _("user or subject")
+    parameter_name = "who"
+
+    def conditions(self) -> dict[str, tuple[Any, Any]]:
+        """Look at the user: a row without one has a subject."""
+        return {
+            "user": (_("a user"), Q(user__isnull=False)),
+            "subject": (_("a subject"), Q(user__isnull=True)),
+        }
+
+
+class UserOrSubjectAdmin(AutocompleteAdmin, SearchesRelated, RecordedAdmin):
+    """A model with ``user``, ``subject``, ``who``, dates and a reason."""
+
+    list_per_page = 50
+
+    def get_search_fields(self, request: Any) -> list[str]:
+        """Return the lookups that find a user, a subject or a reason."""
+        return [*user_search_fields(), "subject", "reason"]
+
+    def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
+        """Return the field; a subject is written from left to right in every language."""
+        field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if db_field.name == "subject":
+            field.widget.attrs |= {"dir": "ltr", "spellcheck": "false"}
+        return field
+
+    @admin.display(description=_("user or subject"), ordering="subject")
+    def who(self, row: Any) -> str:
+        """Return the user or the subject."""
+        return with_display_name(row, row.who)
+
+    @admin.display(description=_("active"), boolean=True)
+    def active(self, row: Any) -> bool:
+        """Return whether the row counts now."""
+        return is_active(row)
+
+    @admin.display(description=_("reason"), ordering="reason")
+    def reason_text(self, row: Any) -> str:
+        """Return the reason."""
+        return shown(row.reason)
