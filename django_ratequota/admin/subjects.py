@@ -8,7 +8,7 @@ from django.http import JsonResponse
 
 from ..models import ListMember, PlanAssignment
 from ..operations.subjects import known_subjects, subject_names
-from .list_members import may_see_members
+from .permissions import may_see_members
 from .pages import AdminPage, may_view
 
 
