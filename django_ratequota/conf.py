@@ -22,10 +22,17 @@ from .engine.keys import check_prefix
 from .exceptions import ConfigurationError, InvalidBucket
 from .utils.addresses import Network, unmap_network
 
-#: Functions that return identifiers and are none themselves.
-_FACTORIES = tuple(
-    f"django_ratequota.identifiers.{name}" for name in ("header_key", "jwt_claim", "login_field", "with_address")
-)
+#: Functions that return what a setting names, and are none themselves.
+_FACTORIES = {
+    **dict.fromkeys(
+        (
+            f"django_ratequota.identifiers.{name}"
+            for name in ("header_key", "jwt_claim", "login_field", "with_address")
+        ),
+        "an identifier",
+    ),
+    "django_ratequota.notify.post_to": "a receiver",
+}
 #: What a policy may count per, besides the names in IDENTIFIERS.
 COUNTED_PER = ("caller", "ip", "plan", "everyone")
 ON_ERROR = ("allow", "deny", "local")
@@ -99,6 +106,9 @@ def _function(signature: str) -> _Validator:
             raise ConfigurationError(f"{value} is not callable; write the dotted path of {signature}.")
         if iscoroutinefunction(function):  # each call returns another coroutine object
             raise ConfigurationError(f"{value} is async; write the dotted path of {signature} that is not.")
+        if value in _FACTORIES:
+            hint = "call it in a module of yours, and write the dotted path of the function that it returns"
+            raise ConfigurationError(f"{value} returns {_FACTORIES[value]}: {hint}.")
         return value
 
     return validate
@@ -113,10 +123,12 @@ def _identifiers(value: object) -> dict[str, str]:
             hint = f"use letters, digits and _, and none of {', '.join(reserved)}"
             raise ConfigurationError(f"{name!r} cannot name an identifier: {hint}.")
         _function("(request) -> str | None")(path)
-        if path in _FACTORIES:
-            hint = "call it in a module of yours, and write the dotted path of the function that it returns"
-            raise ConfigurationError(f"{path} returns an identifier: {hint}.")
     return dict(value)
+
+
+def _receivers(value: object) -> tuple[str, ...]:
+    paths: tuple[str, ...] = _strings()([value] if isinstance(value, str) else value)
+    return tuple(map(_function("(level, status, at, **kwargs) -> None"), paths))
 
 
 def _time_zone(value: object) -> str:
@@ -180,6 +192,9 @@ class Settings:
     checkpoint_seconds: float = _key(10.0, _number(0, 3600))
     #: Months for which the counts of ended quota windows are kept in the database; 0 = for ever.
     keep_quota_months: int = _key(24, _number(0, 1200, whole=True))
+    #: Functions that are called when a counter reaches 80 % or 100 % of its limit, as receivers of `quota_threshold`:
+    #: one dotted path, or several.
+    notify: tuple[str, ...] = _key((), _receivers)
     #: Networks (CIDR) whose `X-Forwarded-For` is trusted; `unix` = a proxy on a Unix socket.
     trusted_proxies: tuple[str, ...] = _key((), _networks)
     #: IPv6 addresses that share this many leading bits count as one client.

@@ -8,8 +8,8 @@ from django.http import JsonResponse
 
 from ..models import ListMember, PlanAssignment
 from ..operations.subjects import known_subjects, subject_names
-from .permissions import may_see_members
 from .pages import AdminPage, may_view
+from .permissions import may_see_members
 
 
 class SubjectsPage(AdminPage):

@@ -9,7 +9,7 @@ from ..engine.rates import MONTH
 from ..policies.facts import to_datetime, to_us
 
 if TYPE_CHECKING:
-    from .checkpoints import Figure, Window
+    from .checkpoint_rows import Figure, Window
 
 
 def end_months(rows: Any, figures: Mapping[Window, Figure]) -> dict[Window, Window]:

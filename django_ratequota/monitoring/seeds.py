@@ -22,7 +22,8 @@ from ..store.base import Call
 from ..utils.bounded_cache import BoundedCache
 from ..utils.problems import note_problem
 from ..utils.sansio import drive
-from .checkpoints import Window, counter_name, in_test_run, used_in, window_of, window_start
+from .checkpoint_rows import Window, used_in
+from .checkpoints import counter_name, in_test_run, window_of, window_start
 
 #: Counters whose seed this process knows, each some 300 bytes.
 _SIZE = 50_000

@@ -35,7 +35,7 @@ PUBLIC = {
     "middleware": "RateQuotaMiddleware",
     "models": "Endpoint ListMember Plan PlanAssignment PolicyChange RatePolicy SubjectList UsageCount",
     "ninja": "QuotaThrottle problem_details",
-    "notify": "change_text mail_operators post_to",
+    "notify": "change_text mail_operators post_to threshold_text",
     "openapi": "AutoSchema QuotaSchema",
     "replay": "replay",
     "responses": "arefusal_response refusal_response refusal_text",
@@ -67,8 +67,8 @@ PRIVATE = "engine enforcement monitoring operations policies policyfile recordin
 #: The keys of RATEQUOTA.
 SETTINGS = """
 BREAKER_FAILURES CACHE CALLER CHECKPOINT_SECONDS CLUSTER COUNT_UNCHECKED DENY_CACHE_SECONDS ENABLED ENFORCE_ALL
-HEADERS IDENTIFIERS IPV6_PREFIX KEEP_QUOTA_MONTHS LOCAL_SHARE MAX_CONNECTIONS ON_ERROR PLAN_RESOLVER POLL_SECONDS
-PREFIX REDIS_URL REPORT_SECONDS
+HEADERS IDENTIFIERS IPV6_PREFIX KEEP_QUOTA_MONTHS LOCAL_SHARE MAX_CONNECTIONS NOTIFY ON_ERROR PLAN_RESOLVER
+POLL_SECONDS PREFIX REDIS_URL REPORT_SECONDS
 REVISION_MAX_AGE STATISTICS_SECONDS SUBJECT_NAMES TIMEOUT TIME_ZONE TRUSTED_PROXIES USER_CACHE_SIZE
 """.split()
 
