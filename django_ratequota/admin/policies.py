@@ -26,7 +26,8 @@ from .quotas import QuotasExport, QuotasPage
 from .reset import ResetPage, reset_usage
 from .rollout import RolloutPage, link_text
 from .search import SearchesRelated
-from .usage.page import UsageExport, UsagePage
+from .usage.export import UsageExport
+from .usage.page import UsagePage
 from .warnings import WarnsOnSave
 
 
