@@ -32,9 +32,7 @@ def in_memory() -> Iterator[None]:
 
 
 class MemoryWalk(Walk):
-    """The random walk of the engine's own test, without edits of a rate."""
-
-    edit = None  # type: ignore[assignment]
+    """The random walk of the engine's own test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,6 +112,12 @@ class TestVerbs:
             run(limiter, "acquire", MINUTE, timeout=1)
         with pytest.raises(InvalidCost):
             run(limiter, "check", [MINUTE], -1)
+
+    @pytest.mark.parametrize("now", [1.7e15, 0, -1, 2**53, None])
+    def test_a_clock_without_whole_microseconds_is_refused(self, run: Run, now: Any) -> None:
+        limiter = Limiter(clock=lambda: now)
+        with pytest.raises(InvalidBucket, match="the clock must return whole µs since the Unix epoch"):
+            run(limiter, "check", [Bucket("user:1", Rate.parse("5/month"))])
 
     def test_limiters_of_one_prefix_share_counters(self, run: Run) -> None:
         Limiter().reset([MINUTE])
