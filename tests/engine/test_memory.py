@@ -192,6 +192,19 @@ def test_a_slower_rate_of_a_shared_counter_makes_no_room_for_the_faster_one(algo
     assert admitted == 10_000
 
 
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "gcra"])
+def test_a_refund_by_a_faster_rate_leaves_the_slower_ones_usage(limiter: Limiter, clock: Clock, algorithm: str) -> None:
+    """In Redis and in memory. By the faster rate everything had drained, so its refund emptied the counter."""
+    with override_settings(RATEQUOTA={"REDIS_URL": "memory://"}, CACHES={}):
+        in_memory = Limiter(clock=clock)
+    for own in (limiter, in_memory):
+        slow, fast = (Bucket("user:1", Rate.parse(f"{limit}/day {algorithm}")) for limit in (10, 1000))
+        own.check([slow], 10)
+        clock.advance(86_400 / 40)
+        own.refund([fast], 1)
+        assert own.peek([slow]).remaining == 1
+
+
 @pytest.mark.usefixtures("in_memory")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_clock_that_was_ahead_stops_no_other_counter(algorithm: str) -> None:
