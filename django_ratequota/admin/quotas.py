@@ -207,7 +207,9 @@ class QuotasPage(_ListPage):
         past = {"subject": bucket.subject, "period": period}
         return {
             "name": caller_text(bucket.subject, users),
-            "subject": shown(bucket.subject) if bucket.subject in users else "",
+            "subject": shown(bucket.subject)
+            if bucket.subject in users and bucket.subject.startswith("user:")
+            else "",
             "policy": shown(f"{policy.audience} × {policy.endpoint or gettext('all endpoints')}"),
             "policy_url": self.admin.page_url("change", policy.pk),
             "rate": str(bucket.rate),

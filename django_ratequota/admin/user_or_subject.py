@@ -38,13 +38,6 @@ class UserOrSubjectAdmin(AutocompleteAdmin, SearchesRelated, RecordedAdmin):
         """Return the lookups that find a user, a subject or a reason."""
         return [*user_search_fields(), "subject", "reason"]
 
-    def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
-        """Return the field; a subject is written from left to right in every language."""
-        field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
-        if db_field.name == "subject":
-            field.widget.attrs |= {"dir": "ltr", "spellcheck": "false"}
-        return field
-
     @admin.display(description=_("user or subject"), ordering="subject")
     def who(self, row: Any) -> str:
         """Return the user or the subject."""

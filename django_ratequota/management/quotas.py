@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import date
 from io import StringIO
+from itertools import islice
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -15,7 +16,10 @@ from django.utils import timezone
 
 from ..conf import settings
 from ..operations.quotas import Used, previous_month, used_in_month
+from ..operations.subjects import named, subject_names
 
+#: Subjects whose names are looked up at once.
+_NAMED = 1000
 _HEADS = ("subject", "endpoint", "rate", "windows", "used", "limit", "begins", "ends")
 
 
@@ -39,7 +43,10 @@ def usage(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     elif options["format"] == "json":
         yield from (json.dumps(asdict(row), default=str) for row in rows)
     else:
-        yield from (_text(row, today) for row in rows)
+        left = iter(rows)
+        while batch := list(islice(left, _NAMED)):
+            names = subject_names(row.subject for row in batch)
+            yield from (_text(row, today, names.get(row.subject, "")) for row in batch)
 
 
 def _csv_line(values: Any) -> str:
@@ -48,8 +55,8 @@ def _csv_line(values: Any) -> str:
     return line.getvalue()
 
 
-def _text(row: Used, today: date) -> str:
+def _text(row: Used, today: date, name: str) -> str:
     windows = "" if row.windows == 1 else f" in {row.windows} windows"
     open_until = "" if row.ends <= today else f", so far: until {row.ends}"
     used = f"{row.used} of {row.limit}{windows}{open_until}"
-    return f"{row.subject}  {row.endpoint or 'all endpoints'}  {row.rate}: {used}"
+    return f"{named(row.subject, name)}  {row.endpoint or 'all endpoints'}  {row.rate}: {used}"
