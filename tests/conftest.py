@@ -184,6 +184,21 @@ def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redi
 
 
 @pytest.fixture
+def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
+    """Note what durable counters have used, and write it when the test calls ``checkpoints.flush``."""
+    from django_ratequota.monitoring import checkpoints, seeds
+
+    for module in (checkpoints, seeds):
+        monkeypatch.setattr(module, "in_test_run", lambda: False)
+    monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
+    checkpoints._forget()
+    seeds.seeds.forget()
+    yield
+    checkpoints._forget()
+    seeds.seeds.forget()
+
+
+@pytest.fixture
 def published() -> Iterator[list[int | None]]:
     """The revisions that ``policies_changed`` was sent with during the test."""
     from django_ratequota.signals import policies_changed

@@ -10,7 +10,7 @@ from django.db.models import Count
 from django.utils.http import urlencode
 
 from benchmarks.scale.seed import ADMIN, FULL_PLAN, PLANNER
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, QuotaWindow, RatePolicy
 from django_ratequota.monitoring.refusals import refusals
 
 #: Django's own list of a million rows, which the others are compared with.
@@ -93,6 +93,24 @@ def _autocomplete(name: str, term: str) -> Page:
     return Page(f"/admin/autocomplete/?{urlencode(query)}")
 
 
+def _quota_pages(plan: Any) -> dict[str, Page]:
+    row = QuotaWindow.objects.order_by("starts_at", "pk")[0]
+    user = User.objects.get(pk=row.subject.partition(":")[2])
+    page = f"{_POLICIES}/quotas/"
+    return {
+        "quotas": Page(page),
+        "quotas, all": Page(f"{page}?level=0"),
+        "quotas, used up": Page(f"{page}?level=100"),
+        "quotas, of a plan": Page(f"{page}?level=0&plan={plan.pk}"),
+        "quotas, of an endpoint": Page(f"{page}?level=0&endpoint={row.endpoint_id}"),
+        "quotas, search a user": Page(f"{page}?level=0&q={user.username}"),
+        "quotas, search subjects": Page(f"{page}?level=0&q={row.subject[:-1]}"),
+        "quotas, search nothing": Page(f"{page}?level=0&q=nothing-like-it"),
+        "quotas, CSV of those used up": Page(f"{page}csv/?level=100"),
+        "past quotas": Page(f"{page}history/?subject={row.subject}"),
+    }
+
+
 def _policy_pages(policy: Any, override: Any, subject: str, user: Any, endpoint: Any, plan: Any) -> dict[str, Page]:
     caller = f"user={override.user_id}&endpoint={endpoint.name}&method=GET"
     last = RatePolicy.objects.count() // 50
@@ -120,6 +138,7 @@ def _policy_pages(policy: Any, override: Any, subject: str, user: Any, endpoint:
         "live usage, hour": Page(f"{_POLICIES}/usage/"),
         "live usage, day": Page(f"{_POLICIES}/usage/?span=day"),
         "live usage, week": Page(f"{_POLICIES}/usage/?span=week"),
+        **_quota_pages(plan),
         **{f"CSV of {name}, week": Page(f"{_POLICIES}/usage/csv/?what={name}&span=week") for name in _CSV},
     }
     newest = refusals(1)

@@ -18,12 +18,14 @@ from django.http import HttpResponseRedirect
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
-from ..models import Plan, PolicyChange, RecordedModel
+from ..models import Plan, PolicyChange, RatePolicy, RecordedModel
+from ..models.fields import SubjectField
 from ..recording.publication import when_unpublished
 from ..recording.recorder import recorded_as
 from .deletion import deleted_objects
+from .names import set_display_names
 from .pages import AdminPage, may_view, model_url, show_mode
-from .widgets import SafeAutocomplete, UserField
+from .widgets import SafeAutocomplete, UserField, complete_subjects
 
 logger = logging.getLogger("django_ratequota")
 
@@ -103,15 +105,17 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return [link for page in self.pages for link in page(self).links(request, obj)]
 
     def get_changelist_instance(self, request: Any) -> Any:
-        """Return the list, without counts in the filters of a long one; a filter value with a NUL is refused.
+        """Return the list, its subjects with names, without counts in the filters of a long one.
 
-        PostgreSQL raises an error for a NUL.
+        A filter value with a NUL is refused, because PostgreSQL raises an error for it.
         """
         if any("\x00" in value for name, values in request.GET.lists() for value in values if name != SEARCH_VAR):
             raise IncorrectLookupParameters
         changelist = super().get_changelist_instance(request)
         if (changelist.full_result_count or 0) > _MOST_COUNTED:
             changelist.add_facets = False
+        if settings.subject_names and hasattr(self.model, "subject"):
+            set_display_names(changelist.result_list)
         return changelist
 
     def changeform_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,8 +190,9 @@ class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
 
     @property
     def media(self) -> forms.Media:
-        """Add the files of the autocompletes among the filters of a list."""
-        return super().media + SafeAutocomplete(None, self.admin_site).media
+        """Add the files of the autocompletes among the filters of a list, and of fields for subjects."""
+        own = forms.Media(js=["django_ratequota/subjects.js"])
+        return super().media + SafeAutocomplete(None, self.admin_site).media + own
 
     def get_autocomplete_fields(self, request: Any) -> list[str]:
         """Return the foreign keys to models that the operator may view, with an admin that has a search."""
@@ -196,6 +201,13 @@ class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
             for field in self.model._meta.fields
             if field.many_to_one and self.may_search(field.related_model, request)
         ]
+
+    def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
+        """Return the field; one for a subject completes those that are known."""
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if isinstance(db_field, SubjectField) and field is not None:
+            complete_subjects(field, model_url(self.admin_site, RatePolicy, "subjects"))
+        return field
 
     def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
         """Return the field; a text field for the user's id without autocomplete, as a select would list all users."""

@@ -33,6 +33,7 @@ def home(site: Any, request: Any) -> dict[str, Any]:
     context: dict[str, Any] = {}
     if may_view(site, RatePolicy, request):
         context["explain"] = model_url(site, RatePolicy, "explain")
+        context["subjects"] = model_url(site, RatePolicy, "subjects")
         context["status"] = status = _status()
         if status["redis"]:
             context["refusals"] = _refusals(site)

@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .filters import ConditionFilter, is_active
 from .formatting import shown
+from .names import with_display_name
 from .search import SearchesRelated
 
 
@@ -51,17 +52,10 @@ class UserOrSubjectAdmin(AutocompleteAdmin, SearchesRelated, RecordedAdmin):
         """Return the class of the list."""
         return SubjectOrder
 
-    def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
-        """Return the field; a subject is written from left to right in every language."""
-        field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
-        if db_field.name == "subject":
-            field.widget.attrs |= {"dir": "ltr", "spellcheck": "false"}
-        return field
-
     @admin.display(description=_("user or subject"), ordering="subject")
     def who(self, row: Any) -> str:
         """Return the user or the subject."""
-        return shown(row.who)
+        return with_display_name(row, row.who)
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, row: Any) -> bool:

@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from itertools import islice
 from typing import Any
 
+from ..conf import settings
 from ..engine.decision import Decision
 from ..engine.types import BucketStatus
 from ..store.base import reading
@@ -80,7 +81,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerRefusals:
-    """The refusals of one caller in the last day, among the ``SEARCHED`` newest of all callers."""
+    """The refusals of one caller (or subject) in the last day, among the ``SEARCHED`` newest of all callers."""
 
     #: Newest first.
     refusals: tuple[Refusal, ...] = ()
@@ -104,13 +105,21 @@ def refusals(most: int = 50) -> tuple[Refusal, ...]:
 
 @reading()
 def caller_refusals(caller: str) -> CallerRefusals:
-    """Return the refusals of a caller, such as ``user:42``, in the last day."""
+    """Return the refusals of a caller, such as ``user:42``, in the last day.
+
+    Of an identifier's subject, such as ``tenant:acme``, also those of other callers that were counted for it.
+    """
     day = ("+inf", time.time() - DAY, "BYSCORE", "REV", "LIMIT", 0, SEARCHED, "WITHSCORES")
     flat = iter(read("ZRANGE", "refused_at", *day))
     found = [(refusal_id.decode(), float(at)) for refusal_id, at in zip(flat, flat, strict=True)]
     name = stored_name(caller)
+    shared = caller.partition(":")[0] in settings.identifiers
     return CallerRefusals(
-        refusals=tuple(one for one in _read_refusals([pk for pk, _at in found]) if one.caller == name),
+        refusals=tuple(
+            one
+            for one in _read_refusals([pk for pk, _at in found])
+            if one.caller == name or (shared and any(bucket.subject == name for bucket in one.buckets))
+        ),
         since=datetime.fromtimestamp(found[-1][1], UTC) if len(found) == SEARCHED else None,
     )
 

@@ -52,6 +52,7 @@ PAGES = {
         lambda s: f"{_POLICIES}/usage/?policy={s.hostile_override.pk}&endpoint={quote(MARKUP)}"
     ),
     "quotas": Page(lambda s: f"{_POLICIES}/quotas/?level=50"),
+    "past quotas": Page(lambda s: f"{_POLICIES}/quotas/history/?subject=user:{s.mallory.pk}"),
     "matrix": Page(lambda s: f"{_APP}/plan/matrix/"),
     "copy": Page(lambda s: f"{_APP}/plan/{s.free.pk}/copy/", viewer=403),
     "hostile copy": Page(lambda s: f"{_APP}/plan/{s.hostile_plan.pk}/copy/", viewer=403),
