@@ -15,7 +15,7 @@ from ..operations.ledger import local_date, stored_subject, time_us
 from ..operations.quotas import Past, past_of
 from ..policies.facts import to_datetime
 from .charts import Series, plot
-from .formatting import shown
+from .formatting import isolated, shown
 from .names import caller_text, deleted, usernames
 from .pages import AdminPage
 from .usage.export import Table, csv_response
@@ -119,7 +119,7 @@ def _chart(row: Past, endpoints: dict[int, str]) -> Any:
     left = [max(0, limit - used) for _day, used, limit in row.windows]
     return plot(
         title=gettext("%(rate)s: %(endpoint)s, policy %(policy)s")
-        % {"rate": row.rate, "endpoint": endpoint, "policy": row.policy_id},
+        % {"rate": isolated(row.rate), "endpoint": endpoint, "policy": row.policy_id},
         labels=[_label(day, row) for day, _used, _limit in row.windows],
         series=[Series(gettext("used"), "admitted", used), Series(gettext("left"), "left", left)],
         empty=gettext("Nothing was used."),
