@@ -284,3 +284,16 @@ def test_limits_of_an_organisations_plan_are_boosted(operator: Client, people: l
     assert operator.post(url, {**rows, "until": "hours", "reason": "R", "post": "yes"}).status_code == 302
     assert RatePolicy.objects.get(reason="R").user == people[0]
     assert ask(people[0])
+
+
+def test_a_refusal_is_explained_by_the_organisations_plan(operator: Client, people: list[User], pro: Plan) -> None:
+    """Regression: without a counter per tenant, a refusal did not name the tenant that its plan came from."""
+    RatePolicy.objects.filter(counted_per="tenant").delete()
+    assert [ask(people[0]) for _ in range(3)] == [True, True, False]
+    collector.flush()
+    [refusal] = refusals.caller_refusals("tenant:acme").refusals
+    assert (refusal.caller, refusal.assigned_to) == (f"user:{people[0].pk}", "tenant:acme")
+    text = explain(operator, id=refusal.id)
+    assert "Pro</a> (assigned to tenant:acme)" in text
+    assert "would be refused by all/hour" in text
+    assert "Boost all that refused" in explain(operator, user=people[0].pk)
