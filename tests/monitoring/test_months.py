@@ -149,6 +149,7 @@ def test_a_beginning_that_is_taken_back_continues_the_newest_month(ask: Ask) -> 
 def test_a_customer_near_the_limit_stays_listed_when_the_calendar_s_month_ends(ask: Ask) -> None:
     noted, limiter = Noted(), default_limiter()
     [status] = ask("2025-11-28", 15, 80).statuses
+    status = replace(status, bucket=replace(status.bucket, durable=False))  # others are listed from their checkpoints
     noted.note(status, limiter.now_us)
     noted.send(limiter)
 
