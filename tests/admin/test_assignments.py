@@ -77,6 +77,14 @@ def test_a_bad_form_says_what_to_write(
     assert not PlanAssignment.objects.exists()
 
 
+def test_the_creation_is_shown_once_there_is_one(operator: Client, pro: Plan) -> None:
+    assert "field-created" not in text_of(operator.get(f"{LIST}add/"))
+    assign(pro, "tenant:acme")
+    page = text_of(operator.get(f"{LIST}{PlanAssignment.objects.get().pk}/change/"))
+    assert "field-created_by" in page
+    assert "field-created_at" in page
+
+
 def test_an_assignment_moves_from_a_user_to_a_subject(operator: Client, pro: Plan, alice: User) -> None:
     assign(pro, alice)
     path = f"{LIST}{PlanAssignment.objects.get().pk}/change/"
