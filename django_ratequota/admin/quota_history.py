@@ -11,7 +11,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Endpoint, QuotaWindow, RatePolicy
-from ..operations.ledger import local_date, stored_subject, time_us
+from ..monitoring.checkpoint_rows import stored_subject
+from ..operations.ledger import local_date, time_us
 from ..operations.quotas import Past, past_of
 from ..policies.facts import to_datetime
 from .charts import Series, plot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from .months import end_months
 
 #: A counter's name in the database, and the start of its window (µs).
 Window = tuple[str, int]
+#: Tells of a figure that is lower than its row, which is of this time (µs), whether Redis may have lost counts.
+IsLoss = Callable[[Window, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,12 @@ class Figure:
         return self.status.used + self.status.debt
 
 
-def write(figures: dict[Window, Figure], below: dict[Window, int]) -> int:
+def write(figures: dict[Window, Figure], below: dict[Window, int], is_loss: IsLoss) -> int:
     """Write a batch of figures, and take those that are written out of it; returns how many rows changed.
 
     Adds the figures that are lower than their row's to ``below``, with the row's time.
     """
-    written = _write_rows(figures, below)
+    written = _write_rows(figures, below, is_loss)
     if not figures:
         return written
     model = _model()
@@ -51,14 +53,14 @@ def write(figures: dict[Window, Figure], below: dict[Window, int]) -> int:
     # Those that count on in another month, and those that another process has inserted meanwhile.
     windows = {instead.get(window, window): window for window in figures}
     rest, lower = {row: figures[window] for row, window in windows.items()}, dict[Window, int]()
-    _write_rows(rest, lower)
+    _write_rows(rest, lower, lambda row, at_us: is_loss(windows[row], at_us))
     below |= {windows[row]: at_us for row, at_us in lower.items()}
     for row in windows.keys() - rest.keys():
         del figures[windows[row]]
     return written + len(new)
 
 
-def _write_rows(figures: dict[Window, Figure], below: dict[Window, int]) -> int:
+def _write_rows(figures: dict[Window, Figure], below: dict[Window, int], is_loss: IsLoss) -> int:
     """Write the figures that have a row, and take them out of ``figures``; returns how many rows changed."""
     model, found, lower = _model(), list[Window](), dict[Window, int]()
     higher, lowered = [], 0
@@ -82,7 +84,7 @@ def _write_rows(figures: dict[Window, Figure], below: dict[Window, int]) -> int:
                 higher.append(_row(window, figure))
                 continue
             lower[window] = at_us
-            if figure.lowered:  # of a counter that Redis may have lost, only that is known
+            if figure.lowered and is_loss(window, at_us):  # then only that is known
                 used -= int(figure.lowered)
                 lowered += model.objects.filter(pk=pk).update(used=used, percent=used * 100 // limit)
         if higher:
@@ -136,7 +138,7 @@ def _row(window: Window, figure: Figure) -> Any:
         starts_at=to_datetime(window[1]),
         ends_at=to_datetime(window[1] + status.window_us),
         period=bucket.rate.calendar,
-        subject=short(_storable(bucket.subject)),
+        subject=stored_subject(bucket.subject),
         endpoint_id=bucket.endpoint_id,
         policy_id=bucket.policy_id,
         rate=str(bucket.rate),
@@ -147,6 +149,6 @@ def _row(window: Window, figure: Figure) -> Any:
     )
 
 
-def _storable(text: str) -> str:
-    """Return the text without what databases refuse: lone surrogates and NUL."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+def stored_subject(subject: str) -> str:
+    """Return the subject as rows have it: without what databases refuse, lone surrogates and NUL."""
+    return short(subject.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0"))

@@ -12,7 +12,6 @@ from django.db.models import Count, Q, QuerySet
 
 from ..conf import settings
 from ..enforcement.steps import limiter_or_error, now_us
-from ..engine.keys import short
 from ..engine.rates import MONTH, Rate
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
@@ -186,11 +185,6 @@ def current_ledgers() -> list[Ledger]:
 def time_us() -> int:
     """Return Redis' time as this process last saw it (µs since 1970), also where settings name no Redis."""
     return now_us(limiter_or_error())
-
-
-def stored_subject(subject: str) -> str:
-    """Return the subject as rows have it: without what databases refuse, lone surrogates and NUL."""
-    return short(subject.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0"))
 
 
 def local_date(at: datetime) -> date:

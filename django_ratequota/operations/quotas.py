@@ -14,9 +14,10 @@ from django.utils.translation import gettext as _
 from ..conf import settings
 from ..engine.calendar_windows import calendar_window
 from ..models import Endpoint, QuotaWindow, RatePolicy
+from ..monitoring.checkpoint_rows import stored_subject
 from ..policies.facts import to_datetime
 from ..policies.requests.caller import Caller
-from .ledger import local_date, stored_subject
+from .ledger import local_date
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,8 @@ def test_a_subject_is_put_on_a_plan_with_the_day_on_which_its_months_begin(opera
     [
         ({}, "Choose a user, or write a subject: exactly one of them."),
         ({"user": "alice", "subject": "tenant:acme"}, "Choose a user, or write a subject: exactly one of them."),
+        ({"subject": "user:7"}, "Choose the user instead of user:7."),
+        ({"subject": "acme"}, "Write kind:value, where kind is one of tenant, such as tenant:acme."),
         ({"subject": "tenant:acme", "anchor": "0"}, "greater than or equal to 1"),
         ({"subject": "tenant:acme", "anchor": "32"}, "less than or equal to 31"),
     ],

@@ -196,13 +196,31 @@ def test_a_customer_on_a_plan_by_another_identifier_is_listed_under_it(
     alice: User, free: Plan, settings: Any
 ) -> None:
     """Her subject alone does not tell that; the policy that limited her last does."""
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.operations.test_near.acme"}}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.operations.test_ledger.acme"}}
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    PlanAssignment.objects.create(subject="tenant:acme", plan=pro)
     Plan.objects.filter(pk=free.pk).update(default_for="authenticated")
     RatePolicy.objects.create(plan=free, rates="10/month")
+    RatePolicy.objects.create(plan=pro, rates="20/month")
     spend(alice, 3)
-    pro = RatePolicy.objects.create(plan=Plan.objects.create(name="Pro", slug="pro"), rates="20/month")
-    QuotaWindow.objects.update(policy_id=pro.pk, rate="20/month", limit=20)
     assert listed() == [(f"user:{alice.pk}", 3, 20)]
+
+
+def acme(_request: Any) -> str:
+    return "acme"
+
+
+def test_months_of_customers_end_on_days_of_their_own(users: list[User], free: Plan) -> None:
+    RatePolicy.objects.create(plan=free, rates="10/month")
+    today = timezone.now().day
+    for user, anchor in zip(users, (1, today % 28 + 1, 31), strict=False):
+        PlanAssignment.objects.create(user=user, plan=free, anchor=anchor)
+        spend(user, 5)
+    windows = {window.subject: window.ends_at for window in QuotaWindow.objects.all()}
+    assert len(windows) == len(set(windows.values())) == 3
+    for row in part().rows:
+        left = (windows[row.status.bucket.subject] - timezone.now()).total_seconds()
+        assert abs(row.status.reset_after - left) < 60
 
 
 def test_debts_are_used_units(alice: User) -> None:
@@ -264,7 +282,7 @@ def test_the_queries_do_not_grow_with_the_rows(alice: User) -> None:
             spend(user, 3)
         process.policies.expire()
         listed()
-        process.policies._users.clear()
+        process.policies._entries.clear()
         with CaptureQueriesContext(connection) as captured:
             assert len(listed()) >= number
         return len(captured)
