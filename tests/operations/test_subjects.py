@@ -20,7 +20,7 @@ from django_ratequota.models import ListMember, Plan, PlanAssignment, QuotaWindo
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations.subjects import MAX_NAME, MAX_OFFERED, known_subjects, subject_names
 from django_ratequota.utils import problems
-from tests.admin.test_explain import LIST, PAGE, explain, staff
+from tests.admin.test_explain import DOWN, LIST, PAGE, explain, staff
 from tests.project.views import request_from
 from tests.support.commands import run
 from tests.support.operators import text_of
@@ -206,9 +206,10 @@ def check_key(key: str) -> None:
     check_request(request_from(headers={"X-Api-Key": key}))
 
 
-def test_without_redis_the_database_still_knows_some(settings: Any) -> None:
+@pytest.mark.parametrize("redis", [{"REDIS_URL": DOWN}, {"REDIS_URL": "memory://"}, {"ENABLED": False}], ids=str)
+def test_without_redis_the_database_still_knows_some(settings: Any, redis: dict[str, Any]) -> None:
     everywhere()
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["tenant", "ip"], "REDIS_URL": "redis://127.0.0.1:1/0"}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["tenant", "ip"], **redis}
     assert known_subjects("tenant:se", all_tables(), seen=True) == ["tenant:seen"]
 
 
