@@ -207,6 +207,9 @@ class Settings:
     #: Function that returns the slug of the caller's plan, instead of plan assignments. Where it returns None or
     #: raises, the default plan applies.
     plan_resolver: str = _key("", lambda value: (value and _function("(request) -> slug | None")(value)) or "")
+    #: Function that returns display names for subjects of `IDENTIFIERS`, such as `{"tenant:4711": "Acme GmbH"}`, for
+    #: the admin and the commands. It is called with a list of subjects, once for a page, and may leave some out.
+    subject_names: str = _key("", lambda value: (value and _function("(subjects) -> {subject: name}")(value)) or "")
     #: The middleware enforces policies on every view.
     enforce_all: bool = _key(False, _boolean)
     #: The middleware counts requests that a view with a throttle refuses before its throttle is asked (because of a
@@ -217,7 +220,7 @@ class Settings:
     headers: tuple[str, ...] = _key(("ietf", "x-ratelimit"), _strings(*HEADER_FORMS))
     #: Time zone of calendar days, weeks and months; by default Django's `TIME_ZONE`.
     time_zone_name: str = _key("", _time_zone)
-    #: Number of users whose own policies and plan are kept in memory.
+    #: Number of users and of subjects such as tenant:acme whose own policies and plans are kept in memory.
     user_cache_size: int = _key(10_000, _number(1, 10_000_000, whole=True))
 
     @property

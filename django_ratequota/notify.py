@@ -29,7 +29,7 @@ from .conf import settings
 from .engine.keys import bucket_key
 from .engine.types import BucketStatus
 from .models import PolicyChange
-from .operations.differences import differences, label
+from .operations.differences import differences, label, related_names
 from .recording.validators import visible
 from .utils.locks import ForkSafeLock
 
@@ -143,7 +143,7 @@ def change_text(changes: models.QuerySet[PolicyChange], actor: Any, reason: str)
     rows = list(changes[: _LISTED + 1])
     more = changes.count() - _LISTED if len(rows) > _LISTED else 0
     who = visible(actor) if actor else "code or a command"
-    names = _related_names(rows[:_LISTED])
+    names = related_names(difference for row in rows[:_LISTED] for difference in differences(row))
     lines = [f"By: {who}", f"Reason: {visible(reason) or 'none'}", ""]
     for row in rows[:_LISTED]:
         lines.append(_title(row))
@@ -164,22 +164,11 @@ def _title(row: PolicyChange) -> str:
     return str(row) if row.model == "*" else f"{row.model} {row.get_action_display()}: {visible(row.object_text)}"
 
 
-def _related_names(rows: list[PolicyChange]) -> dict[Any, dict[Any, str]]:
-    """Return model -> key as text -> name of the related objects that the rows changed."""
-    wanted: dict[Any, set[Any]] = {}
-    for row in rows:
-        for _name, field, *values in differences(row):
-            if field is not None and field.is_relation:
-                wanted.setdefault(field.related_model, set()).update(value for value in values if value)
-    found = ((model, model._base_manager.filter(pk__in=keys)) for model, keys in wanted.items())
-    return {model: {str(one.pk): visible(one) for one in objects} for model, objects in found}
-
-
-def _value(names: dict[Any, dict[Any, str]], field: Any, value: Any) -> str:
+def _value(names: dict[Any, dict[str, str]], field: Any, value: Any) -> str:
     if value in (None, ""):
         return "empty"
     if field is not None and field.is_relation:
-        return names[field.related_model].get(str(value), f"deleted (id {value})")
+        value = names[field.related_model].get(str(value), f"deleted (id {value})")
     return visible(value)[:_CHARACTERS]
 
 

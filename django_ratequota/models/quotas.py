@@ -19,10 +19,10 @@ class QuotaWindow(models.Model):
     counter = models.CharField(_("counter"), max_length=128, help_text=_("Its Redis key, without the prefix."))
     starts_at = models.DateTimeField(_("starts at"), help_text=_("When the window began."))
     ends_at = models.DateTimeField(_("ends at"), help_text=_("When the window ends."))
-    period = models.CharField(
-        _("period"), max_length=5, choices=Period.choices, help_text=_("Length of the window.")
+    period = models.CharField(_("period"), max_length=5, choices=Period.choices, help_text=_("Length of the window."))
+    subject = models.CharField(
+        _("subject"), max_length=200, db_index=True, help_text=_("Whom the counter belongs to.")
     )
-    subject = models.CharField(_("subject"), max_length=200, db_index=True, help_text=_("Whom the counter belongs to."))
     # Numbers, not foreign keys, because the row outlives the policy, and no deletion may search these rows.
     policy_id = models.BigIntegerField(_("policy"), null=True, help_text=_("The policy that limited it last."))
     endpoint_id = models.BigIntegerField(_("endpoint"), null=True, help_text=_("Empty = all endpoints."))

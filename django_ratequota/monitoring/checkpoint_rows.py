@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,12 @@ from ..engine.keys import short
 from ..engine.types import BucketStatus
 from ..policies.facts import to_datetime, to_us
 from ..recording.databases import policy_alias
+from .months import end_months
 
 #: A counter's name in the database, and the start of its window (µs).
 Window = tuple[str, int]
+#: Tells of a figure that is lower than its row, which is of this time (µs), whether Redis may have lost counts.
+IsLoss = Callable[[Window, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +37,30 @@ class Figure:
         return self.status.used + self.status.debt
 
 
-def write(figures: dict[Window, Figure], below: dict[Window, int]) -> int:
+def write(figures: dict[Window, Figure], below: dict[Window, int], is_loss: IsLoss) -> int:
     """Write a batch of figures, and take those that are written out of it; returns how many rows changed.
 
     Adds the figures that are lower than their row's to ``below``, with the row's time.
     """
-    written = _write_rows(figures, below)
-    if figures:
-        # In a transaction of its own: a process that waits for another's new row must hold no lock of a row.
-        _model().objects.bulk_create([_row(*item) for item in figures.items()], ignore_conflicts=True)
-        written += len(figures)
-        _write_rows(figures, below)  # those that another process has inserted meanwhile
-    return written
+    written = _write_rows(figures, below, is_loss)
+    if not figures:
+        return written
+    model = _model()
+    instead = end_months(model.objects, figures)
+    # In a transaction of its own: a process that waits for another's new row must hold no lock of a row.
+    new = [_row(*item) for item in figures.items() if item[0] not in instead]
+    model.objects.bulk_create(new, ignore_conflicts=True)
+    # Those that count on in another month, and those that another process has inserted meanwhile.
+    windows = {instead.get(window, window): window for window in figures}
+    rest, lower = {row: figures[window] for row, window in windows.items()}, dict[Window, int]()
+    _write_rows(rest, lower, lambda row, at_us: is_loss(windows[row], at_us))
+    below |= {windows[row]: at_us for row, at_us in lower.items()}
+    for row in windows.keys() - rest.keys():
+        del figures[windows[row]]
+    return written + len(new)
 
 
-def _write_rows(figures: dict[Window, Figure], below: dict[Window, int]) -> int:
+def _write_rows(figures: dict[Window, Figure], below: dict[Window, int], is_loss: IsLoss) -> int:
     """Write the figures that have a row, and take them out of ``figures``; returns how many rows changed."""
     model, found, lower = _model(), list[Window](), dict[Window, int]()
     higher, lowered = [], 0
@@ -58,12 +70,12 @@ def _write_rows(figures: dict[Window, Figure], below: dict[Window, int]) -> int:
             # SQLite: a write waits for other writers, unless its transaction has read before.
             model.objects.filter(pk=0).update(used=0)
         rows = _rows(figures).order_by("pk").select_for_update()
-        for pk, counter, starts_at, used, limit, at_us in rows.values_list(
-            "pk", "counter", "starts_at", "used", "limit", "at_us"
+        for pk, counter, starts_at, ends_at, used, limit, at_us in rows.values_list(
+            "pk", "counter", "starts_at", "ends_at", "used", "limit", "at_us"
         ):
             window = counter, to_us(starts_at)
             figure = figures.get(window)
-            if figure is None:
+            if figure is None or figure.at_us >= to_us(ends_at):
                 continue
             found.append(window)
             if figure.at_us <= at_us:
@@ -72,7 +84,7 @@ def _write_rows(figures: dict[Window, Figure], below: dict[Window, int]) -> int:
                 higher.append(_row(window, figure))
                 continue
             lower[window] = at_us
-            if figure.lowered:  # of a counter that Redis may have lost, only that is known
+            if figure.lowered and is_loss(window, at_us):  # then only that is known
                 used -= int(figure.lowered)
                 lowered += model.objects.filter(pk=pk).update(used=used, percent=used * 100 // limit)
         if higher:
@@ -106,9 +118,16 @@ def _rows(windows: Iterable[Window]) -> Any:
 
 
 def used_in(windows: Sequence[Window]) -> dict[Window, int]:
-    """Return what the windows have used by their checkpoints; those without one are left out."""
-    rows = _rows(windows).values_list("counter", "starts_at", "used")
-    return {(counter, to_us(starts_at)): used for counter, starts_at, used in rows}
+    """Return what the windows have used by their checkpoints; those without one are left out.
+
+    Of a month that began on another day than it would now, its row is the newest one that began in the window.
+    """
+    counters = [counter for counter, _ in windows]
+    since = to_datetime(min(start_us for _, start_us in windows))
+    rows = _model().objects.filter(counter__in=counters, starts_at__gte=since).order_by("starts_at")
+    newest = {counter: row for counter, *row in rows.values_list("counter", "starts_at", "used")}
+    found = ((window, newest.get(window[0])) for window in windows)
+    return {window: row[1] for window, row in found if row and to_us(row[0]) >= window[1]}
 
 
 def _row(window: Window, figure: Figure) -> Any:
@@ -119,7 +138,7 @@ def _row(window: Window, figure: Figure) -> Any:
         starts_at=to_datetime(window[1]),
         ends_at=to_datetime(window[1] + status.window_us),
         period=bucket.rate.calendar,
-        subject=short(_storable(bucket.subject)),
+        subject=stored_subject(bucket.subject),
         endpoint_id=bucket.endpoint_id,
         policy_id=bucket.policy_id,
         rate=str(bucket.rate),
@@ -130,6 +149,6 @@ def _row(window: Window, figure: Figure) -> Any:
     )
 
 
-def _storable(text: str) -> str:
-    """Return the text without what databases refuse: lone surrogates and NUL."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+def stored_subject(subject: str) -> str:
+    """Return the subject as rows have it: without what databases refuse, lone surrogates and NUL."""
+    return short(subject.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0"))

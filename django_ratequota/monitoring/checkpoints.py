@@ -30,6 +30,7 @@ from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
 from .background import Background
 from .checkpoint_rows import Figure, Window, write
+from .months import batches
 
 logger = logging.getLogger("django_ratequota")
 
@@ -143,17 +144,25 @@ def _flush(limiter: Limiter, noted: Mapping[tuple[Bucket, int], Figure]) -> tupl
         if window in latest and latest[window][1].lowered:
             figure = replace(figure, lowered=figure.lowered + latest[window][1].lowered)
         latest[window] = (bucket, end), figure
+    waited = set(_suspects)
+
+    def is_loss(window: Window, at_us: int) -> bool:
+        # At first, another process's refund may not be written yet: its figure would undo what is lowered here.
+        return window in waited or not limiter.born_us or at_us <= limiter.born_us
+
     written, complete, below = 0, True, dict[Window, int]()
-    windows = sorted(latest)  # in one order, so that processes wait for each other's rows instead of deadlocking
-    for at in range(0, len(windows), _BATCH):
-        batch = {window: latest[window][1] for window in windows[at : at + _BATCH]}
+    for windows in batches(latest, _BATCH):
+        batch = {window: latest[window][1] for window in windows}
         try:
-            written += write(batch, below)
+            written += write(batch, below, is_loss)
         except Exception as error:
             complete = False
             for window in batch:
                 _keep(*latest[window])
             note_problem("checkpoints", f"checkpoints cannot be written, they are tried again: {error}")
+    for window, at_us in below.items():
+        if is_loss(window, at_us):
+            latest[window] = latest[window][0], replace(latest[window][1], lowered=0)
     _look_for_losses(limiter, below, latest)
     return written, complete
 
@@ -165,7 +174,12 @@ def counter_name(bucket: Bucket) -> str:
 
 def window_of(bucket: Bucket, at_us: int, zone: tzinfo) -> Window:
     """Return the bucket's calendar window around ``at_us``."""
-    return counter_name(bucket), calendar_window(bucket.rate.calendar or "day", at_us, zone)[0]
+    return counter_name(bucket), window_start(bucket, at_us, zone)
+
+
+def window_start(bucket: Bucket, at_us: int, zone: tzinfo) -> int:
+    """Return when the bucket's calendar window around ``at_us`` began (µs)."""
+    return calendar_window(bucket.rate.calendar or "day", at_us, zone, bucket.anchor)[0]
 
 
 def _look_for_losses(limiter: Limiter, below: Mapping[Window, int], noted: Mapping[Window, Noted]) -> None:
@@ -178,8 +192,7 @@ def _look_for_losses(limiter: Limiter, below: Mapping[Window, int], noted: Mappi
         del _suspects[window]
     for window, at_us in below.items():
         if now - _suspects.setdefault(window, now) < settings.checkpoint_seconds:
-            key, figure = noted[window]
-            _keep(key, replace(figure, lowered=0))
+            _keep(*noted[window])
             continue
         del _suspects[window]
         if limiter.born_us < at_us:

@@ -357,7 +357,7 @@ def test_callers_have_names_and_link_to_explain(operator: Client, scene: Scene) 
     assert [row[0] for row in rows(refused)] == ["user alice", "tenant:a&b"]
     assert [row[0] for row in rows(would)] == ["ip:2001:db8::/64"]
     links = re.findall(r'explain/\?([^"]*)"', most)
-    assert links[:3] == [f"user={alice.pk}", "ip=2001%3Adb8%3A%3A%2F64", "kind=tenant&amp;value=a%26b"]
+    assert links[:3] == [f"user={alice.pk}", "ip=2001%3Adb8%3A%3A%2F64", "caller=tenant%3Aa%26b"]
 
 
 def test_refusals_name_caller_request_and_policy(operator: Client, scene: Scene, search: Endpoint) -> None:

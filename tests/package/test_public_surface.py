@@ -21,7 +21,7 @@ PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.m
 
 #: Public modules of the top level, and the names that projects use of each.
 PUBLIC = {
-    "api": "UsageView",
+    "api": "UsageHistoryView UsageView",
     "compat": "",
     "decorators": "exempt ratequota",
     "errors": "exception_handler problem_details",
@@ -69,7 +69,7 @@ SETTINGS = """
 BREAKER_FAILURES CACHE CALLER CHECKPOINT_SECONDS CLUSTER COUNT_UNCHECKED DENY_CACHE_SECONDS ENABLED ENFORCE_ALL
 HEADERS IDENTIFIERS IPV6_PREFIX KEEP_QUOTA_MONTHS LOCAL_SHARE MAX_CONNECTIONS NOTIFY ON_ERROR PLAN_RESOLVER
 POLL_SECONDS PREFIX REDIS_URL REPORT_SECONDS
-REVISION_MAX_AGE STATISTICS_SECONDS TIMEOUT TIME_ZONE TRUSTED_PROXIES USER_CACHE_SIZE
+REVISION_MAX_AGE STATISTICS_SECONDS SUBJECT_NAMES TIMEOUT TIME_ZONE TRUSTED_PROXIES USER_CACHE_SIZE
 """.split()
 
 _IMPORT = re.compile(r"from (django_ratequota[\w.]*) import (?:\(([^)]*)\)|([\w, ]+))")
