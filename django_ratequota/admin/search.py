@@ -29,13 +29,17 @@ class SearchesRelated(admin.ModelAdmin):  # type: ignore[type-arg]
         known = request.__dict__.setdefault("_ratequota_searched", {})
         for bit in smart_split(search_term.replace("\x00", "")):
             word = unescape_string_literal(bit) if bit.startswith(('"', "'")) and bit[0] == bit[-1] else bit
-            found = _contains(own, word)
+            found = self.contains(own, word, queryset)
             for relation, fields in related.items():
                 if (relation, word) not in known:
                     known[relation, word] = self._related(relation, fields, word)
                 found |= Q(**{f"{relation}__in": known[relation, word]})
             queryset = queryset.filter(found)
         return queryset, False
+
+    def contains(self, fields: list[str], word: str, queryset: QuerySet[Any]) -> Q:
+        """Return the condition of rows with the word in one of their own fields; ``queryset`` has the filtered rows."""
+        return _contains(fields, word)
 
     def _related(self, relation: str, fields: list[str], word: str) -> Any:
         """Return the keys of the objects that contain the word; a query where they are too many to name."""

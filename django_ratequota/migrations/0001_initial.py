@@ -183,7 +183,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'policy changes',
                 'ordering': ['-pk'],
                 'required_db_features': ['supports_json_field'],
-                'indexes': [models.Index(fields=['model', 'object_id'], name='ratequota_change_object'), models.Index(fields=['change_id', 'model', 'action'], name='ratequota_change_save'), models.Index(fields=['first', 'id'], name='ratequota_change_first'), models.Index(fields=['touched_plan', 'model'], name='ratequota_change_plan')],
+                'indexes': [models.Index(fields=['model', 'object_id'], name='ratequota_change_object'), models.Index(fields=['change_id', 'model', 'action'], name='ratequota_change_save'), models.Index(fields=['first', 'id'], name='ratequota_change_first'), models.Index(fields=['touched_plan', 'model'], name='ratequota_change_plan'), models.Index(fields=['touched_user'], name='ratequota_change_user')],
             },
         ),
         migrations.CreateModel(
