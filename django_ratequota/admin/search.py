@@ -38,7 +38,7 @@ class SearchesRelated(admin.ModelAdmin):  # type: ignore[type-arg]
         return queryset, False
 
     def contains(self, fields: list[str], word: str, queryset: QuerySet[Any]) -> Q:
-        """Return the condition of rows with the word in one of their own fields; ``queryset`` has the filtered rows."""
+        """Return the condition of rows with the word in one of their fields; ``queryset`` has the filtered rows."""
         return _contains(fields, word)
 
     def _related(self, relation: str, fields: list[str], word: str) -> Any:

@@ -193,7 +193,9 @@ def test_a_slower_rate_of_a_shared_counter_makes_no_room_for_the_faster_one(algo
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "gcra"])
-def test_a_refund_by_a_faster_rate_leaves_the_slower_ones_usage(limiter: Limiter, clock: Clock, algorithm: str) -> None:
+def test_a_refund_by_a_faster_rate_leaves_the_slower_ones_usage(
+    limiter: Limiter, clock: Clock, algorithm: str
+) -> None:
     """In Redis and in memory. By the faster rate everything had drained, so its refund emptied the counter."""
     with override_settings(RATEQUOTA={"REDIS_URL": "memory://"}, CACHES={}):
         in_memory = Limiter(clock=clock)
