@@ -30,7 +30,7 @@ class SearchesRelated(admin.ModelAdmin):  # type: ignore[type-arg]
         rows = queryset
         for bit in smart_split(search_term.replace("\x00", "")):
             word = unescape_string_literal(bit) if bit.startswith(('"', "'")) and bit[0] == bit[-1] else bit
-            found = _contains(own, word)
+            found = self.contains(own, word, queryset)
             for relation, fields in related.items():
                 if (relation, word) not in known:
                     known[relation, word] = self._related(relation, fields, word)
@@ -41,6 +41,10 @@ class SearchesRelated(admin.ModelAdmin):  # type: ignore[type-arg]
         # By key where they are few, because counting the rows and sorting them would each search all rows again.
         keys = list(rows.order_by().values_list("pk", flat=True)[: _MOST_NAMED + 1])
         return (rows if len(keys) > _MOST_NAMED else queryset.filter(pk__in=keys)), False
+
+    def contains(self, fields: list[str], word: str, queryset: QuerySet[Any]) -> Q:
+        """Return the condition of rows with the word in one of their fields; ``queryset`` has the filtered rows."""
+        return _contains(fields, word)
 
     def _related(self, relation: str, fields: list[str], word: str) -> Any:
         """Return the keys of the objects that contain the word; a query where they are too many to name."""
