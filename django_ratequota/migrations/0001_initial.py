@@ -544,7 +544,12 @@ class Migration(migrations.Migration):
                 "constraints": [
                     models.UniqueConstraint(fields=("counter", "starts_at"), name="ratequota_quota_one_row")
                 ],
-                "indexes": [models.Index(fields=["period", "ends_at", "percent"], name="ratequota_quota_fullest")],
+                "indexes": [
+                    models.Index(
+                        fields=["period", "ends_at", "percent", "policy_id", "endpoint_id"],
+                        name="ratequota_quota_fullest",
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
