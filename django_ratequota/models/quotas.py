@@ -41,8 +41,12 @@ class QuotaWindow(models.Model):
         verbose_name_plural = _("quota windows")
         ordering = ["-starts_at", "counter"]
         constraints = [models.UniqueConstraint(fields=["counter", "starts_at"], name="ratequota_quota_one_row")]
-        # The fullest of the windows that run now.
-        indexes = [models.Index(fields=["period", "ends_at", "percent"], name="ratequota_quota_fullest")]
+        # The fullest of the windows that run now, also those of some policies or of an endpoint, without their rows.
+        indexes = [
+            models.Index(
+                fields=["period", "ends_at", "percent", "policy_id", "endpoint_id"], name="ratequota_quota_fullest"
+            )
+        ]
 
     def __str__(self) -> str:
         return f"{self.counter} {self.starts_at:%Y-%m-%d}: {self.used} / {self.limit}"
