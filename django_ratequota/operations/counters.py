@@ -19,7 +19,7 @@ from ..monitoring.seeds import seeds
 from ..policies.assigned import entries_of
 from ..policies.facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
 from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text, failed_kind
-from ..policies.resolver import EvaluationContext, assignment_of, make_buckets
+from ..policies.resolver import EvaluationContext, make_buckets
 from ..recording.databases import policy_alias
 from ..recording.recorder import record_reset
 from ..runtime import default_limiter
@@ -114,11 +114,11 @@ def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolic
     counters: dict[tuple[object, ...], tuple[Bucket, RatePolicy]] = {}
     without: dict[RatePolicy, str] = {}
     callers = {policy: caller for policy, facts in rows if (caller := _own_caller(facts)) is not None}
-    anchors = _anchors({policy: callers[policy] for policy, facts in rows if policy in callers and _monthly(facts)})
+    contexts = _contexts({policy: callers[policy] for policy, facts in rows if policy in callers and _monthly(facts)})
     for policy, facts in rows:
         subject = callers[policy].subject(facts.counted_per, None) if policy in callers else None
         endpoint = endpoint_facts(policy.endpoint) if policy.endpoint else None
-        buckets = make_buckets(facts, endpoint, subject, anchors.get(policy, 1)) if subject else ()
+        buckets = make_buckets(facts, endpoint, subject, contexts.get(policy)) if subject else ()
         if not buckets:
             without[policy] = _why_none(facts, subject)
         for bucket in buckets:
@@ -126,16 +126,16 @@ def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolic
     return dict(counters.values()), without
 
 
-def _anchors(callers: Mapping[RatePolicy, DescribedCaller]) -> dict[RatePolicy, int]:
-    """Return the day on which each caller's months begin; raises ``django.db.Error``."""
+def _contexts(callers: Mapping[RatePolicy, DescribedCaller]) -> dict[RatePolicy, EvaluationContext]:
+    """Return the callers with their assignments, which name when months begin; raises ``django.db.Error``."""
     if not callers:
         return {}
     snapshot, now_us = newest_policies(), time.time_ns() // 1000
-    anchors = {}
-    for (policy, caller), (entry, assigned) in zip(callers.items(), entries_of(list(callers.values())), strict=True):
-        found = assignment_of(EvaluationContext(caller, entry, (), None, snapshot, now_us, assigned))
-        anchors[policy] = found[1].anchor if found else 1
-    return anchors
+    entries = zip(callers.items(), entries_of(list(callers.values())), strict=True)
+    return {
+        policy: EvaluationContext(caller, entry, (), None, snapshot, now_us, assigned)
+        for (policy, caller), (entry, assigned) in entries
+    }
 
 
 def _monthly(policy: PolicyFacts) -> bool:

@@ -57,8 +57,7 @@ def explain(context: EvaluationContext, others: Counter[str] | None = None) -> t
 
     Policies for other callers are counted in ``others``, by ``other_audience``: there may be 100,000 of them.
     """
-    plan, assignment = plan_of(context), assignment_of(context)
-    anchor = assignment[1].anchor if assignment else 1
+    plan = plan_of(context)
     counts = Counter() if others is None else others
     won = {policy.id: policy for policy in resolve(context).winners}
     matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
@@ -79,7 +78,7 @@ def explain(context: EvaluationContext, others: Counter[str] | None = None) -> t
         for policy in rivals:
             if policy is winner and subject is not None:
                 reason = _("wins: %(why)s") % {"why": _why_won(policy, endpoint, context, entries)}
-                buckets = make_buckets(policy, endpoint, subject, anchor)
+                buckets = make_buckets(policy, endpoint, subject, context)
                 candidates.append(Candidate(policy=policy, won=True, reason=reason, buckets=buckets))
             elif matched.exempt:
                 candidates.append(lost(policy, _("the endpoint %(name)s is exempt") % {"name": matched.exempt}))

@@ -18,7 +18,7 @@ from ..conf import settings
 from ..engine.rates import BLOCKED
 from ..engine.types import Bucket
 from ..utils.problems import note_problem
-from .facts import UNREADABLE, Assigned, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
+from .facts import NOBODY, UNREADABLE, Assigned, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
 from .matching import MatchedPolicies, contenders, match_policies
 from .precedence import strongest
 from .requests.caller import Caller
@@ -96,6 +96,19 @@ def assignment_of(context: EvaluationContext) -> tuple[str, Assignment] | None:
     return None
 
 
+def month_anchor(context: EvaluationContext, subject: str) -> int:
+    """Return the day on which the months of a subject's counters begin.
+
+    It is that of the subject's own assignment, else of the one that gives the caller's plan.
+    """
+    kind, found = subject.partition(":")[0], assignment_of(context)
+    if found is None or kind in _SHARED:
+        return 1
+    # Its own first: others of the subject's callers may have their plans from elsewhere.
+    entry = dict(context.assigned).get(kind) or (context.entry if kind == "user" else NOBODY)
+    return (entry.assignment(context.now_us) or found[1]).anchor
+
+
 def _plan(context: EvaluationContext, found: tuple[str, Assignment] | None) -> PlanFacts | None:
     snapshot, caller = context.snapshot, context.caller
     plan_id = found[1].plan_id if found else None
@@ -131,7 +144,7 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
     """Return what ``resolve`` does, without the memo."""
     matched, found = _matched(context), assignment_of(context)
     plan = _plan(context, found)
-    plan_id, anchor = plan.id if plan else None, found[1].anchor if found else 1
+    plan_id = plan.id if plan else None
     buckets: list[Bucket] = []
     blocked: list[str] = []
     blocking: dict[str, list[int]] = {"enforce": [], "log": []}
@@ -153,7 +166,7 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
             continue
         winners.append(winner)
         if isinstance(winner.rates, tuple):
-            buckets += make_buckets(winner, endpoint, subject, anchor)
+            buckets += make_buckets(winner, endpoint, subject, context)
         elif winner.rates == BLOCKED:
             blocking[winner.mode].append(winner.id)
             if winner.mode == "enforce":
@@ -181,16 +194,14 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
 
 
 def make_buckets(
-    policy: PolicyFacts, endpoint: EndpointFacts | None, subject: str, anchor: int = 1
+    policy: PolicyFacts, endpoint: EndpointFacts | None, subject: str, context: EvaluationContext | None = None
 ) -> tuple[Bucket, ...]:
     """Return one bucket per rate of the policy; none for ``unlimited`` and ``blocked``.
 
-    ``anchor`` is that of the assignment that gives the caller's plan.
+    Months begin on the day that ``context`` names for the subject, without it on the first.
     """
     if isinstance(policy.rates, str):
         return ()
-    if anchor != 1 and subject.partition(":")[0] in _SHARED:
-        anchor = 1
     mode: Literal["enforce", "log"] = "log" if policy.mode == "log" else "enforce"
     # A list first, because tuple() of a generator takes twice as long.
     buckets = [
@@ -204,7 +215,7 @@ def make_buckets(
             on_error=policy.on_error,
             policy_id=policy.id,
             durable=policy.durable and rate.calendar != "",
-            anchor=anchor if rate.calendar == "month" else 1,
+            anchor=month_anchor(context, subject) if context and rate.calendar == "month" else 1,
         )
         for rate in policy.rates
     ]

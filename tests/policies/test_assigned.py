@@ -288,7 +288,8 @@ class TestAnchors:
         assert anchors(user_id=str(alice.pk)) == {"caller": own, **expected}
         assert anchors() == {"caller": shared, **expected}, "several customers share the address"
         PlanAssignment.objects.create(user=alice, plan=plan, anchor=None)
-        assert {tuple(own) for own in anchors(user_id=str(alice.pk)).values()} == {(1, 1, 1)}
+        # Now her plan is her own, and no longer the organisation's; its limits still begin on its day.
+        assert anchors(user_id=str(alice.pk)) == {**expected, "caller": shared, "api_key": shared}
 
 
 class TestWhatIsShown:
