@@ -35,6 +35,11 @@ class PlanAssignmentAdmin(UserOrSubjectAdmin):
     fields = ["user", "subject", "plan", "starts_at", "ends_at", "anchor", "reason", "created_by", _CREATED_AT]
     readonly_fields = ["created_by", _CREATED_AT]
 
+    def get_fields(self, request: Any, obj: Any = None) -> list[Any]:
+        """Return the fields; those about the assignment's creation once it is created."""
+        fields = super().get_fields(request, obj)
+        return [name for name in fields if obj is not None or name not in self.readonly_fields]
+
     def get_search_fields(self, request: Any) -> list[str]:
         """Return the lookups that find a user, a subject, a plan or a reason."""
         return [*super().get_search_fields(request), "plan__name"]

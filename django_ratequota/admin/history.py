@@ -22,8 +22,13 @@ from .filters import RelatedFilter
 from .formatting import shown, time_column
 from .names import object_name
 from .restore import RestorePage
+from .search import SearchesRelated
 from .undo import SavePage, kind_name, kinds
 
+#: Rows in which words are searched, because no index finds a part of a text.
+_SEARCHED = 100_000
+#: Matching rows that are listed to find their saves; of more, each save is asked whether one is its own.
+_FEW = 10_000
 #: Most rows of a save that a cell lists, and most rows of a save of which any are listed.
 _LISTED, _SMALL = 3, 100
 
@@ -103,12 +108,11 @@ class SaveList(ChangeList):
         """Return one row per save; the matching ones of the others are in ``matching``."""
         self.matching = super().get_queryset(request, exclude_parameters)
         rows: QuerySet[Any] = self.matching.filter(first=True)
-        filters = self.get_filters_params().keys()
-        if self.query or filters:
+        if self.query or self.get_filters_params():
             saves = self.matching.order_by().values("change_id")
-            found = Q(change_id__in=saves)
-            if not self.query and filters <= {"model", "action__exact"}:
-                # Most saves match, and an index has all that this asks for.
+            if self.query or self.matching.order_by()[: _FEW + 1].count() <= _FEW:
+                found = Q(change_id__in=saves)
+            else:  # because most saves are then found at the first look
                 found = Q(Exists(saves.filter(change_id=OuterRef("change_id"))))
             rows = self.apply_select_related(self.root_queryset.filter(found, first=True))
         return rows.order_by(*self.get_ordering(request, rows))
@@ -140,7 +144,7 @@ class SaveList(ChangeList):
 
 
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
+class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
     """Who changed what, when and why. Nobody can edit it."""
 
     pages = (SavePage, RestorePage)
@@ -148,6 +152,10 @@ class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
     list_filter = ["action", KindFilter, PlanFilter, "at", ("actor", RelatedFilter), AffectedUserFilter]
     list_select_related = ["actor"]
     list_per_page = 50
+    search_help_text = _(
+        "Objects and reasons are searched in the newest 100,000 changes, or in the newest of the chosen filters; "
+        "actors and ids in all."
+    )
     show_full_result_count = False
     # They would count rows, and the list shows saves.
     show_facets = admin.ShowFacets.NEVER
@@ -159,7 +167,13 @@ class PolicyChangeAdmin(AutocompleteAdmin, RecordedAdmin):
 
     def get_search_fields(self, request: Any) -> list[str]:
         """Return the lookups that find an object, an actor or a reason."""
-        return ["object_text", "reason", "=object_id", "=touched_user", *user_search_fields("actor")]
+        return ["object_text", "reason", *user_search_fields("actor")]
+
+    def contains(self, fields: list[str], word: str, queryset: QuerySet[Any]) -> Q:
+        """Return the condition of rows with the word among the newest, and of rows with the key ``word`` in all."""
+        newest = queryset.order_by("-pk").values_list("pk", flat=True).first() or 0
+        keys = Q(model__in=[*KINDS, "counter"], object_id=word) | Q(touched_user=word)
+        return (Q(pk__gt=newest - _SEARCHED) & super().contains(fields, word, queryset)) | keys
 
     def get_changelist(self, request: Any, **kwargs: Any) -> Any:
         """Return the class of the list."""

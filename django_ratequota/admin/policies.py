@@ -29,7 +29,8 @@ from .reset import ResetPage, reset_usage
 from .rollout import RolloutPage, link_text
 from .search import SearchesRelated
 from .subjects import SubjectsPage
-from .usage.page import UsageExport, UsagePage
+from .usage.export import UsageExport
+from .usage.page import UsagePage
 from .warnings import WarnsOnSave
 
 

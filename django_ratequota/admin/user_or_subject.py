@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
@@ -22,11 +23,20 @@ class UserOrSubjectFilter(ConditionFilter):
     parameter_name = "who"
 
     def conditions(self) -> dict[str, tuple[Any, Any]]:
-        """Look at the user: a row without one has a subject."""
+        """Return which of the two is there; SQLite would look up the rows without the other one, and sort them."""
         return {
             "user": (_("a user"), Q(user__isnull=False)),
-            "subject": (_("a subject"), Q(user__isnull=True)),
+            "subject": (_("a subject"), Q(subject__isnull=False)),
         }
+
+
+class SubjectOrder(ChangeList):
+    """A list that is sorted by subject as the index is: sorting half a million users without one takes seconds."""
+
+    def get_ordering(self, request: Any, queryset: Any) -> list[Any]:
+        """Return the order, in which equal subjects ascend with the others; Django lets their keys descend."""
+        ordering = super().get_ordering(request, queryset)
+        return ["subject", "pk"] if ordering == ["subject", "-pk"] else ordering
 
 
 class UserOrSubjectAdmin(AutocompleteAdmin, SearchesRelated, RecordedAdmin):
@@ -38,12 +48,9 @@ class UserOrSubjectAdmin(AutocompleteAdmin, SearchesRelated, RecordedAdmin):
         """Return the lookups that find a user, a subject or a reason."""
         return [*user_search_fields(), "subject", "reason"]
 
-    def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
-        """Return the field; a subject is written from left to right in every language."""
-        field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
-        if db_field.name == "subject":
-            field.widget.attrs |= {"dir": "ltr", "spellcheck": "false"}
-        return field
+    def get_changelist(self, request: Any, **kwargs: Any) -> Any:
+        """Return the class of the list."""
+        return SubjectOrder
 
     @admin.display(description=_("user or subject"), ordering="subject")
     def who(self, row: Any) -> str:

@@ -102,7 +102,7 @@ def check_plans(**_: Any) -> Messages:
 
 @of_policies
 def check_assigned_kinds(**_: Any) -> Messages:
-    """W024: plan assignments of subjects whose kind IDENTIFIERS does not name."""
+    """W025: plan assignments of subjects whose kind IDENTIFIERS does not name."""
     from ..models import PlanAssignment
 
     rows = PlanAssignment.objects.filter(subject__isnull=False).order_by()
@@ -114,7 +114,7 @@ def check_assigned_kinds(**_: Any) -> Messages:
     kind = visible(subject.partition(":")[0])
     text = f"Plans of subjects of the kind {kind!r} have no effect: RATEQUOTA['IDENTIFIERS'] has no {kind!r}."
     hint = "Name the identifier as before, or end these plan assignments."
-    return [checks.Warning(text, hint=hint, id="django_ratequota.W024")]
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W025")]
 
 
 @of_policies

@@ -24,6 +24,7 @@ from ..policies.requests.view_declarations import (
     class_attribute,
     has_throttle,
     is_decorated,
+    is_quota_throttle,
     is_rest,
     late_check,
     limits_itself,
@@ -39,6 +40,8 @@ from .database import Messages, of_policies
 _LIMITING = re.compile(r"django_ratequota\.(compat|decorators|enforcement|engine\.limiter|ninja|throttling)\b")
 #: Modules that are not the project's own.
 _FOREIGN = ("django.", "django_ratequota.")
+#: Attributes of REST framework's own throttle classes, which a ``QuotaThrottle`` does not read.
+_NOT_READ = ("scope", "rate", "THROTTLE_RATES", "get_cache_key", "parse_rate")
 #: Most functions that are read. In a project with more, one that limits may be among the rest: so no warning.
 _MAX_FUNCTIONS = 10_000
 #: Most views that a message names.
@@ -128,6 +131,29 @@ def check_authenticated(**_: Any) -> Messages:
     text = f"@ratequota around dispatch runs before REST framework knows the user: {_shortened(early)}."
     hint = "Write @throttle_scope(...) on the class instead, with QuotaThrottle among its throttle_classes."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W023")] if early else []
+
+
+@checks.register
+def check_throttle_classes(**_: Any) -> Messages:
+    """W024: a subclass of ``QuotaThrottle`` sets a scope or a rate, as for REST framework's own throttles."""
+    try:
+        views = [view for _route, _name, view in known_views()]
+    except Exception:  # Django's own check reports what is wrong with the URLconf
+        return []
+    messages: Messages = []
+    throttles = [one for view in views for one in class_attribute(view, "throttle_classes") or ()]
+    for throttle in dict.fromkeys(filter(is_quota_throttle, throttles)):
+        own = project_functions(list(throttle.__mro__))
+        read = {name for function in own for code in codes_of(function) for name in code.co_names}
+        unread = [name for name in _NOT_READ if hasattr(throttle, name) and name not in read]
+        if unread:
+            text = f"{throttle.__module__}.{throttle.__qualname__} sets {', '.join(unread)}, which nothing reads."
+            hint = (
+                "Declare the scope on views, as throttle_scope = 'search' or by @throttle_scope('search'), and write "
+                "the rate as a policy, in the admin or a file. Then remove the attributes."
+            )
+            messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W024"))
+    return messages
 
 
 def _module_limits(name: str) -> bool:

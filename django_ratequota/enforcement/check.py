@@ -202,8 +202,7 @@ def evaluate(
             context = EvaluationContext(caller, entry, endpoints, scope, snapshot, now_us(limiter))
             if user_known and (pending is None or policies.assigned_kinds != ()):
                 resolution = yield partial(resolve_assigned, context, pending)
-            elif known is None and (settings.identifiers or settings.plan_resolver):
-                # A step, because the project's own functions may read the database.
+            elif known is None and (settings.identifiers or settings.plan_resolver):  # they may read the database
                 resolution = yield partial(resolve, context)
             else:
                 resolution = resolve(context)
@@ -296,7 +295,6 @@ def _load_snapshot(limiter: Limiter | StoreError, snapshot: Snapshot | None) -> 
 def _load_user(user_id: str) -> Generator[Step, Any, UserEntry]:
     """Return the user's plan and overrides; none while the database is down, so that shared policies still apply."""
     try:
-        entry: UserEntry = yield partial(process.policies.load_user, user_id)
+        return (yield partial(process.policies.load_user, user_id))  # type: ignore[no-any-return]
     except DatabaseError:
         return NOBODY
-    return entry

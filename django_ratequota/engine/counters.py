@@ -97,8 +97,7 @@ class Counters:
                 if allowed and ok and units and mode == "refund":
                     self._give_back(counter, bucket.rate, units, at, of)
                 elif allowed and ok and units and mode != "peek":
-                    self._charge(counter, bucket.rate, units, at)
-                    counter.booked = counter.booked or mode == "acquire"
+                    self._charge(counter, bucket.rate, units, at, mode == "acquire")
                 # A cost that never fits neither adds a counter to the refusing ones nor removes it.
                 if mode == "check" and wait < _NEVER:
                     counter.refused_until = at + wait if wait else 0
@@ -106,13 +105,15 @@ class Counters:
                 statuses.append(self._status(bucket, counter, ok, wait, at))
             return now, tuple(statuses)
 
-    def _charge(self, counter: Counter, rate: Rate, cost: int, now: float) -> None:
+    def _charge(self, counter: Counter, rate: Rate, cost: int, now: float, slot: bool = False) -> None:
+        """``slot``: the units are one of a queue."""
         if rate.algorithm not in WINDOWS:
             drain, room = self._meter(rate)
             level, drained_by = self._level(counter, rate, now)
             counter.booked = counter.booked and level > room
             counter.units = min(level, room) if drained_by > drain and not counter.booked else level
             counter.since, counter.drain, counter.room = now, drain, room
+            counter.booked = counter.booked or slot
         counter.units += cost
 
     def _give_back(

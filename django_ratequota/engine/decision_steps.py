@@ -65,6 +65,7 @@ class LimiterSteps:
         self._revision_max_age = revision_max_age or (_CLUSTER_REVISION_SECONDS if store.clustered else 0.0)
         self.prefix = check_prefix(prefix)
         self.time_zone = check_zone(time_zone or UTC)
+        clock = clock and _checked(clock)
         self._clock = clock
         self._deny_cache = DenyCache(deny_cache_seconds, clock)
         # The store's clock minus this process's monotonic one, as last seen (µs).
@@ -88,7 +89,7 @@ class LimiterSteps:
     @property
     def now_us(self) -> int:
         """The store's clock as this process last saw it, or the injected one."""
-        return self._read_clock() if self._clock else monotonic_us() + self._offset_us
+        return self._clock() if self._clock else monotonic_us() + self._offset_us
 
     def answer_age(self) -> float:
         """Seconds since the store last compared a caller's revision with the published one."""
@@ -209,7 +210,7 @@ class LimiterSteps:
         now_us = self.now_us
         known = NO_REVISION if revision is None else min(revision, _MAX_US)
         for _ in range(3):
-            clock_us = self._read_clock() if self._clock else 0
+            clock_us = self._clock() if self._clock else 0
             header = (mode, clock_us, known, cost, *times)
             command, windows_us = prepared.command(header, now_us)
             reply = yield command if share == 1.0 else command.within(share)
@@ -274,13 +275,19 @@ class LimiterSteps:
         last_us = max(self._compared_us, self._asked_us)
         return monotonic_us() - last_us >= self._revision_max_age * 10**6
 
-    def _read_clock(self) -> int:
-        now_us = self._clock() if self._clock else 0
-        if not isinstance(now_us, int) or not 0 < now_us <= _MAX_US:
-            raise InvalidBucket(
-                f"the clock must return whole µs since the Unix epoch, from 1 to 2^53, not {show(now_us)}"
-            )
-        return now_us
+
+def _checked(clock: Callable[[], int]) -> Callable[[], int]:
+    """Return a clock that raises ``InvalidBucket`` where ``clock`` returns no time that the script takes."""
+
+    def read() -> int:
+        now_us = clock()
+        if isinstance(now_us, int) and 0 < now_us <= _MAX_US:
+            return now_us
+        raise InvalidBucket(
+            f"the clock must return whole µs since the Unix epoch, from 1 to 2^53, not {show(now_us)}"
+        )
+
+    return read
 
 
 def _decided(decision: Decision) -> Steps:

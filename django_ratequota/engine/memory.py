@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import tzinfo
 from fractions import Fraction
+from math import ceil
 from typing import Any
 
 from ..exceptions import NewerRevision
@@ -122,7 +123,7 @@ class Memory(Counters):
             if counter.uncut is not None and not _level_of(counter.uncut, now):
                 counter.uncut = None
 
-    def _charge(self, counter: Counter, rate: Rate, cost: int, now: Any) -> None:
+    def _charge(self, counter: Counter, rate: Rate, cost: int, now: Any, slot: bool = False) -> None:
         if rate.algorithm == _LOG:
             counter.log = counter.log or deque()
             counter.log.append((now, cost))
@@ -130,15 +131,22 @@ class Memory(Counters):
         if rate.algorithm in WINDOWS:
             super()._charge(counter, rate, cost, now)
             return
-        uncut = counter.uncut
-        if uncut is not None and self._meter(rate)[0] > counter.drain:  # nothing was cut off for this rate
+        drain, room = self._meter(rate)
+        uncut, counter.uncut = counter.uncut, None
+        if uncut is not None and drain > counter.drain:  # nothing was cut off for this rate
             _replace_level(counter, uncut)
             uncut = None
-        counter.uncut = None
-        before = Counter(self._level(counter, rate, now)[0], 0, now, counter.drain, counter.room)
-        super()._charge(counter, rate, cost, now)
-        if uncut is None and counter.units - cost < before.units:
-            uncut = before
+        used = level = self._level(counter, rate, now)[0]
+        over = used + cost - room
+        if counter.drain > drain and slot and over > 0:
+            # The slot begins at the instant in its caller's reply, and the next slot behind it.
+            level += Fraction(ceil(over * rate.period_us * drain / counter.drain), rate.period_us) - over
+        elif counter.drain > drain:
+            level = min(level, room)
+        if level < used and uncut is None:
+            uncut = Counter(used, 0, now, counter.drain, counter.room)
+        counter.booked = (slot or (counter.booked and used > room)) and level + cost > room
+        counter.units, counter.since, counter.drain, counter.room = level + cost, now, drain, room
         if uncut is not None:
             held = _level_of(uncut, now)
             uncut.units, uncut.since = max(held, min(held + cost, uncut.room)), now
@@ -168,22 +176,35 @@ class Memory(Counters):
                 if units > taken:
                     newer.append((at_us, units - taken))
             log.extend(reversed(newer))
-        else:
-            uncut, counter.uncut = counter.uncut, None
+        elif rate.algorithm == _COUNTER:
             super()._give_back(counter, rate, cost, now, charged)
-            if uncut is not None:
-                self._give_back_uncut(counter, uncut, rate, cost, now, charged)
+        else:
+            self._give_back_level(counter, rate, cost, now, charged)
 
-    def _give_back_uncut(
-        self, counter: Counter, uncut: Counter, rate: Rate, cost: int, now: Any, charged: tuple[Any, Any] | None
+    def _give_back_level(
+        self, counter: Counter, rate: Rate, cost: int, now: Any, charged: tuple[Any, Any] | None
     ) -> None:
-        drain = self._meter(rate)[0]
-        left = charged[1] * drain - (now - charged[0]) * max(drain, counter.drain) if charged else cost
-        uncut.units, uncut.since = _level_of(uncut, now) - max(0, min(cost, left)), now
-        if not counter.units and uncut.units > 0:
-            _replace_level(counter, uncut)
-        elif uncut.units > counter.units:
-            counter.uncut = uncut
+        """Take units from a bucket, which stays under the rate that it was charged under, as in the script."""
+        left, units, given = 0, cost, cost
+        if charged:  # the oldest units drain first, so these are the last to drain
+            own, room = self._meter(rate)
+            left = charged[1] * own - (now - charged[0]) * max(own, counter.drain)
+            given = min(cost, left)
+            if (own, room) != (counter.drain, counter.room):  # an edit left no more of them
+                left = min(left, counter.room if counter.drain < own else max(counter.room, room))
+            units = min(cost, left)
+        used = _level_of(counter, now)
+        if counter.booked and used > counter.room and left < used:
+            units = given = 0  # another slot may be booked behind it
+        counter.units, counter.since = max(0, used - max(0, units)), now
+        uncut, counter.uncut = counter.uncut, None
+        if uncut is not None:
+            uncut.units, uncut.since = _level_of(uncut, now) - max(0, given), now
+            if not counter.units and uncut.units > 0:
+                _replace_level(counter, uncut)
+                counter.booked = False
+            elif uncut.units > counter.units:
+                counter.uncut = uncut
 
     def _exact_wait(self, counter: Counter, rate: Rate, cost: int, now: Any) -> Any:
         over = counter.units + cost - rate.limit

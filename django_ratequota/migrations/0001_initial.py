@@ -11,6 +11,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
+
     initial = True
 
     dependencies = [
@@ -19,855 +20,199 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
-            name="Endpoint",
+            name='Endpoint',
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                (
-                    "name",
-                    models.SlugField(
-                        help_text="The scope that code refers to (throttle_scope, ratequota(scope=...)). Clients see it in headers.",
-                        max_length=100,
-                        unique=True,
-                        verbose_name="name",
-                    ),
-                ),
-                (
-                    "description",
-                    models.TextField(
-                        blank=True, help_text="For operators; clients never see it.", verbose_name="description"
-                    ),
-                ),
-                (
-                    "routes",
-                    models.TextField(
-                        blank=True,
-                        help_text="One pattern a line, * for anything: a URL name such as reports:*, or a route starting with / such as /api/v1/reports/*. Matched against the route that Django resolved, never the path that a client wrote.",
-                        verbose_name="routes",
-                    ),
-                ),
-                (
-                    "methods",
-                    models.CharField(
-                        blank=True,
-                        help_text="HTTP methods separated by spaces, such as GET POST; empty = all. HEAD counts as GET. Other methods count as well if the view runs the same code for them. OPTIONS answered by an options handler counts only if it is listed.",
-                        max_length=100,
-                        verbose_name="methods",
-                    ),
-                ),
-                (
-                    "cost",
-                    models.PositiveBigIntegerField(
-                        default=1,
-                        help_text="Units that a request consumes, unless the code says otherwise.",
-                        validators=[
-                            django.core.validators.MinValueValidator(1),
-                            django.core.validators.MaxValueValidator(1000000000000),
-                        ],
-                        verbose_name="cost",
-                    ),
-                ),
-                (
-                    "charged_statuses",
-                    models.CharField(
-                        blank=True,
-                        default="",
-                        help_text="Which responses count, such as 401, 403 or 4xx for failed logins; empty = every request. Requests are charged before they run, and those that end with another status get their units back.",
-                        max_length=100,
-                        verbose_name="charged statuses",
-                    ),
-                ),
-                (
-                    "exempt",
-                    models.BooleanField(
-                        default=False,
-                        help_text="Nothing limits requests that match this endpoint, such as health checks: no policy for it, for all endpoints, or for another endpoint that they match, not even a block. They are not counted. If methods are listed, only these are exempt.",
-                        verbose_name="exempt",
-                    ),
-                ),
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.SlugField(help_text='The scope that code refers to (throttle_scope, ratequota(scope=...)). Clients see it in headers.', max_length=100, unique=True, verbose_name='name')),
+                ('description', models.TextField(blank=True, help_text='For operators; clients never see it.', verbose_name='description')),
+                ('routes', models.TextField(blank=True, help_text='One pattern a line, * for anything: a URL name such as reports:*, or a route starting with / such as /api/v1/reports/*. Matched against the route that Django resolved, never the path that a client wrote.', verbose_name='routes')),
+                ('methods', models.CharField(blank=True, help_text='HTTP methods separated by spaces, such as GET POST; empty = all. HEAD counts as GET. Other methods count as well if the view runs the same code for them. OPTIONS answered by an options handler counts only if it is listed.', max_length=100, verbose_name='methods')),
+                ('cost', models.PositiveBigIntegerField(default=1, help_text='Units that a request consumes, unless the code says otherwise.', validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(1000000000000)], verbose_name='cost')),
+                ('charged_statuses', models.CharField(blank=True, default='', help_text='Which responses count, such as 401, 403 or 4xx for failed logins; empty = every request. Requests are charged before they run, and those that end with another status get their units back.', max_length=100, verbose_name='charged statuses')),
+                ('exempt', models.BooleanField(default=False, help_text='Nothing limits requests that match this endpoint, such as health checks: no policy for it, for all endpoints, or for another endpoint that they match, not even a block. They are not counted. If methods are listed, only these are exempt.', verbose_name='exempt')),
             ],
             options={
-                "verbose_name": "endpoint",
-                "verbose_name_plural": "endpoints",
-                "ordering": ["name"],
-                "abstract": False,
-                "base_manager_name": "objects",
+                'verbose_name': 'endpoint',
+                'verbose_name_plural': 'endpoints',
+                'ordering': ['name'],
+                'abstract': False,
+                'base_manager_name': 'objects',
             },
         ),
         migrations.CreateModel(
-            name="Plan",
+            name='Plan',
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                (
-                    "name",
-                    models.CharField(
-                        help_text="What operators call this tier, such as Free or Pro.",
-                        max_length=100,
-                        unique=True,
-                        verbose_name="name",
-                    ),
-                ),
-                (
-                    "slug",
-                    models.SlugField(
-                        help_text="What code calls it; PLAN_RESOLVER returns this.",
-                        max_length=100,
-                        unique=True,
-                        verbose_name="slug",
-                    ),
-                ),
-                (
-                    "description",
-                    models.TextField(
-                        blank=True, help_text="For operators; clients never see it.", verbose_name="description"
-                    ),
-                ),
-                (
-                    "position",
-                    models.PositiveIntegerField(
-                        default=0,
-                        help_text="Where the plan stands among the others: lower numbers first, equal ones by name.",
-                        validators=[django.core.validators.MaxValueValidator(1000000000)],
-                        verbose_name="position",
-                    ),
-                ),
-                (
-                    "default_for",
-                    models.CharField(
-                        blank=True,
-                        choices=[
-                            ("", "nobody"),
-                            ("authenticated", "logged-in users without an assignment"),
-                            ("anonymous", "anonymous callers"),
-                        ],
-                        default="",
-                        help_text="Callers who are on this plan without an assignment. Each kind has at most one default plan.",
-                        max_length=20,
-                        verbose_name="default for",
-                    ),
-                ),
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(help_text='What operators call this tier, such as Free or Pro.', max_length=100, unique=True, verbose_name='name')),
+                ('slug', models.SlugField(help_text='What code calls it; PLAN_RESOLVER returns this.', max_length=100, unique=True, verbose_name='slug')),
+                ('description', models.TextField(blank=True, help_text='For operators; clients never see it.', verbose_name='description')),
+                ('position', models.PositiveIntegerField(default=0, help_text='Where the plan stands among the others: lower numbers first, equal ones by name.', validators=[django.core.validators.MaxValueValidator(1000000000)], verbose_name='position')),
+                ('default_for', models.CharField(blank=True, choices=[('', 'nobody'), ('authenticated', 'logged-in users without an assignment'), ('anonymous', 'anonymous callers')], default='', help_text='Callers who are on this plan without an assignment. Each kind has at most one default plan.', max_length=20, verbose_name='default for')),
             ],
             options={
-                "verbose_name": "plan",
-                "verbose_name_plural": "plans",
-                "ordering": ["position", "name"],
-                "abstract": False,
-                "base_manager_name": "objects",
-                "constraints": [
-                    models.UniqueConstraint(
-                        condition=models.Q(("default_for", ""), _negated=True),
-                        fields=("default_for",),
-                        name="ratequota_plan_one_default",
-                        violation_error_message="Another plan is the default for these callers; change that one first.",
-                    )
-                ],
+                'verbose_name': 'plan',
+                'verbose_name_plural': 'plans',
+                'ordering': ['position', 'name'],
+                'abstract': False,
+                'base_manager_name': 'objects',
+                'constraints': [models.UniqueConstraint(condition=models.Q(('default_for', ''), _negated=True), fields=('default_for',), name='ratequota_plan_one_default', violation_error_message='Another plan is the default for these callers; change that one first.')],
             },
         ),
         migrations.CreateModel(
-            name="SubjectList",
+            name='SubjectList',
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                (
-                    "name",
-                    models.CharField(
-                        help_text="What operators call this list, such as Bad bots.",
-                        max_length=100,
-                        unique=True,
-                        verbose_name="name",
-                    ),
-                ),
-                (
-                    "description",
-                    models.TextField(
-                        blank=True, help_text="For operators; clients never see it.", verbose_name="description"
-                    ),
-                ),
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(help_text='What operators call this list, such as Bad bots.', max_length=100, unique=True, verbose_name='name')),
+                ('description', models.TextField(blank=True, help_text='For operators; clients never see it.', verbose_name='description')),
             ],
             options={
-                "verbose_name": "subject list",
-                "verbose_name_plural": "subject lists",
-                "ordering": ["name"],
-                "abstract": False,
-                "base_manager_name": "objects",
+                'verbose_name': 'subject list',
+                'verbose_name_plural': 'subject lists',
+                'ordering': ['name'],
+                'abstract': False,
+                'base_manager_name': 'objects',
             },
         ),
         migrations.CreateModel(
-            name="ListMember",
+            name='ListMember',
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                (
-                    "subject",
-                    models.CharField(
-                        blank=True,
-                        help_text="kind:value, such as tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24.",
-                        max_length=200,
-                        null=True,
-                        verbose_name="subject",
-                    ),
-                ),
-                (
-                    "starts_at",
-                    models.DateTimeField(
-                        blank=True,
-                        help_text="In the list from this moment on; empty = at once.",
-                        null=True,
-                        verbose_name="starts at",
-                    ),
-                ),
-                (
-                    "ends_at",
-                    models.DateTimeField(
-                        blank=True,
-                        help_text="In the list until this moment; empty = open-ended.",
-                        null=True,
-                        verbose_name="ends at",
-                    ),
-                ),
-                (
-                    "reason",
-                    models.CharField(
-                        blank=True,
-                        help_text="The reason, such as a ticket or a contract.",
-                        max_length=200,
-                        verbose_name="reason",
-                    ),
-                ),
-                (
-                    "user",
-                    models.ForeignKey(
-                        blank=True,
-                        help_text="The user who is in the list; or write a subject instead.",
-                        null=True,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="ratequota_list_entries",
-                        to=settings.AUTH_USER_MODEL,
-                        verbose_name="user",
-                    ),
-                ),
-                (
-                    "subject_list",
-                    models.ForeignKey(
-                        help_text="The list. Its policies apply to all of its members.",
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="members",
-                        to="django_ratequota.subjectlist",
-                        verbose_name="subject list",
-                    ),
-                ),
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('subject', models.CharField(blank=True, help_text='kind:value, such as tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24.', max_length=200, null=True, verbose_name='subject')),
+                ('starts_at', models.DateTimeField(blank=True, help_text='In the list from this moment on; empty = at once.', null=True, verbose_name='starts at')),
+                ('ends_at', models.DateTimeField(blank=True, help_text='In the list until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
+                ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),
+                ('user', models.ForeignKey(blank=True, help_text='The user who is in the list; or write a subject instead.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='ratequota_list_entries', to=settings.AUTH_USER_MODEL, verbose_name='user')),
+                ('subject_list', models.ForeignKey(help_text='The list. Its policies apply to all of its members.', on_delete=django.db.models.deletion.CASCADE, related_name='members', to='django_ratequota.subjectlist', verbose_name='subject list')),
             ],
             options={
-                "verbose_name": "list member",
-                "verbose_name_plural": "list members",
-                "ordering": ["subject_list__name", "pk"],
-                "abstract": False,
-                "base_manager_name": "objects",
-                "constraints": [
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            models.Q(
-                                ("subject__isnull", False),
-                                ("user__isnull", True),
-                                models.Q(("subject", ""), _negated=True),
-                            ),
-                            models.Q(("subject__isnull", True), ("user__isnull", False)),
-                            _connector="OR",
-                        ),
-                        name="ratequota_member_one_subject",
-                        violation_error_message="Choose a user, or write a subject: exactly one of them.",
-                    ),
-                    models.UniqueConstraint(
-                        fields=("subject_list", "user"),
-                        name="ratequota_member_unique_user",
-                        violation_error_message="This user is in the list already: edit the dates of that entry.",
-                    ),
-                    models.UniqueConstraint(
-                        fields=("subject_list", "subject"),
-                        name="ratequota_member_unique_subject",
-                        violation_error_message="This subject is in the list already: edit the dates of that entry.",
-                    ),
-                ],
+                'verbose_name': 'list member',
+                'verbose_name_plural': 'list members',
+                'ordering': ['subject_list__name', 'pk'],
+                'abstract': False,
+                'base_manager_name': 'objects',
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('subject__isnull', False), ('user__isnull', True), models.Q(('subject', ''), _negated=True)), models.Q(('subject__isnull', True), ('user__isnull', False)), _connector='OR'), name='ratequota_member_one_subject', violation_error_message='Choose a user, or write a subject: exactly one of them.'), models.UniqueConstraint(fields=('subject_list', 'user'), name='ratequota_member_unique_user', violation_error_message='This user is in the list already: edit the dates of that entry.'), models.UniqueConstraint(fields=('subject_list', 'subject'), name='ratequota_member_unique_subject', violation_error_message='This subject is in the list already: edit the dates of that entry.')],
             },
         ),
         migrations.CreateModel(
-            name="PlanAssignment",
+            name='PlanAssignment',
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                (
-                    "starts_at",
-                    models.DateTimeField(
-                        default=django.utils.timezone.now,
-                        help_text="The plan counts from this moment on.",
-                        verbose_name="starts at",
-                    ),
-                ),
-                (
-                    "ends_at",
-                    models.DateTimeField(
-                        blank=True,
-                        help_text="The plan counts until this moment; empty = open-ended.",
-                        null=True,
-                        verbose_name="ends at",
-                    ),
-                ),
-                (
-                    "reason",
-                    models.CharField(
-                        blank=True,
-                        help_text="The reason, such as a ticket or a contract.",
-                        max_length=200,
-                        verbose_name="reason",
-                    ),
-                ),
-                (
-                    "created_at",
-                    models.DateTimeField(
-                        auto_now_add=True, help_text="When the assignment was made.", verbose_name="created at"
-                    ),
-                ),
-                (
-                    "created_by",
-                    models.ForeignKey(
-                        blank=True,
-                        editable=False,
-                        help_text="The operator who made the assignment.",
-                        null=True,
-                        on_delete=django.db.models.deletion.SET_NULL,
-                        related_name="+",
-                        to=settings.AUTH_USER_MODEL,
-                        verbose_name="created by",
-                    ),
-                ),
-                (
-                    "plan",
-                    models.ForeignKey(
-                        db_index=False,
-                        help_text="An assignment with an end outranks an open-ended one; among equals, the latest start counts.",
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="assignments",
-                        to="django_ratequota.plan",
-                        verbose_name="plan",
-                    ),
-                ),
-                (
-                    "user",
-                    models.ForeignKey(
-                        blank=True,
-                        help_text="The user who is put on the plan; or write a subject instead.",
-                        null=True,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="ratequota_assignments",
-                        to=settings.AUTH_USER_MODEL,
-                        verbose_name="user",
-                    ),
-                ),
-                (
-                    "subject",
-                    models.CharField(
-                        blank=True,
-                        db_index=True,
-                        help_text="kind:value, such as tenant:acme or api_key:k_7: all of its callers are put on the plan.",
-                        max_length=200,
-                        null=True,
-                        verbose_name="subject",
-                    ),
-                ),
-                (
-                    "anchor",
-                    models.PositiveSmallIntegerField(
-                        blank=True,
-                        help_text="Day of the month, 1 to 31, on which this customer's monthly quotas begin, or the last day of shorter months; empty = the first. A month with a new beginning starts a new count.",
-                        null=True,
-                        validators=[
-                            django.core.validators.MinValueValidator(1),
-                            django.core.validators.MaxValueValidator(31),
-                        ],
-                        verbose_name="months begin on day",
-                    ),
-                ),
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('starts_at', models.DateTimeField(default=django.utils.timezone.now, help_text='The plan counts from this moment on.', verbose_name='starts at')),
+                ('ends_at', models.DateTimeField(blank=True, help_text='The plan counts until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
+                ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),
+                ('created_at', models.DateTimeField(auto_now_add=True, help_text='When the assignment was made.', verbose_name='created at')),
+                ('created_by', models.ForeignKey(blank=True, editable=False, help_text='The operator who made the assignment.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='created by')),
+                ('plan', models.ForeignKey(db_index=False, help_text='An assignment with an end outranks an open-ended one; among equals, the latest start counts.', on_delete=django.db.models.deletion.CASCADE, related_name='assignments', to='django_ratequota.plan', verbose_name='plan')),
+                ('user', models.ForeignKey(blank=True, help_text='The user who is put on the plan; or write a subject instead.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='ratequota_assignments', to=settings.AUTH_USER_MODEL, verbose_name='user')),
+                ('subject', models.CharField(blank=True, db_index=True, help_text='kind:value, such as tenant:acme or api_key:k_7: all of its callers are put on the plan.', max_length=200, null=True, verbose_name='subject')),
+                ('anchor', models.PositiveSmallIntegerField(blank=True, help_text="Day of the month, 1 to 31, on which this customer's monthly quotas begin, or the last day of shorter months; empty = the first. A month with a new beginning starts a new count.", null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(31)], verbose_name='months begin on day')),
             ],
             options={
-                "verbose_name": "plan assignment",
-                "verbose_name_plural": "plan assignments",
-                "ordering": ["-starts_at"],
-                "abstract": False,
-                "base_manager_name": "objects",
-                "indexes": [
-                    models.Index(fields=["plan", "starts_at", "ends_at"], name="ratequota_assignment_plan"),
-                    models.Index(fields=["starts_at"], name="ratequota_assignment_start"),
-                ],
-                "constraints": [
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            models.Q(
-                                ("subject__isnull", False),
-                                ("user__isnull", True),
-                                models.Q(("subject", ""), _negated=True),
-                            ),
-                            models.Q(("subject__isnull", True), ("user__isnull", False)),
-                            _connector="OR",
-                        ),
-                        name="ratequota_assignment_one_subject",
-                        violation_error_message="Choose a user, or write a subject: exactly one of them.",
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            ("anchor__isnull", True),
-                            models.Q(("anchor__gte", 1), ("anchor__lte", 31)),
-                            _connector="OR",
-                        ),
-                        name="ratequota_assignment_anchor",
-                        violation_error_message="A day of the month is a number from 1 to 31.",
-                    ),
-                ],
+                'verbose_name': 'plan assignment',
+                'verbose_name_plural': 'plan assignments',
+                'ordering': ['-starts_at'],
+                'abstract': False,
+                'base_manager_name': 'objects',
+                'indexes': [models.Index(fields=['plan', 'starts_at', 'ends_at'], name='ratequota_assignment_plan'), models.Index(fields=['starts_at'], name='ratequota_assignment_start')],
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('subject__isnull', False), ('user__isnull', True), models.Q(('subject', ''), _negated=True)), models.Q(('subject__isnull', True), ('user__isnull', False)), _connector='OR'), name='ratequota_assignment_one_subject', violation_error_message='Choose a user, or write a subject: exactly one of them.'), models.CheckConstraint(condition=models.Q(('anchor__isnull', True), models.Q(('anchor__gte', 1), ('anchor__lte', 31)), _connector='OR'), name='ratequota_assignment_anchor', violation_error_message='A day of the month is a number from 1 to 31.')],
             },
         ),
         migrations.CreateModel(
-            name="UsageCount",
+            name='UsageCount',
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                (
-                    "length",
-                    models.CharField(
-                        choices=[("hour", "hour"), ("day", "day")],
-                        help_text="Length of the period.",
-                        max_length=4,
-                        verbose_name="length",
-                    ),
-                ),
-                (
-                    "starts_at",
-                    models.DateTimeField(help_text="When the hour or day began.", verbose_name="starts at"),
-                ),
-                (
-                    "place",
-                    models.CharField(
-                        help_text="t = all requests, e7 = those at endpoint 7 (e0: at none), p7 = those that policy 7 applied to.",
-                        max_length=21,
-                        verbose_name="place",
-                    ),
-                ),
-                (
-                    "admitted",
-                    models.PositiveBigIntegerField(
-                        help_text="Requests that were let through.", verbose_name="admitted"
-                    ),
-                ),
-                (
-                    "refused",
-                    models.PositiveBigIntegerField(help_text="Requests that were refused.", verbose_name="refused"),
-                ),
-                (
-                    "would_refuse",
-                    models.PositiveBigIntegerField(
-                        help_text="Requests let through that a policy in log mode would have refused.",
-                        verbose_name="would be refused",
-                    ),
-                ),
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('length', models.CharField(choices=[('hour', 'hour'), ('day', 'day')], help_text='Length of the period.', max_length=4, verbose_name='length')),
+                ('starts_at', models.DateTimeField(help_text='When the hour or day began.', verbose_name='starts at')),
+                ('place', models.CharField(help_text='t = all requests, e7 = those at endpoint 7 (e0: at none), p7 = those that policy 7 applied to.', max_length=21, verbose_name='place')),
+                ('admitted', models.PositiveBigIntegerField(help_text='Requests that were let through.', verbose_name='admitted')),
+                ('refused', models.PositiveBigIntegerField(help_text='Requests that were refused.', verbose_name='refused')),
+                ('would_refuse', models.PositiveBigIntegerField(help_text='Requests let through that a policy in log mode would have refused.', verbose_name='would be refused')),
             ],
             options={
-                "verbose_name": "usage count",
-                "verbose_name_plural": "usage counts",
-                "ordering": ["-starts_at", "place"],
-                "constraints": [
-                    models.UniqueConstraint(fields=("length", "starts_at", "place"), name="ratequota_usage_one_row")
-                ],
+                'verbose_name': 'usage count',
+                'verbose_name_plural': 'usage counts',
+                'ordering': ['-starts_at', 'place'],
+                'constraints': [models.UniqueConstraint(fields=('length', 'starts_at', 'place'), name='ratequota_usage_one_row')],
             },
         ),
         migrations.CreateModel(
-            name="QuotaWindow",
+            name='QuotaWindow',
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                (
-                    "counter",
-                    models.CharField(
-                        help_text="Its Redis key, without the prefix.", max_length=128, verbose_name="counter"
-                    ),
-                ),
-                ("starts_at", models.DateTimeField(help_text="When the window began.", verbose_name="starts at")),
-                ("ends_at", models.DateTimeField(help_text="When the window ends.", verbose_name="ends at")),
-                (
-                    "period",
-                    models.CharField(
-                        choices=[("day", "day"), ("week", "week"), ("month", "month")],
-                        help_text="Length of the window.",
-                        max_length=5,
-                        verbose_name="period",
-                    ),
-                ),
-                (
-                    "subject",
-                    models.CharField(
-                        db_index=True,
-                        help_text="Whom the counter belongs to.",
-                        max_length=200,
-                        verbose_name="subject",
-                    ),
-                ),
-                (
-                    "policy_id",
-                    models.BigIntegerField(
-                        help_text="The policy that limited it last.", null=True, verbose_name="policy"
-                    ),
-                ),
-                (
-                    "endpoint_id",
-                    models.BigIntegerField(help_text="Empty = all endpoints.", null=True, verbose_name="endpoint"),
-                ),
-                (
-                    "rate",
-                    models.CharField(help_text="The rate that limited it last.", max_length=100, verbose_name="rate"),
-                ),
-                (
-                    "used",
-                    models.PositiveBigIntegerField(
-                        help_text="Units, or requests where the rate counts requests, admitted and not given back.",
-                        verbose_name="used",
-                    ),
-                ),
-                ("limit", models.PositiveBigIntegerField(help_text="The limit of that rate.", verbose_name="limit")),
-                (
-                    "percent",
-                    models.PositiveBigIntegerField(
-                        help_text="Whole percent of the limit that is used.", verbose_name="percent"
-                    ),
-                ),
-                (
-                    "at_us",
-                    models.BigIntegerField(
-                        help_text="When that was so, by Redis' clock (µs since 1970).", verbose_name="at"
-                    ),
-                ),
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('counter', models.CharField(help_text='Its Redis key, without the prefix.', max_length=128, verbose_name='counter')),
+                ('starts_at', models.DateTimeField(help_text='When the window began.', verbose_name='starts at')),
+                ('ends_at', models.DateTimeField(help_text='When the window ends.', verbose_name='ends at')),
+                ('period', models.CharField(choices=[('day', 'day'), ('week', 'week'), ('month', 'month')], help_text='Length of the window.', max_length=5, verbose_name='period')),
+                ('subject', models.CharField(db_index=True, help_text='Whom the counter belongs to.', max_length=200, verbose_name='subject')),
+                ('policy_id', models.BigIntegerField(help_text='The policy that limited it last.', null=True, verbose_name='policy')),
+                ('endpoint_id', models.BigIntegerField(help_text='Empty = all endpoints.', null=True, verbose_name='endpoint')),
+                ('rate', models.CharField(help_text='The rate that limited it last.', max_length=100, verbose_name='rate')),
+                ('used', models.PositiveBigIntegerField(help_text='Units, or requests where the rate counts requests, admitted and not given back.', verbose_name='used')),
+                ('limit', models.PositiveBigIntegerField(help_text='The limit of that rate.', verbose_name='limit')),
+                ('percent', models.PositiveBigIntegerField(help_text='Whole percent of the limit that is used.', verbose_name='percent')),
+                ('at_us', models.BigIntegerField(help_text="When that was so, by Redis' clock (µs since 1970).", verbose_name='at')),
             ],
             options={
-                "verbose_name": "quota window",
-                "verbose_name_plural": "quota windows",
-                "ordering": ["-starts_at", "counter"],
-                "constraints": [
-                    models.UniqueConstraint(fields=("counter", "starts_at"), name="ratequota_quota_one_row")
-                ],
-                "indexes": [
-                    models.Index(
-                        fields=["period", "ends_at", "percent", "policy_id", "endpoint_id"],
-                        name="ratequota_quota_fullest",
-                    )
-                ],
+                'verbose_name': 'quota window',
+                'verbose_name_plural': 'quota windows',
+                'ordering': ['-starts_at', 'counter'],
+                'constraints': [models.UniqueConstraint(fields=('counter', 'starts_at'), name='ratequota_quota_one_row')],
+                'indexes': [models.Index(fields=['period', 'ends_at', 'percent', 'policy_id', 'endpoint_id'], name='ratequota_quota_fullest')],
             },
         ),
         migrations.CreateModel(
-            name="PolicyChange",
+            name='PolicyChange',
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                (
-                    "change_id",
-                    models.UUIDField(
-                        default=uuid.uuid4,
-                        editable=False,
-                        help_text="Shared by all rows of one save.",
-                        verbose_name="change id",
-                    ),
-                ),
-                (
-                    "first",
-                    models.BooleanField(
-                        default=True,
-                        editable=False,
-                        help_text="Whether the row is the first of its save.",
-                        verbose_name="first",
-                    ),
-                ),
-                (
-                    "model",
-                    models.CharField(
-                        help_text="Kind of object that changed; * = any.", max_length=50, verbose_name="model"
-                    ),
-                ),
-                (
-                    "object_id",
-                    models.CharField(
-                        blank=True, help_text="Primary key of the object.", max_length=64, verbose_name="object id"
-                    ),
-                ),
-                (
-                    "object_text",
-                    models.CharField(
-                        blank=True, help_text="The object in words.", max_length=300, verbose_name="object"
-                    ),
-                ),
-                (
-                    "touched_user",
-                    models.CharField(
-                        blank=True,
-                        help_text="Primary key of the user, when the change touches one user only.",
-                        max_length=255,
-                        verbose_name="affected user",
-                    ),
-                ),
-                (
-                    "touched_plan",
-                    models.CharField(
-                        blank=True,
-                        help_text="Primary key of the plan that changed, or whose policy or assignment did.",
-                        max_length=64,
-                        verbose_name="affected plan",
-                    ),
-                ),
-                (
-                    "action",
-                    models.CharField(
-                        choices=[
-                            ("create", "created"),
-                            ("update", "changed"),
-                            ("delete", "deleted"),
-                            ("publish", "published"),
-                            ("reset", "reset"),
-                            ("grant", "granted"),
-                        ],
-                        help_text="What happened to it.",
-                        max_length=10,
-                        verbose_name="action",
-                    ),
-                ),
-                (
-                    "reason",
-                    models.CharField(
-                        blank=True, help_text="The reason, if one was entered.", max_length=200, verbose_name="reason"
-                    ),
-                ),
-                (
-                    "before",
-                    models.JSONField(help_text="The fields before the change.", null=True, verbose_name="before"),
-                ),
-                (
-                    "after",
-                    models.JSONField(help_text="The fields after the change.", null=True, verbose_name="after"),
-                ),
-                (
-                    "at",
-                    models.DateTimeField(
-                        auto_now_add=True, db_index=True, help_text="When the change was made.", verbose_name="at"
-                    ),
-                ),
-                (
-                    "actor",
-                    models.ForeignKey(
-                        blank=True,
-                        help_text="Who made the change; empty = code or a command.",
-                        null=True,
-                        on_delete=django.db.models.deletion.SET_NULL,
-                        related_name="+",
-                        to=settings.AUTH_USER_MODEL,
-                        verbose_name="actor",
-                    ),
-                ),
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('change_id', models.UUIDField(default=uuid.uuid4, editable=False, help_text='Shared by all rows of one save.', verbose_name='change id')),
+                ('first', models.BooleanField(default=True, editable=False, help_text='Whether the row is the first of its save.', verbose_name='first')),
+                ('model', models.CharField(help_text='Kind of object that changed; * = any.', max_length=50, verbose_name='model')),
+                ('object_id', models.CharField(blank=True, help_text='Primary key of the object.', max_length=64, verbose_name='object id')),
+                ('object_text', models.CharField(blank=True, help_text='The object in words.', max_length=300, verbose_name='object')),
+                ('touched_user', models.CharField(blank=True, help_text='Primary key of the user, when the change touches one user only.', max_length=255, verbose_name='affected user')),
+                ('touched_plan', models.CharField(blank=True, help_text='Primary key of the plan that changed, or whose policy or assignment did.', max_length=64, verbose_name='affected plan')),
+                ('action', models.CharField(choices=[('create', 'created'), ('update', 'changed'), ('delete', 'deleted'), ('publish', 'published'), ('reset', 'reset'), ('grant', 'granted')], help_text='What happened to it.', max_length=10, verbose_name='action')),
+                ('reason', models.CharField(blank=True, help_text='The reason, if one was entered.', max_length=200, verbose_name='reason')),
+                ('before', models.JSONField(help_text='The fields before the change.', null=True, verbose_name='before')),
+                ('after', models.JSONField(help_text='The fields after the change.', null=True, verbose_name='after')),
+                ('at', models.DateTimeField(auto_now_add=True, db_index=True, help_text='When the change was made.', verbose_name='at')),
+                ('actor', models.ForeignKey(blank=True, help_text='Who made the change; empty = code or a command.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='actor')),
             ],
             options={
-                "verbose_name": "policy change",
-                "verbose_name_plural": "policy changes",
-                "ordering": ["-pk"],
-                "required_db_features": ["supports_json_field"],
-                "indexes": [
-                    models.Index(fields=["model", "object_id"], name="ratequota_change_object"),
-                    models.Index(fields=["change_id", "model", "action"], name="ratequota_change_save"),
-                    models.Index(fields=["first", "id"], name="ratequota_change_first"),
-                    models.Index(fields=["touched_plan", "model"], name="ratequota_change_plan"),
-                ],
+                'verbose_name': 'policy change',
+                'verbose_name_plural': 'policy changes',
+                'ordering': ['-pk'],
+                'required_db_features': ['supports_json_field'],
+                'indexes': [models.Index(fields=['model', 'object_id'], name='ratequota_change_object'), models.Index(fields=['change_id', 'model', 'action'], name='ratequota_change_save'), models.Index(fields=['first', 'id'], name='ratequota_change_first'), models.Index(fields=['touched_plan', 'model'], name='ratequota_change_plan'), models.Index(fields=['touched_user'], name='ratequota_change_user')],
             },
         ),
         migrations.CreateModel(
-            name="RatePolicy",
+            name='RatePolicy',
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                (
-                    "subject",
-                    models.CharField(
-                        blank=True,
-                        default="",
-                        help_text="An override for one subject, written kind:value: tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24 (the longest prefix wins).",
-                        max_length=200,
-                        verbose_name="subject",
-                    ),
-                ),
-                (
-                    "counted_per",
-                    models.CharField(
-                        default="caller",
-                        help_text="Who shares one counter: caller (each user, or IP when anonymous), ip, plan, everyone, or an identifier.",
-                        max_length=50,
-                        verbose_name="counted per",
-                    ),
-                ),
-                (
-                    "rates",
-                    django_ratequota.models.fields.RatesField(
-                        help_text="Rates separated by commas, such as 10/s, 1000/hour burst 50, 100000/month; or unlimited, or blocked. A request must pass them all. 60 requests/min counts each request once, whatever its cost.",
-                        max_length=255,
-                        verbose_name="rates",
-                    ),
-                ),
-                (
-                    "algorithm",
-                    models.CharField(
-                        choices=[
-                            ("fixed_window", "fixed window"),
-                            ("sliding_window_log", "sliding window log"),
-                            ("sliding_window_counter", "sliding window counter"),
-                            ("token_bucket", "token bucket"),
-                            ("leaky_bucket", "leaky bucket"),
-                            ("gcra", "gcra"),
-                        ],
-                        default="token_bucket",
-                        help_text="How rates that name no algorithm are counted; a month is always a calendar window.",
-                        max_length=30,
-                        verbose_name="algorithm",
-                    ),
-                ),
-                (
-                    "mode",
-                    models.CharField(
-                        choices=[("enforce", "enforce"), ("log", "log only"), ("off", "off")],
-                        default="enforce",
-                        help_text="enforce: refuses requests over the limit. log only: counts them, and refuses none. off: the policy is ignored.",
-                        max_length=10,
-                        verbose_name="mode",
-                    ),
-                ),
-                (
-                    "on_error",
-                    models.CharField(
-                        blank=True,
-                        choices=[
-                            ("", "use the setting ON_ERROR"),
-                            ("allow", "allow"),
-                            ("deny", "deny (503)"),
-                            ("local", "count in each process"),
-                        ],
-                        default="",
-                        help_text="What happens to requests while Redis does not answer.",
-                        max_length=10,
-                        verbose_name="on error",
-                    ),
-                ),
-                (
-                    "durable",
-                    models.BooleanField(
-                        default=True,
-                        help_text="What calendar days, weeks and months have used is also kept in the database, in case Redis loses it.",
-                        verbose_name="durable",
-                    ),
-                ),
-                (
-                    "starts_at",
-                    models.DateTimeField(
-                        blank=True,
-                        help_text="Counts from this moment on; empty = at once.",
-                        null=True,
-                        verbose_name="starts at",
-                    ),
-                ),
-                (
-                    "ends_at",
-                    models.DateTimeField(
-                        blank=True,
-                        help_text="Counts until this moment; empty = open-ended.",
-                        null=True,
-                        verbose_name="ends at",
-                    ),
-                ),
-                (
-                    "reason",
-                    models.CharField(
-                        blank=True,
-                        help_text="The reason, such as a ticket or a contract.",
-                        max_length=200,
-                        verbose_name="reason",
-                    ),
-                ),
-                (
-                    "endpoint",
-                    models.ForeignKey(
-                        blank=True,
-                        help_text="What is limited; empty = all endpoints together.",
-                        null=True,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="policies",
-                        to="django_ratequota.endpoint",
-                        verbose_name="endpoint",
-                    ),
-                ),
-                (
-                    "plan",
-                    models.ForeignKey(
-                        blank=True,
-                        help_text="Callers on this plan. With neither user, subject, list nor plan, the policy is for everyone.",
-                        null=True,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="policies",
-                        to="django_ratequota.plan",
-                        verbose_name="plan",
-                    ),
-                ),
-                (
-                    "subject_list",
-                    models.ForeignKey(
-                        blank=True,
-                        help_text="All members of this list: users, subjects and networks.",
-                        null=True,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="policies",
-                        to="django_ratequota.subjectlist",
-                        verbose_name="subject list",
-                    ),
-                ),
-                (
-                    "user",
-                    models.ForeignKey(
-                        blank=True,
-                        help_text="An override for this user. It replaces the policies for the plan and for everyone here.",
-                        null=True,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="ratequota_policies",
-                        to=settings.AUTH_USER_MODEL,
-                        verbose_name="user",
-                    ),
-                ),
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('subject', models.CharField(blank=True, default='', help_text='An override for one subject, written kind:value: tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24 (the longest prefix wins).', max_length=200, verbose_name='subject')),
+                ('counted_per', models.CharField(default='caller', help_text='Who shares one counter: caller (each user, or IP when anonymous), ip, plan, everyone, or an identifier.', max_length=50, verbose_name='counted per')),
+                ('rates', django_ratequota.models.fields.RatesField(help_text='Rates separated by commas, such as 10/s, 1000/hour burst 50, 100000/month; or unlimited, or blocked. A request must pass them all. 60 requests/min counts each request once, whatever its cost.', max_length=255, verbose_name='rates')),
+                ('algorithm', models.CharField(choices=[('fixed_window', 'fixed window'), ('sliding_window_log', 'sliding window log'), ('sliding_window_counter', 'sliding window counter'), ('token_bucket', 'token bucket'), ('leaky_bucket', 'leaky bucket'), ('gcra', 'gcra')], default='token_bucket', help_text='How rates that name no algorithm are counted; a month is always a calendar window.', max_length=30, verbose_name='algorithm')),
+                ('mode', models.CharField(choices=[('enforce', 'enforce'), ('log', 'log only'), ('off', 'off')], default='enforce', help_text='enforce: refuses requests over the limit. log only: counts them, and refuses none. off: the policy is ignored.', max_length=10, verbose_name='mode')),
+                ('on_error', models.CharField(blank=True, choices=[('', 'use the setting ON_ERROR'), ('allow', 'allow'), ('deny', 'deny (503)'), ('local', 'count in each process')], default='', help_text='What happens to requests while Redis does not answer.', max_length=10, verbose_name='on error')),
+                ('durable', models.BooleanField(default=True, help_text='What calendar days, weeks and months have used is also kept in the database, in case Redis loses it.', verbose_name='durable')),
+                ('starts_at', models.DateTimeField(blank=True, help_text='Counts from this moment on; empty = at once.', null=True, verbose_name='starts at')),
+                ('ends_at', models.DateTimeField(blank=True, help_text='Counts until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
+                ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),
+                ('endpoint', models.ForeignKey(blank=True, help_text='What is limited; empty = all endpoints together.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policies', to='django_ratequota.endpoint', verbose_name='endpoint')),
+                ('plan', models.ForeignKey(blank=True, help_text='Callers on this plan. With neither user, subject, list nor plan, the policy is for everyone.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policies', to='django_ratequota.plan', verbose_name='plan')),
+                ('subject_list', models.ForeignKey(blank=True, help_text='All members of this list: users, subjects and networks.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policies', to='django_ratequota.subjectlist', verbose_name='subject list')),
+                ('user', models.ForeignKey(blank=True, help_text="An override for this user. It replaces the policies for the plan and for everyone here.", null=True, on_delete=django.db.models.deletion.CASCADE, related_name='ratequota_policies', to=settings.AUTH_USER_MODEL, verbose_name='user')),
             ],
             options={
-                "verbose_name": "rate policy",
-                "verbose_name_plural": "rate policies",
-                "ordering": ["endpoint__name", "plan__position", "plan__name", "pk"],
-                "permissions": [
-                    ("reset_usage", "Can reset what was counted"),
-                    ("grant_override", "Can grant overrides to users and subjects"),
-                    ("block_callers", "Can block callers"),
-                ],
-                "abstract": False,
-                "base_manager_name": "objects",
-                "constraints": [
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            models.Q(("subject", ""), ("subject_list__isnull", True), ("user__isnull", True)),
-                            models.Q(("plan__isnull", True), ("subject", ""), ("user__isnull", True)),
-                            models.Q(("plan__isnull", True), ("subject_list__isnull", True), ("user__isnull", True)),
-                            models.Q(("plan__isnull", True), ("subject", ""), ("subject_list__isnull", True)),
-                            _connector="OR",
-                        ),
-                        name="ratequota_policy_one_audience",
-                        violation_error_message="Choose one audience: user, subject, list or plan; leave the others empty.",
-                    ),
-                    models.UniqueConstraint(
-                        django.db.models.functions.comparison.Coalesce(models.F("endpoint"), models.Value(0)),
-                        django.db.models.functions.comparison.Coalesce(
-                            django.db.models.functions.comparison.Cast(models.F("user"), models.CharField()),
-                            models.Value(""),
-                        ),
-                        models.F("subject"),
-                        django.db.models.functions.comparison.Coalesce(models.F("subject_list"), models.Value(0)),
-                        django.db.models.functions.comparison.Coalesce(models.F("plan"), models.Value(0)),
-                        models.F("counted_per"),
-                        condition=models.Q(("ends_at__isnull", True), ("starts_at__isnull", True)),
-                        name="ratequota_policy_one_undated",
-                        violation_error_message="A policy without dates already has the same audience, endpoint and counted per. Edit that policy, or add dates to this one.",
-                    ),
-                ],
+                'verbose_name': 'rate policy',
+                'verbose_name_plural': 'rate policies',
+                'ordering': ['endpoint__name', 'plan__position', 'plan__name', 'pk'],
+                'permissions': [('reset_usage', 'Can reset what was counted'), ('grant_override', 'Can grant overrides to users and subjects'), ('block_callers', 'Can block callers')],
+                'abstract': False,
+                'base_manager_name': 'objects',
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('subject', ''), ('subject_list__isnull', True), ('user__isnull', True)), models.Q(('plan__isnull', True), ('subject', ''), ('user__isnull', True)), models.Q(('plan__isnull', True), ('subject_list__isnull', True), ('user__isnull', True)), models.Q(('plan__isnull', True), ('subject', ''), ('subject_list__isnull', True)), _connector='OR'), name='ratequota_policy_one_audience', violation_error_message='Choose one audience: user, subject, list or plan; leave the others empty.'), models.UniqueConstraint(django.db.models.functions.comparison.Coalesce(models.F('endpoint'), models.Value(0)), django.db.models.functions.comparison.Coalesce(django.db.models.functions.comparison.Cast(models.F('user'), models.CharField()), models.Value('')), models.F('subject'), django.db.models.functions.comparison.Coalesce(models.F('subject_list'), models.Value(0)), django.db.models.functions.comparison.Coalesce(models.F('plan'), models.Value(0)), models.F('counted_per'), condition=models.Q(('ends_at__isnull', True), ('starts_at__isnull', True)), name='ratequota_policy_one_undated', violation_error_message='A policy without dates already has the same audience, endpoint and counted per. Edit that policy, or add dates to this one.')],
             },
         ),
     ]

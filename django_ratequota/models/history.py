@@ -80,6 +80,8 @@ class PolicyChange(models.Model):
             # For the list of saves, and their number.
             models.Index(fields=["first", "id"], name="ratequota_change_first"),
             models.Index(fields=["touched_plan", "model"], name="ratequota_change_plan"),
+            # For the changes that affect a user, and the search for a user's id.
+            models.Index(fields=["touched_user"], name="ratequota_change_user"),
         ]
         # Because Django's check of JSONField would otherwise open the database, and SQLite leave an empty file.
         required_db_features = ["supports_json_field"]

@@ -46,8 +46,7 @@ def write(figures: dict[Window, Figure], below: dict[Window, int], is_loss: IsLo
     if not figures:
         return written
     model = _model()
-    with transaction.atomic(using=policy_alias(model)):
-        instead = end_months(model.objects, figures)
+    instead = end_months(model.objects, figures)
     # In a transaction of its own: a process that waits for another's new row must hold no lock of a row.
     new = [_row(*item) for item in figures.items() if item[0] not in instead]
     model.objects.bulk_create(new, ignore_conflicts=True)

@@ -30,6 +30,7 @@ from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
 from .background import Background
 from .checkpoint_rows import Figure, Window, write
+from .months import batches
 
 logger = logging.getLogger("django_ratequota")
 
@@ -150,9 +151,8 @@ def _flush(limiter: Limiter, noted: Mapping[tuple[Bucket, int], Figure]) -> tupl
         return window in waited or not limiter.born_us or at_us <= limiter.born_us
 
     written, complete, below = 0, True, dict[Window, int]()
-    windows = sorted(latest)  # in one order, so that processes wait for each other's rows instead of deadlocking
-    for at in range(0, len(windows), _BATCH):
-        batch = {window: latest[window][1] for window in windows[at : at + _BATCH]}
+    for windows in batches(latest, _BATCH):
+        batch = {window: latest[window][1] for window in windows}
         try:
             written += write(batch, below, is_loss)
         except Exception as error:

@@ -14,7 +14,6 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -31,18 +30,12 @@ from ..utils.locks import ForkSafeLock
 from ..utils.sansio import drive
 from .background import Background
 from .near import MIN_WINDOW_US, Noted
-from .packing import HOUR, KEPT_SECONDS, MINUTE, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
-from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, RequestCost, digest, is_sampled, stored_name
-from .refusals import describe, shared_network
+from .packing import HOUR, KEPT_SECONDS, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
+from .pending_refusals import PendingRefusals
+from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, RequestCost, is_sampled, stored_name
 
 #: Decisions recorded and not counted yet; those beyond it go uncounted.
 MAX_PENDING = 20_000
-#: Most refusals with an id per minute: of all clients, and of one network (/24, IPv6 /48).
-MAX_REFUSALS, MAX_OF_NETWORK = 300, 30
-#: The same for would-be refusals, by policies in log mode: of all policies, and of one.
-MAX_WOULD_BE, MAX_OF_POLICY = 100, 10
-#: A network's first refusals of a minute, which stay in Redis when there are too many and its others go.
-_FIRST_OF_NETWORK = 3
 #: Bounds of what Redis keeps: fields of each hash of counts, callers of an hour and outcome, bytes of an hour's
 #: attempts, refusals, would-be refusals.
 MAX_FIELDS, MAX_CALLERS, MAX_USAGE_BYTES, MAX_KEPT_REFUSALS, MAX_KEPT_WOULD_BE = 20_000, 1_000, 2**19, 10_000, 2_000
@@ -54,36 +47,20 @@ _SLICE = 200
 _CHUNK_SECONDS = 10.0
 
 
-@dataclass(slots=True)
-class _PendingRefusal:
-    second: int  # of the first
-    minute: int
-    text: str  # as ``describe`` returns it
-    share: object  # key in ``_shares``
-    #: 0; 1 = the network had ``_FIRST_OF_NETWORK`` before; 2 = a would-be refusal.
-    kind: int
-    count: int = 1  # since the last flush
-
-
 class Collector:
     """The decisions that one process has recorded and not sent yet."""
 
     def __init__(self) -> None:
         #: ``DecisionRecord``s as plain tuples: these cost less to make, and the garbage collector passes them over.
         self._pending: deque[tuple[Any, ...]] = deque()
-        self._refusals: dict[str, _PendingRefusal] = {}
-        #: Network -> its refusals among these; policies in log mode -> their would-be refusals.
-        self._shares: Counter[Any] = Counter()
-        #: How many of them are would-be refusals.
-        self._would_be = 0
+        self._refusals = PendingRefusals()
         #: ``DecisionRecord.attempt`` -> [how many were admitted, and refused]
         self._attempts: dict[tuple[Any, ...], list[int]] = {}
         self._attempts_sent = time.monotonic()
         #: The last hour that attempts were sent for, and the sampling level that Redis returned for it.
         self._level = (0, 0)
         self._near = Noted()
-        # One for refusals, one for a single flush at a time.
-        self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
+        self._flushing = ForkSafeLock()
 
     def record(
         self,
@@ -127,32 +104,11 @@ class Collector:
         # Nobody could look up a refusal in memory. Not ``in_memory``, which is slower to read.
         if settings.redis_url == "memory://":
             return ""
-        refusal_id = self._record_refusal(DecisionRecord._make(record), context.scope or "", route, method, decision)
+        described = DecisionRecord._make(record)
+        refusal_id = self._refusals.add(
+            described, context.scope or "", route, method, decision, resolution.assigned_to
+        )
         return "" if allowed else refusal_id
-
-    def _record_refusal(self, record: DecisionRecord, scope: str, route: str, method: str, decision: Decision) -> str:
-        minute, would_be = record.second // MINUTE, decision.allowed
-        by = record.against if would_be else decision.violated
-        refusal_id = digest(repr((record.caller, record.ip, scope, record.endpoint_ids, by, minute)))
-        with self._lock:
-            known = self._refusals.get(refusal_id)
-            if known is not None:
-                known.count += 1
-                return refusal_id
-            share = by if would_be else shared_network(record.ip)
-            earlier = self._shares[share]
-            if would_be:
-                full = self._would_be >= MAX_WOULD_BE or earlier >= MAX_OF_POLICY
-            else:
-                full = len(self._refusals) - self._would_be >= MAX_REFUSALS or earlier >= MAX_OF_NETWORK
-            if full:
-                return ""
-            text = describe(record, scope, route, method, decision)
-            kind = 2 if would_be else int(earlier >= _FIRST_OF_NETWORK)
-            self._refusals[refusal_id] = _PendingRefusal(record.second, minute, text, share, kind)
-            self._shares[share] += 1
-            self._would_be += would_be
-        return refusal_id
 
     def flush(self) -> None:
         """Send what is recorded so far. Raises ``StoreError``; then that is lost."""
@@ -174,7 +130,7 @@ class Collector:
         for hour, records in hours.items():
             self._add_attempts(records, self._level_for(hour))
         chunks = self._take_chunks()
-        refusals = self._take_refusals()
+        refusals = self._refusals.take()
         for hour in sorted({*hours, *chunks} or ({time.time_ns() // 10**9 // HOUR} if refusals else ())):
             rest = iter(hours.get(hour, ()))
             chunk = chunks.get(hour, b"")
@@ -230,25 +186,6 @@ class Collector:
         self._attempts = {}
         return {hour: pack_attempts(rows) for hour, rows in hours.items()}
 
-    def _take_refusals(self) -> list[list[Any]]:
-        """Return the refusals to send: [id, Unix time, count, description, kind].
-
-        Refusals of past minutes are forgotten.
-        """
-        with self._lock:
-            current = max((refusal.minute for refusal in self._refusals.values()), default=0)
-            taken = [
-                [refusal_id, refusal.second, refusal.count, refusal.text, refusal.kind]
-                for refusal_id, refusal in self._refusals.items()
-                if refusal.count
-            ]
-            self._refusals = {name: refusal for name, refusal in self._refusals.items() if refusal.minute == current}
-            for refusal in self._refusals.values():
-                refusal.count = 0
-            self._shares = Counter(refusal.share for refusal in self._refusals.values())
-            self._would_be = sum(refusal.kind == 2 for refusal in self._refusals.values())
-        return taken
-
     def close(self) -> None:
         """Send what is left, as the process ends."""
         self._attempts_sent = -_CHUNK_SECONDS
@@ -262,8 +199,6 @@ class Collector:
         """Drop everything that is not sent yet."""
         self._pending.clear()
         self._refusals.clear()
-        self._shares.clear()
-        self._would_be = 0
         self._attempts.clear()
         self._level = (0, 0)
         self._near.clear()

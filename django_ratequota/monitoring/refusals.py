@@ -77,6 +77,14 @@ class Refusal:
     error: str = ""
     #: Ids of the policies that refused it or, in log mode, would have.
     against: tuple[int | None, ...] = ()
+    #: The subject whose assignment gave the plan, such as ``tenant:acme``; "" = no assignment did.
+    assigned_to: str = ""
+
+    @property
+    def subjects(self) -> list[str]:
+        """Whom it counts for besides the caller: refusing buckets first, then the others, then ``assigned_to``."""
+        buckets = sorted(self.buckets, key=lambda bucket: not bucket.refused)
+        return [*(bucket.subject for bucket in buckets), self.assigned_to]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +126,7 @@ def caller_refusals(caller: str) -> CallerRefusals:
         refusals=tuple(
             one
             for one in _read_refusals([pk for pk, _at in found])
-            if one.caller == name or (shared and any(bucket.subject == name for bucket in one.buckets))
+            if one.caller == name or (shared and name in one.subjects)
         ),
         since=datetime.fromtimestamp(found[-1][1], UTC) if len(found) == SEARCHED else None,
     )
@@ -135,7 +143,9 @@ def would_be_refusals(policy_id: int, most: int = 20) -> tuple[Refusal, ...]:
     return tuple(islice(found, most))
 
 
-def describe(record: DecisionRecord, scope: str, route: str, method: str, decision: Decision) -> str:
+def describe(
+    record: DecisionRecord, scope: str, route: str, method: str, decision: Decision, assigned_to: str = ""
+) -> str:
     """Return the JSON of a refusal that ``_refusal`` reads."""
     return json.dumps(
         {
@@ -151,6 +161,7 @@ def describe(record: DecisionRecord, scope: str, route: str, method: str, decisi
             "error": decision.error,
             "revision": decision.revision,
             "against": record.against,
+            "assigned_to": stored_name(assigned_to),
             "buckets": [asdict(_bucket(status)) for status in decision.statuses],
         }
     )

@@ -8,7 +8,7 @@ from datetime import date, datetime, timedelta
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db.models import Count, Exists, Max, OuterRef, QuerySet, Subquery, Sum
+from django.db.models import Count, Exists, Max, Min, OuterRef, QuerySet, Subquery, Sum
 from django.utils.translation import gettext as _
 
 from ..conf import settings
@@ -34,6 +34,9 @@ class Used:
     used: int
     #: The limit of the last window.
     limit: int
+    #: The days in TIME_ZONE on which the first window began and the last one ends: 15 October and 15 November.
+    begins: date
+    ends: date
 
 
 def month_of(text: str) -> tuple[Any, Any]:
@@ -62,7 +65,14 @@ def used_in_month(month: str, subject: str = "") -> Iterator[Used]:
         rows = rows.filter(subject=subject)
     names = dict(Endpoint.objects.values_list("pk", "name"))
     sums = rows.order_by("subject", "counter").values("subject", "counter", "endpoint_id")
-    sums = sums.annotate(windows=Count("pk"), sum=Sum("used"), limit=Max("limit"), last_rate=Max("rate"))
+    sums = sums.annotate(
+        windows=Count("pk"),
+        sum=Sum("used"),
+        limit=Max("limit"),
+        last_rate=Max("rate"),
+        begins=Min("starts_at"),
+        ends=Max("ends_at"),
+    )
     for row in sums.iterator(chunk_size=2000):
         pk = row["endpoint_id"]
         yield Used(
@@ -72,6 +82,8 @@ def used_in_month(month: str, subject: str = "") -> Iterator[Used]:
             windows=row["windows"],
             used=row["sum"],
             limit=row["limit"],
+            begins=local_date(row["begins"]),
+            ends=local_date(row["ends"]),
         )
 
 

@@ -81,6 +81,8 @@ def known_subjects(text: str, tables: Iterable[QuerySet[Any]], *, seen: bool) ->
     if seen:
         sources.append(QuotaWindow.objects.filter(ends_at__gt=timezone.now() - _SEEN).order_by())
     for prefix in _prefixes(text):
+        if len(found) >= MAX_OFFERED:
+            break
         for rows in sources:
             found.update(_beginning(rows, prefix))
         # Statistics count callers only.

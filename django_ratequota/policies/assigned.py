@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from django.db import Error as DatabaseError
@@ -23,8 +23,8 @@ def assigned_to(caller: Caller, entry: UserEntry, pending: bool | None = None) -
     ``pending`` is as in ``PolicyCache.user``. Calls the project's functions. Raises ``django.db.Error``.
     """
     kinds = process.policies.plan_kinds(pending)
-    keys = list(_keys(caller, kinds))
-    return _in_order(caller, entry, kinds, process.policies.subjects(keys, pending)) if keys else ()
+    keys = _keys(caller, kinds)
+    return _in_order(keys, entry, kinds, process.policies.subjects(keys, pending)) if keys else ()
 
 
 def resolve_assigned(
@@ -51,10 +51,9 @@ def entries_of(callers: Sequence[Caller]) -> list[tuple[UserEntry, Assigned]]:
         read = load_users([pk for pk, entry in users.items() if entry is None])
     entries = [users.get(pk) or read.get(pk, NOBODY) if (pk := caller.user_id) else NOBODY for caller in callers]
     kinds = policies.plan_kinds()
-    subjects = policies.subjects({key for caller in callers for key in _keys(caller, kinds)})
-    return [
-        (entry, _in_order(caller, entry, kinds, subjects)) for caller, entry in zip(callers, entries, strict=True)
-    ]
+    keys = [_keys(caller, kinds) for caller in callers]
+    subjects = policies.subjects({key for own in keys for key in own})
+    return [(entry, _in_order(own, entry, kinds, subjects)) for own, entry in zip(keys, entries, strict=True)]
 
 
 def unnamed_kinds(caller: Caller, assigned_to: str) -> list[str]:
@@ -75,17 +74,15 @@ def is_plan_open(caller: Caller, assigned_to: str) -> bool:
     return not set(unnamed_kinds(caller, assigned_to)).issubset(earlier)
 
 
-def _keys(caller: Caller, kinds: Sequence[str]) -> Iterator[SubjectKey]:
-    for kind in kinds:
-        value = caller.value(kind) if kind != "user" else None
-        if value:  # "" = the identifier failed, and such a caller is on no plan of a subject
-            yield kind, value
+def _keys(caller: Caller, kinds: Sequence[str]) -> list[SubjectKey]:
+    # Not "": the identifier failed, and such a caller is on no plan of a subject.
+    return [(kind, value) for kind in kinds if kind != "user" and (value := caller.value(kind))]
 
 
 def _in_order(
-    caller: Caller, entry: UserEntry, kinds: Sequence[str], subjects: dict[SubjectKey, UserEntry]
+    keys: Sequence[SubjectKey], entry: UserEntry, kinds: Sequence[str], subjects: dict[SubjectKey, UserEntry]
 ) -> Assigned:
-    own = {key[0]: subjects[key] for key in _keys(caller, kinds) if subjects[key].assignments}
+    own = {key[0]: subjects[key] for key in keys if subjects[key].assignments}
     if not own:
         return ()
     own["user"] = entry

@@ -163,11 +163,15 @@ class PolicyCache:
         found: dict[SubjectKey, UserEntry] = {}
         if not (publication_pending() if pending is None else pending):
             with self._entries_lock:
-                found = {key: self._entries[key] for key in keys if key in self._entries}
-                for key in found:
-                    self._entries.move_to_end(key)
+                for key in keys:
+                    entry = self._entries.get(key)
+                    if entry is not None:
+                        self._entries.move_to_end(key)
+                        found[key] = entry
+        if len(found) == len(keys):
+            return found
         missing = [key for key in keys if key not in found]
-        return found | self._load(lambda: load_subjects(missing)) if missing else found
+        return found | self._load(lambda: load_subjects(missing))
 
     def plan_kinds(self, pending: bool | None = None) -> tuple[str, ...]:
         """Return ``assigned_kinds``, loaded if necessary (one query each); raises ``django.db.Error``.

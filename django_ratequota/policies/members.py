@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from typing import Any
 
 from ..utils.addresses import Address
 from ..utils.chunked_mapping import ChunkedMapping
@@ -17,20 +18,25 @@ _CELL = {32: 16, 128: 96}
 #: A network wider than 2**4 cells (a /12, or an IPv6 /28) is in the one cell of all addresses instead.
 _SPREAD = 4
 
+#: The networks of a cell: their host bits, each size once, and prefix -> entries. A prefix is the network's number
+#: with a 1 before its first bit, so that 10.0.0.0/8 and 10.0.0.0/16 have different ones.
+_Cell = tuple[tuple[int, ...], dict[int, tuple[MemberFacts, ...]]]
+_EMPTY: _Cell = ((), {})
+
 
 class Members:
     """The members of all lists. Immutable: ``changed`` returns a copy, in the time of the changed rows."""
 
-    __slots__ = ("_at", "_by_id", "_kinds", "_sizes")
+    __slots__ = ("_at", "_by_id", "_cells", "_kinds")
 
     def __init__(self) -> None:
         self._by_id: ChunkedMapping[int, MemberFacts] = ChunkedMapping({})
-        #: ``MemberFacts.key`` -> the entries with that key, one per list.
-        self._at: ChunkedMapping[object, tuple[MemberFacts, ...]] = ChunkedMapping({})
+        #: ``MemberFacts.key`` of users and subjects -> the entries with that key, one per list.
+        self._at: ChunkedMapping[str, tuple[MemberFacts, ...]] = ChunkedMapping({})
+        #: Prefix of a cell -> its networks. The cell of all IPv4 addresses is 32, that of all IPv6 addresses 128.
+        self._cells: ChunkedMapping[int, _Cell] = ChunkedMapping({})
         #: (list id, kind) -> number of members.
         self._kinds: Counter[tuple[int, str]] = Counter()
-        #: Cell -> host bits of networks there. May hold sizes that are gone, which only costs a lookup.
-        self._sizes: ChunkedMapping[tuple[int, int], tuple[int, ...]] = ChunkedMapping({})
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -58,9 +64,12 @@ class Members:
         """Return the entries of networks that contain the address."""
         found: list[MemberFacts] = []
         if address is not None:
-            bits, number, at, sizes = address.max_prefixlen, int(address), self._at.get, self._sizes.get
-            for hosts in (*sizes((bits, number >> _CELL[bits]), ()), *sizes((bits, -1), ())):
-                found += at((bits, hosts, number >> hosts), ())
+            bits, cells = address.max_prefixlen, self._cells.get
+            prefix = int(address) | 1 << bits
+            for sizes, at in (cells(prefix >> _CELL[bits], _EMPTY), cells(bits, _EMPTY)):
+                for hosts in sizes:
+                    if own := at.get(prefix >> hosts):
+                        found += own
         return found
 
     def changed(self, rows: Mapping[int, MemberFacts | None]) -> Members:
@@ -69,46 +78,68 @@ class Members:
         added = {pk: member for pk, member in rows.items() if member is not None}
         if removed == added:
             return self
-        entries: dict[object, list[MemberFacts]] = {
-            key: [one for one in self._at.get(key, ()) if one.id not in rows]
+        entries: dict[Any, list[MemberFacts]] = {
+            key: [one for one in self._entries(key) if one.id not in rows]
             for key in {member.key for member in (*removed.values(), *added.values())}
         }
         for member in added.values():
             entries[member.key].append(member)
-        filled = {key: tuple(own) for key, own in entries.items() if own}
+        networks = {key: tuple(entries.pop(key)) for key in list(entries) if isinstance(key, tuple)}
         other = copy(self)
         other._by_id = self._by_id.changed(removed.keys() - added.keys(), added)
-        other._at = self._at.changed(entries.keys() - filled.keys(), filled)
+        other._at = _changed(self._at, {key: tuple(own) for key, own in entries.items()})
+        other._cells = _changed(self._cells, self._changed_cells(networks))
         kinds = Counter(self._kinds)
         kinds.subtract((member.list_id, member.kind) for member in removed.values())
         kinds.update((member.list_id, member.kind) for member in added.values())
         other._kinds = +kinds
-        other._sizes = self._sizes.changed((), _new_sizes(self._sizes, added.values()))
         return other
 
+    def _entries(self, key: Any) -> tuple[MemberFacts, ...]:
+        at: Mapping[Any, tuple[MemberFacts, ...]] = self._at
+        if not isinstance(key, str):
+            cell, key = _cells(*key)[0], _prefix(*key)
+            at = self._cells.get(cell, _EMPTY)[1]
+        return at.get(key, ())
 
-def _new_sizes(
-    known: Mapping[tuple[int, int], tuple[int, ...]], members: Iterable[MemberFacts]
-) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Return the cells that the members add sizes to, with all of their sizes."""
-    found: dict[tuple[int, int], Collection[int]] = {}
-    for member in members:
-        if isinstance(member.key, tuple):
-            bits, hosts, number = member.key
-            for cell in _cells(bits, hosts, number):
-                sizes = found.get(cell) or known.get(cell, ())
-                if hosts not in sizes:
-                    found[cell] = {*sizes, hosts}
-    # One tuple for all cells that hold the same sizes, because there may be 65,536 cells.
-    shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-    return {cell: shared.setdefault(own, own) for cell, sizes in found.items() if (own := tuple(sorted(sizes)))}
+    def _changed_cells(
+        self, networks: Mapping[tuple[int, int, int], tuple[MemberFacts, ...]]
+    ) -> dict[int, _Cell | None]:
+        """Return the cells of these networks with their new entries; None for a cell without any."""
+        found: dict[tuple[int, int], dict[int, tuple[MemberFacts, ...]]] = {}
+        for key, own in networks.items():
+            for cell in _cells(*key):
+                at = found.get((key[0], cell))
+                if at is None:
+                    at = found[key[0], cell] = dict(self._cells.get(cell, _EMPTY)[1])
+                if own:
+                    at[_prefix(*key)] = own
+                else:
+                    at.pop(_prefix(*key), None)
+        # One tuple for all cells that hold the same sizes, because there may be 65,536 cells.
+        shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+        cells: dict[int, _Cell | None] = {}
+        for (bits, cell), at in found.items():
+            sizes = tuple(sorted({bits + 1 - prefix.bit_length() for prefix in at}))
+            cells[cell] = (shared.setdefault(sizes, sizes), at) if at else None
+        return cells
 
 
-def _cells(bits: int, hosts: int, number: int) -> Iterable[tuple[int, int]]:
+def _changed(mapping: ChunkedMapping[Any, Any], entries: Mapping[Any, Any]) -> ChunkedMapping[Any, Any]:
+    """Return a copy of the mapping with these entries; an empty one is removed."""
+    filled = {key: own for key, own in entries.items() if own}
+    return mapping.changed(entries.keys() - filled.keys(), filled)
+
+
+def _prefix(bits: int, hosts: int, number: int) -> int:
+    return number | 1 << bits - hosts
+
+
+def _cells(bits: int, hosts: int, number: int) -> Sequence[int]:
     """Return the cells that the network is in, or that it covers."""
-    wider = hosts - _CELL[bits]
+    wider, prefix = hosts - _CELL[bits], _prefix(bits, hosts, number)
     if wider <= 0:
-        return [(bits, number >> -wider)]
+        return [prefix >> -wider]
     if wider > _SPREAD:
-        return [(bits, -1)]
-    return [(bits, cell) for cell in range(number << wider, (number + 1) << wider)]
+        return [bits]
+    return range(prefix << wider, (prefix + 1) << wider)

@@ -63,6 +63,8 @@ def test_a_subject_is_put_on_a_plan_with_the_day_on_which_its_months_begin(opera
     [
         ({}, "Choose a user, or write a subject: exactly one of them."),
         ({"user": "alice", "subject": "tenant:acme"}, "Choose a user, or write a subject: exactly one of them."),
+        ({"subject": "user:7"}, "Choose the user instead of user:7."),
+        ({"subject": "acme"}, "Write kind:value, where kind is one of tenant, such as tenant:acme."),
         ({"subject": "tenant:acme", "anchor": "0"}, "greater than or equal to 1"),
         ({"subject": "tenant:acme", "anchor": "32"}, "less than or equal to 31"),
     ],
@@ -73,6 +75,14 @@ def test_a_bad_form_says_what_to_write(
     sent = form(pro, **{name: str(alice.pk) if value == "alice" else value for name, value in fields.items()})
     assert message in text_of(operator.post(f"{LIST}add/", sent))
     assert not PlanAssignment.objects.exists()
+
+
+def test_the_creation_is_shown_once_there_is_one(operator: Client, pro: Plan) -> None:
+    assert "field-created" not in text_of(operator.get(f"{LIST}add/"))
+    assign(pro, "tenant:acme")
+    page = text_of(operator.get(f"{LIST}{PlanAssignment.objects.get().pk}/change/"))
+    assert "field-created_by" in page
+    assert "field-created_at" in page
 
 
 def test_an_assignment_moves_from_a_user_to_a_subject(operator: Client, pro: Plan, alice: User) -> None:

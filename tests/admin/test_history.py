@@ -96,6 +96,31 @@ def test_a_save_is_found_by_any_of_its_rows(operator: Client, edited: PolicyChan
     assert len(cells(page, "saved")) == page.context["cl"].result_count == count
 
 
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("?q=Free", False),  # the plan's own creation, which is the oldest
+        ("?q=Ticket", True),
+        ("?q=Free&model=plan", True),  # the newest of the filter's rows
+        ("?q=anna", True),
+        ("?q={plan}&model=plan", True),
+        ("?q={user}", True),
+    ],
+)
+def test_words_are_searched_in_the_newest_changes_and_ids_in_all(
+    operator: Client, free: Plan, monkeypatch: pytest.MonkeyPatch, query: str, found: bool
+) -> None:
+    bob = User.objects.create(username="bob")
+    RatePolicy.objects.create(user=bob, rates="1/s")
+    with recorded_as(User.objects.create(username="anna")):
+        Endpoint.objects.create(name="first")
+    with recorded_as(None, "Ticket 4711"):
+        Endpoint.objects.create(name="second")
+    monkeypatch.setattr("django_ratequota.admin.history._SEARCHED", 1)
+    page = operator.get(f"{HISTORY}/{query.format(plan=free.pk, user=bob.pk)}")
+    assert bool(cells(page, "saved")) is found
+
+
 def test_the_rows_of_a_save_that_were_searched_are_shown(operator: Client, edited: PolicyChange) -> None:
     page = operator.get(f"{HISTORY}/?action__exact=delete")
     assert cells(page, "what_changed") == ["everyone × all endpoints: 9/s deleted and 3 more"]

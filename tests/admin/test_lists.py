@@ -113,6 +113,7 @@ def test_files_are_read(operator: Client, bots: SubjectList, name: str, content:
         ({"text": "# only a comment"}, "Paste at least one line, or choose a file."),
         ({"text": "10.0.0.1", "file": b"10.0.0.2"}, "Paste lines or choose a file, not both."),
         ({"file": b"\xff\xfa\x00"}, "this is not"),
+        ({"file": b"10.0.0.1\n" * 25_001}, "More than 25,000 lines: split them up, or use a policy file"),
     ],
 )
 def test_a_form_without_lines_says_what_to_do(
@@ -177,6 +178,7 @@ def test_pages_take_the_same_queries_for_any_number_of_members(operator: Client,
     users = [User.objects.create(username=f"user{n}") for n in range(60)]
     RatePolicy.objects.create(subject_list=bots, rates="blocked")
     ListMember.objects.create(subject_list=bots, user=users[0])
+    queries()  # fills Django's cache of content types
     before = queries()
     ListMember.objects.bulk_create([ListMember(subject_list=bots, user=user) for user in users[1:]])
     ListMember.objects.bulk_create([ListMember(subject_list=bots, subject=f"ip:10.0.0.{n}") for n in range(200)])

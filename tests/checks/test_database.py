@@ -73,5 +73,5 @@ def test_plans_of_subjects_that_no_identifier_names_are_reported(settings: Any) 
     del names["api_key"]
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": names}
     (message,) = check_assigned_kinds(databases=DATABASES)
-    assert ids([message]) == ["W024"]
+    assert ids([message]) == ["W025"]
     assert "RATEQUOTA['IDENTIFIERS'] has no 'api_key'" in message.msg

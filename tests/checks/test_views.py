@@ -37,6 +37,7 @@ from django_ratequota.checks.views import (
     check_declared,
     check_enforced,
     check_statuses,
+    check_throttle_classes,
     check_unchecked,
     check_unlimited,
 )
@@ -327,7 +328,43 @@ def test_a_decorator_around_dispatch_knows_no_user(project: Any, view: Any, expe
     assert ids(check_authenticated()) == expected
 
 
-@pytest.mark.parametrize("check", [check_declared, check_authenticated])
+class OwnScope(QuotaThrottle):
+    scope, rate = "burst", "10/min"
+
+
+class OwnKey(QuotaThrottle):
+    scope = "burst"
+
+    def get_cache_key(self, request: Any, view: Any) -> str:
+        return f"{self.scope}:1"
+
+
+class ReadsItsScope(QuotaThrottle):
+    scope = "burst"
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        view.throttle_scope = self.scope
+        return super().allow_request(request, view)
+
+
+@pytest.mark.parametrize(
+    ("throttles", "expected"),
+    [
+        ([OwnScope], ["OwnScope sets scope, rate, which nothing reads."]),
+        ([QuotaThrottle, OwnKey], ["OwnKey sets get_cache_key, which nothing reads."]),
+        ([QuotaThrottle, ReadsItsScope, AnonRateThrottle], []),
+    ],
+)
+def test_a_throttle_class_that_sets_a_scope_or_a_rate_is_named(
+    project: Any, throttles: list[Any], expected: list[str]
+) -> None:
+    project(rest(nothing, *throttles), rest(nothing, *throttles))
+    found = check_throttle_classes()
+    assert ids(found) == ["W024"] * len(expected)
+    assert [message.msg.rpartition("test_views.")[2] for message in found] == expected
+
+
+@pytest.mark.parametrize("check", [check_declared, check_authenticated, check_throttle_classes])
 def test_checks_of_views_leave_a_broken_urlconf_to_djangos(settings: Any, check: Any) -> None:
     settings.ROOT_URLCONF = "nowhere"
     assert check() == []

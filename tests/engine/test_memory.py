@@ -32,9 +32,7 @@ def in_memory() -> Iterator[None]:
 
 
 class MemoryWalk(Walk):
-    """The random walk of the engine's own test, without edits of a rate."""
-
-    edit = None  # type: ignore[assignment]
+    """The random walk of the engine's own test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,6 +113,12 @@ class TestVerbs:
         with pytest.raises(InvalidCost):
             run(limiter, "check", [MINUTE], -1)
 
+    @pytest.mark.parametrize("now", [1.7e15, 0, -1, 2**53, None])
+    def test_a_clock_without_whole_microseconds_is_refused(self, run: Run, now: Any) -> None:
+        limiter = Limiter(clock=lambda: now)
+        with pytest.raises(InvalidBucket, match="the clock must return whole µs since the Unix epoch"):
+            run(limiter, "check", [Bucket("user:1", Rate.parse("5/month"))])
+
     def test_limiters_of_one_prefix_share_counters(self, run: Run) -> None:
         Limiter().reset([MINUTE])
         assert [run(Limiter(), "check", [MINUTE]).remaining for _ in range(3)] == [9, 8, 7]
@@ -186,6 +190,21 @@ def test_a_slower_rate_of_a_shared_counter_makes_no_room_for_the_faster_one(algo
             admitted += 100
         settled.charge(1)
     assert admitted == 10_000
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "gcra"])
+def test_a_refund_by_a_faster_rate_leaves_the_slower_ones_usage(
+    limiter: Limiter, clock: Clock, algorithm: str
+) -> None:
+    """In Redis and in memory. By the faster rate everything had drained, so its refund emptied the counter."""
+    with override_settings(RATEQUOTA={"REDIS_URL": "memory://"}, CACHES={}):
+        in_memory = Limiter(clock=clock)
+    for own in (limiter, in_memory):
+        slow, fast = (Bucket("user:1", Rate.parse(f"{limit}/day {algorithm}")) for limit in (10, 1000))
+        own.check([slow], 10)
+        clock.advance(86_400 / 40)
+        own.refund([fast], 1)
+        assert own.peek([slow]).remaining == 1
 
 
 @pytest.mark.usefixtures("in_memory")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+import time_machine
 from django.contrib.auth.models import User
 from django.core.management import CommandError
 from django.db import DatabaseError, connection, transaction
@@ -613,14 +614,17 @@ def test_usage_of_a_month_is_the_sum_of_its_windows() -> None:
     for day in (1, 2, 31):
         window("user:2", 10, day, day=day, rate="100/day fixed_window")
     window("user:2", 11, 9)
-    assert run("usage", "--month", "2026-10").splitlines() == [
-        "user:1  all endpoints  100/month: 70 of 100",
-        "user:2  all endpoints  100/day fixed_window: 34 of 100 in 3 windows",
-        "user:2  all endpoints  100/month: 30 of 100",
-    ]
+    with time_machine.travel(datetime(2026, 11, 1, tzinfo=UTC)):
+        assert run("usage").splitlines() == [
+            "user:1  all endpoints  100/month: 70 of 100",
+            "user:2  all endpoints  100/day fixed_window: 34 of 100 in 3 windows",
+            "user:2  all endpoints  100/month: 30 of 100",
+        ]
+        [line] = run("usage", "--month", "2026-11").splitlines()
+        assert line == "user:2  all endpoints  100/month: 9 of 100, so far: until 2026-12-01"
     assert run("usage", "--month", "2026-10", "--subject", "user:1", "--format", "csv").splitlines() == [
-        "subject,endpoint,rate,windows,used,limit",
-        "user:1,,100/month,1,70,100",
+        "subject,endpoint,rate,windows,used,limit,begins,ends",
+        "user:1,,100/month,1,70,100,2026-10-01,2026-10-31",
     ]
     [line] = run("usage", "--month", "2026-09", "--format", "json").splitlines()
     assert json.loads(line) == {
@@ -630,6 +634,8 @@ def test_usage_of_a_month_is_the_sum_of_its_windows() -> None:
         "windows": 1,
         "used": 5,
         "limit": 100,
+        "begins": "2026-09-01",
+        "ends": "2026-10-01",
     }
 
 

@@ -2,66 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import pytest
 import redis
 from django.contrib.auth.models import User
 
 from django_ratequota import Decision, check_request
-from django_ratequota.engine.types import Bucket
-from django_ratequota.models import QuotaWindow, RatePolicy
+from django_ratequota.models import Plan, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import checkpoints, near
-from django_ratequota.monitoring import seeds as seeds_module
 from django_ratequota.monitoring.checkpoints import flush
 from django_ratequota.monitoring.near import Noted, Window
-from django_ratequota.monitoring.seeds import seeds
 from django_ratequota.operations.quotas import used_in_month
-from django_ratequota.policies import resolver
-from django_ratequota.policies.cache import policies
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Clock
 from tests.project.views import request_from
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "redis_client")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "checkpointing")]
 
 Ask = Callable[..., Decision]
 
 
-@pytest.fixture(autouse=True)
-def _no_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Checkpoints are written when a test says so."""
-    for module in (checkpoints, seeds_module):
-        monkeypatch.setattr(module, "in_test_run", lambda: False)
-    monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
-    checkpoints._forget()
-    seeds.forget()
-    yield
-    checkpoints._forget()
-    seeds.forget()
-
-
 @pytest.fixture
-def ask(alice: User, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ask:
+def ask(alice: User, free: Plan, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Make a request of alice's at a time, under 100/month from a day of the month."""
     RatePolicy.objects.create(rates="100/month")
+    assignment = PlanAssignment.objects.create(user=alice, plan=free, starts_at=moment("2024-01-01"))
     monkeypatch.setattr(default_limiter(), "_clock", clock)
-    make = resolver.make_buckets
-    anchors = [1]
-
-    def anchored(*args: Any) -> tuple[Bucket, ...]:
-        return tuple(replace(bucket, anchor=anchors[0]) for bucket in make(*args))
-
-    monkeypatch.setattr(resolver, "make_buckets", anchored)
 
     def ask(at: str, anchor: int, cost: int = 1, user: User = alice) -> Decision:
         clock.now_us = round(moment(at).timestamp()) * 10**6
-        if anchors != [anchor]:
-            anchors[0] = anchor
-            policies.forget()
+        if assignment.anchor != anchor:
+            assignment.anchor = anchor
+            assignment.save()
         return check_request(request_from(user), cost=cost)
 
     return ask
@@ -135,10 +111,12 @@ def test_a_beginning_that_is_taken_back_continues_the_newest_month(ask: Ask) -> 
     flush()
     ask("2025-11-20", 15, 3)
     flush()
+    ask("2025-11-21", 1, 2)
     revision = default_limiter().stored_revision()
-    for day in (21, 22, 23):
-        ask(f"2025-11-{day}", 1, 2)
+    for day in (22, 23):
         flush()
+        ask(f"2025-11-{day}", 1, 2)
+    flush()
     assert rows() == [("11-01", "11-20", 70), ("11-15", "12-01", 9)]
     assert default_limiter().stored_revision() == revision, "nothing was lost"
     ask("2025-12-01", 1)
@@ -146,10 +124,37 @@ def test_a_beginning_that_is_taken_back_continues_the_newest_month(ask: Ask) -> 
     assert rows()[2:] == [("12-01", "01-01", 1)]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_invoices_count_each_unit_once_however_often_the_day_changes(
+    ask: Ask, redis_client: redis.Redis, seed: int
+) -> None:
+    """A random walk through a year, in which Redis is lost now and then, always right after a checkpoint."""
+    RatePolicy.objects.update(rates="1000000/month")
+    choose = random.Random(seed)
+    at, anchor, admitted = datetime(2025, 1, 1), 1, 0
+    while at.year == 2025:
+        at += timedelta(hours=choose.choice([1, 5, 24, 200, 400]))
+        what = choose.choice(["ask", "ask", "ask", "flush", "move", "lose"])
+        if what != "ask":
+            flush()
+        if what == "move":
+            anchor = choose.randint(1, 31)
+        if what == "lose":
+            redis_client.flushall()
+        cost = choose.randint(1, 9)
+        assert ask(at.isoformat(), anchor, cost).allowed
+        admitted += cost
+    flush()
+    found = QuotaWindow.objects.order_by("starts_at")
+    assert sum(found.values_list("used", flat=True)) == admitted
+    ends = [(row.ends_at, following.ends_at) for row, following in pairwise(found)]
+    assert all(end < following for end, following in ends)
+
+
 def test_a_customer_near_the_limit_stays_listed_when_the_calendar_s_month_ends(ask: Ask) -> None:
+    RatePolicy.objects.update(durable=False)  # what has checkpoints is listed by these
     noted, limiter = Noted(), default_limiter()
     [status] = ask("2025-11-28", 15, 80).statuses
-    status = replace(status, bucket=replace(status.bucket, durable=False))  # others are listed from their checkpoints
     noted.note(status, limiter.now_us)
     noted.send(limiter)
 

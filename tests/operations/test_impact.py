@@ -28,9 +28,10 @@ from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.records import UNKNOWN_PLAN
 from django_ratequota.operations import impact
-from django_ratequota.operations.impact import Impact, estimate, never_refused, sentences, spread
+from django_ratequota.operations.impact import Impact, estimate, sentences
 from django_ratequota.operations.impact_audience import NotEstimable, RecordedAudience
 from django_ratequota.operations.replay import replay
+from django_ratequota.operations.spans import never_refused, spread
 from tests.conftest import Clock
 from tests.project.views import request_from
 from tests.support.properties import examples

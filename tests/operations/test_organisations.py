@@ -11,13 +11,15 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from django_ratequota import check_request
-from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations.boosts import any_boostable, propose_boosts
+from django_ratequota.operations.counters import own_counters, reset
 from tests.admin.test_explain import LIST, PAGE, explain, staff
 from tests.operations.test_boost_all import fields
 from tests.project.views import request_from
+from tests.support.commands import run
 from tests.support.operators import client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
@@ -213,3 +215,85 @@ def test_the_form_of_a_refusal_has_all_its_identifiers(operator: Client, people:
     page = operator.get(PAGE, {"id": refusal.id}).content.decode()
     assert re.search(r'name="identifier_tenant" value="acme"', page)
     assert Plan.objects.count() == 0
+
+
+@pytest.fixture
+def pro(people: list[User]) -> Plan:
+    """Put acme on the plan Pro, from the 15th to the 15th; its people are on no plan of their own."""
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    RatePolicy.objects.all().delete()
+    RatePolicy.objects.create(plan=pro, counted_per="tenant", rates="3/month")
+    RatePolicy.objects.create(plan=pro, rates="2/hour")
+    PlanAssignment.objects.create(subject="tenant:acme", plan=pro, anchor=15)
+    return pro
+
+
+def test_explain_says_whose_plan_it_is_and_when_its_months_begin(operator: Client, pro: Plan) -> None:
+    text = explain(operator, **ACME)
+    assert "Pro</a> (assigned to tenant:acme)" in text
+    assert "3/month</bdi> · months begin on day 15" in text
+    assert "2/hour</bdi> · policy" in text
+    shown = run("explain", "--identifier", "tenant=acme")
+    assert "plan         Pro (assigned to tenant:acme)" in shown
+    assert "all/month per tenant of tenant:acme: 3 of 3 left" in shown
+    assert "(months begin on day 15)" in shown
+    assert "all/hour of tenant:acme: each of its callers has one" in shown
+    assert "tenant:acme" not in run("explain", "--identifier", "tenant=other")
+
+
+def test_the_people_of_an_organisation_are_explained_by_its_plan(
+    operator: Client, people: list[User], pro: Plan
+) -> None:
+    text = explain(operator, **ACME, user=people[0].pk)
+    assert "Pro</a> (assigned to tenant:acme)" in text
+    assert "Each of its callers" not in text
+    assert "a request with tenant may be on another plan" in explain(operator, user=people[0].pk)
+
+
+@pytest.mark.parametrize("verb", ["reset", "grant"])
+def test_a_months_units_are_given_back_to_an_organisation(
+    operator: Client, people: list[User], pro: Plan, verb: str
+) -> None:
+    RatePolicy.objects.filter(counted_per="caller").delete()
+    assert [ask(people[0]) for _ in range(4)] == [True] * 3 + [False]
+    path, form = {"reset": ("reset-counters/", {}), "grant": ("grant/", {"units": "1"})}[verb]
+    url = f"{LIST}{path}?identifier_tenant=acme&bucket=all/month+per+tenant"
+    assert operator.post(url, {**form, "reason": "R", "post": "yes"}).status_code == 302
+    given = {"reset": 3, "grant": 1}[verb]
+    assert [ask(people[1]) for _ in range(given + 1)] == [True] * given + [False]
+
+
+def test_an_override_of_an_organisation_is_reset_in_its_own_month(people: list[User], pro: Plan) -> None:
+    """Regression: its counter was read as of the first of the month."""
+    override = RatePolicy.objects.create(subject="tenant:acme", counted_per="tenant", rates="9/month")
+    other = RatePolicy.objects.create(subject="tenant:other", counted_per="tenant", rates="9/month")
+    owners, without = own_counters([override, other])
+    assert {bucket.subject: bucket.anchor for bucket in owners} == {"tenant:acme": 15, "tenant:other": 1}
+    assert without == {}
+    assert ask(people[0])
+    [before] = reset([bucket for bucket, policy in owners.items() if policy == override])
+    assert before.used == 1
+
+
+def test_limits_of_an_organisations_plan_are_boosted(operator: Client, people: list[User], pro: Plan) -> None:
+    assert [ask(people[0]) for _ in range(3)] == [True, True, False]
+    collector.flush()
+    url = f"{LIST}boost-all/?identifier_tenant=acme&until=hours"
+    rows = fields(unescape(operator.get(url).content.decode()))
+    assert list(rows.values()) == ["4/hour"]
+    assert operator.post(url, {**rows, "until": "hours", "reason": "R", "post": "yes"}).status_code == 302
+    assert RatePolicy.objects.get(reason="R").user == people[0]
+    assert ask(people[0])
+
+
+def test_a_refusal_is_explained_by_the_organisations_plan(operator: Client, people: list[User], pro: Plan) -> None:
+    """Regression: without a counter per tenant, a refusal did not name the tenant that its plan came from."""
+    RatePolicy.objects.filter(counted_per="tenant").delete()
+    assert [ask(people[0]) for _ in range(3)] == [True, True, False]
+    collector.flush()
+    [refusal] = refusals.caller_refusals("tenant:acme").refusals
+    assert (refusal.caller, refusal.assigned_to) == (f"user:{people[0].pk}", "tenant:acme")
+    text = explain(operator, id=refusal.id)
+    assert "Pro</a> (assigned to tenant:acme)" in text
+    assert "would be refused by all/hour" in text
+    assert "Boost all that refused" in explain(operator, user=people[0].pk)

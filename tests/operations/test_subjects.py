@@ -20,7 +20,7 @@ from django_ratequota.models import ListMember, Plan, PlanAssignment, QuotaWindo
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations.subjects import MAX_NAME, MAX_OFFERED, known_subjects, subject_names
 from django_ratequota.utils import problems
-from tests.admin.test_explain import LIST, PAGE, explain, staff
+from tests.admin.test_explain import DOWN, LIST, PAGE, explain, staff
 from tests.project.views import request_from
 from tests.support.commands import run
 from tests.support.operators import text_of
@@ -206,9 +206,10 @@ def check_key(key: str) -> None:
     check_request(request_from(headers={"X-Api-Key": key}))
 
 
-def test_without_redis_the_database_still_knows_some(settings: Any) -> None:
+@pytest.mark.parametrize("redis", [{"REDIS_URL": DOWN}, {"REDIS_URL": "memory://"}, {"ENABLED": False}], ids=str)
+def test_without_redis_the_database_still_knows_some(settings: Any, redis: dict[str, Any]) -> None:
     everywhere()
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["tenant", "ip"], "REDIS_URL": "redis://127.0.0.1:1/0"}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["tenant", "ip"], **redis}
     assert known_subjects("tenant:se", all_tables(), seen=True) == ["tenant:seen"]
 
 
@@ -348,6 +349,17 @@ def test_commands_show_names(verb: str) -> None:
     check_key("acme")
     assert f"all/hour per tenant of {SHOWN}:" in run(verb, "--identifier", "tenant=acme")
     assert len(asked) == 1
+
+
+def test_the_usage_of_a_month_has_names_in_text_only() -> None:
+    everywhere()
+    QuotaWindow.objects.filter(subject="tenant:seen").update(subject="tenant:acme")
+    month = QuotaWindow.objects.get(subject="tenant:acme").starts_at.strftime("%Y-%m")
+    assert SHOWN in run("usage", "--month", month)
+    for machine in ("csv", "json"):
+        text = run("usage", "--month", month, "--format", machine)
+        assert "tenant:acme" in text
+        assert "GmbH" not in text
 
 
 def test_a_subject_is_found_by_its_value_alone() -> None:

@@ -16,9 +16,10 @@ from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring import attempts
 from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
-from django_ratequota.operations.impact import estimate, spread
+from django_ratequota.operations.impact import estimate
 from django_ratequota.operations.impact_audience import NotEstimable
 from django_ratequota.operations.replay import replay
+from django_ratequota.operations.spans import spread
 from django_ratequota.operations.suggest import PERIODS, SHARES, peak, readable, sentences, suggest
 from tests.operations.test_impact import START, record
 from tests.support.operators import client_of, text_of

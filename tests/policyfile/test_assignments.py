@@ -84,6 +84,11 @@ def test_pruning_a_plan_deletes_its_assignments_of_subjects(alice: User) -> None
     [
         (("  - user: alice\n    plan", "  - plan"), "16: assignments[2]: Choose a user, or write a subject"),
         (("  - user: alice\n", "  - user: alice\n    subject: tenant:b\n"), "16: assignments[2]: Choose a user, or"),
+        (
+            ("subject: tenant:acme", "subject: user:7"),
+            "11: assignments[1].subject: Choose the user instead of user:7.",
+        ),
+        (("subject: tenant:acme", "subject: ip:::1"), "11: assignments[1].subject: An address cannot be on a plan."),
         (("anchor: 15", "anchor: 0"), "19: assignments[2].anchor: Ensure this value is greater than or equal to 1."),
         (("anchor: 15", "anchor: 32"), "19: assignments[2].anchor: Ensure this value is less than or equal to 31."),
         (("anchor: 15", "anchor: 15th"), "19: assignments[2].anchor: this must be a whole number, not '15th'"),

@@ -107,7 +107,7 @@ def use_every_verb(server: Node) -> None:
         limiter.store.close()
     note = DecisionRecord(int(time.time()), "user:1", "", None, (), 1, (), False, ())
     collector._pending.append(note)
-    collector._record_refusal(note, "", "", "GET", Decision(allowed=False))
+    collector._refusals.add(note, "", "", "GET", Decision(allowed=False))
     collector.flush()
     windows()
     keep(Window("fixed_window", "month"), int(time.time()) + 60, {b"[1]": 90}, default_limiter())

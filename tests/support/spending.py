@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from typing import Any
 
@@ -10,7 +11,9 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import RequestFactory
 
-from django_ratequota import Decision, acheck_request, check_request
+from django_ratequota import Bucket, BucketStatus, Decision, Rate, acheck_request, check_request
+from django_ratequota.monitoring.checkpoints import flush_all, note
+from django_ratequota.utils.problems import recent
 from tests.faults import poll
 
 #: (admitted, error, Redis' time, revision) of each decision.
@@ -37,12 +40,39 @@ def go_on(times: int = 20) -> bool:
     return True
 
 
+def wait_until_refused() -> None:
+    """Wait until Redis refuses."""
+    poll(lambda: _found[-1][:2] == (False, ""), 120, "the limit refuses")
+
+
 def stop() -> list[tuple[bool, str, int, int]]:
     """Return all decisions."""
     _enough.set()
     for thread in _threads:
         thread.join()
     return _found
+
+
+def write(rounds: int, seed: int, now_us: int) -> tuple[list[str], dict[str, int]]:
+    """Write checkpoints of half of a hundred counters, others in each round.
+
+    Returns the problems, and what each counter has used in the end.
+    """
+    chosen, rate, drawn = random.Random(seed), Rate.parse("1000/month"), {}
+    for number in range(rounds):
+        for subject in chosen.sample(range(number * 50, number * 50 + 100), 50):
+            status = BucketStatus(
+                bucket=Bucket(f"user:{subject}", rate, durable=True),
+                allowed=True,
+                remaining=999 - number,
+                retry_after_us=0,
+                reset_after_us=3600 * 10**6,
+                window_us=30 * 86_400 * 10**6,
+            )
+            note(Decision(allowed=True, statuses=(status,), at_us=now_us + number))
+            drawn[f"user:{subject}"] = status.used
+        flush_all()
+    return list(recent().values()), drawn
 
 
 def _request(user: User) -> Any:

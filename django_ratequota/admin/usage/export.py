@@ -7,13 +7,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from django.http import StreamingHttpResponse
+from django.contrib import messages
+from django.http import HttpResponseRedirect, StreamingHttpResponse
 from django.utils.translation import gettext_lazy as _
 
+from ...exceptions import StoreError
 from ...monitoring.timeline import Counts
+from ..formatting import shown
 from ..names import caller_text, usernames
 from .counts import Selection, most_refused, newest_refusals, read_timeline, top_callers
 from .labels import VisibleNames
+from .selection_page import SelectionPage
 
 #: Most callers of each outcome, and most refusals in a file.
 _MOST_CALLERS = 1000
@@ -122,3 +126,25 @@ EXPORTS: dict[str, Callable[[Selection, VisibleNames], Table]] = {
     "callers": _callers,
     "refusals": _refused,
 }
+
+
+class UsageExport(SelectionPage):
+    """A table of the Live usage page as CSV, with all its rows."""
+
+    path, name = "usage/csv/", "usage_csv"
+
+    def view(self, request: Any) -> Any:
+        """Return the file; redirect to the page with an error if Redis does not answer or the table is unknown."""
+        selection, names = self.selection(request)
+        table = request.GET.get("what", "")
+        if table in EXPORTS:
+            try:
+                return csv_response(f"ratequota-{table}-{selection.slug}", EXPORTS[table](selection, names))
+            except StoreError as error:
+                text = _("Redis did not answer (%(reason)s). Nothing was exported. Try again later.")
+                words = {"reason": error.reason}
+        else:
+            text = _("There is no export “%(what)s”. Choose one of: %(known)s.")
+            words = {"what": shown(table)[:60], "known": ", ".join(EXPORTS)}
+        self.admin.message_user(request, text % words, messages.ERROR)
+        return HttpResponseRedirect(self.admin.page_url("usage") + selection.query())

@@ -5,30 +5,26 @@ Operators who may only see overrides see the counts of all requests, but of no p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from django import forms
-from django.contrib import messages
-from django.http import HttpResponseRedirect
 from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...engine.types import BucketStatus
-from ...exceptions import StoreError
 from ...models import Endpoint, PolicyChange
 from ...monitoring import health
 from ...monitoring.refusals import Refusal
-from ...monitoring.timeline import Counts, Span, Timeline, TopCaller
+from ...monitoring.timeline import Counts, Timeline, TopCaller
 from ...operations.tightest import tightest
 from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
 from ..explain.block import BlockLinks
 from ..formatting import bar_percent, moment, number_text, shown
 from ..names import caller_text, usernames
-from ..pages import AdminPage, reply
+from ..pages import reply
 from . import workers
 from .counts import (
     SPANS,
@@ -42,12 +38,12 @@ from .counts import (
     top_callers,
     totals,
 )
-from .export import EXPORTS, csv_response
+from .export import EXPORTS
 from .labels import MOST_LISTED, VisibleNames, explain_url
+from .selection_page import SelectionPage
 
 _MOST_CALLERS = 10
 _MOST_REFUSALS = 50
-_ID = re.compile("[0-9]{1,18}")
 _TOP_TITLES = {
     "admitted": _("Most requests admitted"),
     "refused": _("Most requests refused"),
@@ -60,35 +56,7 @@ _TOP_NOTES = {
 }
 
 
-class _SelectionPage(AdminPage):
-    """A page about what the query string selects."""
-
-    def selection(self, request: Any) -> tuple[Selection, VisibleNames]:
-        """Return the selection and the names for it; warns of parameters that are ignored."""
-        names = VisibleNames(self.admin, request)
-        params = {name: request.GET.get(name, "") for name in ("span", "endpoint", "policy")}
-        span: Span = next((span for span in SPANS if span == params["span"]), "hour")
-        ids = {name: int(params[name]) if _ID.fullmatch(params[name]) else None for name in ("endpoint", "policy")}
-        if ids["policy"] is not None and not names.may_select(ids["policy"]):
-            ids["policy"] = None
-        known = {"span": params["span"] in SPANS, **{name: pk is not None for name, pk in ids.items()}}
-        for name, value in params.items():
-            if value and not known[name]:
-                text = _("%(name)s=%(value)s was ignored: unknown value.")
-                words = {"name": name, "value": shown(value)[:60]}
-                self.admin.message_user(request, text % words, messages.WARNING)
-        if None not in ids.values():
-            ids["endpoint"] = None
-            text = _(
-                "The endpoint was ignored: requests are counted by endpoint or by policy, not by both. "
-                "These are the policy's counts."
-            )
-            self.admin.message_user(request, text, messages.WARNING)
-        refresh = request.GET.get("refresh") == "1"
-        return Selection(span=span, endpoint_id=ids["endpoint"], policy_id=ids["policy"], refresh=refresh), names
-
-
-class UsagePage(_SelectionPage):
+class UsagePage(SelectionPage):
     """What happens now, and in the last hour, day or week."""
 
     path, name = "usage/", "usage"
@@ -191,28 +159,6 @@ class UsagePage(_SelectionPage):
             "error": shown(refusal.error),
             "policies": [{"text": names.policy(pk), "url": names.policy_url(pk)} for pk in ids if pk],
         }
-
-
-class UsageExport(_SelectionPage):
-    """A table of the Live usage page as CSV, with all its rows."""
-
-    path, name = "usage/csv/", "usage_csv"
-
-    def view(self, request: Any) -> Any:
-        """Return the file; redirect to the page with an error if Redis does not answer or the table is unknown."""
-        selection, names = self.selection(request)
-        table = request.GET.get("what", "")
-        if table in EXPORTS:
-            try:
-                return csv_response(f"ratequota-{table}-{selection.slug}", EXPORTS[table](selection, names))
-            except StoreError as error:
-                text = _("Redis did not answer (%(reason)s). Nothing was exported. Try again later.")
-                words = {"reason": error.reason}
-        else:
-            text = _("There is no export “%(what)s”. Choose one of: %(known)s.")
-            words = {"what": shown(table)[:60], "known": ", ".join(EXPORTS)}
-        self.admin.message_user(request, text % words, messages.ERROR)
-        return HttpResponseRedirect(self.admin.page_url("usage") + selection.query())
 
 
 def _counted(timeline: Timeline | None, selection: Selection, names: VisibleNames) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def is_decorated(view: Any, method: str = "") -> bool:
 
 def has_throttle(view: Any) -> bool:
     """Whether our throttle is among the view's ``throttle_classes``."""
-    return any(_is_ours(throttle) for throttle in class_attribute(view, "throttle_classes") or ())
+    return any(is_quota_throttle(throttle) for throttle in class_attribute(view, "throttle_classes") or ())
 
 
 def late_check(view: Any, method: str) -> LateCheck | None:
@@ -151,7 +151,8 @@ def throttles_itself(view: Any, request: Any, args: Any, kwargs: Any) -> bool:
     """Whether our throttle is among those that the view's class chooses for the request."""
     try:
         return any(
-            _is_ours(type(throttle)) for throttle in _new_instance(view, request, args, kwargs).get_throttles()
+            is_quota_throttle(type(throttle))
+            for throttle in _new_instance(view, request, args, kwargs).get_throttles()
         )
     except Exception as error:
         # A client error, such as an invalid version or token, is reported by the view itself.
@@ -185,8 +186,8 @@ def _new_instance(view: Any, request: Any, args: Any, kwargs: Any) -> Any:
     return instance
 
 
-def _is_ours(throttle: Any) -> bool:
-    """Whether it is a ``QuotaThrottle``. By name, because a project may not have DRF."""
+def is_quota_throttle(throttle: Any) -> bool:
+    """Whether the class is a ``QuotaThrottle``. By name, because a project may not have DRF."""
     return any(
         base.__module__ == "django_ratequota.throttling" and base.__name__ == "QuotaThrottle"
         for base in getattr(throttle, "__mro__", ())

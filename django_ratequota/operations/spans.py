@@ -1,0 +1,64 @@
+"""Recorded attempts in the order of time, and the busiest span of a period.
+
+Records hold the number of a caller's attempts in a second, which are spread evenly over it: attempt ``i`` of ``n``
+(from 0) is ``i * 10**6 // n`` µs after the second's beginning. Several records of a counter in one second are each
+spread by themselves; attempts at the same µs keep the order of records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+
+from ..engine.rates import Rate
+from ..monitoring.attempts import Attempts
+from .redundancy import longest_us
+
+_EXACT = 2**53
+
+
+def spread(records: Sequence[Attempts]) -> list[tuple[int, int, str]]:
+    """Return (µs, cost, caller) of every attempt, in the order of time, spread as the module docstring says."""
+    attempts = [
+        (record.second * 10**6 + position * 10**6 // count, record.cost, record.caller)
+        for record in records
+        if (count := record.admitted + record.refused)
+        for position in range(count)
+    ]
+    attempts.sort(key=itemgetter(0))
+    return attempts
+
+
+def never_refused(rates: Sequence[Rate], records: Sequence[Attempts]) -> bool:
+    """Whether a counter certainly refuses none of these attempts, which are in the order of time; False = it might.
+
+    True if no span of one period holds more units than the limit and the burst. Fixed windows and the log admit any
+    such span; the windowed counter depends on two periods at most. In a bucket, ``m`` periods and a fraction hold at
+    most ``(m + 1) × min(limit, burst)``: the burst and what is refilled meanwhile. Spans are counted in whole
+    seconds, one more than the period touches.
+    """
+    attempts = [(record.second, record.admitted + record.refused, record.cost) for record in records]
+    for rate in rates:
+        units = [(second, count * rate.units(cost)) for second, count, cost in attempts]
+        total = sum(size for _second, size in units)
+        room = min(rate.limit, rate.capacity)
+        if rate.capacity * rate.period_us >= _EXACT:
+            room //= 2  # doubles are rounded there: half of the room is certain
+        if total <= room:
+            continue
+        span = -(-longest_us(rate) * (2 if rate.algorithm == "sliding_window_counter" else 1) // 10**6)
+        if busiest(units, span + 1) > room:
+            return False
+    return True
+
+
+def busiest(units: Sequence[tuple[int, int]], span: int) -> int:
+    """Return the most units in any ``span``, of (time, units) in the order of time; both times in one unit."""
+    most = inside = first = 0
+    for second, size in units:
+        inside += size
+        while units[first][0] <= second - span:
+            inside -= units[first][1]
+            first += 1
+        most = max(most, inside)
+    return most
