@@ -36,8 +36,7 @@ _PAGE = 50
 _MOST_USERS = 1_000
 _ID = re.compile("[0-9]{1,18}")
 _START = re.compile("[0-9]{1,18}(-[0-9]{1,18})?")
-#: Chosen at first: near the limit, with or without room left.
-_LEVEL = 80
+_LEVEL = 80  # chosen at first: near the limit, with or without room left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +69,7 @@ class Selection:
     @property
     def filtered(self) -> bool:
         """Whether only some of the window's subjects are selected."""
-        chosen = (self.plan_id, self.endpoint_id, self.policy_id)
-        return bool(self.search) or any(pk is not None for pk in chosen)
+        return bool(self.search) or (self.plan_id, self.endpoint_id, self.policy_id) != (None, None, None)
 
 
 class _ListPage(AdminPage):
@@ -85,7 +83,7 @@ class _ListPage(AdminPage):
         found, error = lists()
         windows = {one.name: one for one in found}
         plans = {pk: shown(name) for pk, name in Plan.objects.values_list("pk", "name")}
-        endpoints = dict(Endpoint.objects.order_by("name").values_list("pk", "name"))
+        endpoints = {pk: shown(name) for pk, name in Endpoint.objects.order_by("name").values_list("pk", "name")}
         params = {
             name: request.GET.get(name, "") for name in ("window", "level", "plan", "endpoint", "policy", "start")
         }
@@ -161,15 +159,16 @@ class QuotasPage(_ListPage):
         return self.render(request, "quotas.html", context)
 
     def _choices(self, selection: Selection, choices: dict[str, Any]) -> dict[str, Any]:
-        levels = LEVELS if not isinstance(selection.listed, Ledger) else (0, *LEVELS)
+        levels = (0, *LEVELS) if isinstance(selection.listed, Ledger) else LEVELS
+        chosen = {"plan": selection.plan_id, "endpoint": selection.endpoint_id}
         return {
             "title": gettext("Quotas: %s") % _title(selection.listed),
             "windows": [(one.name, _title(one), one == selection.listed) for one in choices["windows"]],
             "levels": [(level, _level_text(level), level == selection.level) for level in levels],
-            "plan_choices": [(pk, name, pk == selection.plan_id) for pk, name in choices["plans"].items()],
-            "endpoint_choices": [
-                (pk, shown(name), pk == selection.endpoint_id) for pk, name in choices["endpoints"].items()
-            ],
+            **{
+                f"{name}_choices": [(key, text, key == pk) for key, text in choices[f"{name}s"].items()]
+                for name, pk in chosen.items()
+            },
         }
 
     def _rows(self, request: Any, selection: Selection) -> tuple[dict[str, Any], str]:
@@ -187,9 +186,8 @@ class QuotasPage(_ListPage):
             "rows": [self._row(row, users, now_us, boosts, listed.name if past else "") for row in page.rows],
             "policy_choices": [(pk, text, pk == selection.policy_id) for pk, text in policies.items()],
             "counts": [
-                (_level_text(level), number_text(page.counts[level]), selection.query(level=level))
-                for level in LEVELS
-                if counted
+                (_level_text(level), number_text(number), selection.query(level=level))
+                for level, number in (page.counts if counted else {}).items()
             ],
             "lower": selection.query(level=LEVELS[0]) if selection.level > LEVELS[0] else "",
             "first": selection.query() if selection.start else "",
@@ -205,11 +203,10 @@ class QuotasPage(_ListPage):
         boost = explain.replace(self.admin.page_url("explain"), self.admin.page_url("boost"), 1)
         end_us = _reset_at(row, now_us) * 10**6
         past = {"subject": bucket.subject, "period": period}
+        is_user = bucket.subject in users and bucket.subject.startswith("user:")
         return {
             "name": caller_text(bucket.subject, users),
-            "subject": shown(bucket.subject)
-            if bucket.subject in users and bucket.subject.startswith("user:")
-            else "",
+            "subject": shown(bucket.subject) if is_user else "",
             "policy": shown(f"{policy.audience} × {policy.endpoint or gettext('all endpoints')}"),
             "policy_url": self.admin.page_url("change", policy.pk),
             "rate": str(bucket.rate),
@@ -219,7 +216,7 @@ class QuotasPage(_ListPage):
             "as_of": "" if row.at_us is None else clock(row.at_us / 10**6),
             "percent": row.percent,
             "over": row.percent >= 100,
-            "share": share(row.percent),
+            "share": gettext("%(share)s %%") % {"share": row.percent},
             "resets": clock_and_wait(now_us, end_us - now_us),
             "explain": explain,
             "boost": f"{boost}&policy={policy.pk}" if boost and boosts and bucket.mode == "enforce" else "",
@@ -271,15 +268,11 @@ def _lines(batches: Iterator[list[Row]]) -> Iterator[list[Any]]:
                     row.used,
                     row.status.limit,
                     row.percent,
-                    _iso(_reset_at(row, now_us)),
-                    _iso((row.at_us or now_us) // 10**6),
+                    datetime.fromtimestamp(_reset_at(row, now_us), UTC).isoformat(),
+                    datetime.fromtimestamp((row.at_us or now_us) // 10**6, UTC).isoformat(),
                 ]
     except StoreError as error:
         yield [gettext("Redis did not answer (%(reason)s). Rows are missing here.") % {"reason": error.reason}]
-
-
-def _iso(at: int) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat()
 
 
 def _reset_at(row: Row, now_us: int) -> int:
@@ -299,11 +292,6 @@ def _title(listed: Any) -> str:
     if isinstance(listed, Ledger) or not listed.window.rate.calendar:
         return title
     return gettext("%(window)s, not durable") % {"window": title}
-
-
-def share(percent: int) -> str:
-    """Return the percentage in words."""
-    return gettext("%(share)s %%") % {"share": percent}
 
 
 def _level_text(level: int) -> str:
