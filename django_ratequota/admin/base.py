@@ -11,7 +11,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import SEARCH_VAR
-from django.contrib.admin.widgets import AdminTextInputWidget, ForeignKeyRawIdWidget
+from django.contrib.admin.widgets import AdminTextInputWidget
 from django.contrib.auth import get_user_model
 from django.db import IntegrityError
 from django.http import HttpResponseRedirect
@@ -25,7 +25,7 @@ from ..recording.recorder import recorded_as
 from .deletion import deleted_objects
 from .names import set_display_names
 from .pages import AdminPage, may_view, model_url, show_mode
-from .widgets import SafeAutocomplete, UserField, complete_subjects
+from .widgets import SafeAutocomplete, UserField, UserIdInput, complete_subjects
 
 logger = logging.getLogger("django_ratequota")
 
@@ -214,7 +214,8 @@ class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
         if db_field.name == "user":
             kwargs["form_class"] = UserField
         if db_field.name == "user" and "user" not in self.get_autocomplete_fields(request):
-            kwargs["widget"] = ForeignKeyRawIdWidget(db_field.remote_field, self.admin_site)
+            linked = may_view(self.admin_site, db_field.related_model, request)
+            kwargs["widget"] = UserIdInput(db_field.remote_field, self.admin_site, linked=linked)
             kwargs["error_messages"] = {
                 "invalid_choice": _("There is no user with the id %(value)s. Enter the id of an existing user.")
             }

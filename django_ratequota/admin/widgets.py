@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.contrib.admin.widgets import AutocompleteSelect
+from django.contrib.admin.widgets import AutocompleteSelect, ForeignKeyRawIdWidget
 from django.core.exceptions import ValidationError
 from django.forms.utils import flatatt
 from django.utils.html import format_html, format_html_join
@@ -72,6 +72,19 @@ class RowSelect(forms.Select):
         return format_html(
             "<select{}>{}</select>", flatatt({"name": name, **self.build_attrs(self.attrs, attrs)}), options
         )
+
+
+class UserIdInput(ForeignKeyRawIdWidget):
+    """A field for a user's id, with Django's links to the users only where the operator may view them."""
+
+    def __init__(self, *args: Any, linked: bool) -> None:
+        super().__init__(*args)
+        self._linked = linked
+
+    def get_context(self, name: str, value: Any, attrs: Any) -> dict[str, Any]:
+        """Return the context of Django's template."""
+        context = super().get_context(name, value, attrs)
+        return context if self._linked else {**context, "related_url": None, "link_url": ""}
 
 
 class UserField(forms.ModelChoiceField):  # type: ignore[type-arg]

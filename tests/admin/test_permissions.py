@@ -367,3 +367,15 @@ def test_the_preview_checks_the_permission_of_each_policy(monkeypatch: pytest.Mo
 
 def test_without_permissions_no_links_are_offered() -> None:
     assert client_of("nobody").get("/admin/django_ratequota/").status_code == 404
+
+
+@pytest.mark.parametrize("codename", ["add_planassignment", "add_listmember", "grant_override"])
+def test_the_field_for_a_users_id_links_to_users_only_with_permission_to_view_them(codename: str) -> None:
+    model = {"add_planassignment": "planassignment", "add_listmember": "listmember"}.get(codename, "ratepolicy")
+    found = []
+    for name, more in (("blind", ()), ("seeing", ("view_user",))):
+        client = operators.client_of(codename, *more, name=name)
+        page = operators.text_of(client.get(f"/admin/django_ratequota/{model}/add/"))
+        assert 'name="user"' in page
+        found.append("/admin/auth/user/" in page or 'data-field-name="user"' in page)
+    assert found == [False, True]
