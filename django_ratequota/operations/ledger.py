@@ -135,7 +135,8 @@ class Ledger:
         rows = self._rows(chosen)
         if start:
             percent, _dash, pk = start.partition("-")
-            rows = rows.filter(Q(percent__lt=int(percent)) | Q(percent=int(percent), pk__gt=int(pk or 0)))
+            # Without OR, for which SQLite would read all rows by their keys.
+            rows = rows.filter(~Q(percent=int(percent), pk__lte=int(pk or 0)), percent__lte=int(percent))
         return [Recorded(*row) for row in rows[:most]]
 
     def all(self, chosen: Chosen) -> Iterator[Recorded]:
